@@ -112,8 +112,8 @@ def judged(prompt: str, kind: str, question: Question, answer: Answer, seconds: 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the shares of every prompt and set."""
-    found = ["| prompt | questions | found | gold | cited | names | ends | loops | tokens | s |"]
-    found.append("| --- " * 10 + "|")
+    results = ["| prompt | questions | found | gold | cited | names | ends | loops | tokens | s |"]
+    results.append("| --- " * 10 + "|")
     for prompt in dict.fromkeys(row.prompt for row in rows):
         for kind in SETS:
             some = [row for row in rows if (row.prompt, row.kind) == (prompt, kind)]
@@ -125,13 +125,13 @@ def table(rows: Sequence[Row]) -> str:
                 means = (
                     f"{fmean(r.tokens for r in some):.0f} | {fmean(r.seconds for r in some):.1f}"
                 )
-                found.append(f"| {prompt} | {kind} ({len(some)}) | {shares} | {means} |")
-    return "\n".join(found)
+                results.append(f"| {prompt} | {kind} ({len(some)}) | {shares} | {means} |")
+    return "\n".join(results)
 
 
-def refused(index: PassageIndex, asked: Sequence[Question]) -> float:
+def refused(index: PassageIndex, request: Sequence[Question]) -> float:
     """Return the share of questions that are not put to the model."""
-    return fmean(not index.support(question.text).found for question in asked)
+    return fmean(not index.support(question.text).found for question in request)
 
 
 def main() -> None:
@@ -155,11 +155,11 @@ def main() -> None:
     indexes = {kind: PassageIndex.build(documents(options.data, kind)) for kind in kinds}
     for kind in kinds:
         qa = DocQA(indexes[kind], engine=engine)
-        asked = questions(options.data, kind, options.split, options.questions)
+        request = questions(options.data, kind, options.split, options.questions)
         for over in kinds:
             share = refused(indexes[over], questions(options.data, kind, options.split, 999))
             print(f"questions of {kind} over {over}: {share:.1%} refused")
-        for number, question in enumerate(asked, 1):
+        for number, question in enumerate(request, 1):
             for prompt in options.prompts.split(","):
                 began = time.perf_counter()
                 answer = qa.ask(
@@ -171,7 +171,7 @@ def main() -> None:
                 )
                 seconds = time.perf_counter() - began
                 rows.append(judged(Path(prompt).stem, kind, question, answer, seconds))
-            print(f"{kind} {number}/{len(asked)}", flush=True)
+            print(f"{kind} {number}/{len(request)}", flush=True)
             if options.json:
                 options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     print(table(rows))

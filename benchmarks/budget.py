@@ -107,7 +107,7 @@ def scenarios(texts: Mapping[str, list[Known]], sources: Sources) -> list[Scenar
     turning = [*free[:third], *quote[third:]]
     becoming = {each.prompt: 0.1 if i < third else 0.85 for i, each in enumerate(turning)}
     alone = (context,)
-    found = [
+    results = [
         Scenario("quote", quote, context),
         Scenario("quote, flat costs", quote, context, FLAT),
         Scenario("answer", answer, context),
@@ -131,19 +131,19 @@ def scenarios(texts: Mapping[str, list[Known]], sources: Sources) -> list[Scenar
     ]
     if "real" in texts:
         real = texts["real"]
-        found.append(Scenario("real answer", real, context))
-        found.append(Scenario("real answer, flat costs", real, context, FLAT))
+        results.append(Scenario("real answer", real, context))
+        results.append(Scenario("real answer, flat costs", real, context, FLAT))
         for method in ("suffix", "hierarchy", "auto"):
-            found.append(Scenario(f"real answer, {method}", real, stored(method, sources)))
-    return found
+            results.append(Scenario(f"real answer, {method}", real, stored(method, sources)))
+    return results
 
 
 def stored(method: str, sources: Sources) -> Build:
     """Return what makes a method that drafts from stores, at the price of look-ups in them."""
 
     def build(machine: Machine) -> list[Drafter]:
-        made: Any = build_method(method, sources)
-        held = made.drafters if isinstance(made, Fuse) else [made]
+        instance: Any = build_method(method, sources)
+        held = instance.drafters if isinstance(instance, Fuse) else [instance]
         return [Priced(each, machine, 0.0001, 0.000006) for each in held]
 
     return build
@@ -184,19 +184,19 @@ def run(
     fixed, best = {}, 1.0
     for build in (scenario.build, *scenario.others):
         for size in FIXED:
-            made = play(scenario, FixedBudget(size - 1), build, quiet(), vocab_size)
-            fixed.setdefault(size, round(plain / made.seconds, 4))
-            best = max(best, plain / made.seconds)
+            instance = play(scenario, FixedBudget(size - 1), build, quiet(), vocab_size)
+            fixed.setdefault(size, round(plain / instance.seconds, 4))
+            best = max(best, plain / instance.seconds)
     auto = {}
     for name, setting in settings.items():
         belief = None if setting.belief is None else setting.belief(scenario.truth)
         machine = Machine(scenario.truth, setting.disturbance, host=HOST, belief=belief, seed=seed)
-        made = play(scenario, policy(), scenario.build, machine, vocab_size)
+        instance = play(scenario, policy(), scenario.build, machine, vocab_size)
         auto[name] = {
-            "to_plain": round(plain / made.seconds, 4),
-            "of_best": round(plain / made.seconds / best, 4),
-            "tokens_per_step": round(made.tokens_per_step, 3),
-            "nodes": round(made.nodes, 2),
+            "to_plain": round(plain / instance.seconds, 4),
+            "of_best": round(plain / instance.seconds / best, 4),
+            "tokens_per_step": round(instance.tokens_per_step, 3),
+            "nodes": round(instance.nodes, 2),
         }
     return {
         "scenario": scenario.name,
@@ -243,18 +243,18 @@ def main() -> None:
     loaded, tokenizer = load_model("starter")
     vocab_size = int(loaded.config.vocab_size)
     settings = {name: MACHINES[name] for name in options.machines.split(",")}
-    wanted = tuple(name.strip() for name in options.scenarios.split(","))
+    selection = tuple(name.strip() for name in options.scenarios.split(","))
     there, sources = options.data.is_dir(), Sources()
     texts = shared_texts(options.data, tokenizer) if there else bundled_texts(tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         if there:
             probe = options.data / "probe"
             texts["real"], sources = real_answers(probe, Path(folder), vocab_size)
-        texts = {kind: kept[: options.texts] for kind, kept in texts.items()}
+        texts = {kind: selected[: options.texts] for kind, selected in texts.items()}
         rows = [
             run(scenario, settings, vocab_size, options.seed)
             for scenario in scenarios(texts, sources)
-            if scenario.name.startswith(wanted)
+            if scenario.name.startswith(selection)
         ]
     print(table(rows))
     if options.json:

@@ -71,19 +71,19 @@ def walk() -> dict[str, float]:
     """
     torch.manual_seed(0)
     logits = torch.randn(NODES + 1, VOCABULARY) * 3
-    law = TokenLaw(Sampling(temperature=0.8, top_k=50, top_p=0.9), NoiseStream(1), 4)
+    distribution = TokenLaw(Sampling(temperature=0.8, top_k=50, top_p=0.9), NoiseStream(1), 4)
     context = list(range(500))
     stop = StopRule(frozenset(), 10_000).open(None)
 
     def judged(accepted: int) -> Callable[[], Verdict]:
         tree = DraftTree.chain(followed(accepted), "benchmark")
-        return lambda: Walk().judge(tree, RowView(logits, tree, law, stop, context))
+        return lambda: Walk().judge(tree, RowView(logits, tree, distribution, stop, context))
 
     def followed(accepted: int) -> list[int]:
         path: list[int] = []
         for depth in range(NODES):
-            scores = law.process(logits[depth : depth + 1], context, [path])
-            token = int(law.select(scores, [496 + depth]))
+            scores = distribution.process(logits[depth : depth + 1], context, [path])
+            token = int(distribution.select(scores, [496 + depth]))
             path.append(token if depth < accepted else (token + 1) % VOCABULARY)
         return path
 
@@ -91,7 +91,9 @@ def walk() -> dict[str, float]:
     every = [whole[:i] for i in range(NODES + 1)]
 
     def together() -> torch.Tensor:
-        return law.select(law.process(logits, context, every), [496 + len(p) for p in every])
+        return distribution.select(
+            distribution.process(logits, context, every), [496 + len(p) for p in every]
+        )
 
     verdicts = {"walk_ms": judged(NODES), f"walk_{FEW}_ms": judged(FEW)}
     assert [len(verdict().path) for verdict in verdicts.values()] == [NODES, FEW]
@@ -157,12 +159,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = {
+    record = {
         "host": lambda: host(options.dtype),
         "walk": walk,
         "long": lambda: long(options.dtype),
     }[options.what]()
-    text = json.dumps({"what": options.what, "dtype": options.dtype, **found})
+    text = json.dumps({"what": options.what, "dtype": options.dtype, **record})
     print(text)
     if options.json:
         options.json.write_text(text, encoding="utf-8")

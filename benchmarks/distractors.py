@@ -29,11 +29,11 @@ PROMPT, TEXT, PAGES = 128, 256, 12  # tokens, tokens, pages a manual
 
 def pages(path: Path) -> dict[str, list[str]]:
     """Return the pages of each manual in a file of the language model's text."""
-    found: dict[str, list[str]] = {}
+    record: dict[str, list[str]] = {}
     for row in read_records(path):
         if row["kind"] == "docs":
-            found.setdefault(row["doc"].split("/")[0], []).append(row["text"])
-    return found
+            record.setdefault(row["doc"].split("/")[0], []).append(row["text"])
+    return record
 
 
 def unseen(texts: list[str], tokenizer: Any) -> list[Known]:
@@ -77,9 +77,9 @@ def main() -> None:
             known = unseen(texts, tokenizer)
             if not known or name not in manuals:
                 continue
-            own = store(manuals[name])
-            alone = measure([own], known, options.budget, size).tokens_per_step
-            beside = measure([own, *others], known, options.budget, size).tokens_per_step
+            current = store(manuals[name])
+            alone = measure([current], known, options.budget, size).tokens_per_step
+            beside = measure([current, *others], known, options.budget, size).tokens_per_step
             none = measure([], known, options.budget, size).tokens_per_step
             rows.append(
                 {
@@ -92,8 +92,8 @@ def main() -> None:
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
-    kept = statistics.median(row["kept"] for row in rows)
-    facts = {"simulated": True, "budget": options.budget, "others": len(books), "kept": kept}
+    selected = statistics.median(row["kept"] for row in rows)
+    facts = {"simulated": True, "budget": options.budget, "others": len(books), "kept": selected}
     print(json.dumps(facts))
     if options.json:
         options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1), encoding="utf-8")

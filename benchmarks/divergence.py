@@ -68,30 +68,30 @@ def _rows(
     """Yield the figures of each width; seconds are those of decoding."""
     margins: dict[int, list[float]] = {width: [] for width in pairs}
     seconds: dict[tuple[int, int], list[float]] = {}
-    kept = []
+    selected = []
     for item in items:
         ids, options = list(item.prompt), {"max_new_tokens": item.new_tokens, "ignore_eos": True}
         for width, (fast, plain) in pairs.items():
             ours = fast.generate(ids, spans=item.spans, texts=item.texts, **options)
             theirs = plain.generate(ids, **options)
-            for way, found in enumerate((theirs, ours)):
-                seconds.setdefault((width, way), []).append(found.report.decode_seconds)
+            for direction, result in enumerate((theirs, ours)):
+                seconds.setdefault((width, direction), []).append(result.report.decode_seconds)
             parted = compare(fast, ours, theirs, Sampling()).first_divergence
             if parted is not None:
                 margins[width].append(parted.margin)
                 print(f"{item.id} at width {width}: token {parted.index}, {parted.margin:.3g}")
-        kept.append(loop_share(theirs.tokens) <= LOOPING)
+        selected.append(loop_share(theirs.tokens) <= LOOPING)
     first = next(iter(pairs))
     for width, (fast, _) in pairs.items():
         plain_price, fast_price = (
             median(
                 mine / base
                 for mine, base, good in zip(
-                    seconds[width, way], seconds[first, way], kept, strict=True
+                    seconds[width, variant], seconds[first, variant], selected, strict=True
                 )
-                if good or not any(kept)
+                if good or not any(selected)
             )
-            for way in (0, 1)
+            for variant in (0, 1)
         )
         gain = median(a / b for a, b in zip(seconds[width, 0], seconds[width, 1], strict=True))
         yield {
@@ -102,7 +102,7 @@ def _rows(
             "plain_seconds": round(plain_price, 3),
             "speculative_seconds": round(fast_price, 3),
             "speed_up": round(gain, 3),
-            "kept": sum(kept),
+            "kept": sum(selected),
         }
 
 

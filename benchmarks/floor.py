@@ -37,19 +37,19 @@ def questions(folder: Path, tokenizer: Any, most: int) -> list[list[int]]:
     """Return prompts whose answers cannot be copied, as token ids."""
     with (folder / "spec_bench" / "question_dev.jsonl").open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    asked = [row["turns"][0] for row in rows if row["category"] in ASKED][:most]
-    return [turn_ids(tokenizer, text) for text in asked]
+    requests = [row["turns"][0] for row in rows if row["category"] in ASKED][:most]
+    return [turn_ids(tokenizer, text) for text in requests]
 
 
 def summaries(folder: Path, tokenizer: Any, lengths: Sequence[int], most: int) -> list[list[int]]:
     """Return beginnings of books with the request to sum them up, as token ids."""
-    found = []
+    results = []
     for path in sorted((folder / "longdocs").glob("*.txt.gz"))[:most]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             ids = tokenizer.encode(file.read(60_000), add_special_tokens=False)
         texts = (tokenizer.decode(ids[2000 : 2000 + length]) for length in lengths)
-        found += [turn_ids(tokenizer, f"{text}\n\nSummarize the text above.") for text in texts]
-    return found
+        results += [turn_ids(tokenizer, f"{text}\n\nSummarize the text above.") for text in texts]
+    return results
 
 
 def measure(
@@ -61,9 +61,11 @@ def measure(
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
             began = time.perf_counter()
-            drawn = Sampling(temperature=FREE_TEMPERATURE, seed=number)
+            sample = Sampling(temperature=FREE_TEMPERATURE, seed=number)
             report = (
-                engines[name].generate(prompt, drawn, max_new_tokens=tokens, ignore_eos=True).report
+                engines[name]
+                .generate(prompt, sample, max_new_tokens=tokens, ignore_eos=True)
+                .report
             )
             yield name, time.perf_counter() - began, report.decode_seconds, report.forward_passes
         print(f"  prompt {number + 1}/{len(prompts)}, {len(prompt)} tokens", flush=True)

@@ -35,33 +35,33 @@ def questions(data: Path, tokenizer: Any) -> Texts:
     """Return the valid questions by tier, with their gold evidence and answer."""
     documents = docqa_documents(data)
     cut = {name: split_document(document) for name, document in documents.items()}
-    found: Texts = {}
+    record: Texts = {}
     for row in read_records(data / "docqa" / "items.jsonl"):
         if row["split"] != "valid":
             continue
         document, passages = documents[row["doc_id"]], cut[row["doc_id"]]
         start, end = row["evidence_span"]
         inside = [i for i, p in enumerate(passages) if p.start < end and start < p.end]
-        shown = passages[max(0, inside[0] - 1) : inside[-1] + 2]
-        hits = [Hit(document, passage, 1.0) for passage in shown]
+        text = passages[max(0, inside[0] - 1) : inside[-1] + 2]
+        hits = [Hit(document, passage, 1.0) for passage in text]
         prompt = render(tokenizer, row["question"], hits)
-        number = 1 + shown.index(passages[inside[0]])
+        number = 1 + text.index(passages[inside[0]])
         gold = f" [{number}] {row['evidence']}\nAnswer: {row['answers'][0]}"
         ids = tuple(plain_ids(tokenizer, gold))
-        found.setdefault(row["tier"], []).append(
+        record.setdefault(row["tier"], []).append(
             Known(prompt.token_ids, ids, prompt.spans, prompt.layout)
         )
-    return found
+    return record
 
 
 def quotations(data: Path, tokenizer: Any, window: int) -> Texts:
     """Return the passages to quote from long documents."""
-    documents, found = long_documents(data), []
+    documents, result = long_documents(data), []
     for number, (name, task) in enumerate(quote_tasks(data)):
         prompt, begun, gold = quotation(tokenizer, documents[name], task, number, window)
         ids = prompt.token_ids + tuple(plain_ids(tokenizer, begun))
-        found.append(Known(ids, tuple(plain_ids(tokenizer, gold)), prompt.spans))
-    return {QUOTATION: found}
+        result.append(Known(ids, tuple(plain_ids(tokenizer, gold)), prompt.spans))
+    return {QUOTATION: result}
 
 
 def measure(
@@ -74,18 +74,18 @@ def measure(
             replay = Replay(build_method(method, Sources()), budget, vocab_size)
             for each in known:
                 replay.play(each)
-            made = replay.result
+            instance = replay.result
             rows.append(
                 {
                     "category": category,
                     "method": method,
                     "budget": budget,
-                    "texts": made.texts,
-                    "tokens": made.tokens,
-                    "steps": made.steps,
-                    "tokens_per_step": round(made.tokens_per_step, 3),
-                    "nodes": round(made.nodes, 2),
-                    "faults": made.faults,
+                    "texts": instance.texts,
+                    "tokens": instance.tokens,
+                    "steps": instance.steps,
+                    "tokens_per_step": round(instance.tokens_per_step, 3),
+                    "nodes": round(instance.nodes, 2),
+                    "faults": instance.faults,
                 }
             )
             print(category, method, rows[-1]["tokens_per_step"], flush=True)

@@ -17,10 +17,10 @@ class Rows:
     def __init__(self, rows: Iterable[Row]) -> None:
         self._rows = [row for row in rows if "ms" in row]
 
-    def one(self, mode: str, **wanted: Any) -> Row | None:
+    def one(self, mode: str, **selection: Any) -> Row | None:
         """Return the row of a mode with these values, None where there is none."""
-        wanted = {"part": "single", "batch": 1, "law": "greedy", "mode": mode, **wanted}
-        same = (r for r in self._rows if all(r.get(k) == v for k, v in wanted.items()))
+        selection = {"part": "single", "batch": 1, "law": "greedy", "mode": mode, **selection}
+        same = (r for r in self._rows if all(r.get(k) == v for k, v in selection.items()))
         return next(same, None)
 
     def plain(self, mode: str, length: int) -> float | None:
@@ -57,29 +57,31 @@ def bars(rows: Sequence[Row], measured: bool) -> list[dict[str, Any]]:
     measured: whether the rows are of the models and the device that the bars are about; else
     nothing was measured.
     """
-    found = Rows(rows if measured else ())
-    told = []
+    result = Rows(rows if measured else ())
+    message = []
     for length in (512, 4096):
         for word, bar in (("", 1.25), (" (stretch)", 1.10)):
-            of = _of(found.plain, length)
-            told.append(_bar(f"plain at {length} over its bytes{word}", bar, of, STATIC))
+            of = _of(result.plain, length)
+            message.append(_bar(f"plain at {length} over its bytes{word}", bar, of, STATIC))
     for length, bar in ((512, 1.15), (4096, 1.15), (32_768, 1.3)):
-        told.append(_bar(f"32 rows over plain at {length}", bar, _of(found.wide, length), STATIC))
+        message.append(
+            _bar(f"32 rows over plain at {length}", bar, _of(result.wide, length), STATIC)
+        )
     for length in (512, 4096, 32_768):
         name = f"16 texts of 16 rows, top-p, at {length}: step over forward"
-        told.append(_bar(name, 1.15, _of(found.batch, length), STATIC))
+        message.append(_bar(name, 1.15, _of(result.batch, length), STATIC))
     for length in (512, 4096, 32_768):
         for n in (1, 16, 32):
             name = f"graph against today's step, {n} rows at {length}"
-            told.append(_bar(name, 1.5, _of(found.faster, length, n), ("graph",), least=True))
+            message.append(_bar(name, 1.5, _of(result.faster, length, n), ("graph",), least=True))
     for length in (512, 4096):
         name = f"host ms of a step not hidden, context at {length}"
-        told.append(_bar(name, 0.3, _of(found.host, length), STATIC))
-    return told
+        message.append(_bar(name, 0.3, _of(result.host, length), STATIC))
+    return message
 
 
-def _of(find: Callable[..., float | None], *given: int) -> Callable[[str], float | None]:
-    return lambda mode: find(mode, *given)
+def _of(find: Callable[..., float | None], *inputs: int) -> Callable[[str], float | None]:
+    return lambda mode: find(mode, *inputs)
 
 
 def _bar(
@@ -92,9 +94,9 @@ def _bar(
 ) -> dict[str, Any]:
     """Return a bar with the best that was found; least: it is to be reached, not to be kept to."""
     values: list[Value] = [(v, mode) for mode in modes if (v := find(mode)) is not None]
-    told = {"name": name, "bar": f">= {bar}" if least else f"<= {bar}"}
+    record = {"name": name, "bar": f">= {bar}" if least else f"<= {bar}"}
     if not values:
-        return {**told, "measured": NOT_MEASURED, "mode": None, "met": None}
+        return {**record, "measured": NOT_MEASURED, "mode": None, "met": None}
     value, mode = (max if least else min)(values)
     met = value >= bar if least else value <= bar
-    return {**told, "measured": round(value, 4), "mode": mode, "met": met}
+    return {**record, "measured": round(value, 4), "mode": mode, "met": met}

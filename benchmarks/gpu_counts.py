@@ -40,8 +40,8 @@ def counted(step: Callable[[], Any], device: torch.device) -> dict[str, float]:
         # What is marked on the host appears among the device's events, too, as one long one.
         if event.device_type() == kind.CUDA and "annotation" not in str(event.activity_type())
     ]
-    found = on_cuda(host, ran) if is_cuda(device) else {"operators": _operators(host)}
-    return {name: value / STEPS for name, value in found.items()}
+    result = on_cuda(host, ran) if is_cuda(device) else {"operators": _operators(host)}
+    return {name: value / STEPS for name, value in result.items()}
 
 
 class Event(NamedTuple):

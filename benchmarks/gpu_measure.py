@@ -32,10 +32,10 @@ def cells(lengths: Sequence[int], texts: int) -> list[Cell]:
     """Return what is measured, in the order of how much is known by it."""
     single = [Cell("single", 1, length, rows) for length in lengths for rows in ROWS]
     batch = [
-        Cell("batch", texts, length, rows, law)
+        Cell("batch", texts, length, rows, distribution)
         for length in lengths
         for rows in ROWS
-        for law in ("greedy", "top-p")
+        for distribution in ("greedy", "top-p")
     ]
     drafted = [
         Cell(part, 1, length, None, drafter=part)
@@ -92,7 +92,7 @@ class Probe:
             return "context", CONTEXT_NODES
         if cell.drafter == "draft":
             if self._drafter is None:
-                self._drafter = ModelDrafter(self._make_draft(), depth=LEVELS, width=1, worth=0)
+                self._drafter = ModelDrafter(self._make_draft(), depth=LEVELS, width=1, min_gain=0)
             return self._drafter, LEVELS
         assert cell.rows is not None
         return (Stub(), cell.rows - 1) if cell.rows > 1 else (None, 0)
@@ -108,29 +108,31 @@ class Probe:
     def rows(self, cell: Cell, modes: Sequence[str], work: Work) -> Iterator[Row]:
         """Yield what `work` finds in each mode, or why it finds nothing."""
         reasons: dict[str, str] = {}
-        found: Mapping[str, Row] = {}
+        record: Mapping[str, Row] = {}
         if reason := self._late("compile" in modes):
             reasons = dict.fromkeys(modes, reason)
         else:
             try:
                 engines = {mode: self.engine(mode, cell) for mode in modes}
                 with seats(engines, cell, reasons) as seated:
-                    found = work(self, cell, seated)
+                    record = work(self, cell, seated)
             except Exception as error:
                 reasons = dict.fromkeys(modes, _bearable(error, modes))
                 self._forget(modes)
         for mode in modes:
             row = {**cell.told, "mode": mode}
-            if mode in found and self.engine(mode, cell).target.static != mode:
+            if mode in record and self.engine(mode, cell).target.static != mode:
                 reasons[mode] = "memory ended while a step was captured"
                 self._forget([mode])
-            yield {**row, "skipped": reasons[mode]} if mode in reasons else {**row, **found[mode]}
+            yield {**row, "skipped": reasons[mode]} if mode in reasons else {**row, **record[mode]}
 
     def _forget(self, modes: Sequence[str]) -> None:
         """Let targets that something has failed in go, with all their memory."""
         for mode in modes:
             self._targets.pop(mode, None)
-        self._engines = {key: made for key, made in self._engines.items() if key[0] not in modes}
+        self._engines = {
+            key: instance for key, instance in self._engines.items() if key[0] not in modes
+        }
 
     def _late(self, compiles: bool) -> str:
         left = self.ends - time.perf_counter()
@@ -193,11 +195,11 @@ def _summary(samples: Sequence[Row], floor: float) -> Row:
 
 def counts(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
     """Return what one step asks of the device, in each mode."""
-    found = {}
+    record = {}
     for mode, seat in seated.items():
         with seat.begun() as loop:
-            found[mode] = counted(loop.step, probe.device)
-    return found
+            record[mode] = counted(loop.step, probe.device)
+    return record
 
 
 def both(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
@@ -206,15 +208,17 @@ def both(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
     return {mode: {**first[mode], **second[mode]} for mode in first}
 
 
-def measure(probe: Probe, parts: Sequence[str], modes: Sequence[str], tell: Tell) -> Iterator[Row]:
-    """Yield a row for each cell and mode; they are printed by `tell` as they are found."""
-    wanted = [cell for cell in probe.cells if cell.part in parts]
+def measure(
+    probe: Probe, parts: Sequence[str], modes: Sequence[str], notify: Tell
+) -> Iterator[Row]:
+    """Yield a row for each cell and mode; they are printed by `notify` as they are found."""
+    selection = [cell for cell in probe.cells if cell.part in parts]
     # Where there is memory for one way alone, it is not today's.
     plain = sorted((mode for mode in modes if mode != "compile"), key=lambda mode: mode == "off")
-    found = [row for cell in wanted for row in _told(probe.rows(cell, plain, timed), tell)]
+    results = [row for cell in selection for row in _told(probe.rows(cell, plain, timed), notify)]
     # The profiler leaves launches slower behind it, so that all is timed before.
-    places = {_key(row): row for row in found}
-    for cell in wanted:
+    places = {_key(row): row for row in results}
+    for cell in selection:
         if all("skipped" in places[_key({**cell.told, "mode": mode})] for mode in plain):
             continue
         for row in probe.rows(cell, plain, counts):
@@ -222,10 +226,10 @@ def measure(probe: Probe, parts: Sequence[str], modes: Sequence[str], tell: Tell
             if "skipped" not in place:
                 place["not_counted" if "skipped" in row else "counted"] = row.get("skipped", True)
                 place.update({k: v for k, v in row.items() if k not in place and k != "skipped"})
-    yield from map(_idle, found)
+    yield from map(_idle, results)
     if "compile" in parts and "compile" in modes:
         for cell in _by_worth(probe.cells):
-            yield from map(_idle, _told(probe.rows(cell, ["compile"], both), tell))
+            yield from map(_idle, _told(probe.rows(cell, ["compile"], both), notify))
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -242,9 +246,9 @@ def _by_worth(every: Sequence[Cell]) -> list[Cell]:
     return sorted(every, key=lambda cell: not about(cell))
 
 
-def _told(rows: Iterator[Row], tell: Tell) -> Iterator[Row]:
+def _told(rows: Iterator[Row], notify: Tell) -> Iterator[Row]:
     for row in rows:
-        tell(row)
+        notify(row)
         yield row
 
 

@@ -53,7 +53,7 @@ def line(row: Row) -> str:
     return f"| {' | '.join([*first, *figures])} |"
 
 
-def tables(rows: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
+def tables(rows: Sequence[Row], result: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of the tables of counts and of bars."""
     names = [name for name in (*COUNTS, "operators") if any(name in row for row in rows)]
     yield f"\n| {' | '.join([*COLUMNS, *names])} |"
@@ -64,7 +64,7 @@ def tables(rows: Sequence[Row], found: Sequence[Row]) -> Iterator[str]:
             counts = [f"{row[name]:.4g}" if name in row else "" for name in names]
             yield f"| {' | '.join(first + counts)} |"
     yield "\n| bar | | measured | mode | met |\n| --- | --- | --- | --- | --- |"
-    for bar in found:
+    for bar in result:
         met = {None: "", True: "yes", False: "no"}[bar["met"]]
         yield f"| {bar['name']} | {bar['bar']} | {bar['measured']} | {bar['mode'] or ''} | {met} |"
 
@@ -110,11 +110,11 @@ def read_options() -> argparse.Namespace:
     cuda = is_cuda(options.device)
     usual = "off,graph,compile" if cuda else "off,eager"
     options.modes = (options.modes or usual).split(",")
-    for name, given, known in (
+    for name, inputs, known in (
         ("--only", options.only, PARTS),
         ("--modes", options.modes, ("off", "eager", "graph", "compile")),
     ):
-        if strange := [each for each in given if each not in known]:
+        if strange := [each for each in inputs if each not in known]:
             parser.error(f"got {name} {strange[0]!r}; expected some of {', '.join(known)}")
     if not (cuda or options.small):
         parser.error(
@@ -143,14 +143,14 @@ def _probe(options: argparse.Namespace, folder: Path) -> None:
     rows = list(
         measure(probe, options.only, options.modes, lambda row: print(line(row), flush=True))
     )
-    found = bars(rows, measured=is_cuda(options.device) and not options.small)
-    print("\n".join(tables(rows, found)))
+    result = bars(rows, measured=is_cuda(options.device) and not options.small)
+    print("\n".join(tables(rows, result)))
     if options.json:
         document = {
             **described(probe, options),
             "seconds": time.perf_counter() - began,
             "cases": rows,
-            "bars": found,
+            "bars": result,
         }
         options.json.write_text(json.dumps(document, indent=1), encoding="utf-8")
 

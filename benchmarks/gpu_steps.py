@@ -106,9 +106,9 @@ class Seat:
     @contextmanager
     def begun(self) -> Iterator[Loop]:
         """Lend a loop over the cell's texts, one step after they were read."""
-        drawn = LAWS[self.cell.law]
+        sample = LAWS[self.cell.law]
         options: Any = {"max_new_tokens": ROOM, "ignore_eos": True}
-        encoded, settings = self.engine.prepare(self._prompts, drawn, options)
+        encoded, settings = self.engine.prepare(self._prompts, sample, options)
         run = Run(self.engine.parts, encoded.ids, settings, 0)
         loop = Loop(self.session, run.forward)
         for row in run.rows:
@@ -141,8 +141,8 @@ class Seat:
                 tokens.append(len(step.tokens))
             synchronize(self.target.device)
             spent = 1000 * (time.perf_counter() - began) / steps
-        told = {f"{name}_ms": mean(each[name] for each in stages) for name in stages[0]}
-        return {"ms": spent, **told, "nodes": mean(nodes), "tokens": mean(tokens)}
+        record = {f"{name}_ms": mean(each[name] for each in stages) for name in stages[0]}
+        return {"ms": spent, **record, "nodes": mean(nodes), "tokens": mean(tokens)}
 
     def forward(self, steps: int) -> float:
         """Return the mean milliseconds of the forward alone: its logits, and nobody chooses."""
@@ -177,14 +177,14 @@ class Seat:
 def seats(engines: Mapping[str, Engine], cell: Cell, reasons: dict[str, str]) -> Iterator[Any]:
     """Lend a seat for each mode that has one; why another has none is put into `reasons`."""
     with ExitStack() as stack:
-        found = {}
+        record = {}
         for mode, engine in engines.items():
             if reason := hindrance(engine, cell, mode):
                 reasons[mode] = reason
                 continue
             session = stack.enter_context(engine.target.open(cell.batch, cell.length + ROOM))
-            found[mode] = Seat(engine, cell, session)
-        yield found
+            record[mode] = Seat(engine, cell, session)
+        yield record
 
 
 def hindrance(engine: Engine, cell: Cell, mode: str) -> str:

@@ -179,7 +179,7 @@ def main() -> None:
     assert isinstance(dtype, torch.dtype), "name a dtype, not auto"
     model = make_model(config_of(size), dtype, device)
     tokenizer = make_tokenizer(model.config)
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "label": LABEL,
         "size": size,
         "dtype": str(dtype),
@@ -190,9 +190,9 @@ def main() -> None:
         "pictures": draw_figures(model, tokenizer, batch_k(model)) if options.draw else [],
         "highest_resident_MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(record, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(found), encoding="utf-8")
+        options.json.write_text(json.dumps(record), encoding="utf-8")
 
 
 if __name__ == "__main__":

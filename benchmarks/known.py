@@ -55,13 +55,13 @@ def shared_texts(data: Path, tokenizer: Any) -> dict[str, list[Known]]:
 def real_answers(probe: Path, folder: Path, vocab_size: int) -> tuple[list[Known], Sources]:
     """Return answers that a model wrote, and stores of its other answers and of a corpus."""
     rows = unzipped(probe / "history.json.gz")
-    kept = spread([row for row in rows if len(row["answer"]) > FEWEST], TEXTS)
-    told = [row["prompt"] + row["answer"] for row in rows if row not in kept]
+    selected = spread([row for row in rows if len(row["answer"]) > FEWEST], TEXTS)
+    message = [row["prompt"] + row["answer"] for row in rows if row not in selected]
     corpus, history = (
         CorpusIndex.build(texts, None, folder / name, vocab_size=vocab_size)
-        for name, texts in (("corpus", unzipped(probe / "store.json.gz")), ("history", told))
+        for name, texts in (("corpus", unzipped(probe / "store.json.gz")), ("history", message))
     )
-    return [known(row["prompt"], row["answer"]) for row in kept], Sources(corpus, history)
+    return [known(row["prompt"], row["answer"]) for row in selected], Sources(corpus, history)
 
 
 def unzipped(path: Path) -> Any:
@@ -75,9 +75,9 @@ def gold_answer(tokenizer: Any, row: Mapping[str, Any], document: Document) -> K
     passages = split_document(document)
     start, end = row["evidence_span"]
     inside = [i for i, p in enumerate(passages) if p.start < end and start < p.end]
-    shown = passages[max(0, inside[0] - 1) : inside[-1] + 2]
-    prompt = render(tokenizer, row["question"], [Hit(document, each, 1.0) for each in shown])
-    number = 1 + shown.index(passages[inside[0]])
+    text = passages[max(0, inside[0] - 1) : inside[-1] + 2]
+    prompt = render(tokenizer, row["question"], [Hit(document, each, 1.0) for each in text])
+    number = 1 + text.index(passages[inside[0]])
     gold = f" [{number}] {row['evidence']}\nAnswer: {row['answers'][0]}"
     ids = slipped(plain_ids(tokenizer, gold), len(gold))
     return Known(prompt.token_ids, tuple(ids), prompt.spans, prompt.layout)
@@ -89,20 +89,20 @@ def bundled_texts(tokenizer: Any) -> dict[str, list[Known]]:
     pages = [plain_ids(tokenizer, path.read_text(encoding="utf-8")) for path in paths]
     everything = [token for page in pages for token in page]
     draw = random.Random(0)
-    found: dict[str, list[Known]] = {"quote": [], "answer": [], "free": [], "summary": []}
+    record: dict[str, list[Known]] = {"quote": [], "answer": [], "free": [], "summary": []}
     for number in range(TEXTS):
         page = pages[number % len(pages)]
         start = draw.randrange(16, len(page) - LONGEST)
         text = slipped(page[start : start + LONGEST], number)
-        found["quote"].append(known([*page, *page[start - 8 : start]], text))
+        record["quote"].append(known([*page, *page[start - 8 : start]], text))
         short = slipped(page[start : start + 24], number)
         other = pages[(number + 1) % len(pages)]
-        found["answer"].append(known([*page, *page[start - 4 : start]], [*short, *other[60:84]]))
-        found["free"].append(halves(page[draw.randrange(len(page) // 2) :][: 3 * LONGEST]))
+        record["answer"].append(known([*page, *page[start - 4 : start]], [*short, *other[60:84]]))
+        record["free"].append(halves(page[draw.randrange(len(page) // 2) :][: 3 * LONGEST]))
         if number % 2:
             turned = everything[start * 7 :] + everything[: start * 7]
-            found["summary"].append(known(turned[:7000], turned[7000 + LONGEST :] or page))
-    return found
+            record["summary"].append(known(turned[:7000], turned[7000 + LONGEST :] or page))
+    return record
 
 
 def known(prompt: Sequence[int], text: Sequence[int], spans: Any = ()) -> Known:

@@ -61,13 +61,22 @@ def measure(
         folder=pipe.folder,
     )
     ways = {
-        way: build_latent_way(way, base, settings["window"], 1) for way in parse_latent_ways(rules)
+        direction: build_latent_way(direction, base, settings["window"], 1)
+        for direction in parse_latent_ways(rules)
     }
     classes = list(range(int(base.trunk.config.num_classes)))
     timed = time_ways(ways, Drawing(classes, True, 2.0, 1.0, 0, 0), images, lambda line: None)
-    wanted = ("way", "codes_per_forward", "ratio", "accepted", "psnr", "distance_mean", "seconds")
+    selection = (
+        "way",
+        "codes_per_forward",
+        "ratio",
+        "accepted",
+        "psnr",
+        "distance_mean",
+        "seconds",
+    )
     rows = [row.to_dict() for row in make_latent_rows(timed, None)]
-    return [settings | {name: row[name] for name in wanted} for row in rows]
+    return [settings | {name: row[name] for name in selection} for row in rows]
 
 
 def main() -> None:
@@ -77,20 +86,20 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=6)
     parser.add_argument("--only", default="steps,floor,window,r,s", help="what is moved")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     torch.set_num_threads(1)
-    pipe = LatentPipeline.from_pretrained(given.set, None)
-    found: list[dict[str, Any]] = []
-    for moved, settings, rules in cells(given.only.split(",")):
-        for row in measure(pipe, settings, rules, given.images):
-            found.append({"moved": moved, "images": given.images} | row)
+    pipe = LatentPipeline.from_pretrained(inputs.set, None)
+    results: list[dict[str, Any]] = []
+    for moved, settings, rules in cells(inputs.only.split(",")):
+        for row in measure(pipe, settings, rules, inputs.images):
+            results.append({"moved": moved, "images": inputs.images} | row)
             print(
                 f"{moved:7} T {row['steps']:<3} floor {row['floor']:<5} window {row['window']:<3} "
                 f"{row['way']:10} {row['codes_per_forward']:.2f} a forward, {row['ratio']:.2f}x",
                 flush=True,
             )
-        if given.json is not None:
-            given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if inputs.json is not None:
+            inputs.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -45,51 +45,51 @@ def main() -> None:
     parser.add_argument("--guidance", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     torch.set_num_threads(1)
-    base = LatentPipeline.from_pretrained(given.set, None)
+    base = LatentPipeline.from_pretrained(inputs.set, None)
     classes = list(range(int(base.trunk.config.num_classes)))
-    drawing = Drawing(classes, True, given.guidance, 1.0, 0, given.seed)
-    print("noise       ", *(f"{each:.4f}" for each in noise_squares(base, drawing, given.images)))
+    image = Drawing(classes, True, inputs.guidance, 1.0, 0, inputs.seed)
+    print("noise       ", *(f"{each:.4f}" for each in noise_squares(base, image, inputs.images)))
     rows: dict[str, dict[str, Any]] = {}
-    asked = given.ways.split(",")
-    for way in parse_latent_ways(asked):
-        if way.name == PLAIN and PLAIN not in asked:
+    request = inputs.ways.split(",")
+    for direction in parse_latent_ways(request):
+        if direction.name == PLAIN and PLAIN not in request:
             continue
         began = time.perf_counter()
-        for images, found in path_moments(
-            way, base, drawing, given.images, given.budget, given.batch
+        for images, result in path_moments(
+            direction, base, image, inputs.images, inputs.budget, inputs.batch
         ):
-            rows[way.name] = {
+            rows[direction.name] = {
                 "images": images,
-                "latents": found.latents,
-                "total": found.total,
-                "total_error": found.total_error,
-                "by_step": found.by_step,
-                "error": found.error,
-                "worst": found.worst,
+                "latents": result.latents,
+                "total": result.total,
+                "total_error": result.total_error,
+                "by_step": result.by_step,
+                "error": result.error,
+                "worst": result.worst,
                 "seconds": time.perf_counter() - began,
             }
-            if given.json is not None:
-                given.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        total, last, worst = told(found)
+            if inputs.json is not None:
+                inputs.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        total, last, worst = told(result)
         print(
-            f"{way.name:12} {images} images: all steps {total}, the last {last}, worst {worst}",
+            f"{direction.name:12} {images} images: all steps {total}, the last {last}, worst {worst}",
             flush=True,
         )
 
 
-def noise_squares(base: LatentPipeline, drawing: Drawing, images: int) -> list[float]:
+def noise_squares(base: LatentPipeline, image: Drawing, images: int) -> list[float]:
     """Return the mean squares of the noise by denoising step, the last one first."""
     steps, width = base.schedule.steps, int(base.model.config.latent_dim)
     places = int(base.trunk.config.grid_size) ** 2
     lanes = torch.arange((steps + 1) * width).expand(places, -1)
-    found = torch.zeros(steps + 1, dtype=torch.float64)
+    result = torch.zeros(steps + 1, dtype=torch.float64)
     for number in range(images):
-        seed = seeds_of(drawing.arguments([number])["generator"], 1)[0]
+        seed = seeds_of(image.arguments([number])["generator"], 1)[0]
         noise = NoiseStream(seed).normal_rows(range(places), lanes)
-        found += noise.reshape(places, -1, width).square().mean((0, 2))
-    return [float(each) for each in found[:steps] / images]
+        result += noise.reshape(places, -1, width).square().mean((0, 2))
+    return [float(each) for each in result[:steps] / images]
 
 
 if __name__ == "__main__":

@@ -66,8 +66,8 @@ def row(engine: Engine, peer: Any, prompt: list[int], repeats: int) -> str:
             times = run(WRITTEN)
             each = 1000 * (times[-1] - times[0]) / (WRITTEN - 1)
             runs[name].append((times[0] - began, each))
-    read = [median(found[0] for found in runs[name]) for name in runs]
-    write = [median(found[1] for found in runs[name]) for name in runs]
+    read = [median(result[0] for result in runs[name]) for name in runs]
+    write = [median(result[1] for result in runs[name]) for name in runs]
     alone = min(engine.target.time_forward(1, len(prompt)) for _ in range(2))
     trees = " / ".join(f"{engine.target.time_forward(n, len(prompt)) / alone:.2f}" for n in ROWS)
     return (

@@ -39,8 +39,8 @@ def timed(run: Callable[[Callable[[str], None]], Any]) -> tuple[float, float, An
         if not first:
             first.append(time.perf_counter() - began)
 
-    found = run(take)
-    return first[0] if first else float("nan"), time.perf_counter() - began, found
+    result = run(take)
+    return first[0] if first else float("nan"), time.perf_counter() - began, result
 
 
 def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int) -> dict[str, Any]:
@@ -54,26 +54,26 @@ def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int
         opened.save(Path(folder) / "kept")
 
         def anew(take: Callable[[str], None]) -> Any:
-            made = opened.prompt(NEXT)
+            instance = opened.prompt(NEXT)
             stream = engine.stream(
-                list(made.token_ids),
+                list(instance.token_ids),
                 max_new_tokens=NEW_TOKENS,
                 stop=opened.wording.stop,
-                spans=made.spans,
-                texts=made.layout,
+                spans=instance.spans,
+                texts=instance.layout,
             )
             for piece in stream:
                 take(piece)
             return stream.result.tokens
 
-        def kept(take: Callable[[str], None]) -> Any:
+        def selected(take: Callable[[str], None]) -> Any:
             return opened.ask(NEXT, max_new_tokens=NEW_TOKENS, stream=take).generation.tokens
 
         def disk(take: Callable[[str], None]) -> Any:
             again = LongDocument.open(Path(folder) / "kept", engine)
             return again.ask(NEXT, max_new_tokens=NEW_TOKENS, stream=take).generation.tokens
 
-        ways = {"anew": anew, "kept": kept, "disk": disk}
+        ways = {"anew": anew, "kept": selected, "disk": disk}
         texts = []
         for name in WAYS[turn % 3 :] + WAYS[: turn % 3]:
             first, whole, written = timed(ways[name])
@@ -94,12 +94,12 @@ def main() -> None:
     parser.add_argument("--start", type=int, default=2000, help="first token that is read")
     parser.add_argument("--documents", type=int, default=3)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     torch.set_num_threads(1)
-    engine = Engine.from_pretrained(given.model, dtype=given.dtype)
-    rows, books = [], list(long_documents(given.data).values())
-    for turn, document in enumerate(books[: given.documents]):
-        part = (given.start, given.start + given.tokens)
+    engine = Engine.from_pretrained(inputs.model, dtype=inputs.dtype)
+    rows, books = [], list(long_documents(inputs.data).values())
+    for turn, document in enumerate(books[: inputs.documents]):
+        part = (inputs.start, inputs.start + inputs.tokens)
         rows.append(measure(document, engine, part, turn))
         print(json.dumps(rows[-1]), flush=True)
     ratios = {
@@ -108,8 +108,10 @@ def main() -> None:
         for what in ("first", "whole")
     }
     print(json.dumps(ratios, indent=1))
-    if given.json is not None:
-        given.json.write_text(json.dumps({"rows": rows, "ratios": ratios}) + "\n", encoding="utf-8")
+    if inputs.json is not None:
+        inputs.json.write_text(
+            json.dumps({"rows": rows, "ratios": ratios}) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

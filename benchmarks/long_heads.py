@@ -50,16 +50,16 @@ def make_ways(engine: Engine, head: Path, budget: int | None) -> dict[str, tuple
         extra = {} if nodes is None else {"budget": nodes}
         return Engine(engine.target, engine.tokenizer, drafter, **extra)
 
-    def made() -> HeadDrafter:
+    def instance() -> HeadDrafter:
         return HeadDrafter(head, engine.target)
 
     return {
         PLAIN: (over(None), {}),
         AUTO: (over(AUTO), {}),
-        "head, question": (over(made(), budget), WITHOUT),
-        "head, chunks": (over(made(), budget), {}),
-        "auto and head, question": (over([AUTO, made()]), WITHOUT),
-        "auto and head, chunks": (over([AUTO, made()]), {}),
+        "head, question": (over(instance(), budget), WITHOUT),
+        "head, chunks": (over(instance(), budget), {}),
+        "auto and head, question": (over([AUTO, instance()]), WITHOUT),
+        "auto and head, chunks": (over([AUTO, instance()]), {}),
     }
 
 
@@ -83,12 +83,12 @@ def measure(
         for name in order[number % len(order) :] + order[: number % len(order)]:
             view, options = views[name]
             began = time.perf_counter()
-            found = view.ask(question, max_new_tokens=tokens, **options)
-            whole, report = time.perf_counter() - began, found.report
-            texts.append(list(found.generation.tokens))
+            result = view.ask(question, max_new_tokens=tokens, **options)
+            whole, report = time.perf_counter() - began, result.report
+            texts.append(list(result.generation.tokens))
             row["ways"][name] = {
                 "tokens": report.tokens,
-                "forwards": len(found.generation.steps),
+                "forwards": len(result.generation.steps),
                 "decode": report.decode_seconds,
                 "whole": whole,
                 "head": report.drafted_by_source.get("head", 0),
@@ -102,27 +102,28 @@ def measure(
 
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return, for each way, what its questions came to."""
-    found = {}
+    record = {}
     for name in rows[0]["ways"]:
-        own = [row["ways"][name] for row in rows]
+        current = [row["ways"][name] for row in rows]
         plain = [row["ways"][PLAIN] for row in rows]
         auto = [row["ways"][AUTO] for row in rows]
         faster = {
-            what: [p[what] / o[what] for p, o in zip(plain, own, strict=True) if o[what] > 0]
+            what: [p[what] / o[what] for p, o in zip(plain, current, strict=True) if o[what] > 0]
             for what in ("decode", "whole")
         }
-        against = [a["decode"] / o["decode"] for a, o in zip(auto, own, strict=True)]
+        against = [a["decode"] / o["decode"] for a, o in zip(auto, current, strict=True)]
         low, _, high = quantiles(faster["decode"], n=4)
-        found[name] = {
-            "tokens a forward": sum(o["tokens"] for o in own) / sum(o["forwards"] for o in own),
+        record[name] = {
+            "tokens a forward": sum(o["tokens"] for o in current)
+            / sum(o["forwards"] for o in current),
             "decode": median(faster["decode"]),
             "quartiles": [low, high],
             "whole": median(faster["whole"]),
             "against auto": median(against),
-            "asked of the head": sum(o["head"] for o in own),
-            "accepted of it": sum(o["accepted"] for o in own),
+            "asked of the head": sum(o["head"] for o in current),
+            "accepted of it": sum(o["accepted"] for o in current),
         }
-    return found
+    return record
 
 
 def main() -> None:
@@ -139,18 +140,18 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--budget", type=int, help="nodes of the head's trees where it is alone")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     torch.set_num_threads(1)
-    engine = Engine.from_pretrained(given.model, None, dtype=given.dtype)
-    ways = make_ways(engine, given.head, given.budget)
+    engine = Engine.from_pretrained(inputs.model, None, dtype=inputs.dtype)
+    ways = make_ways(engine, inputs.head, inputs.budget)
     rows: list[dict[str, Any]] = []
-    for document in list(long_documents(given.data).values())[: given.documents]:
-        part = (given.start, given.start + given.tokens)
-        asked = QUESTIONS[: given.questions]
-        rows += measure(document, ways, part, asked, given.new_tokens)
-        if given.json is not None:
+    for document in list(long_documents(inputs.data).values())[: inputs.documents]:
+        part = (inputs.start, inputs.start + inputs.tokens)
+        request = QUESTIONS[: inputs.questions]
+        rows += measure(document, ways, part, request, inputs.new_tokens)
+        if inputs.json is not None:
             known = {"rows": rows, "figures": figures(rows)}
-            given.json.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            inputs.json.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(figures(rows), indent=1))
     print(f"{sum(row['equal'] for row in rows)} of {len(rows)} answers are equal in all ways")
 

@@ -50,7 +50,7 @@ class Asked:
 def requests(items: Sequence[BenchItem], count: int, seed: int) -> list[Asked]:
     """Return random requests over the prompts of the items, or parts of them."""
     rng = random.Random(seed)
-    found = []
+    results = []
     for number in range(count):
         item = rng.choice(items)
         prompt = list(item.prompt)[: rng.randrange(8, 400)]
@@ -61,33 +61,33 @@ def requests(items: Sequence[BenchItem], count: int, seed: int) -> list[Asked]:
             seed=number,
         )
         options = {"max_new_tokens": rng.randrange(1, 48), "stop": rng.choice([(), (".",)])}
-        found.append(Asked(prompt, sampling, options))
-    return found
+        results.append(Asked(prompt, sampling, options))
+    return results
 
 
-def differing(engine: Engine, asked: Sequence[Asked], seed: int) -> int:
+def differing(engine: Engine, request: Sequence[Asked], seed: int) -> int:
     """Return how many of the requests get other tokens in a pool than alone."""
     rng = random.Random(seed)
-    alone = [engine.generate(a.prompt, a.sampling, **a.options).tokens for a in asked]
+    alone = [engine.generate(a.prompt, a.sampling, **a.options).tokens for a in request]
     wrong = 0
     with Pool(engine, slots=CLIENTS, chunk=64) as pool:
         tickets = []
-        for each in asked:
+        for each in request:
             tenant = rng.choice(["one", "two"])
             tickets.append(pool.submit(each.prompt, each.sampling, tenant=tenant, **each.options))
             time.sleep(rng.expovariate(20.0))
             if rng.random() < 0.2:
                 rng.choice(tickets).cancel()
-        for ticket, expected in zip(tickets, alone, strict=True):
-            found = ticket.result().tokens
-            whole = found == expected
-            wrong += not (whole or (ticket.cancelled and found == expected[: len(found)]))
+        for handle, expected in zip(tickets, alone, strict=True):
+            result = handle.result().tokens
+            whole = result == expected
+            wrong += not (whole or (handle.cancelled and result == expected[: len(result)]))
     return wrong
 
 
-def served(pool: Pool, asked: Sequence[Asked], clients: int) -> float:
+def served(pool: Pool, request: Sequence[Asked], clients: int) -> float:
     """Return the tokens a second of so many clients that ask in turn."""
-    left, tokens, lock = list(asked), [0], threading.Lock()
+    left, tokens, lock = list(request), [0], threading.Lock()
 
     def ask() -> None:
         while True:
@@ -95,9 +95,9 @@ def served(pool: Pool, asked: Sequence[Asked], clients: int) -> float:
                 if not left:
                     return
                 each = left.pop(0)
-            found = pool.submit(each.prompt, each.sampling, **each.options).result()
+            result = pool.submit(each.prompt, each.sampling, **each.options).result()
             with lock:
-                tokens[0] += len(found.tokens)
+                tokens[0] += len(result.tokens)
 
     threads = [threading.Thread(target=ask) for _ in range(clients)]
     began = time.perf_counter()
@@ -108,13 +108,13 @@ def served(pool: Pool, asked: Sequence[Asked], clients: int) -> float:
     return tokens[0] / (time.perf_counter() - began)
 
 
-def rate(engine: Engine, asked: Sequence[Asked], repeats: int) -> tuple[float, float, float]:
+def rate(engine: Engine, request: Sequence[Asked], repeats: int) -> tuple[float, float, float]:
     """Return tokens a second of one client and of eight, and the median of their ratios."""
     ones, eights = [], []
     for _ in range(repeats):
         for clients, into in ((1, ones), (CLIENTS, eights)):
             with Pool(engine, slots=CLIENTS) as pool:
-                into.append(served(pool, asked, clients))
+                into.append(served(pool, request, clients))
     ratios = [eight / one for one, eight in zip(ones, eights, strict=True)]
     return statistics.median(ones), statistics.median(eights), statistics.median(ratios)
 
@@ -123,32 +123,34 @@ def gap(engine: Engine, prompts: Sequence[list[int]], long: list[int]) -> tuple[
     """Return milliseconds: longest wait, median step, one chunk, and time to the first token."""
     stamps: list[list[float]] = [[] for _ in prompts[: CLIENTS - 1]]
 
-    def note(own: list[float]) -> Callable[[Any], None]:
-        return lambda step: own.append(time.perf_counter())
+    def note(current: list[float]) -> Callable[[Any], None]:
+        return lambda step: current.append(time.perf_counter())
 
     def live(pool: Pool) -> list[Ticket]:
         return [
-            pool.submit(prompt, max_new_tokens=400, ignore_eos=True, on_step=note(own))
-            for prompt, own in zip(prompts, stamps, strict=False)
+            pool.submit(prompt, max_new_tokens=400, ignore_eos=True, on_step=note(current))
+            for prompt, current in zip(prompts, stamps, strict=False)
         ]
 
     with Pool(engine, slots=CLIENTS) as pool:
         tickets = live(pool)
         while min(map(len, stamps)) < 12:
             time.sleep(0.01)
-        before = [len(own) for own in stamps]
-        ticket = pool.submit(long, max_new_tokens=4)
-        ticket.result()
+        before = [len(current) for current in stamps]
+        handle = pool.submit(long, max_new_tokens=4)
+        handle.result()
         for each in tickets:
             each.cancel()
-    steps = [b - a for own, n in zip(stamps, before, strict=True) for a, b in pairs(own[2:n])]
+    steps = [
+        b - a for current, n in zip(stamps, before, strict=True) for a, b in pairs(current[2:n])
+    ]
     waits = [
         b - a
-        for own, n in zip(stamps, before, strict=True)
-        for a, b in pairs(own[n - 1 :])
-        if a < ticket.first
+        for current, n in zip(stamps, before, strict=True)
+        for a, b in pairs(current[n - 1 :])
+        if a < handle.first
     ]
-    step, first = statistics.median(steps), ticket.first - ticket.submitted
+    step, first = statistics.median(steps), handle.first - handle.submitted
     return 1000 * max(waits), 1000 * step, 1000 * chunk_seconds(engine, long), 1000 * first
 
 
@@ -161,15 +163,15 @@ def chunk_seconds(engine: Engine, long: list[int]) -> float:
     """Return the seconds of reading the last chunk of a long prompt: the least of three."""
     from ragspec.trees.draft_tree import DraftTree
 
-    empty, found = [DraftTree.empty()], []
+    empty, results = [DraftTree.empty()], []
     for _ in range(3):
         with engine.target.open(1, len(long)) as session, torch.no_grad():
             session.verify([long[:-CHUNK]], empty)
             session.commit([()])
             began = time.perf_counter()
             session.verify([long[-CHUNK:]], empty)
-            found.append(time.perf_counter() - began)
-    return min(found)
+            results.append(time.perf_counter() - began)
+    return min(results)
 
 
 def again(engine: Engine, documents: list[int], questions: Sequence[list[int]]) -> float:
@@ -179,9 +181,9 @@ def again(engine: Engine, documents: list[int], questions: Sequence[list[int]]) 
         with Pool(engine, slots=CLIENTS) as pool:
             times = []
             for question in (first, second):
-                ticket = pool.submit([*documents, *question], max_new_tokens=8)
-                ticket.result()
-                times.append(ticket.first - ticket.submitted)
+                handle = pool.submit([*documents, *question], max_new_tokens=8)
+                handle.result()
+                times.append(handle.first - handle.submitted)
         ratios.append(times[1] / times[0])
     return statistics.median(ratios)
 
@@ -213,20 +215,22 @@ class Ground:
         return engine_of(name, self.model, self.tokenizer)
 
 
-def show_equal(ground: Ground) -> int:
+def show_equal(draft_state: Ground) -> int:
     """Print which texts are those that each request has alone; return how many are not."""
     wrong = 0
     for name in DRAFTERS:
-        asked = requests([*ground.questions, *ground.free], 200 // ground.scale, 0)
-        own = differing(ground.engine(name), asked, 1)
-        wrong += own
-        print(f"equal   {name}: {len(asked) - own} of {len(asked)} texts as alone", flush=True)
+        request = requests([*draft_state.questions, *draft_state.free], 200 // draft_state.scale, 0)
+        current = differing(draft_state.engine(name), request, 1)
+        wrong += current
+        print(
+            f"equal   {name}: {len(request) - current} of {len(request)} texts as alone", flush=True
+        )
     return wrong
 
 
-def show_rate(ground: Ground, repeats: int) -> None:
+def show_rate(draft_state: Ground, repeats: int) -> None:
     """Print tokens a second of one client and of eight, on free text and on questions."""
-    most = max(CLIENTS, 32 // ground.scale)
+    most = max(CLIENTS, 32 // draft_state.scale)
     sampled = [
         Asked(
             list(item.prompt),
@@ -234,32 +238,34 @@ def show_rate(ground: Ground, repeats: int) -> None:
             {"max_new_tokens": NEW, "ignore_eos": True},
         )
         for seed in range(most)
-        for item in ground.free
+        for item in draft_state.free
     ][:most]
     asking = [
         Asked(list(item.prompt), Sampling(), {"max_new_tokens": NEW})
-        for item in ground.questions[:most]  # each once: what was read is not read again
+        for item in draft_state.questions[:most]  # each once: what was read is not read again
     ]
-    for what, asked in (("free text", sampled), ("questions", asking)):
+    for what, request in (("free text", sampled), ("questions", asking)):
         for name in ("plain", "context"):
-            found = rate(ground.engine(name), asked, repeats)
-            numbers = "{:.0f} tokens/s of one client, {:.0f} of eight, {:.2f}x".format(*found)
+            result = rate(draft_state.engine(name), request, repeats)
+            numbers = "{:.0f} tokens/s of one client, {:.0f} of eight, {:.2f}x".format(*result)
             print(f"rate    {what}, {name}: {numbers}", flush=True)
 
 
-def show_gap(ground: Ground) -> None:
+def show_gap(draft_state: Ground) -> None:
     """Print what a long prompt costs the texts that it joins."""
-    prompts = [ground.text[start : start + 60] for start in range(0, 600, 60)]
+    prompts = [draft_state.text[start : start + 60] for start in range(0, 600, 60)]
     for name in ("plain", "context"):
-        found = gap(ground.engine(name), prompts, ground.text[-LONG:])
-        numbers = "longest {:.0f} ms, median step {:.1f} ms, a chunk {:.0f} ms".format(*found)
-        print(f"gap     {name}: {numbers}; first token after {found[3]:.0f} ms", flush=True)
+        result = gap(draft_state.engine(name), prompts, draft_state.text[-LONG:])
+        numbers = "longest {:.0f} ms, median step {:.1f} ms, a chunk {:.0f} ms".format(*result)
+        print(f"gap     {name}: {numbers}; first token after {result[3]:.0f} ms", flush=True)
 
 
-def show_again(ground: Ground) -> None:
+def show_again(draft_state: Ground) -> None:
     """Print what a second question over the same documents costs."""
-    asks = [list(item.prompt)[-20:] for item in ground.questions[: 12 // min(ground.scale, 3)]]
-    ratio = again(ground.engine("plain"), ground.text[: LONG // 2], asks)
+    asks = [
+        list(item.prompt)[-20:] for item in draft_state.questions[: 12 // min(draft_state.scale, 3)]
+    ]
+    ratio = again(draft_state.engine("plain"), draft_state.text[: LONG // 2], asks)
     print(f"again   {ratio:.2f} of the first question's time to the first token", flush=True)
 
 
@@ -277,14 +283,14 @@ def main() -> int:
     items = bundled_items(Engine(model, tokenizer, drafter=None))
     questions = [item for item in items if item.category == DOCQA]
     free = [item for item in items if item.category != DOCQA]
-    ground = Ground(model, tokenizer, questions, free, 10 if options.small else 1)
-    wrong = show_equal(ground) if "equal" in parts else 0
+    draft_state = Ground(model, tokenizer, questions, free, 10 if options.small else 1)
+    wrong = show_equal(draft_state) if "equal" in parts else 0
     if "rate" in parts:
-        show_rate(ground, 1 if options.small else options.repeats)
+        show_rate(draft_state, 1 if options.small else options.repeats)
     if "gap" in parts:
-        show_gap(ground)
+        show_gap(draft_state)
     if "again" in parts:
-        show_again(ground)
+        show_again(draft_state)
     return 1 if wrong else 0
 
 

@@ -73,8 +73,8 @@ class Probe:
 
     def texts(self, *names: str) -> Texts:
         """Return the corpus or the history as further texts of a request."""
-        found = [tuple(text) for name in names for text in getattr(self, name)]
-        return tuple(SourceText(text, document) for document, text in enumerate(found))
+        results = [tuple(text) for name in names for text in getattr(self, name)]
+        return tuple(SourceText(text, document) for document, text in enumerate(results))
 
     def sources(self, folder: Path, vocab_size: int) -> Sources:
         """Build both stores below a folder."""
@@ -148,12 +148,12 @@ class Tally:
         self.forwards += report.forward_passes
         self.positions += report.forwards + report.drafted
         self.equal += result.tokens == plain
-        for kept, found in (
+        for selected, match in (
             (self.by_source, report.accepted_by_source),
             (self.faults, report.faults),
         ):
-            for name, number in found.items():
-                kept[name] = kept.get(name, 0) + number
+            for name, number in match.items():
+                selected[name] = selected.get(name, 0) + number
 
     def time(self, prompt: int, seconds: float, decode: float) -> None:
         """Keep the best seconds of a prompt."""
@@ -203,23 +203,23 @@ def run(
             results = {}
             for key in keys[shift:] + keys[:shift]:
                 began = time.perf_counter()
-                found = engines[key].generate(
+                result = engines[key].generate(
                     list(prompt), max_new_tokens=NEW_TOKENS, texts=texts[key[0]]
                 )
                 seconds = time.perf_counter() - began
-                tallies[key].time(number, seconds, found.report.decode_seconds)
-                results[key] = found
+                tallies[key].time(number, seconds, result.report.decode_seconds)
+                results[key] = result
             if repeat == 0:
-                for key, found in results.items():
-                    tallies[key].count(found, results[keys[0]].tokens)
+                for key, result in results.items():
+                    tallies[key].count(result, results[keys[0]].tokens)
     plain = tallies[keys[0]]
     return [_row(*key, tally, plain) for key, tally in tallies.items()]
 
 
 def engine(model: Any, sources: Sources, method: str, budget: str) -> Engine:
     """Return a fresh engine, which has learned nothing."""
-    asked = budget if budget == "auto" else max(0, int(budget) - 1)
-    return Engine(model, None, VARIANTS[method].build(sources), None, copy.deepcopy(asked))
+    request = budget if budget == "auto" else max(0, int(budget) - 1)
+    return Engine(model, None, VARIANTS[method].build(sources), None, copy.deepcopy(request))
 
 
 def _warm_up(probe: Probe, model: Any, sources: Sources, keys: Iterable[tuple[str, str]]) -> None:

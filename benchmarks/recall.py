@@ -36,11 +36,11 @@ def read_passages(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def recalls(
-    found: dict[str, list[list[int]]], queries: list[dict[str, Any]], ids: list[str]
+    result: dict[str, list[list[int]]], queries: list[dict[str, Any]], ids: list[str]
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Return recall by list name, origin of the query ("all" too) and cut."""
     table: dict[str, dict[str, dict[str, float]]] = {}
-    for name, rows in found.items():
+    for name, rows in result.items():
         hits: dict[str, list[list[bool]]] = defaultdict(list)
         for query, row in zip(queries, rows, strict=True):
             gold = set(query["gold"])
@@ -79,7 +79,7 @@ def measure(folder: Path, split: str, embedder: str) -> dict[str, Any]:
         [number for number, _, _ in fuse_rankings({"dense": one, "sparse": other}, fusion)]
         for one, other in zip(by_dense, by_sparse, strict=True)
     ]
-    found = {"dense": numbers(by_dense), "sparse": numbers(by_sparse), "fused": fused}
+    record = {"dense": numbers(by_dense), "sparse": numbers(by_sparse), "fused": fused}
     return {
         "split": split,
         "embedder": embedder,
@@ -87,7 +87,7 @@ def measure(folder: Path, split: str, embedder: str) -> dict[str, Any]:
         "passages": len(ids),
         "queries": len(queries),
         "seconds": {name: round(value, 2) for name, value in seconds.items()},
-        "recall": recalls(found, queries, ids),
+        "recall": recalls(record, queries, ids),
     }
 
 

@@ -30,8 +30,8 @@ WIDTH, K, BATCH = 224, 20, 8
 def vectors(count: int, seed: int) -> Any:
     """Return unit vectors f32 [count, WIDTH]."""
     generator = torch.Generator().manual_seed(seed)
-    found = torch.randn(count, WIDTH, generator=generator) + 0.8
-    return torch.nn.functional.normalize(found, dim=-1).numpy()
+    result = torch.randn(count, WIDTH, generator=generator) + 0.8
+    return torch.nn.functional.normalize(result, dim=-1).numpy()
 
 
 def ways(stored: Any, queries: Any) -> dict[str, Callable[[], Any]]:
@@ -43,7 +43,7 @@ def ways(stored: Any, queries: Any) -> dict[str, Callable[[], Any]]:
     def product(count: int) -> Any:
         return (torch.from_numpy(queries[:count]) @ matrix.T).topk(K, dim=1)
 
-    found: dict[str, Callable[[], Any]] = {
+    record: dict[str, Callable[[], Any]] = {
         "ours, 1": lambda: index.search_vectors(queries[:1], K),
         "ours, 8": lambda: index.search_vectors(queries, K),
         "product, 1": lambda: product(1),
@@ -52,11 +52,11 @@ def ways(stored: Any, queries: Any) -> dict[str, Callable[[], Any]]:
     try:
         import faiss
     except ImportError:
-        return found
+        return record
     faiss.omp_set_num_threads(torch.get_num_threads())
     flat = faiss.IndexFlatIP(WIDTH)
     flat.add(stored)
-    return found | {
+    return record | {
         "faiss flat, 1": lambda: flat.search(queries[:1], K),
         "faiss flat, 8": lambda: flat.search(queries, K),
     }
@@ -78,22 +78,22 @@ def main() -> None:
     parser.add_argument("--vectors", type=int, default=1_000_000)
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     torch.set_num_threads(1)
-    stored, queries = vectors(given.vectors, 0), vectors(BATCH, 1)
+    stored, queries = vectors(inputs.vectors, 0), vectors(BATCH, 1)
     timed = ways(stored, queries)
     clocks = {"wall": time.perf_counter, "own": time.process_time}
     spent: dict[str, defaultdict[str, list[float]]] = {on: defaultdict(list) for on in clocks}
-    for _ in range(given.turns + 1):
-        for name, way in timed.items():
+    for _ in range(inputs.turns + 1):
+        for name, direction in timed.items():
             began = {on: clock() for on, clock in clocks.items()}
-            way()
+            direction()
             for on, clock in clocks.items():
                 spent[on][name].append(1000.0 * (clock() - began[on]))
     rows = {on: figures(times) for on, times in spent.items()}
-    print(json.dumps({"vectors": given.vectors, "milliseconds": rows}, indent=1))
-    if given.json is not None:
-        given.json.write_text(json.dumps(rows) + "\n", encoding="utf-8")
+    print(json.dumps({"vectors": inputs.vectors, "milliseconds": rows}, indent=1))
+    if inputs.json is not None:
+        inputs.json.write_text(json.dumps(rows) + "\n", encoding="utf-8")
     assert all(np.isfinite(list(times.values())).all() for times in rows.values())
 
 

@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000, help="of the soak")
     parser.add_argument("--rounds", type=int, default=40, help="of stream and leaving")
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     torch.set_num_threads(1)
     measures: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
         "stream": stream,
@@ -63,12 +63,12 @@ def main() -> None:
         "prediction": prediction,
         "soak": soak,
     }
-    found: dict[str, Any] = {}
-    for part in given.only.split(","):
-        found[part] = measures[part](given)
-        print(part, json.dumps(found[part]), flush=True)
-        if given.json is not None:
-            given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    record: dict[str, Any] = {}
+    for part in inputs.only.split(","):
+        record[part] = measures[part](inputs)
+        print(part, json.dumps(record[part]), flush=True)
+        if inputs.json is not None:
+            inputs.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def body(model: str, number: int, tokens: int, **more: Any) -> dict[str, Any]:
@@ -102,10 +102,10 @@ def running(model: str, *options: str) -> Iterator[tuple[httpx.Client, int]]:
 # --- one client -------------------------------------------------------------------------------
 
 
-def stream(given: argparse.Namespace) -> dict[str, Any]:
+def stream(inputs: argparse.Namespace) -> dict[str, Any]:
     """Compare a client's stream with the engine's own, in turns."""
-    engine = Engine.from_pretrained(given.model, "context", budget=8)
-    serving = Serving(engine, given.model)
+    engine = Engine.from_pretrained(inputs.model, "context", budget=8)
+    serving = Serving(engine, inputs.model)
     serving.drafting._default = ("context", 8)
     server = uvicorn.Server(
         uvicorn.Config(build_app(serving, ServerSettings()), port=0, log_level="error")
@@ -115,20 +115,20 @@ def stream(given: argparse.Namespace) -> dict[str, Any]:
     while not server.started:
         time.sleep(0.01)
     address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    own, served = [], []
+    current, served = [], []
     with httpx.Client(base_url=address, timeout=60) as client:
-        for number in range(given.rounds + 2):
+        for number in range(inputs.rounds + 2):
             prompt = f"{number} {PROMPTS[number % len(PROMPTS)]}"
-            asked = body(given.model, 0, 64, prompt=prompt, drafter="context", budget=8)
+            request = body(inputs.model, 0, 64, prompt=prompt, drafter="context", budget=8)
             pairs = [
-                (own, lambda p=prompt: _own(engine, p)),
-                (served, lambda a=asked: _served(client, a)),
+                (current, lambda p=prompt: _own(engine, p)),
+                (served, lambda a=request: _served(client, a)),
             ]
             for times, run in pairs if number % 2 else pairs[::-1]:
                 times.append(run())
     server.should_exit = True
     thread.join()
-    first, each = ([[row[at] for row in rows[2:]] for rows in (own, served)] for at in (0, 1))
+    first, each = ([[row[at] for row in rows[2:]] for rows in (current, served)] for at in (0, 1))
     return {
         "first_ms": [round(1000 * statistics.median(rows), 2) for rows in first],
         "first_more_ms": round(1000 * _difference(*first), 2),
@@ -137,25 +137,25 @@ def stream(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _difference(own: list[float], served: list[float]) -> float:
-    return statistics.median(b - a for a, b in zip(own, served, strict=True))
+def _difference(current: list[float], served: list[float]) -> float:
+    return statistics.median(b - a for a, b in zip(current, served, strict=True))
 
 
 def _own(engine: Engine, prompt: str) -> tuple[float, float]:
     """Return seconds to the first piece and of a token after it."""
     began = time.perf_counter()
-    pieces = engine.stream(prompt, max_new_tokens=64, ignore_eos=True)
-    next(pieces)
+    chunks = engine.stream(prompt, max_new_tokens=64, ignore_eos=True)
+    next(chunks)
     first = time.perf_counter()
-    for _ in pieces:
+    for _ in chunks:
         pass
     return first - began, (time.perf_counter() - first) / 63
 
 
-def _served(client: httpx.Client, asked: dict[str, Any]) -> tuple[float, float]:
+def _served(client: httpx.Client, request: dict[str, Any]) -> tuple[float, float]:
     """Return the same of a stream of the server."""
     began, first = time.perf_counter(), 0.0
-    with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as response:
+    with client.stream("POST", "/v1/completions", json={**request, "stream": True}) as response:
         for line in response.iter_lines():
             if line.startswith("data: {") and not first:
                 first = time.perf_counter()
@@ -165,39 +165,41 @@ def _served(client: httpx.Client, asked: dict[str, Any]) -> tuple[float, float]:
 # --- many clients -----------------------------------------------------------------------------
 
 
-def surplus(given: argparse.Namespace) -> dict[str, Any]:
+def surplus(inputs: argparse.Namespace) -> dict[str, Any]:
     """Ask with 64 clients at once where 16 find room."""
-    with running(given.model, "--slots", "8", "--queue", "8") as (client, _):
-        client.post("/v1/completions", json=body(given.model, 0, 4))
+    with running(inputs.model, "--slots", "8", "--queue", "8") as (client, _):
+        client.post("/v1/completions", json=body(inputs.model, 0, 4))
         with ThreadPoolExecutor(64) as clients:
-            asked = list(
-                clients.map(lambda number: _timed(client, body(given.model, number, 96)), range(64))
+            requests = list(
+                clients.map(
+                    lambda number: _timed(client, body(inputs.model, number, 96)), range(64)
+                )
             )
-    refused = [seconds for status, seconds in asked if status == 429]
+    refused = [seconds for status, seconds in requests if status == 429]
     return {
-        "statuses": _counts([status for status, _ in asked]),
+        "statuses": _counts([status for status, _ in requests]),
         "refused_ms_median": round(1000 * statistics.median(refused), 1),
         "refused_ms_most": round(1000 * max(refused), 1),
     }
 
 
-def _timed(client: httpx.Client, asked: dict[str, Any]) -> tuple[int, float]:
+def _timed(client: httpx.Client, request: dict[str, Any]) -> tuple[int, float]:
     began = time.perf_counter()
-    status = client.post("/v1/completions", json=asked).status_code
+    status = client.post("/v1/completions", json=request).status_code
     return status, time.perf_counter() - began
 
 
-def _counts(found: list[int]) -> dict[str, int]:
-    return {str(value): found.count(value) for value in sorted(set(found))}
+def _counts(result: list[int]) -> dict[str, int]:
+    return {str(value): result.count(value) for value in sorted(set(result))}
 
 
-def leaving(given: argparse.Namespace) -> dict[str, Any]:
+def leaving(inputs: argparse.Namespace) -> dict[str, Any]:
     """Leave streams at random tokens; tell how long their row stays."""
     dice, stays = random.Random(5), []
-    with running(given.model, "--slots", "4") as (client, _):
-        for number in range(given.rounds * 5 // 2):
-            asked = body(given.model, number, 400, stream=True)
-            with client.stream("POST", "/v1/completions", json=asked) as response:
+    with running(inputs.model, "--slots", "4") as (client, _):
+        for number in range(inputs.rounds * 5 // 2):
+            request = body(inputs.model, number, 400, stream=True)
+            with client.stream("POST", "/v1/completions", json=request) as response:
                 lines = response.iter_lines()
                 for _ in range(dice.randint(1, 40)):
                     next(lines, None)
@@ -213,19 +215,19 @@ def leaving(given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def prediction(given: argparse.Namespace) -> dict[str, Any]:
+def prediction(inputs: argparse.Namespace) -> dict[str, Any]:
     """Predict the right text; tell tokens a forward with and without."""
-    with running(given.model) as (client, _):
+    with running(inputs.model) as (client, _):
         rates: dict[str, list[float]] = {"none": [], "right": []}
         for number in range(8):
-            asked = body(given.model, number, 96)
-            asked["seed"] = number
-            plain = client.post("/v1/completions", json=asked).json()
+            request = body(inputs.model, number, 96)
+            request["seed"] = number
+            plain = client.post("/v1/completions", json=request).json()
             text = plain["choices"][0]["text"]
-            told = {"type": "content", "content": text}
-            found = client.post("/v1/completions", json={**asked, "prediction": told}).json()
-            assert found["choices"][0]["text"] == text
-            for name, each in (("none", plain), ("right", found)):
+            record = {"type": "content", "content": text}
+            result = client.post("/v1/completions", json={**request, "prediction": record}).json()
+            assert result["choices"][0]["text"] == text
+            for name, each in (("none", plain), ("right", result)):
                 forwards = each["metrics"]["speculative_decoding"]["num_forwards"]
                 rates[name].append(each["usage"]["completion_tokens"] / forwards)
     return {name: round(statistics.median(values), 2) for name, values in rates.items()}
@@ -234,22 +236,22 @@ def prediction(given: argparse.Namespace) -> dict[str, Any]:
 # --- a long run -------------------------------------------------------------------------------
 
 
-def soak(given: argparse.Namespace) -> dict[str, Any]:
+def soak(inputs: argparse.Namespace) -> dict[str, Any]:
     """Ask for a long time; tell what has grown."""
-    with running(given.model, "--slots", "8", "--queue", "32") as (client, process):
+    with running(inputs.model, "--slots", "8", "--queue", "32") as (client, process):
         rows: list[dict[str, float]] = []
         block = 200
-        for start in range(0, given.requests, block):
-            numbers = range(start, min(start + block, given.requests))
+        for start in range(0, inputs.requests, block):
+            numbers = range(start, min(start + block, inputs.requests))
             with ThreadPoolExecutor(8) as clients:
                 took = sorted(
-                    clients.map(lambda number: _mixed(client, given.model, number), numbers)
+                    clients.map(lambda number: _mixed(client, inputs.model, number), numbers)
                 )
             rows.append({"p99": took[int(0.99 * (len(took) - 1))], **_size(process)})
             print(f"  {numbers.stop} requests: {rows[-1]}", flush=True)
     first, last = rows[0], rows[-1]
     return {
-        "requests": given.requests,
+        "requests": inputs.requests,
         "memory_mb": [round(first["memory"]), round(last["memory"])],
         "threads": [first["threads"], last["threads"]],
         "files": [first["files"], last["files"]],
@@ -259,16 +261,16 @@ def soak(given: argparse.Namespace) -> dict[str, Any]:
 
 def _mixed(client: httpx.Client, model: str, number: int) -> float:
     """Do one request of the many kinds; return its seconds."""
-    asked = body(model, number, 8 + number % 25, user=f"user-{number % 5}")
+    request = body(model, number, 8 + number % 25, user=f"user-{number % 5}")
     began = time.perf_counter()
     if number % 10 == 3:
-        with client.stream("POST", "/v1/completions", json={**asked, "stream": True}) as response:
+        with client.stream("POST", "/v1/completions", json={**request, "stream": True}) as response:
             next(response.iter_lines())
     elif number % 10 == 7:
-        assert client.post("/v1/completions", json={**asked, "n": 99}).status_code == 400
+        assert client.post("/v1/completions", json={**request, "n": 99}).status_code == 400
     else:
-        found = client.post("/v1/completions", json={**asked, "n": 1 + number % 2})
-        assert found.status_code == 200, found.text
+        result = client.post("/v1/completions", json={**request, "n": 1 + number % 2})
+        assert result.status_code == 200, result.text
     return time.perf_counter() - began
 
 

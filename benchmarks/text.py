@@ -99,7 +99,7 @@ def quotations(data: Path, tokenizer: Any, count: int, room: int) -> list[BenchI
 
 
 def collect(
-    data: Path, engine: Engine, wanted: list[str], items: int, temperature: float
+    data: Path, engine: Engine, selection: list[str], items: int, temperature: float
 ) -> list[BenchItem]:
     """Return at most `items` prompts of each category that was asked for, all without a list."""
     tokenizer = engine.tokenizer
@@ -113,22 +113,25 @@ def collect(
         CODE: lambda: code_items(tokenizer, library_files(), items, room // 2),
         FREE: lambda: free(data, tokenizer, items),
     }
-    found = [
-        item for name, make in makers.items() if not wanted or name in wanted for item in make()
+    results = [
+        item
+        for name, make in makers.items()
+        if not selection or name in selection
+        for item in make()
     ]
     spec = data / "spec_bench" / "question_dev.jsonl"
-    if not wanted or set(wanted) - set(makers):
-        found += read_items(spec, tokenizer, engine.target.max_length)
+    if not selection or set(selection) - set(makers):
+        results += read_items(spec, tokenizer, engine.target.max_length)
     greedy = (DOCQA, QUOTATION, EDITS)
-    found = [
+    results = [
         item if item.category in greedy else replace(item, temperature=temperature)
-        for item in found
+        for item in results
     ]
-    groups = by_category(found)
+    groups = by_category(results)
     return [
         item
         for name, group in groups.items()
-        if not wanted or name in wanted
+        if not selection or name in selection
         for item in spread(group, items)
     ]
 
@@ -164,8 +167,8 @@ def main() -> None:
     draft = None
     if options.draft_model:
         draft = load_model(options.draft_model, options.device, options.dtype)[0]
-    wanted = [name for name in options.categories.split(",") if name]
-    items = collect(options.data, engine, wanted, options.items, options.temperature)
+    selection = [name for name in options.categories.split(",") if name]
+    items = collect(options.data, engine, selection, options.items, options.temperature)
     sources = open_sources(
         options.store, options.history, tokenizer=engine.tokenizer, model=engine.model
     )

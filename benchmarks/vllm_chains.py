@@ -30,8 +30,8 @@ def prompts(model: str, items: int) -> list[list[int]]:
     from ragspec.pipelines.bench.prompts import DOCQA, bundled_items
 
     engine = Engine.from_pretrained(model, None)
-    asked = [item for item in bundled_items(engine) if item.category == DOCQA]
-    return [list(item.prompt) for item in asked[:items]]
+    requests = [item for item in bundled_items(engine) if item.category == DOCQA]
+    return [list(item.prompt) for item in requests[:items]]
 
 
 def in_vllm(args: argparse.Namespace, proposer: bool) -> dict[str, Any]:
@@ -58,10 +58,10 @@ def in_vllm(args: argparse.Namespace, proposer: bool) -> dict[str, Any]:
         max_num_seqs=4,
         **more,
     )
-    asked = [{"prompt_token_ids": ids} for ids in prompts(args.model, args.items)]
-    made = llm.generate(asked, SamplingParams(temperature=0, max_tokens=NEW))
-    found = {"texts": [list(each.outputs[0].token_ids) for each in made]}
-    return (json.loads(stats.read_text()) if proposer else {}) | found
+    requests = [{"prompt_token_ids": ids} for ids in prompts(args.model, args.items)]
+    instance = llm.generate(requests, SamplingParams(temperature=0, max_tokens=NEW))
+    record = {"texts": [list(each.outputs[0].token_ids) for each in instance]}
+    return (json.loads(stats.read_text()) if proposer else {}) | record
 
 
 def own(args: argparse.Namespace) -> dict[str, Any]:
@@ -76,9 +76,9 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
     engine = Engine(target, tokenizer, args.drafter, budget=WIDTH * args.longest, batch_size=1)
     texts, steps, accepted = [], 0, 0
     for ids in prompts(args.model, args.items):
-        made = engine.generate(ids, max_new_tokens=NEW)
-        texts.append(list(made.tokens))
-        drafted = [step for step in made.steps if len(step.tree)]
+        instance = engine.generate(ids, max_new_tokens=NEW)
+        texts.append(list(instance.tokens))
+        drafted = [step for step in instance.steps if len(step.tree)]
         steps += len(drafted)
         accepted += sum(len(step.path) for step in drafted)
     return {"texts": texts, "steps": steps, "accepted": accepted}
@@ -95,16 +95,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.part:
-        made = own(args) if args.part == "own" else in_vllm(args, args.part == "proposer")
-        args.out.write_text(json.dumps(made))
+        instance = own(args) if args.part == "own" else in_vllm(args, args.part == "proposer")
+        args.out.write_text(json.dumps(instance))
         return 0
-    found = {}
+    record = {}
     for part in PARTS:
         out = Path(tempfile.mkdtemp()) / "part.json"
         command = [sys.executable, __file__, *sys.argv[1:], "--part", part, "--out", str(out)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        found[part] = json.loads(out.read_text())
-    plain, ours, chains = (found[part] for part in PARTS)
+        record[part] = json.loads(out.read_text())
+    plain, ours, chains = (record[part] for part in PARTS)
     equal = sum(one == two for one, two in zip(plain["texts"], ours["texts"], strict=True))
     same = sum(one == two for one, two in zip(plain["texts"], chains["texts"], strict=True))
     a_step = ours["accepted"] / ours["steps"]

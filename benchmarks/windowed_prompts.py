@@ -57,11 +57,11 @@ def read_once(options: argparse.Namespace) -> dict[str, float]:
         before, began = peak(), time.process_time()
         logits = session.verify([tokens], empty)
         seconds, grown = time.process_time() - began, peak() - before
-    kept = 2 * SIZES["num_key_value_heads"] * SIZES["head_dim"] * logits.element_size()
+    selected = 2 * SIZES["num_key_value_heads"] * SIZES["head_dim"] * logits.element_size()
     return {
         "seconds": seconds,
         "grown_MB": grown,
-        "cache_MB": kept * SIZES["num_hidden_layers"] * n / 1e6,
+        "cache_MB": selected * SIZES["num_hidden_layers"] * n / 1e6,
         "checksum": float(logits.double().abs().sum()),
     }
 
@@ -74,8 +74,8 @@ def peak() -> float:
 
 def run(folder: Path, tokens: int, piece: int, options: argparse.Namespace) -> dict[str, float]:
     """Return `read_once` in a process that imports the library from this folder."""
-    given = {"one": tokens, "piece": piece, "window": options.window}
-    arguments = [f"--{name}={value}" for name, value in given.items()]
+    inputs = {"one": tokens, "piece": piece, "window": options.window}
+    arguments = [f"--{name}={value}" for name, value in inputs.items()]
     done = subprocess.run(
         [sys.executable, __file__, *arguments, f"--dtype={options.dtype}"],
         env={**os.environ, "PYTHONPATH": str(folder)},
@@ -85,8 +85,8 @@ def run(folder: Path, tokens: int, piece: int, options: argparse.Namespace) -> d
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def main() -> None:
@@ -113,17 +113,17 @@ def main() -> None:
     print("| tokens | checkout | peak grows by, MB | of it cache, MB | time to `against` |")
     print("|---|---|---|---|---|")
     for n in map(int, options.tokens.split(",")):
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        record: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
         for _ in range(options.repeats):
             for name, (folder, piece) in ways.items():
-                found[name].append(run(folder, n, piece, options))
-        for name, made in found.items():
+                record[name].append(run(folder, n, piece, options))
+        for name, instance in record.items():
             row: dict[str, Any] = {"tokens": n, "checkout": name, "piece": ways[name][1]}
-            row |= {key: median(each[key] for each in made) for key in made[0]}
+            row |= {key: median(each[key] for each in instance) for key in instance[0]}
             rows.append(row)
             ratio = ""
             if options.against:
-                pairs = zip(made, found["against"], strict=True)
+                pairs = zip(instance, record["against"], strict=True)
                 row["ratio"] = median(a["seconds"] / b["seconds"] for a, b in pairs)
                 ratio = f"{row['ratio']:.2f}"
             print(f"| {n} | {name} | {row['grown_MB']:.0f} | {row['cache_MB']:.0f} | {ratio} |")

@@ -36,9 +36,9 @@ def build_method(name: str, sources: Sources) -> Drafters | None:
         raise UnknownNameError(unknown("method", name, ["plain", *known]))
     missing = known[name].needs - sources.at_hand()
     if missing:
-        given = " and ".join(_GIVEN[what] for what in sorted(missing))
+        inputs = " and ".join(_GIVEN[what] for what in sorted(missing))
         raise InputError(
-            f"{name} got no {', '.join(sorted(missing))}; expected one. Give it with {given}."
+            f"{name} got no {', '.join(sorted(missing))}; expected one. Give it with {inputs}."
         )
     return build(name, sources)
 
@@ -84,8 +84,8 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
     built: list[Drafter] = []
     for name in names:
         # A draft model is no method here, but one more source of the engine.
-        made = build_method(name, sources) if name in known else HeadDrafter(name, model)
-        built.extend(made if isinstance(made, list) else [made])  # type: ignore[list-item]
+        instance = build_method(name, sources) if name in known else HeadDrafter(name, model)
+        built.extend(instance if isinstance(instance, list) else [instance])  # type: ignore[list-item]
     return built[0] if len(built) == 1 else built
 
 

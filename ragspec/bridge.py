@@ -77,12 +77,12 @@ class Speculation:
 
     def engine(self, model: Any) -> Engine:
         """Return the engine for a model; made on first use and kept while the fields stay."""
-        wanted = (model, self.tokenizer, self.drafter, self.draft_model, self.budget)
-        same = len(self._made_from) == len(wanted) and all(
-            mine is theirs for mine, theirs in zip(self._made_from, wanted, strict=True)
+        selection = (model, self.tokenizer, self.drafter, self.draft_model, self.budget)
+        same = len(self._made_from) == len(selection) and all(
+            mine is theirs for mine, theirs in zip(self._made_from, selection, strict=True)
         )
         if self._engine is None or not same:
-            self._engine, self._made_from = Engine(*wanted), wanted
+            self._engine, self._made_from = Engine(*selection), selection
         return self._engine
 
 
@@ -102,17 +102,17 @@ def generate(
     streamer, tokenizer and assistant_model work as in transformers; the assistant becomes one
     more drafter. stop_strings need the tokenizer, those of generation_config or the model too.
     """
-    given = speculation or Speculation()
+    values = speculation or Speculation()
     spec = replace(
-        given,
-        streamer=streamer or given.streamer,
-        tokenizer=tokenizer or given.tokenizer,
-        draft_model=assistant_model or given.draft_model,
+        values,
+        streamer=streamer or values.streamer,
+        tokenizer=tokenizer or values.tokenizer,
+        draft_model=assistant_model or values.draft_model,
     )
     kwargs = _with_stop_strings(stop_strings, spec.tokenizer, model.generation_config, kwargs)
     result = model.generate(inputs, custom_generate=speculative, speculation=spec, **kwargs)
-    given.generations = spec.generations
-    given._engine, given._made_from = spec._engine, spec._made_from
+    values.generations = spec.generations
+    values._engine, values._made_from = spec._engine, spec._made_from
     return result
 
 
@@ -176,22 +176,22 @@ def _checked(speculation: Any) -> Speculation:
 def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling, list[Any]]:
     """Turn transformers' own filters, where they come last, into settings; keep the rest."""
     rest = list(processors)
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     order = list(_WARPERS)
     while rest and (kind := type(rest[-1]).__name__) in order:
         if getattr(rest[-1], "min_tokens_to_keep", 1) > 1:
             break
         order = order[: order.index(kind)]  # only what the law of ragspec applies before it
-        found[_WARPERS[kind]] = getattr(rest.pop(), _WARPERS[kind])
+        record[_WARPERS[kind]] = getattr(rest.pop(), _WARPERS[kind])
     if not getattr(config, "do_sample", False):
-        found = {"temperature": 0.0}
+        record = {"temperature": 0.0}
     n = max(getattr(config, "num_return_sequences", 1) or 1, 1)
     if (getattr(config, "num_beams", 1) or 1) > 1:
         raise InputError(f"num_beams={config.num_beams}; expected 1: beams cannot be speculated")
     for name, why in _OTHER_WAYS.items():
         if value := getattr(config, name, None):
             raise InputError(f"{name}={value!r}; expected none: {why}")
-    return Sampling(**{"temperature": 1.0, **found}, n=n, seed=seed), rest
+    return Sampling(**{"temperature": 1.0, **record}, n=n, seed=seed), rest
 
 
 def _ending(criteria: Any, config: Any, vocab_size: int) -> tuple[int, list[int], list[Any]]:
@@ -226,26 +226,26 @@ def _streaming(streamer: Any, input_ids: torch.Tensor) -> Any:
 
 
 def _with_stop_strings(
-    strings: Any, tokenizer: Any, own: Any, kwargs: dict[str, Any]
+    strings: Any, tokenizer: Any, current: Any, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments with a criterion for the strings of the call, else of its config, else
-    of `own`, the model's config; transformers, which has no tokenizer here, is to see none of them.
+    of `current`, the model's config; transformers, which has no tokenizer here, is to see none of them.
     """
     from transformers import StoppingCriteriaList, StopStringCriteria
 
     config = kwargs.get("generation_config")
-    places = (strings, getattr(config, "stop_strings", None), own.stop_strings)
-    found = next((each for each in places if each is not None), None)
-    if found is None:
+    places = (strings, getattr(config, "stop_strings", None), current.stop_strings)
+    result = next((each for each in places if each is not None), None)
+    if result is None:
         return kwargs
     if tokenizer is None:
         raise InputError("stop_strings need a tokenizer; pass tokenizer=... as well")
-    criteria = [*(kwargs.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, found)]
+    criteria = [*(kwargs.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, result)]
     more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList(criteria)}
     if config is not None:
         config = more["generation_config"] = copy(config)
         config.stop_strings = None
-    if own.stop_strings is not None:
+    if current.stop_strings is not None:
         more["stop_strings"] = None  # over the model's own, which would be filled in
     return {**kwargs, **more}
 
@@ -256,10 +256,10 @@ def _refuse_positions(
     """Refuse positions of the tokens that differ from the ones that transformers works out."""
     if positions is None:
         return
-    seen = torch.ones_like(ids) if mask is None else mask.long()
+    visible = torch.ones_like(ids) if mask is None else mask.long()
     rows, length = ids.shape
     fits = positions.shape[-2:] in ((1, length), (rows, length))
-    if not fits or bool(((positions != seen.cumsum(-1) - 1) & (seen > 0)).any()):
+    if not fits or bool(((positions != visible.cumsum(-1) - 1) & (visible > 0)).any()):
         raise InputError(
             "got position_ids that do not count each row's tokens from 0; expected none. Call "
             "model.generate without custom_generate for them."
@@ -282,10 +282,10 @@ def _refuse_unknown(model_kwargs: dict[str, Any]) -> None:
 
 
 def _refuse_outputs(config: Any) -> None:
-    asked = [name for name in _OUTPUTS if getattr(config, name, False)]
-    if asked and getattr(config, "return_dict_in_generate", False):
+    requests = [name for name in _OUTPUTS if getattr(config, name, False)]
+    if requests and getattr(config, "return_dict_in_generate", False):
         raise InputError(
-            f"got {', '.join(asked)}; expected none: a verified tree has no such rows. Use "
+            f"got {', '.join(requests)}; expected none: a verified tree has no such rows. Use "
             "Engine.generate(logprobs=...) for log-probabilities."
         )
 

@@ -77,13 +77,13 @@ def prints_of(model: Any = None, tokenizer: Any = None) -> dict[str, str]:
     return prints
 
 
-def check_prints(what: str, found: Mapping[str, str | None], expected: Mapping[str, str]) -> None:
+def check_prints(what: str, result: Mapping[str, str | None], expected: Mapping[str, str]) -> None:
     """Raise StoreError where a store names another model or tokenizer than the expected one.
 
     A store that names none, such as a corpus of nobody's outputs, fits all.
     """
     for name, value in expected.items():
-        known = found.get(name)
+        known = result.get(name)
         if known and not same_print(known, value):
             raise StoreError(
                 f"{what} was made with another {name} (fingerprint {known[:12]}, expected "

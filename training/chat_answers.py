@@ -66,17 +66,17 @@ def own_prompts(engine: Engine, before: str, count: int, seed: int) -> list[str]
 
 def passage_prompts(documents: list[Document], count: int, random_: random.Random) -> list[str]:
     """Return prompts about passages that are cut at paragraphs from anywhere in a document."""
-    found: list[str] = []
+    results: list[str] = []
     for _ in range(MOST_TRIES * count):
-        if len(found) == count:
+        if len(results) == count:
             break
         document = random_.choice(documents)
         blocks = document.text[random_.randrange(max(1, len(document.text) - PASSAGE[1])) :]
         passage = "\n\n".join(blocks[: random_.randint(*PASSAGE)].split("\n\n")[1:-1]).strip()
         if len(passage) >= PASSAGE[0]:
-            asked = random_.choice(ASKED)
-            found.append(asked.format(passage=passage, title=document.title))
-    return found
+            template = random_.choice(ASKED)
+            results.append(template.format(passage=passage, title=document.title))
+    return results
 
 
 def answered(
@@ -118,11 +118,13 @@ def main() -> None:
     while time.monotonic() - began < 60.0 * args.minutes:
         prompts = own_prompts(engine, parts[0], OWN, number)
         prompts += passage_prompts(documents, PASSAGES, random.Random(number))
-        made = list(answered(engine, sorted(set(prompts), key=len), parts))
+        instance = list(answered(engine, sorted(set(prompts), key=len), parts))
         with args.out.open("a", encoding="utf-8") as stream:
-            for record in made:
+            for record in instance:
                 stream.write(json.dumps(record | {"round": number}, ensure_ascii=False) + "\n")
-        print(f"round {number}: {len(made)} chats, {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"round {number}: {len(instance)} chats, {time.monotonic() - began:.0f} s", flush=True
+        )
         number += 1
 
 

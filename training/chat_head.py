@@ -46,13 +46,13 @@ def stage(args: argparse.Namespace, data: Path, out: Path, settings: HeadTrainin
     if (out / CONFIG).is_file() and not (out / CHECKPOINT).is_file():
         return
     start = args.work / "first" if out.name != "first" else None
-    made = make_head(
+    instance = make_head(
         *(args.model, data, out, settings, Terminal()),
         dtype=args.dtype,
         start=start,
         resume=(out / CHECKPOINT).is_file(),
     )
-    print(json.dumps(made), flush=True)
+    print(json.dumps(instance), flush=True)
 
 
 def main() -> None:
@@ -86,8 +86,8 @@ def main() -> None:
         draft_vocab_size=args.vocabulary,
     )
     stage(args, texts, args.work / "first", both)
-    own = replace(both, seconds=60.0 * args.minutes[1], depth=args.depth)
-    stage(args, texts / CHATS, args.work / "second", own)
+    current = replace(both, seconds=60.0 * args.minutes[1], depth=args.depth)
+    stage(args, texts / CHATS, args.work / "second", current)
     FeatureHead.load(args.work / "second").save(args.out, torch.bfloat16)
 
 

@@ -51,16 +51,16 @@ def read_pictures(shared: Path, kind: str, tones: bool = False) -> Pictures:
     """Read a set; emoji without the variants of skin tone unless `tones`."""
     folder = shared / "data" if (shared / "data").is_dir() else shared
     with np.load(folder / "images" / f"{kind}32.npz", allow_pickle=False) as data:
-        kept = np.ones(len(data["names"]), dtype=bool)
+        selected = np.ones(len(data["names"]), dtype=bool)
         if kind == "emoji" and not tones:
-            kept = ~data["is_tone_variant"]
-        images = torch.from_numpy(data["images"][kept]).permute(0, 3, 1, 2).float() / 127.5 - 1
-        names = [str(name) for name in data["names"][kept]]
+            selected = ~data["is_tone_variant"]
+        images = torch.from_numpy(data["images"][selected]).permute(0, 3, 1, 2).float() / 127.5 - 1
+        names = [str(name) for name in data["names"][selected]]
         if kind == "emoji":
             groups = [str(n).replace("-", " ") for n in data["subgroup_names"]]
-            of_each = [groups[number] for number in data["subgroup"][kept]]
+            of_each = [groups[number] for number in data["subgroup"][selected]]
             return Pictures(kind, images, names, torch.zeros(0, dtype=torch.int64), [], of_each)
-        labels = torch.from_numpy(data["label"][kept].astype(np.int64))
+        labels = torch.from_numpy(data["label"][selected].astype(np.int64))
         return Pictures(kind, images, names, labels, [str(n) for n in data["class_names"]], [])
 
 

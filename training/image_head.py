@@ -42,9 +42,9 @@ def train(kind: str, args: argparse.Namespace) -> FeatureHead:
     rng = torch.Generator().manual_seed(args.seed)
     tokenizer = VQTokenizer.from_pretrained(args.models / "tokenizer")
     rows = Rows(tokenizer, split(read_pictures(args.shared, kind))[0], args.embedder)
-    drawn = [rows.draw(100, rng) for _ in range(args.pictures // 100)]
-    codes, given = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-    target, texts = code_texts(model, codes, given, rng)
+    sample = [rows.draw(100, rng) for _ in range(args.pictures // 100)]
+    codes, inputs = (torch.cat(parts) for parts in zip(*sample, strict=True))
+    target, texts = code_texts(model, codes, inputs, rng)
     settings = HeadTraining(
         steps=args.steps,
         seconds=60 * args.minutes,

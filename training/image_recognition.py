@@ -38,9 +38,9 @@ def pictures_of(
     """Draw so many pictures of each name with a seed; return them with their names, shuffled."""
     tokenizer = VQTokenizer.from_pretrained(folder / "tokenizer")
     model = LlamaGenModel.from_pretrained(folder / "emoji" / "target", dtype=torch.float32).eval()
-    given, names = wanted("emoji", model, embedder)
+    inputs, names = wanted("emoji", model, embedder)
     rng = torch.Generator().manual_seed(seed)
-    codes, _ = draw(model, given.repeat_interleave(each, 0), GUIDANCE, TEMPERATURE, TOP_K, rng)
+    codes, _ = draw(model, inputs.repeat_interleave(each, 0), GUIDANCE, TEMPERATURE, TOP_K, rng)
     images = to_images(tokenizer.decode(codes))
     return shuffled(images, names, each, rng)
 
@@ -51,8 +51,8 @@ def latent_pictures_of(name: str, seed: int, each: int) -> tuple[list[Image.Imag
 
     pipe = LatentPipeline.from_pretrained(name, None)
     rng = torch.Generator().manual_seed(seed)
-    drawn = pipe(list(PROMPTS), num_images_per_prompt=each, guidance_scale=GUIDANCE, generator=rng)
-    return shuffled(drawn.images, list(PROMPTS), each, rng)
+    sample = pipe(list(PROMPTS), num_images_per_prompt=each, guidance_scale=GUIDANCE, generator=rng)
+    return shuffled(sample.images, list(PROMPTS), each, rng)
 
 
 def shuffled(
@@ -66,15 +66,15 @@ def shuffled(
 def read_answers(text: str, count: int) -> list[str]:
     """Return the answers of lines `NUMBER NAME`, in order; raises InputError for missing ones."""
     pairs = [line.strip().partition(" ") for line in text.splitlines() if line.strip()]
-    found = {int(number): name.strip().lower() for number, _, name in pairs if number.isdigit()}
-    foreign = sorted(set(found.values()) - {*PROMPTS, NONE})
-    if set(found) != set(range(count)) or foreign:
-        missing = sorted(set(range(count)) - set(found))[:5]
+    record = {int(number): name.strip().lower() for number, _, name in pairs if number.isdigit()}
+    foreign = sorted(set(record.values()) - {*PROMPTS, NONE})
+    if set(record) != set(range(count)) or foreign:
+        missing = sorted(set(range(count)) - set(record))[:5]
         raise InputError(
-            f"got {len(found)} answers (without {missing}, other names {foreign[:5]}); expected a "
+            f"got {len(record)} answers (without {missing}, other names {foreign[:5]}); expected a "
             f"line for each number from 0 to {count - 1}, with a name that was asked for or -."
         )
-    return [found[number] for number in range(count)]
+    return [record[number] for number in range(count)]
 
 
 def interval(right: int, count: int) -> tuple[float, float]:
@@ -127,8 +127,8 @@ def main() -> None:
     for start in range(0, len(images), _ON_A_SHEET):
         part = images[start : start + _ON_A_SHEET]
         numbers = [str(start + number) for number in range(len(part))]
-        made = sheet(part, numbers, columns=_COLUMNS, side=_SIDE)
-        made.save(args.out / f"sheet-{args.seed}-{start:03}.png")
+        instance = sheet(part, numbers, columns=_COLUMNS, side=_SIDE)
+        instance.save(args.out / f"sheet-{args.seed}-{start:03}.png")
 
 
 if __name__ == "__main__":

@@ -48,20 +48,20 @@ PROMPTS = (
 @torch.no_grad()
 def draw(
     model: Any,
-    given: Tensor,
+    inputs: Tensor,
     guidance: float,
     temperature: float,
     top_k: int,
     rng: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Draw codes i64 [B, n] for conditions `given`, all rows together, code by code.
+    """Draw codes i64 [B, n] for conditions `inputs`, all rows together, code by code.
 
     Also gives the entropy of every law that was drawn from, f32 [B, n] in nats.
     """
     from transformers import DynamicCache
 
-    rows = len(given)
-    state = torch.cat([model.condition(given), model.unconditional(rows)])
+    rows = len(inputs)
+    state = torch.cat([model.condition(inputs), model.unconditional(rows)])
     cache, chosen, entropies = DynamicCache(config=model.config), [], []
     for _ in range(model.config.grid_size**2):
         logits = model(
@@ -71,25 +71,25 @@ def draw(
         logits = (without + guidance * (with_it - without)) / temperature
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
-        law = logits.softmax(-1)
-        entropies.append(torch.special.entr(law).sum(-1))
-        codes = torch.multinomial(law, 1, generator=rng)
+        distribution = logits.softmax(-1)
+        entropies.append(torch.special.entr(distribution).sum(-1))
+        codes = torch.multinomial(distribution, 1, generator=rng)
         chosen.append(codes)
         state = model.embed_tokens(codes).repeat(2, 1, 1)
     return torch.cat(chosen, 1), torch.stack(entropies, 1)
 
 
 @torch.no_grad()
-def agreement(target: Any, draft: Any, given: Tensor, codes: Tensor) -> dict[str, float]:
+def agreement(target: Any, draft: Any, inputs: Tensor, codes: Tensor) -> dict[str, float]:
     """Compare both models on codes [B, n] that the target drew: nats, overlap, equal first choice.
 
     `overlap`: mean of sum min(p, q), the rate at which rejection accepts a drafted code.
     """
-    laws = []
+    distributions = []
     for model in (target, draft):
-        out = model(codes[:, :-1], condition_embeds=model.condition(given), use_cache=False)
-        laws.append(out.logits[:, -codes.shape[1] :].float().softmax(-1))
-    p, q = laws
+        out = model(codes[:, :-1], condition_embeds=model.condition(inputs), use_cache=False)
+        distributions.append(out.logits[:, -codes.shape[1] :].float().softmax(-1))
+    p, q = distributions
     overlap = torch.minimum(p, q).sum(-1)
     equal = (p.argmax(-1) == q.argmax(-1)).float()
     return {"overlap": float(overlap.mean()), "first_choice": float(equal.mean())}
@@ -114,8 +114,8 @@ def reconstructions(tokenizer: VQTokenizer, shared: Path, kind: str, count: int)
     pictures = read_pictures(shared, kind)
     rows = torch.linspace(0, len(pictures) - 1, count).long()
     images = pictures.images[rows]
-    made = tokenizer.decode(tokenizer.encode(images))
-    pairs = torch.stack([images, made], 1).flatten(0, 1)
+    instance = tokenizer.decode(tokenizer.encode(images))
+    pairs = torch.stack([images, instance], 1).flatten(0, 1)
     return sheet(to_images(pairs), columns=16, side=64, title=f"{kind}: given, made")
 
 
@@ -128,18 +128,18 @@ def samples(folder: Path, kind: str, args: argparse.Namespace) -> dict[str, Any]
         LlamaGenModel.from_pretrained(folder / kind / name, dtype=torch.float32).eval()
         for name in ("target", "draft")
     ]
-    given, names = wanted(kind, models[0], args.embedder)
-    given = given.repeat_interleave(args.each, 0)
+    inputs, names = wanted(kind, models[0], args.embedder)
+    inputs = inputs.repeat_interleave(args.each, 0)
     names = [name for name in names for _ in range(args.each)]
     figures: dict[str, Any] = {"set": kind, "guidance": args.guidance, "top_k": args.top_k}
     figures["temperature"] = args.temperature
     for label, model in zip(("target", "draft"), models, strict=True):
         rng = torch.Generator().manual_seed(args.seed)
-        codes, entropy = draw(model, given, args.guidance, args.temperature, args.top_k, rng)
+        codes, entropy = draw(model, inputs, args.guidance, args.temperature, args.top_k, rng)
         figures[f"{label}_entropy"] = round(float(entropy.mean()), 3)
         if label == "target":
-            found = agreement(models[0], models[1], given, codes)
-            figures |= {key: round(value, 3) for key, value in found.items()}
+            result = agreement(models[0], models[1], inputs, codes)
+            figures |= {key: round(value, 3) for key, value in result.items()}
         title = f"{kind} {label}, guidance {args.guidance:g}, temperature {args.temperature:g}"
         picture = sheet(
             to_images(tokenizer.decode(codes)), names, columns=args.columns, side=96, title=title

@@ -50,13 +50,13 @@ def build_model(codes: int = CODES, widths: tuple[int, ...] = WIDTHS) -> Any:
     )
 
 
-def picture_loss(made: Tensor, wanted: Tensor) -> Tensor:
+def picture_loss(instance: Tensor, selection: Tensor) -> Tensor:
     """Compare pictures [B, 3, H, W] by pixels, by edges at two scales, and by hue.
 
     Squares alone blur; the differences between neighbouring pixels ask for the edges as well. Few
     pictures differ along the axis of red and green, and without the last term it is left out.
     """
-    error = made - wanted
+    error = instance - selection
     loss = error.abs().mean() + error.square().mean()
     red, green, blue = functional.avg_pool2d(error, 2).unbind(1)
     loss = loss + (red - green).abs().mean() + 0.5 * (blue - (red + green) / 2).abs().mean()
@@ -118,8 +118,8 @@ class Trainer:
         side = images.shape[2] // 2 ** (len(self.model.config.block_out_channels) - 1)
         passed = passed.unflatten(0, (-1, side, side)).permute(0, 3, 1, 2)
         with torch.autocast("cpu", FAST, enabled=HALVES):
-            made = self.model.decoder(self.model.post_quant_conv(passed))
-        loss = picture_loss(made.float(), images)
+            instance = self.model.decoder(self.model.post_quant_conv(passed))
+        loss = picture_loss(instance.float(), images)
         total = loss if self.frozen else loss + 0.05 * spread_loss(latents)
         if self.step >= WARM_UP and not self.frozen:
             total = total + 0.1 * commitment
@@ -132,7 +132,7 @@ class Trainer:
         if self.step >= WARM_UP and not self.frozen:
             self.move_codes(latents.detach(), codes, restart=self.step % 50 == 49 and factor > 0.3)
         self.step += 1
-        mse = float((made.detach().float() - images).square().mean())
+        mse = float((instance.detach().float() - images).square().mean())
         figures = {"loss": loss, "commitment": commitment, "spread": spread_loss(latents)}
         return {"mse": mse} | {key: float(value.detach()) for key, value in figures.items()}
 
@@ -149,8 +149,8 @@ class Trainer:
         self.counts.lerp_(counts, 1 - keep)
         self.sums.lerp_(sums, 1 - keep)
         # Codes that nothing was near to keep their place until they are moved.
-        seen = self.sums.norm(dim=-1) > 1e-6
-        self.book[seen] = functional.normalize(self.sums[seen], dim=-1)
+        known = self.sums.norm(dim=-1) > 1e-6
+        self.book[known] = functional.normalize(self.sums[known], dim=-1)
         if restart:
             dead = (self.counts < 0.05).nonzero()[:, 0]
             # Far from its code, or in a crowd that shares one: either could do with a new code.
@@ -195,8 +195,8 @@ class Trainer:
 
 def psnr(tokenizer: VQTokenizer, pictures: Pictures) -> float:
     """Measure the mean peak signal-to-noise ratio of reconstructions, in dB."""
-    made = tokenizer.decode(tokenizer.encode(pictures.images))
-    mse = (made - pictures.images).square().mean((1, 2, 3)).clamp_min(1e-8)
+    instance = tokenizer.decode(tokenizer.encode(pictures.images))
+    mse = (instance - pictures.images).square().mean((1, 2, 3)).clamp_min(1e-8)
     return float((10 * torch.log10(4 / mse)).mean())
 
 
@@ -208,11 +208,11 @@ def codes_in_use(tokenizer: VQTokenizer, sets: list[Pictures]) -> int:
 
 def batch(parts: dict[str, Pictures], size: int, rng: torch.Generator) -> Tensor:
     """Draw augmented pictures from every part by its share: f32 [about size, 3, 32, 32]."""
-    drawn = []
+    sample = []
     for name, pictures in parts.items():
         rows = torch.randint(len(pictures), (round(size * SHARES[name]),), generator=rng)
-        drawn.append(augment(pictures.images[rows], BACKGROUND[pictures.kind], rng))
-    return torch.cat(drawn)
+        sample.append(augment(pictures.images[rows], BACKGROUND[pictures.kind], rng))
+    return torch.cat(sample)
 
 
 def train(

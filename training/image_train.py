@@ -71,11 +71,11 @@ class Rows:
         picked = torch.multinomial(self.odds, count, replacement=True, generator=rng)
         kind = self.pictures.kind
         images = augment(self.pictures.images[picked], BACKGROUND[kind], rng, *CHANGES[kind])
-        given = self.given[picked]
+        inputs = self.given[picked]
         if self.groups is not None:
             grouped = torch.rand(count, generator=rng) < GROUPED
-            given = torch.where(grouped[:, None, None], self.groups[picked], given)
-        return self.encode(images), given
+            inputs = torch.where(grouped[:, None, None], self.groups[picked], inputs)
+        return self.encode(images), inputs
 
     def whole(self) -> tuple[Tensor, Tensor]:
         """Give codes and conditions of all pictures, unchanged."""
@@ -117,12 +117,12 @@ class Student:
             torch.optim.AdamW(others, lr=adam_rate, betas=(0.9, 0.95), weight_decay=0.01),
         ]
 
-    def logits(self, codes: Tensor, given: Tensor, dropped: Tensor) -> Tensor:
+    def logits(self, codes: Tensor, inputs: Tensor, dropped: Tensor) -> Tensor:
         """Give the logits f32 [B * 64, V] behind codes [B, 64]; rows `dropped` have no condition.
 
         The last code of a row is not read.
         """
-        condition = self.model.condition(given)
+        condition = self.model.condition(inputs)
         none = self.model.unconditional(len(codes))
         condition = torch.where(dropped[:, None, None], none, condition)
         out = self.model(
@@ -172,16 +172,16 @@ class Trainer:
 
     def update(self, factor: float) -> dict[str, float]:
         """Do one step of both models at `factor` of their rates; returns losses in nats a code."""
-        codes, given = self.rows.draw(BATCH, self.rng)
+        codes, inputs = self.rows.draw(BATCH, self.rng)
         dropped = torch.rand(BATCH, generator=self.rng) < DROPPED
         read = misread(codes, MISREAD[self.kind], self.rng)
-        logits = self.target.logits(read, given, dropped)
+        logits = self.target.logits(read, inputs, dropped)
         loss = functional.cross_entropy(logits, codes.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
-        law = logits.detach().softmax(-1)
-        guess = self.draft.logits(read, given, dropped)
+        distribution = logits.detach().softmax(-1)
+        guess = self.draft.logits(read, inputs, dropped)
         hard = functional.cross_entropy(guess, codes.flatten())
-        soft = functional.cross_entropy(guess, law)
+        soft = functional.cross_entropy(guess, distribution)
         (CODE_SHARE * hard + (1 - CODE_SHARE) * soft).backward()
         self.target.apply_gradients(factor, self.step)
         self.draft.apply_gradients(factor, self.step)
@@ -194,10 +194,10 @@ class Trainer:
         `overlap`: mean of sum min(p, q), the rate at which rejection accepts a drafted code.
         """
         with torch.no_grad():
-            codes, given = self.held.whole()
+            codes, inputs = self.held.whole()
             none = torch.zeros(len(codes), dtype=torch.bool)
-            target = self.target.logits(codes, given, none)
-            draft = self.draft.logits(codes, given, none)
+            target = self.target.logits(codes, inputs, none)
+            draft = self.draft.logits(codes, inputs, none)
             p, q = target.softmax(-1), draft.softmax(-1)
             entropy = -(p * target.log_softmax(-1)).sum(-1).mean()
             figures = {

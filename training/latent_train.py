@@ -76,7 +76,7 @@ def loss_of(
     rows: latents f32 [n, 64, D] and their conditions. rough: 0 measures, without dropping any.
     most: the largest share of a row that is read as another's, see `misread`.
     """
-    latents, given = rows
+    latents, inputs = rows
     count, width = latents.shape[:2]
     clean = model.standardised(latents)
     share = UNGUIDED if teacher is not None else DROPPED
@@ -85,22 +85,22 @@ def loss_of(
     read = misread(clean, most, rng) if most else clean
     read = read + rough * torch.rand(count, 1, 1, generator=rng) * noise
     times = torch.rand(TIMES, count * width, generator=rng).flatten()
-    wanted = clean.flatten(0, 1).repeat(TIMES, 1)
-    noisy = noised(wanted, torch.randn(wanted.shape, generator=rng), times)
+    selection = clean.flatten(0, 1).repeat(TIMES, 1)
+    noisy = noised(selection, torch.randn(selection.shape, generator=rng), times)
     if teacher is not None:
         with torch.no_grad():
-            wanted = denoised(teacher, read, given, dropped, noisy, times)
-    error = (denoised(model, read, given, dropped, noisy, times) - wanted).square().mean(-1)
+            selection = denoised(teacher, read, inputs, dropped, noisy, times)
+    error = (denoised(model, read, inputs, dropped, noisy, times) - selection).square().mean(-1)
     return (error * (1.0 + 1.0 / (0.1 + times))).mean()
 
 
 def take(model: LatentModel, source: Path, rows: LatentRows, rng: torch.Generator) -> None:
     """Give a model the trunk of a model of codes, teach it to read latents, and hold both."""
     weights = load_file(source / "model.safetensors")
-    found = {key: value.float() for key, value in weights.items() if key.startswith(TAKEN)}
-    book = found.pop("embed_tokens.weight")
+    record = {key: value.float() for key, value in weights.items() if key.startswith(TAKEN)}
+    book = record.pop("embed_tokens.weight")
     try:
-        lacking = model.trunk.load_state_dict(found, strict=False).missing_keys
+        lacking = model.trunk.load_state_dict(record, strict=False).missing_keys
     except RuntimeError as error:  # of other sizes
         raise ValueError(f"{source} does not fit a trunk of {SHAPES['target']}") from error
     if lacking != ["embed_tokens.weight", "lm_head.weight"]:
@@ -113,7 +113,7 @@ def take(model: LatentModel, source: Path, rows: LatentRows, rng: torch.Generato
 
 
 def learn_to_read(
-    model: LatentModel, latents: Tensor, wanted: Tensor, rng: torch.Generator
+    model: LatentModel, latents: Tensor, selection: Tensor, rng: torch.Generator
 ) -> None:
     """Fit what reads latents [N, D], a little noisy, to the embeddings of their codes [N, H]."""
     optimiser = torch.optim.AdamW(model.read.parameters(), lr=READ_RATE)
@@ -123,19 +123,19 @@ def learn_to_read(
         noisy = latents[picked]
         noisy = noisy + rough * torch.randn(noisy.shape, generator=rng)
         optimiser.param_groups[0]["lr"] = READ_RATE * min(1.0, 2.0 * (1 - step / READ_STEPS))
-        (model.read(noisy) - wanted[picked]).square().mean().backward()
+        (model.read(noisy) - selection[picked]).square().mean().backward()
         optimiser.step()
         optimiser.zero_grad()
 
 
 def denoised(
-    model: LatentModel, read: Tensor, given: Tensor, dropped: Tensor, noisy: Tensor, times: Tensor
+    model: LatentModel, read: Tensor, inputs: Tensor, dropped: Tensor, noisy: Tensor, times: Tensor
 ) -> Tensor:
     """Return what a model makes of noisy latents [TIMES * n * 64, D], told of the rows read."""
-    condition, none = model.trunk.condition(given), model.trunk.unconditional(len(given))
+    condition, none = model.trunk.condition(inputs), model.trunk.unconditional(len(inputs))
     condition = torch.where(dropped[:, None, None], none, condition)
-    told = model.head.state(model.states(read, condition).flatten(0, 1)).repeat(TIMES, 1)
-    return model.head.denoise(noisy, times, told)
+    message = model.head.state(model.states(read, condition).flatten(0, 1)).repeat(TIMES, 1)
+    return model.head.denoise(noisy, times, message)
 
 
 class Trainer:

@@ -72,31 +72,31 @@ def questions_over(part: Document, chosen: random.Random) -> list[str]:
     """Return questions over a part: on the whole, on words, headings, sentences, and quotations."""
     sentences = [part.text[start:end] for start, end in sentence_spans(part.text)]
     askable = [sentence for sentence in sentences if is_askable(sentence)]
-    made = chosen.sample(WHOLE, OVER_ALL)
+    instance = chosen.sample(WHOLE, OVER_ALL)
     for sentence in chosen.sample(askable, min(QUESTIONS - OVER_ALL, len(askable))):
         words, draw = sentence.split(), chosen.random()
         telling = sorted({clean(word) for word in words if is_content(word)}, key=len)[-4:]
         if draw < 0.3:
             cue = " ".join(words[:CUE_WORDS])
-            made.append(chosen.choice(QUOTES).format(cue))
+            instance.append(chosen.choice(QUOTES).format(cue))
         elif draw < 0.6 and len(telling) > 1:
-            made.append(chosen.choice(ABOUT).format(*chosen.sample(telling, 2)))
-        elif asked := make_question(sentence, part.title, chosen, hardness=0.3):
-            made.append(asked.question)
+            instance.append(chosen.choice(ABOUT).format(*chosen.sample(telling, 2)))
+        elif request := make_question(sentence, part.title, chosen, hardness=0.3):
+            instance.append(request.question)
     headings = [line for line in part.text.splitlines() if line.startswith("#")]
     if headings:
-        made[-1] = heading_question(chosen.choice(headings), chosen)
-    return made
+        instance[-1] = heading_question(chosen.choice(headings), chosen)
+    return instance
 
 
 def answered(engine: Engine, part: Document, questions: list[str]) -> list[dict[str, Any]]:
     """Return the questions with the tokens of the model's greedy answers."""
     opened = LongDocument.open(ReadDocument(part.title, part.title, part.text), engine)
-    found = []
+    results = []
     for question in questions:
         answer = opened.ask(question, max_new_tokens=NEW_TOKENS)
-        found.append({"question": question, "answer": list(answer.generation.tokens)})
-    return found
+        results.append({"question": question, "answer": list(answer.generation.tokens)})
+    return results
 
 
 def main() -> None:

@@ -69,18 +69,18 @@ class AnswerReader:
 
     def read(self, numbers: Sequence[int]) -> Reading:
         """Return some of the answers, padded on the right."""
-        found = [self.answers[number] for number in numbers]
+        results = [self.answers[number] for number in numbers]
         pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
         with torch.no_grad():
-            embedded = self.target.embed(pad([each.tokens for each in found])).float()
+            embedded = self.target.embed(pad([each.tokens for each in results])).float()
         at = torch.arange(embedded.shape[1])
-        lengths = torch.tensor([[len(each.tokens)] for each in found])
-        firsts = torch.tensor([[each.learned] for each in found])
+        lengths = torch.tensor([[len(each.tokens)] for each in results])
+        firsts = torch.tensor([[each.learned] for each in results])
         return Reading(
             embedded,
-            pad([each.states.float() for each in found]),
+            pad([each.states.float() for each in results]),
             (at >= firsts) & (at < lengths),
-            pad([each.places for each in found]),
+            pad([each.places for each in results]),
         )
 
 
@@ -113,7 +113,7 @@ def without_chunks(answer: Answer) -> Answer:
 def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
     """Return the answers over one part of a document, which is read once."""
     opened = LongDocument.open(Document(record["title"], record["title"], record["text"]), engine)
-    found, kept = list[Answer](), KeptContext(opened._beginnings)
+    result, cache = list[Answer](), KeptContext(opened._beginnings)
     for chat in record["chats"]:
         prompt = opened.prompt(chat["question"]).token_ids
         text = [*prompt, *chat["answer"]]
@@ -122,20 +122,20 @@ def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
             (part.start, part.states[0])
             for part in opened._known_states(chat["question"], opened._about.states)
         ]
-        context = kept.open(engine.target, text, len(text), opened.tokens)
+        context = cache.open(engine.target, text, len(text), opened.tokens)
         with context as (session, known), torch.no_grad():
             assert isinstance(session, CachedSession)
             known = session.resume(opened.tokens)  # type: ignore[attr-defined]
             states = session.read_states(text[known:])
             session.commit([()])
         assert states is not None
-        found.append(paired(text, [*parts, (known, states[0])], len(prompt)))
-    return found
+        result.append(paired(text, [*parts, (known, states[0])], len(prompt)))
+    return result
 
 
 def kept_answers(engine: Engine, records: Sequence[dict[str, Any]], work: Path) -> list[Answer]:
     """Return the answers over some documents, those that were read before from a file."""
-    found = []
+    results = []
     for record in records:
         path = work / f"states-{record['round']}.safetensors"
         if not path.is_file():
@@ -153,8 +153,8 @@ def kept_answers(engine: Engine, records: Sequence[dict[str, Any]], work: Path) 
         flat = load_file(path)
         for number, learned in enumerate(flat["learned"].tolist()):
             parts = (flat[f"{number}.{name}"] for name in ("tokens", "states", "places"))
-            found.append(Answer(*parts, learned))
-    return found
+            results.append(Answer(*parts, learned))
+    return results
 
 
 def main() -> None:

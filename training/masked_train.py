@@ -51,36 +51,40 @@ def loss_of(
     rows, places, width = latents.shape
     clean = model.standardised(latents)
     dropped = torch.rand(rows, generator=rng) < (DROPPED if rough else 0.0)
-    given = torch.where(dropped[:, None], model.unconditional(rows), model.condition(labels))
+    inputs = torch.where(dropped[:, None], model.unconditional(rows), model.condition(labels))
     share = rough * torch.rand(rows, 1, 1, generator=rng)
     read = clean + share * torch.randn(clean.shape, generator=rng)
     angle = float(torch.rand((), generator=rng)) * math.pi / 2.0
     masked = max(1, math.ceil(places * math.cos(angle)))
     order = torch.rand(rows, places, generator=rng).argsort(-1)
-    states = model.states(read, order[:, masked:], given)
+    states = model.states(read, order[:, masked:], inputs)
     hidden = order[:, :masked, None]
-    told = model.head.cond_embed(states.gather(1, hidden.expand(-1, -1, states.shape[-1])))
-    wanted = clean.gather(1, hidden.expand(-1, -1, width))
-    told, wanted = (each.flatten(0, 1).repeat(TIMES, 1) for each in (told, wanted))
-    return noise_loss(model, schedule, told, wanted, rng)
+    message = model.head.cond_embed(states.gather(1, hidden.expand(-1, -1, states.shape[-1])))
+    selection = clean.gather(1, hidden.expand(-1, -1, width))
+    message, selection = (each.flatten(0, 1).repeat(TIMES, 1) for each in (message, selection))
+    return noise_loss(model, schedule, message, selection, rng)
 
 
 def noise_loss(
-    model: MaskedModel, schedule: LearnedSchedule, told: Tensor, clean: Tensor, rng: torch.Generator
+    model: MaskedModel,
+    schedule: LearnedSchedule,
+    message: Tensor,
+    clean: Tensor,
+    rng: torch.Generator,
 ) -> Tensor:
     """Return the head's loss at a random time of each latent [n, D]; told [n, width]."""
     times = torch.randint(TRAINED, (len(clean),), generator=rng)
     noise = torch.randn(clean.shape, generator=rng)
     tables = (schedule.kept, schedule.to_clean, schedule.least, schedule.most)
-    kept, to_clean, least, most = (each[times, None].to(clean) for each in tables)
-    noisy = kept.sqrt() * clean + (1.0 - kept).sqrt() * noise
-    found, told_variance = model.head(noisy, times, told)
-    found, told_variance = found.float(), told_variance.float()
-    error = (found - noise).square()
+    selected, to_clean, least, most = (each[times, None].to(clean) for each in tables)
+    noisy = selected.sqrt() * clean + (1.0 - selected).sqrt() * noise
+    result, message_variance = model.head(noisy, times, message)
+    result, message_variance = result.float(), message_variance.float()
+    error = (result - noise).square()
     # Means differ by what the noise is wrong by; to learn of the variance leaves the mean alone.
-    apart = (to_clean.square() * (1.0 - kept) / kept) * error.detach()
-    variance = least + (told_variance + 1.0) / 2.0 * (most - least)
-    divergence = variance - least - 1.0 + (least - variance).exp() + apart * (-variance).exp()
+    difference = (to_clean.square() * (1.0 - selected) / selected) * error.detach()
+    variance = least + (message_variance + 1.0) / 2.0 * (most - least)
+    divergence = variance - least - 1.0 + (least - variance).exp() + difference * (-variance).exp()
     return error.mean() + divergence.mean() / (2.0 * math.log(2.0))
 
 

@@ -26,8 +26,10 @@ def run_team(work: Callable[[int], None], workers: int) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def _member(rank: int, workers: int, meet: Path, work: Callable[[int], None]) -> None:
-    distributed.init_process_group("gloo", init_method=meet.as_uri(), rank=rank, world_size=workers)
+def _member(rank: int, workers: int, prepare: Path, work: Callable[[int], None]) -> None:
+    distributed.init_process_group(
+        "gloo", init_method=prepare.as_uri(), rank=rank, world_size=workers
+    )
     work(rank)
     distributed.barrier()
     distributed.destroy_process_group()
@@ -56,6 +58,6 @@ def agreed(value: float) -> float:
     """Return what the first process says, so that all do the same."""
     if team_size() == 1:
         return value
-    told = torch.tensor([value], dtype=torch.float64)
-    distributed.broadcast(told, 0)
-    return float(told)
+    message = torch.tensor([value], dtype=torch.float64)
+    distributed.broadcast(message, 0)
+    return float(message)

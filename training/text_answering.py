@@ -67,21 +67,21 @@ class Answering:
             [1, 2, 3, 4], [1.2 - hardness, 1.1 - hardness / 2, 0.2 + hardness, hardness]
         )[0]
         count = max(1, min(count, room // int(words * 1.7 + 30)))
-        found = self.human(words, count, rng) if rng.random() < 0.1 + 0.25 * hardness else None
-        found = found or self.invented(words, count, hardness, rng)
-        if found is None:
+        result = self.human(words, count, rng) if rng.random() < 0.1 + 0.25 * hardness else None
+        result = result or self.invented(words, count, hardness, rng)
+        if result is None:
             return None
-        first, passages = found
-        for kept in range(len(passages), 0, -1):
-            chosen = passages[:kept]
+        first, passages = result
+        for selected in range(len(passages), 0, -1):
+            chosen = passages[:selected]
             if first.passage not in chosen:
                 chosen[-1] = first.passage
             rest = self.rest(first, chosen, hardness, rng)
             if brief:
                 rest = [*rest[: rng.randint(4, 20)], *self.looked_up(chosen, rng)[:16]]
                 rng.shuffle(rest)
-            asked = [first, *rest[: 40 if brief else rng.randint(3, 8)]]
-            if sample := self.lay_out(chosen, asked, room, rng, brief):
+            requests = [first, *rest[: 40 if brief else rng.randint(3, 8)]]
+            if sample := self.lay_out(chosen, requests, room, rng, brief):
                 return sample
         return None
 
@@ -111,11 +111,11 @@ class Answering:
         for _ in range(5):
             document = self.cutter.draw(rng)
             passage = self.cutter.anywhere(document, words, rng)
-            if made := self.made([passage], hardness, rng):
+            if instance := self.made([passage], hardness, rng):
                 break
         else:
             return None
-        first = rng.choice(made)
+        first = rng.choice(instance)
         others = self.cutter.distractors(first, document, count - 1, words, hardness, rng)
         passages = [*others, passage]
         if rng.random() < 0.2:
@@ -128,9 +128,9 @@ class Answering:
         self, first: Asked, passages: list[Passage], hardness: float, rng: random.Random
     ) -> list[Asked]:
         """Gather more questions about the passages, human ones first."""
-        made = self.made(passages, hardness, rng)
+        instance = self.made(passages, hardness, rng)
         # Short sentences first while it is easy: more questions in the same room.
-        made.sort(key=lambda asked: rng.random() * len(asked.evidence) ** (1.0 - hardness))
+        instance.sort(key=lambda request: rng.random() * len(request.evidence) ** (1.0 - hardness))
         title = first.passage.title
         humans = [
             Asked(passage, gold.question, gold.evidence, gold.answer)
@@ -139,7 +139,9 @@ class Answering:
             if gold.evidence in passage.text
         ]
         rng.shuffle(humans)
-        return [asked for asked in [*humans[:4], *made] if asked.evidence != first.evidence]
+        return [
+            request for request in [*humans[:4], *instance] if request.evidence != first.evidence
+        ]
 
     def made(self, passages: list[Passage], hardness: float, rng: random.Random) -> list[Asked]:
         """Make one question for each sentence of the passages that can be asked about."""
@@ -156,13 +158,13 @@ class Answering:
                 if headed or not is_askable(sentence) or sentence not in passage.text:
                     last = sentence
                     continue
-                made = make_question(sentence, passage.title, rng, hardness, common)
-                if made is None:
+                instance = make_question(sentence, passage.title, rng, hardness, common)
+                if instance is None:
                     continue
-                question = made.question
+                question = instance.question
                 if heading and rng.random() < 0.6:
                     question = heading_question(last, rng)
-                result.append(Asked(passage, question, sentence, made.answer))
+                result.append(Asked(passage, question, sentence, instance.answer))
         return result
 
     def looked_up(self, passages: list[Passage], rng: random.Random) -> list[Asked]:
@@ -207,14 +209,14 @@ class Answering:
         rarity = Counter(sample.tokens)
         forks = forking(sample.tokens)
         opening = "\n\nQuestion:"
-        for asked in questions:
-            number = passages.index(asked.passage) + 1
-            quote = " ".join(asked.evidence.split()) if flat else asked.evidence
+        for request in questions:
+            number = passages.index(request.passage) + 1
+            quote = " ".join(request.evidence.split()) if flat else request.evidence
             quote_text = disguise(quote)
             label, quoted = self._encode(f" [{number}]"), self._encode(f" {quote_text}")
             # The passage number and the first word decide everything that follows.
             parts = [
-                (self._encode(f"{opening} {disguise(asked.question)}\nEvidence:"), 0.0),
+                (self._encode(f"{opening} {disguise(request.question)}\nEvidence:"), 0.0),
                 (label[:1], 0.5),
                 (label[1:2], 3.0),
                 (label[2:], 0.5),
@@ -224,7 +226,7 @@ class Answering:
                     (quoted[i : i + 1], fork_weight(quoted[i - 1], forks))
                     for i in range(3, len(quoted))
                 ),
-                (self._encode(f"\nAnswer: {disguise(asked.answer)}"), 1.0),
+                (self._encode(f"\nAnswer: {disguise(request.answer)}"), 1.0),
             ]
             if brief:
                 # No loss on what follows: a line cut short is not to be learned.

@@ -121,7 +121,7 @@ def judge(item: Item, output: str, ended: bool) -> dict[str, Any]:
     match = EVIDENCE.match(line)
     quote = match[2].strip() if match else line.strip()
     passages = [squeeze(passage) for passage in item.passages]
-    found = len(quote.split()) >= 6 and any(squeeze(quote) in passage for passage in passages)
+    result = len(quote.split()) >= 6 and any(squeeze(quote) in passage for passage in passages)
     answer = squeeze(rest.partition("Answer:")[2]).lower()
     golds = [squeeze(gold).lower() for gold in item.answers]
     number = int(match[1]) if match else 0
@@ -129,12 +129,12 @@ def judge(item: Item, output: str, ended: bool) -> dict[str, Any]:
     gold = squeeze(item.evidence)
     return {
         "id": item.name,
-        "verbatim": found,
+        "verbatim": result,
         "overlap": overlaps(quote, item.evidence, item.document),
         "ended": ended,
         "answer": bool(answer) and any(gold in answer or answer in gold for gold in golds),
         "retrieved": any(gold[:60] in text for text in passages),
-        "label": found and match is not None and squeeze(quote) in named,
+        "label": result and match is not None and squeeze(quote) in named,
         "question": item.question,
         "output": output,
     }

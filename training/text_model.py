@@ -50,7 +50,7 @@ class _BlockAttention(torch.autograd.Function):
         q, k, v = (q * scale).contiguous(), k.contiguous(), v.contiguous()
         out = torch.empty_like(q)
         mask = torch.full((BLOCK, BLOCK), -1e9, dtype=q.dtype, device=q.device).triu_(1)
-        kept = []
+        selected = []
         for row in range(q.shape[0]):
             for start in range(0, q.shape[2], BLOCK):
                 stop = min(start + BLOCK, q.shape[2])
@@ -59,18 +59,18 @@ class _BlockAttention(torch.autograd.Function):
                 scores[..., start:stop] += mask[:size, :size]
                 scores = torch.softmax(scores, -1)
                 out[row, :, start:stop] = torch.bmm(scores, v[row, :, :stop])
-                kept.append(scores)
-        ctx.save_for_backward(q, k, v, *kept)
+                selected.append(scores)
+        ctx.save_for_backward(q, k, v, *selected)
         ctx.scale = scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, Tensor, None]:
         """Give the gradients of q, k and v."""
-        q, k, v, *kept = ctx.saved_tensors
+        q, k, v, *selected = ctx.saved_tensors
         grad = grads[0].contiguous()
         q_grad, k_grad, v_grad = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        blocks = iter(kept)
+        blocks = iter(selected)
         for row in range(q.shape[0]):
             for start in range(0, q.shape[2], BLOCK):
                 stop = min(start + BLOCK, q.shape[2])
@@ -165,13 +165,13 @@ class Hints(nn.Module):
             rows, places = chosen.unbind(1)
             state = states[layer][rows, places]
             state = nn.functional.rms_norm(state, state.shape[-1:])
-            wanted = hints[rows, places]
+            selection = hints[rows, places]
             mean = torch.full((len(chosen),), 1.0 / len(chosen))
             total = total + _HeadLoss.apply(  # type: ignore[no-untyped-call]
-                self.starts[hop - 1](state), head, wanted[:, 1], mean
+                self.starts[hop - 1](state), head, selection[:, 1], mean
             )
             numbers = self.numbers[hop - 1](state).float()
-            total = total + nn.functional.cross_entropy(numbers, wanted[:, 2])
+            total = total + nn.functional.cross_entropy(numbers, selection[:, 2])
         return total
 
 
@@ -193,10 +193,10 @@ class PreviousToken(nn.Module):
         """Give the mean loss of the token before at every sixth place."""
         state = states[1][:, 1::6]
         state = self.before(nn.functional.rms_norm(state, state.shape[-1:])).flatten(0, 1)
-        wanted = tokens[:, :-1:6].flatten()
-        mean = torch.full((len(wanted),), 1.0 / len(wanted))
+        selection = tokens[:, :-1:6].flatten()
+        mean = torch.full((len(selection),), 1.0 / len(selection))
         loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-            state, head, wanted, mean
+            state, head, selection, mean
         )
         return loss
 
@@ -212,9 +212,9 @@ def weighted_loss(
         input_ids=tokens[:, :-1], use_cache=False, output_hidden_states=heads is not None
     )
     hidden = output.last_hidden_state
-    wanted = weights[:, 1:] > 0
+    selection = weights[:, 1:] > 0
     loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        hidden[wanted], model.lm_head.weight, tokens[:, 1:][wanted], weights[:, 1:][wanted]
+        hidden[selection], model.lm_head.weight, tokens[:, 1:][selection], weights[:, 1:][selection]
     )
     extra = torch.zeros(())
     if heads is not None and hints is not None:

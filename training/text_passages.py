@@ -120,7 +120,7 @@ class Cutter:
 
     def distractors(
         self,
-        asked: Asked,
+        request: Asked,
         document: Document,
         count: int,
         words: int,
@@ -129,14 +129,14 @@ class Cutter:
     ) -> list[Passage]:
         """Cut other passages; hard ones share words with the question, as a retriever's would."""
         hard = rng.random() < 0.7 * hardness
-        wanted = {clean(word).lower() for word in asked.question.split() if is_content(word)}
+        selection = {clean(word).lower() for word in request.question.split() if is_content(word)}
         candidates: list[tuple[float, int, Passage]] = []
         for number in range(count * (5 if hard else 1)):
             if rng.random() < 0.2:
                 document = self.draw(rng)
             passage = self.anywhere(document, words, rng)
-            if asked.evidence in passage.text or passage.text[:80] in asked.passage.text:
+            if request.evidence in passage.text or passage.text[:80] in request.passage.text:
                 continue
             present = {clean(word).lower() for word in passage.text.split()}
-            candidates.append((-len(wanted & present) if hard else 0.0, number, passage))
+            candidates.append((-len(selection & present) if hard else 0.0, number, passage))
         return [passage for _, _, passage in sorted(candidates, key=lambda c: c[:2])[:count]]

@@ -171,7 +171,7 @@ class Pairs:
         """Make a query and the passage text that it should find."""
         number = rng.randrange(len(source.sentences))
         sentence = source.sentences[number]
-        kept = list(range(len(source.sentences)))
+        selected = list(range(len(source.sentences)))
         draw = rng.random()
         if source.questions and draw < 0.7:
             query = rng.choice(source.questions)
@@ -180,11 +180,11 @@ class Pairs:
             return query, [word for s in source.sentences for word in s]
         elif draw < 0.4:
             query = sentence
-            if len(kept) > 1 and rng.random() < 0.7:
-                kept.remove(number)
+            if len(selected) > 1 and rng.random() < 0.7:
+                selected.remove(number)
         else:
             query = self.keywords(sentence, rng)
-        text = [word for place in kept for word in source.sentences[place]]
+        text = [word for place in selected for word in source.sentences[place]]
         return query, (source.title + text if rng.random() < 0.8 else text)
 
     def keywords(self, sentence: list[str], rng: random.Random) -> list[str]:

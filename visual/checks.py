@@ -13,42 +13,46 @@ import torch
 from ragspec.errors import InputError
 
 
-def whole(given: Any) -> int | None:
+def whole(inputs: Any) -> int | None:
     """Return what is a whole number by its type (of NumPy and torch too) as one, else None.
 
     A truth value is none, though Python counts with them.
     """
-    if isinstance(given, bool) or getattr(given, "dtype", None) == torch.bool:
+    if isinstance(inputs, bool) or getattr(inputs, "dtype", None) == torch.bool:
         return None
     try:
-        return index(given)
+        return index(inputs)
     except TypeError:
         return None
 
 
-def is_number(given: Any) -> bool:
+def is_number(inputs: Any) -> bool:
     """Tell whether this is a real number by its type; truth values are none."""
-    return isinstance(given, Real) and not isinstance(given, bool)
+    return isinstance(inputs, Real) and not isinstance(inputs, bool)
 
 
-def class_number(given: int | str, names: Sequence[str], count: int) -> int:
+def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
     """Return the number of a class of a model; raises InputError for one that it has not."""
-    if isinstance(given, str) and re.fullmatch(r"-?\d{1,18}", given.strip()):
-        given = int(given)
-    if isinstance(given, str):
-        wanted = given.strip().lower()
-        found = [number for number, name in enumerate(names) if name.lower() == wanted]
-        found = found or [n for n, name in enumerate(names) if name.lower().endswith(f"/{wanted}")]
-        if len(found) == 1:
-            return found[0]
+    if isinstance(inputs, str) and re.fullmatch(r"-?\d{1,18}", inputs.strip()):
+        inputs = int(inputs)
+    if isinstance(inputs, str):
+        selection = inputs.strip().lower()
+        results = [number for number, name in enumerate(names) if name.lower() == selection]
+        results = results or [
+            n for n, name in enumerate(names) if name.lower().endswith(f"/{selection}")
+        ]
+        if len(results) == 1:
+            return results[0]
         raise InputError(
-            f"got the class {given!r}; expected one of {', '.join(names)}, or a number."
+            f"got the class {inputs!r}; expected one of {', '.join(names)}, or a number."
             if names
-            else f"got the class {given!r}; this model has no names, expected 0 to {count - 1}."
+            else f"got the class {inputs!r}; this model has no names, expected 0 to {count - 1}."
         )
-    number = whole(given)
+    number = whole(inputs)
     if number is None or not 0 <= number < count:
-        raise InputError(f"got the class {given!r}; expected a whole number from 0 to {count - 1}.")
+        raise InputError(
+            f"got the class {inputs!r}; expected a whole number from 0 to {count - 1}."
+        )
     return number
 
 

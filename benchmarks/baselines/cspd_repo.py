@@ -42,35 +42,35 @@ class CspdRepo:
         table, children = view.target.table, children_of(tree)
         path, node = list[int](), ROOT
         while children[node]:
-            below, own = children[node][0], view.token(node)
+            below, current = children[node][0], view.token(node)
             drafted = int(tree.tokens[below])
             if table.indices[drafted] != view.index(node):  # its law is not known
-                return Verdict(tuple(path), own)
-            if not self._kept(view, node, drafted, own):
-                table.replace(drafted, self._other(view, node, drafted, own))
+                return Verdict(tuple(path), current)
+            if not self._kept(view, node, drafted, current):
+                table.replace(drafted, self._other(view, node, drafted, current))
             node = below
             path.append(node)
         if not path:
             return Verdict((), view.token(ROOT))
         return Verdict(tuple(path[:-1]), int(tree.tokens[path[-1]]))
 
-    def _kept(self, view: LatentView, node: int, drafted: int, own: int) -> bool:
+    def _kept(self, view: LatentView, node: int, drafted: int, current: int) -> bool:
         table = view.target.table
-        ratio = _tempered(table, drafted, own) - log_factor(table, drafted, own)
+        ratio = _tempered(table, drafted, current) - log_factor(table, drafted, current)
         return view.noise.uniform(view.index(node), Stream.ACCEPT) < math.exp(min(ratio, 0.0))
 
-    def _other(self, view: LatentView, node: int, drafted: int, own: int) -> torch.Tensor:
+    def _other(self, view: LatentView, node: int, drafted: int, current: int) -> torch.Tensor:
         table, index = view.target.table, view.index(node)
-        factor = -log_factor(table, drafted, own)
-        found = left_of_paths(view, index, drafted, own, 1, factor, TRIES)
-        return torch.zeros_like(table.latents[own]) if found is None else found
+        factor = -log_factor(table, drafted, current)
+        result = left_of_paths(view, index, drafted, current, 1, factor, TRIES)
+        return torch.zeros_like(table.latents[current]) if result is None else result
 
 
-def _tempered(table: LatentTable, drafted: int, own: int) -> float:
+def _tempered(table: LatentTable, drafted: int, current: int) -> float:
     """Return log p / q of a draft's last step, whose exponents are divided by 42 squared."""
     latent, logs = table.latents[drafted].double(), list[float]()
-    for number in (own, drafted):
+    for number in (current, drafted):
         deviation = table.deviations[number][0].double().expand_as(latent)
-        apart = (latent - table.means[number][0].double()) / (deviation * TEMPERATURE)
-        logs.append(-float((0.5 * apart.square() + deviation.log()).sum()))
+        difference = (latent - table.means[number][0].double()) / (deviation * TEMPERATURE)
+        logs.append(-float((0.5 * difference.square() + deviation.log()).sum()))
     return logs[0] - logs[1]

@@ -92,17 +92,17 @@ class RelaxedRejection:
         while True:
             p, index = target.probabilities(node), target.index(node)
             check_size(self.relation, len(p))
-            kept, spent = None, 0.0
+            selected, spent = None, 0.0
             if siblings:
                 q = None if fixed else draft_law(tree, node, p)
                 uniform = partial(target.noise.uniform, index, Stream.ACCEPT)
                 codes = [tokens[sibling] for sibling in siblings]
-                kept, p, spent = self._try(codes, p, q, tree.kind, uniform)
+                selected, p, spent = self._try(codes, p, q, tree.kind, uniform)
             excess.append(spent)
-            if kept is None:
+            if selected is None:
                 code = draw(p, target.noise, index)
                 return Verdict(path_to(tree, node), code, tuple(excess))
-            node = siblings[kept]
+            node = siblings[selected]
             if target.ends(node):
                 return Verdict(path_to(tree, node), None, tuple(excess))
             twins = [sibling for sibling in siblings if tokens[sibling] == tokens[node]]
@@ -119,18 +119,18 @@ class RelaxedRejection:
         """Return the rank that is kept, or None and what is left of p [V], and the excess."""
         spent = 0.0
         for rank, code in enumerate(codes):
-            drawn = _certain(code, p) if q is None else q
-            law = p.numpy()
-            among = related(self.relation, code, law)
-            exact = ratio(p, drawn, code)
-            relaxed = exact + among.mass / float(drawn[code])
+            sample = _certain(code, p) if q is None else q
+            distribution = p.numpy()
+            among = related(self.relation, code, distribution)
+            exact = ratio(p, sample, code)
+            relaxed = exact + among.mass / float(sample[code])
             spent += min(1.0, relaxed) - min(1.0, exact)
             if uniform(rank) < relaxed:
                 return rank, p, spent
             whole = p
             if self.residual == "paper":
-                whole = torch.from_numpy(relaxed_law(law, code, among))
-            p = normalised(whole - drawn, p)
+                whole = torch.from_numpy(relaxed_law(distribution, code, among))
+            p = normalised(whole - sample, p)
             if q is not None and kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT:
                 q = q.index_fill(0, torch.tensor([code]), 0.0)
                 q = q / q.sum()
@@ -171,6 +171,6 @@ class LanternPlusRejection(RelaxedRejection):
 
 def _certain(code: int, like: torch.Tensor) -> torch.Tensor:
     """Return the law that has all its mass on the code, f64 [V]."""
-    law = torch.zeros_like(like)
-    law[code] = 1.0
-    return law
+    distribution = torch.zeros_like(like)
+    distribution[code] = 1.0
+    return distribution

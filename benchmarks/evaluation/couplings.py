@@ -45,8 +45,8 @@ def grid(outcomes: Sequence[Sequence[str]], distances: Sequence[Sequence[float]]
     cells = []
     for row, names in enumerate(outcomes):
         for column, name in enumerate(names):
-            apart = distances[row][column]
-            off = "" if apart != apart else f", {apart:.4f} from the target's own"
+            difference = distances[row][column]
+            off = "" if difference != difference else f", {difference:.4f} from the target's own"
             tip = f"row {row + 1}, column {column + 1}: {MEANINGS[name]}{off}"
             place = (column * (SIDE + GAP), row * (SIDE + GAP))
             cells.append(Cell(*place, COLOURS[name], tip))

@@ -81,19 +81,19 @@ def quality_curve(
 
     Raises InputError for no point.
     """
-    shown = [p for p in points if math.isfinite(p.speed) and math.isfinite(p.distance)]
-    if not shown:
+    text = [p for p in points if math.isfinite(p.speed) and math.isfinite(p.distance)]
+    if not text:
         raise InputError("got no point for the curve; expected at least one measured row")
-    axes = _axes(shown, plain)
+    axes = _axes(text, plain)
     canvas = Image.new("RGB", (WIDTH * _SHARP, HEIGHT * _SHARP), GROUND)
     draw = ImageDraw.Draw(canvas)
     band = _band(draw, axes, plain)
     _grid(draw, axes)
     _text(draw, (LEFT, 16), title, 20, INK)
     _text(draw, (LEFT, 42), note, 13, SOFT)
-    names = dict.fromkeys(point.series for point in shown)
+    names = dict.fromkeys(point.series for point in text)
     groups = [
-        ([point for point in shown if point.series == name], COLOURS[number % len(COLOURS)])
+        ([point for point in text if point.series == name], COLOURS[number % len(COLOURS)])
         for number, name in enumerate(names)
     ]
     for group, colour in groups:
@@ -109,8 +109,8 @@ def _axes(points: Sequence[CurvePoint], plain: tuple[float, float]) -> Axes:
     slowest = min(1.0, *(point.speed for point in points))
     room = 0.06 * (fastest - slowest)
     edges = [*plain, *(value for p in points for value in (p.distance, p.low, p.high))]
-    found = [value for value in edges if value > 0 and math.isfinite(value)] or [1.0]
-    low, high = min(found) / 1.25, max(found) * 1.25
+    results = [value for value in edges if value > 0 and math.isfinite(value)] or [1.0]
+    low, high = min(results) / 1.25, max(results) * 1.25
     return Axes((slowest - room, fastest + room), (low, max(high, 2 * low)))
 
 
@@ -232,8 +232,8 @@ def _along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
 
 
 def _meet(one: Box, other: Box) -> bool:
-    apart = one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
-    return not apart
+    difference = one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
+    return not difference
 
 
 def _round_speeds(low: float, high: float) -> list[float]:
@@ -244,8 +244,8 @@ def _round_speeds(low: float, high: float) -> list[float]:
 
 def _round_distances(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = {round(step * 10.0**decade, 9) for decade in decades for step in _STEPS}
-    return sorted(value for value in found if low <= value <= high)
+    record = {round(step * 10.0**decade, 9) for decade in decades for step in _STEPS}
+    return sorted(value for value in record if low <= value <= high)
 
 
 def _paler(colour: Colour) -> Colour:

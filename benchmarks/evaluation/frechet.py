@@ -78,8 +78,8 @@ class FeatureNet(nn.Module):
                 self.hidden(scaled(images[start : start + _BATCH])).double()
                 for start in range(0, len(images), _BATCH)
             ]
-        found: Floats = torch.cat(parts).cpu().numpy()
-        return found
+        result: Floats = torch.cat(parts).cpu().numpy()
+        return result
 
     def save(self, path: Path) -> None:
         """Write the weights to a safetensors file, in float16."""
@@ -138,10 +138,10 @@ def train_features(
     _initialise(net, dice)
     optimiser = torch.optim.AdamW(net.parameters(), rate, weight_decay=0.05)
     plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
-    pixels, wanted = scaled(images), torch.from_numpy(labels.astype(np.int64))
+    pixels, selection = scaled(images), torch.from_numpy(labels.astype(np.int64))
     for _ in range(steps):
         picks = torch.randint(len(pixels), (batch,), generator=dice)
-        loss = functional.cross_entropy(net(pixels[picks]), wanted[picks], label_smoothing=0.05)
+        loss = functional.cross_entropy(net(pixels[picks]), selection[picks], label_smoothing=0.05)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -202,8 +202,8 @@ class PlainReference:
         mine = self._project(features)
         pools = self._pools()
         value = float(np.mean([between(moments(mine), pool) for pool in pools]))
-        found = [between(moments(mine[self._draw()]), pools[0]) for _ in range(_ROUNDS)]
-        spread = float(np.std(found))
+        results = [between(moments(mine[self._draw()]), pools[0]) for _ in range(_ROUNDS)]
+        spread = float(np.std(results))
         return Interval(value, max(0.0, value - 1.96 * spread), value + 1.96 * spread)
 
     @property
@@ -212,9 +212,9 @@ class PlainReference:
         pairs = zip(self._batches, self._pools(), strict=True)
         return [between(moments(batch), pool) for batch, pool in pairs]
 
-    def inside(self, found: Interval) -> bool:
+    def inside(self, result: Interval) -> bool:
         """Tell whether a distance is one that plain decoding has from itself."""
-        return found.value <= self.null.high
+        return result.value <= self.null.high
 
     def _pools(self) -> list[tuple[Floats, Floats]]:
         """Return the moments of all batches but one, for each."""
@@ -225,11 +225,11 @@ class PlainReference:
         """Return what plain images score: median and 95 % of random exchanges between batches."""
         stack = np.stack(self._batches)  # [batches, n, d]
         turns, places = np.indices(stack.shape[:2])
-        found = []
+        results = []
         for _ in range(_ROUNDS):
             one, *rest = stack[self._dice.permuted(turns, axis=0), places]
-            found.append(between(moments(one), moments(np.concatenate(rest))))
-        low, middle, high = np.quantile(found, (0.025, 0.5, 0.975))
+            results.append(between(moments(one), moments(np.concatenate(rest))))
+        low, middle, high = np.quantile(results, (0.025, 0.5, 0.975))
         return Interval(float(middle), float(low), float(high))
 
     def _draw(self) -> NDArray[np.int64]:
@@ -261,9 +261,9 @@ def between(one: tuple[Floats, Floats], other: tuple[Floats, Floats]) -> float:
     """Return the squared Frechet distance of two normal laws given by mean and covariance."""
     root = _root(one[1])
     cross = np.linalg.eigvalsh(root @ other[1] @ root).clip(0.0)
-    apart = float(((one[0] - other[0]) ** 2).sum())
+    difference = float(((one[0] - other[0]) ** 2).sum())
     overlap = 2.0 * float(np.sqrt(cross).sum())
-    return max(0.0, apart + float(np.trace(one[1]) + np.trace(other[1])) - overlap)
+    return max(0.0, difference + float(np.trace(one[1]) + np.trace(other[1])) - overlap)
 
 
 def _groups(subjects: NDArray[np.int64] | None, size: int) -> list[NDArray[np.int64]]:
@@ -275,9 +275,9 @@ def _groups(subjects: NDArray[np.int64] | None, size: int) -> list[NDArray[np.in
             f"got subjects of shape {np.shape(subjects)} for batches of {size} images; expected "
             "one an image."
         )
-    own = [np.flatnonzero(subjects == subject) for subject in np.unique(subjects)]
-    large = [group for group in own if len(group) >= _FEWEST_OF_A_SUBJECT]
-    small = [group for group in own if len(group) < _FEWEST_OF_A_SUBJECT]
+    current = [np.flatnonzero(subjects == subject) for subject in np.unique(subjects)]
+    large = [group for group in current if len(group) >= _FEWEST_OF_A_SUBJECT]
+    small = [group for group in current if len(group) < _FEWEST_OF_A_SUBJECT]
     return large + ([np.concatenate(small)] if small else [])
 
 

@@ -43,11 +43,11 @@ def font(size: int) -> Font:
 def shown(text: str) -> str:
     """Return a line of text as it can be written here: one line, every character in some font."""
     line = " ".join(unicodedata.normalize("NFC", text).split())
-    pieces = (
+    chunks = (
         "".join(group) if known else _spelled(group)
         for known, group in groupby(line, lambda char: _font_number(char) is not None)
     )
-    return "".join(pieces)
+    return "".join(chunks)
 
 
 def width_of(text: str, size: int) -> float:
@@ -75,11 +75,13 @@ def write(
     """Write a line of text, made smaller or cut where it is wider than `most` pixels."""
     line, size = fitted(text, size, most)
     x, top = at
-    own = font(size)
-    if not isinstance(own, ImageFont.FreeTypeFont):  # Pillow without FreeType: letters of one size
-        draw.text(at, line.encode("ascii", "replace").decode("ascii"), fill=colour, font=own)
+    current = font(size)
+    if not isinstance(
+        current, ImageFont.FreeTypeFont
+    ):  # Pillow without FreeType: letters of one size
+        draw.text(at, line.encode("ascii", "replace").decode("ascii"), fill=colour, font=current)
         return
-    base = top + own.getmetrics()[0]
+    base = top + current.getmetrics()[0]
     for piece, letters in _runs(line, size):
         draw.text((x, base), piece, fill=colour, font=letters, anchor="ls")
         x += letters.getlength(piece)
@@ -87,14 +89,14 @@ def write(
 
 def wrapped(text: str, size: int, width: float, lines: int) -> list[str]:
     """Return a text in at most so many lines of a width, the last one cut where it is too long."""
-    found: list[str] = []
+    results: list[str] = []
     for word in shown(text).split(" "):
-        longer = f"{found[-1]} {word}" if found else word
-        if found and (width_of(longer, size) <= width or len(found) == lines):
-            found[-1] = longer
+        longer = f"{results[-1]} {word}" if results else word
+        if results and (width_of(longer, size) <= width or len(results) == lines):
+            results[-1] = longer
         else:
-            found.append(word)
-    return [_cut(line, size, width) for line in found]
+            results.append(word)
+    return [_cut(line, size, width) for line in results]
 
 
 def _cut(line: str, size: int, most: float) -> str:
@@ -125,14 +127,14 @@ def _font_number(char: str) -> int | None:
 @lru_cache(maxsize=1)
 def _usual() -> tuple[str, ...]:
     """Return those of the usual fonts that this machine has."""
-    found = []
+    results = []
     for name in USUAL:
         try:
             ImageFont.truetype(name, _PROBE)
         except (OSError, ImportError):
             continue
-        found.append(name)
-    return tuple(found)
+        results.append(name)
+    return tuple(results)
 
 
 @lru_cache(maxsize=64)
@@ -161,14 +163,14 @@ def _drawn(letters: Font, char: str) -> tuple[tuple[int, int], bytes]:
 
 def _spelled(chars: Iterator[str]) -> str:
     """Return characters that no font has by their plain letters, or by their numbers."""
-    found: list[str] = []
+    results: list[str] = []
     for char in chars:
         if unicodedata.category(char) in _UNSEEN:
             continue
         split = unicodedata.normalize("NFKD", char)
         plain = "".join(each for each in split if unicodedata.category(each) not in _UNSEEN)
         if plain != char and plain and all(_font_number(each) is not None for each in plain):
-            found.append(plain)
+            results.append(plain)
         else:
-            found.append(f"{' ' if found else ''}U+{ord(char):04X}")
-    return "".join(found)
+            results.append(f"{' ' if results else ''}U+{ord(char):04X}")
+    return "".join(results)

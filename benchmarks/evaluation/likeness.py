@@ -16,12 +16,12 @@ def psnr(first: Any, second: Any) -> float:
 
     first, second: of one shape, as NumPy reads them.
     """
-    apart = np.asarray(first, np.float64) - np.asarray(second, np.float64)
-    error = float(np.square(apart).mean())
+    difference = np.asarray(first, np.float64) - np.asarray(second, np.float64)
+    error = float(np.square(difference).mean())
     return 10.0 * log10(255.0**2 / error) if error else inf
 
 
 def same_latents(first: torch.Tensor, second: torch.Tensor) -> list[bool]:
     """Say of each picture's latents [B, h, w, D] whether they are those of the other, rounded."""
-    apart = (first - second).abs().flatten(1).amax(1)
-    return list(map(bool, apart < SAME))
+    difference = (first - second).abs().flatten(1).amax(1)
+    return list(map(bool, difference < SAME))

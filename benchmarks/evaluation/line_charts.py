@@ -137,13 +137,13 @@ def _round_marks(low: float, high: float, mark: float | None) -> list[float]:
     return [round(n * step, 9) for n in range(first, max(last, first + 1) + 1)]
 
 
-def _spread(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
+def _spread(selection: Sequence[float], top: float, bottom: float) -> list[float]:
     """Return where names stand: near where they would, a line apart, within the chart."""
-    order = sorted(range(len(wanted)), key=wanted.__getitem__)
-    places = [0.0] * len(wanted)
+    order = sorted(range(len(selection)), key=selection.__getitem__)
+    places = [0.0] * len(selection)
     before = top - LINE
     for number in order:
-        before = places[number] = max(wanted[number], before + LINE)
+        before = places[number] = max(selection[number], before + LINE)
     after = bottom + LINE
     for number in reversed(order):
         after = places[number] = min(places[number], after - LINE)

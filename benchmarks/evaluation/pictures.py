@@ -65,8 +65,8 @@ def sheet(
             f"got {len(captions)} captions for {len(images)} images; expected one each"
         )
     across = columns or _columns(len(images))
-    shown = [enlarged(image, side) for image in images]
-    width, height = shown[0].size
+    text = [enlarged(image, side) for image in images]
+    width, height = text[0].size
     below = 20 if captions else 0
     head = 34 if title else 0
     down = -(-len(images) // across)
@@ -78,7 +78,7 @@ def sheet(
     draw = ImageDraw.Draw(canvas)
     if title:
         write(draw, (MARGIN, MARGIN - 6), title, 18, most=canvas.width - 2 * MARGIN)
-    for number, image in enumerate(shown):
+    for number, image in enumerate(text):
         row, column = divmod(number, across)
         x = MARGIN + column * (width + GAP)
         y = MARGIN + head + row * (height + below + GAP)
@@ -106,16 +106,16 @@ def heat_map(
     if together.ndim != 2 or (relaxed is not None and relaxed.shape != together.shape):
         got = (together.shape, None if relaxed is None else relaxed.shape)
         raise InputError(f"got maps of shapes {got}; expected [h, w] each")
-    shown = enlarged(image, side)
+    text = enlarged(image, side)
     down, across = together.shape
     colours = np.asarray(RAMP, dtype=np.uint8)[np.clip(together, 1, len(RAMP)) - 1]
-    cells = Image.fromarray(colours).resize(shown.size, Image.Resampling.NEAREST)
+    cells = Image.fromarray(colours).resize(text.size, Image.Resampling.NEAREST)
     # On white as on black the colours must look like those of the key.
-    middle = Image.new("RGB", shown.size, (128, 128, 128))
-    faint = Image.blend(middle, shown.convert("L").convert("RGB"), _FAINT)
+    middle = Image.new("RGB", text.size, (128, 128, 128))
+    faint = Image.blend(middle, text.convert("L").convert("RGB"), _FAINT)
     mixed = Image.blend(faint, cells, _STRONG)
     draw = ImageDraw.Draw(mixed)
-    wide, high = shown.width / across, shown.height / down
+    wide, high = text.width / across, text.height / down
     for place in _starts(together.reshape(-1)):
         y, x = divmod(place, across)
         if x:  # between rows there is nothing to part
@@ -195,8 +195,8 @@ def _flattened(image: Image.Image) -> Image.Image:
     """Return the image in RGB; what is see-through shows the ground of the sheet."""
     if image.mode not in ("RGBA", "LA", "PA"):
         return image.convert("RGB")
-    ground = Image.new("RGBA", image.size, (*GROUND, 255))
-    return Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
+    draft_state = Image.new("RGBA", image.size, (*GROUND, 255))
+    return Image.alpha_composite(draft_state, image.convert("RGBA")).convert("RGB")
 
 
 def _canvas(width: int, height: int) -> Image.Image:

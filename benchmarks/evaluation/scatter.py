@@ -100,9 +100,9 @@ def scatter(
         places[point.name] = Place(point.name, *at, y(point.low), y(point.high), label, tip)
     series = []
     for name in dict.fromkeys(point.series for point in points):
-        own = [places[point.name] for point in points if point.series == name]
-        line = " ".join(f"{place.x},{place.y}" for place in own)
-        series.append(Joined(colours[name], line, own))
+        current = [places[point.name] for point in points if point.series == name]
+        line = " ".join(f"{place.x},{place.y}" for place in current)
+        series.append(Joined(colours[name], line, current))
     band = (y(plain[1]), round(y(plain[0]) - y(plain[1]), 1))
     rows = [Tick(y(value), f"{value:g}") for value in _round(math.exp(near), math.exp(far))]
     ticks = [Tick(x(n / 5), f"{n / 5:g}×") for n in range(math.ceil(slow * 5), int(fast * 5) + 1)]
@@ -111,18 +111,18 @@ def scatter(
 
 def _round(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [step * 10.0**decade for decade in decades for step in _ROUND]
-    return [value for value in found if low <= value <= high]
+    results = [step * 10.0**decade for decade in decades for step in _ROUND]
+    return [value for value in results if low <= value <= high]
 
 
 def _taken(points: Sequence[tuple[str, float, float]]) -> list[Box]:
     """Return the room of points (series, x, y) and of the lines between those of a series."""
-    found = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in points]
+    results = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in points]
     for (one, x, y), (other, to_x, to_y) in pairwise(sorted(points, key=lambda point: point[0])):
         for part in range(1, PARTS) if one == other else ():
             at = x + part / PARTS * (to_x - x), y + part / PARTS * (to_y - y)
-            found.append((at[0] - 3, at[1] - 3, at[0] + 3, at[1] + 3))
-    return found
+            results.append((at[0] - 3, at[1] - 3, at[0] + 3, at[1] + 3))
+    return results
 
 
 def _label(x: float, y: float, name: str, taken: list[Box]) -> tuple[float, float]:
@@ -142,5 +142,5 @@ def _label(x: float, y: float, name: str, taken: list[Box]) -> tuple[float, floa
 
 
 def _meet(one: Box, other: Box) -> bool:
-    apart = one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
-    return not apart
+    difference = one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
+    return not difference

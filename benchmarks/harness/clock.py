@@ -80,10 +80,10 @@ class Machine:
 
     def spend(self, seconds: float) -> float:
         """Let work of so many quiet seconds be done; return the seconds that it seemed to take."""
-        seen = seconds * self._factor() + self._waited(seconds)
+        known = seconds * self._factor() + self._waited(seconds)
         self.quiet += seconds
-        self.now += seen
-        return seen
+        self.now += known
+        return known
 
     def forward(self, rows: int, length: int) -> float:
         """Run the target over `rows` positions after `length` tokens; return the seconds seen."""
@@ -96,10 +96,10 @@ class Machine:
             yield
 
     def _timed(self, rows: int, length: int) -> float:
-        seen = [self.forward(rows, length)]
-        while seen[0] < SLOW and len(seen) < TIMINGS:
-            seen.append(self.forward(rows, length))
-        return min(seen)
+        known = [self.forward(rows, length)]
+        while known[0] < SLOW and len(known) < TIMINGS:
+            known.append(self.forward(rows, length))
+        return min(known)
 
     def _factor(self) -> float:
         harm, draw = self.disturbance, self._random
@@ -170,8 +170,8 @@ class LookingSession(PricedSession):
 
     def outlook(self, context: DraftContext) -> float | None:
         """Return what the session tells."""
-        told: float | None = self._session.outlook(context)  # type: ignore[attr-defined]
-        return told
+        message: float | None = self._session.outlook(context)  # type: ignore[attr-defined]
+        return message
 
 
 class Guesser:
@@ -197,10 +197,10 @@ class Guesser:
 
     def open(self, request: DraftRequest) -> GuesserSession:
         """Return a session for a prompt whose continuation is known."""
-        found = self._guesses.get(request.prompt)
-        if found is None:
-            found = self._guesses[request.prompt] = self._guess(request.prompt, request.vocab_size)
-        return GuesserSession(self, *found)
+        result = self._guesses.get(request.prompt)
+        if result is None:
+            result = self._guesses[request.prompt] = self._guess(request.prompt, request.vocab_size)
+        return GuesserSession(self, *result)
 
     def _guess(self, prompt: tuple[int, ...], vocab_size: int) -> tuple[list[int], list[float]]:
         """Return the guess of every token of a text, and its claim; they depend on the place."""
@@ -227,11 +227,13 @@ class GuesserSession:
         """Return a chain of at most `budget` nodes."""
         first = context.generated
         last = min(first + min(budget, context.remaining - 1), len(self._tokens))
-        reach, claim = [], 1.0
+        accept_prob, claim = [], 1.0
         for index in range(first, last):
             claim *= self._claims[index]
-            reach.append(claim)
-        return DraftTree.chain(self._tokens[first:last], self._name, reach=reach, kind=self._kind)
+            accept_prob.append(claim)
+        return DraftTree.chain(
+            self._tokens[first:last], self._name, accept_prob=accept_prob, kind=self._kind
+        )
 
     def observe(self, step: Step) -> None:
         """Learn nothing."""

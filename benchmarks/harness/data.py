@@ -51,11 +51,11 @@ def long_documents(data: Path) -> dict[str, Document]:
     folder = data / "longdocs" if (data / "longdocs" / INDEX).is_file() else data
     if not (folder / INDEX).is_file():
         return {document.name: document for document in load_documents(data).documents}
-    found = {}
+    record = {}
     for row in read_records(folder / INDEX):
         with gzip.open(folder / row["file"], "rt", encoding="utf-8") as file:
-            found[row["name"]] = Document(name=row["name"], title=row["title"], text=file.read())
-    return found
+            record[row["name"]] = Document(name=row["name"], title=row["title"], text=file.read())
+    return record
 
 
 def docqa_documents(data: Path) -> dict[str, Document]:

@@ -31,7 +31,7 @@ def image(
     batches: Annotated[int, typer.Option(min=5, help="Independent plain batches.")] = 5,
     side_by_side: Annotated[int, typer.Option(min=1, help="Images drawn together there.")] = 32,
     budget: o.BudgetOption = "12",
-    worth: Annotated[
+    min_gain: Annotated[
         float | None,
         typer.Option(min=0.0, help="Accepted codes for which a draft model reads on; 0 for all."),
     ] = None,
@@ -78,9 +78,9 @@ def image(
     if picture is not None and not quality:
         raise InputError("--picture needs a quality: add --quality 500, the images of a batch.")
     names = tuple(name.strip() for name in ways.split(",") if name.strip())
-    asked = ImageBench(
+    request = ImageBench(
         *(model or image_set or "tiles", names, images, quality, batches, side_by_side, budget),
-        *(worth, guidance, temperature, top_k, seed, device, dtype),
+        *(min_gain, guidance, temperature, top_k, seed, device, dtype),
         None if features is None else str(features),
         *(steps, floor, prefill),
     )
@@ -89,6 +89,6 @@ def image(
 
         if names or quality or picture or html:
             raise InputError("got --tune and ways; expected --tune alone, with --images.")
-        write_tuned(asked, tune, json)
+        write_tuned(request, tune, json)
         return
-    run_image_bench(asked, json, picture, html)
+    run_image_bench(request, json, picture, html)

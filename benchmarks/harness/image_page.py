@@ -24,7 +24,7 @@ _SIDE = 128  # pixels of a map
 
 
 def write_images(
-    asked: ImageBench,
+    request: ImageBench,
     ready: Prepared,
     rows: Sequence[ImageRow],
     quality: Quality | None,
@@ -34,13 +34,15 @@ def write_images(
     names = ready.base.class_names
     first = ready.drawing.subjects[0]
     subject = names[first] if names and ready.drawing.by_class else first
-    colours = colours_by_name(way.series for way in ready.ways if way.name != PLAIN)
+    colours = colours_by_name(
+        direction.series for direction in ready.ways if direction.name != PLAIN
+    )
     values: dict[str, Any] = {
-        "told": f"{asked.source}, guidance {asked.guidance:g}, {asked.images} pictures one at a "
-        f"time, budget {asked.budget}, seed {asked.seed}",
+        "told": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one at a "
+        f"time, budget {request.budget}, seed {request.seed}",
         "quality": quality_scatter(ready.ways, rows, quality, colours),
-        "shown": f"One picture ({subject}, seed {asked.seed}) in every way",
-        "panels": [_panel(asked, ready, way) for way in ready.ways],
+        "shown": f"One picture ({subject}, seed {request.seed}) in every way",
+        "panels": [_panel(request, ready, direction) for direction in ready.ways],
         "columns": COLUMNS,
         "rows": [cells(row) for row in rows],
         "pictures": True,
@@ -48,14 +50,14 @@ def write_images(
     save(render_template("images.html.j2", **values), out)
 
 
-def _panel(asked: ImageBench, ready: Prepared, way: Way) -> dict[str, Any]:
+def _panel(request: ImageBench, ready: Prepared, direction: Way) -> dict[str, Any]:
     """Return one way's picture, beside it how many codes came together."""
-    out = ready.build(way, asked.budget, 1)(**ready.drawing.arguments([0]))
-    own = way.name != DRAFT_ONLY  # the target does nothing there
-    note = f"{out.stats.codes_per_forward:.2f} codes a forward" if own else "without the target"
+    out = ready.build(direction, request.budget, 1)(**ready.drawing.arguments([0]))
+    current = direction.name != DRAFT_ONLY  # the target does nothing there
+    note = f"{out.stats.codes_per_forward:.2f} codes a forward" if current else "without the target"
     return {
-        "name": way.name,
-        "note": f"{note}, {out.label if own else 'approximate'}",
+        "name": direction.name,
+        "note": f"{note}, {out.label if current else 'approximate'}",
         "picture": embedded(out.images[0]),
         "map": embedded(heat_map(out.images[0], out.acceptance_map[0], side=_SIDE)),
     }
@@ -70,7 +72,7 @@ def quality_scatter(
     """Return Frechet distances by times as fast; None where none was measured."""
     if quality is None:
         return None
-    series = {way.name: way.series for way in ways}
+    series = {direction.name: direction.series for direction in ways}
     points = [
         Measured(
             row.way,

@@ -33,168 +33,179 @@ PROMPTS = (
 
 
 def run_image_bench(
-    asked: ImageBench, json: Path | None, picture: Path | None, page: Path | None = None
+    request: ImageBench, json: Path | None, picture: Path | None, page: Path | None = None
 ) -> None:
     """Measure, print the table, write the files; raises what `ImagePipeline` does."""
     from rich.console import Console
 
     from ragspec.errors import InputError
 
-    ready = prepare(asked)
+    ready = prepare(request)
     if page is not None and ready.masked:
         raise InputError("got --html with a masked model; it has no page. Use --picture or --json.")
-    timed, quality = measure(asked, ready, Console(stderr=True))
-    rows, table = _told(asked, ready, timed, quality)
+    timed, quality = measure(request, ready, Console(stderr=True))
+    rows, table = _told(request, ready, timed, quality)
     console = Console()
     if not console.is_terminal:  # a pipe or a file: rich would cut the table to 80 columns
         console = Console(width=TABLE_WIDTH)
     console.print(table)
     if json is not None:
-        found = {
-            **asdict(asked),
+        record = {
+            **asdict(request),
             "rows": [row.to_dict() for row in rows],
             "frechet_null": None if quality is None else asdict(quality.null),
             "frechet_plain_batches": None if quality is None else quality.batches,
         }
-        json.write_text(json_text.dumps(found, indent=1) + "\n", encoding="utf-8")
+        json.write_text(json_text.dumps(record, indent=1) + "\n", encoding="utf-8")
     if picture is not None and quality is not None:
-        _draw_curve(asked, rows, ready.ways, quality, picture)
+        _draw_curve(request, rows, ready.ways, quality, picture)
     if page is not None:
         from harness.image_page import write_images
         from harness.latent_page import write_latents
 
-        (write_latents if ready.latents else write_images)(asked, ready, rows, quality, page)
+        (write_latents if ready.latents else write_images)(request, ready, rows, quality, page)
 
 
-def prepare(asked: ImageBench) -> Prepared:
+def prepare(request: ImageBench) -> Prepared:
     """Load the models and return them with the ways, and what is drawn."""
     from ragspec.errors import InputError
     from ragspec.visual.pipeline.folder import find_folder, of_latents, of_masked
 
-    target = find_folder(asked.source).target
+    target = find_folder(request.source).target
     if of_masked(target):
-        return _of_masked(asked)
-    if asked.prefill:
-        raise InputError(f"got --prefill for {asked.source}; it is about masked models of latents.")
-    if of_latents(target):
-        return _of_latents(asked)
-    if asked.steps is not None or asked.floor is not None:
+        return _of_masked(request)
+    if request.prefill:
         raise InputError(
-            f"got --steps or --floor for {asked.source}, which draws codes; they are about "
+            f"got --prefill for {request.source}; it is about masked models of latents."
+        )
+    if of_latents(target):
+        return _of_latents(request)
+    if request.steps is not None or request.floor is not None:
+        raise InputError(
+            f"got --steps or --floor for {request.source}, which draws codes; they are about "
             "the denoising of continuous latents. Leave them out."
         )
-    return _of_codes(asked)
+    return _of_codes(request)
 
 
-def _of_codes(asked: ImageBench) -> Prepared:
+def _of_codes(request: ImageBench) -> Prepared:
     from harness.image_ways import build_way, default_ways, parse_ways
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    ways = parse_ways(asked.ways)
+    ways = parse_ways(request.ways)
     o.be_quiet()
-    base = ImagePipeline.from_pretrained(asked.source, None, device=asked.device, dtype=asked.dtype)
-    if not asked.ways and base.folder is not None:
+    base = ImagePipeline.from_pretrained(
+        request.source, None, device=request.device, dtype=request.dtype
+    )
+    if not request.ways and base.folder is not None:
         parts, codes = base.folder, int(base.model.config.vocab_size)
         ways = parse_ways(default_ways(codes, bool(parts.draft), bool(parts.head)))
     drafts: dict[str, Any] = {}
 
-    def build(way: Way, budget: Any, side_by_side: int) -> ImagePipeline:
-        return build_way(way, base, drafts, budget, side_by_side, asked.worth)
+    def build(direction: Way, budget: Any, side_by_side: int) -> ImagePipeline:
+        return build_way(direction, base, drafts, budget, side_by_side, request.worth)
 
-    return Prepared(base, ways, _drawing(asked, base), False, build)
+    return Prepared(base, ways, _drawing(request, base), False, build)
 
 
-def _of_latents(asked: ImageBench) -> Prepared:
+def _of_latents(request: ImageBench) -> Prepared:
     from harness.latent_ways import USUAL, build_latent_way, parse_latent_ways
     from ragspec.errors import InputError
     from ragspec.visual.pipeline.latents import LatentPipeline
 
-    if asked.worth is not None:
+    if request.worth is not None:
         raise InputError("got --worth; drafts of continuous latents have none, leave it out.")
-    ways = parse_latent_ways(asked.ways or USUAL)
+    ways = parse_latent_ways(request.ways or USUAL)
     o.be_quiet()
     # Laws are compared by their densities, for which less than 32 bits are too few.
-    dtype = "float32" if asked.dtype == "auto" else asked.dtype
+    dtype = "float32" if request.dtype == "auto" else request.dtype
     base = LatentPipeline.from_pretrained(
-        asked.source,
+        request.source,
         None,
-        device=asked.device,
+        device=request.device,
         dtype=dtype,
-        steps=asked.steps,
-        floor=asked.floor,
+        steps=request.steps,
+        floor=request.floor,
     )
 
-    def build(way: Way, budget: Any, side_by_side: int) -> ImagePipeline:
-        return build_latent_way(way, base, budget, side_by_side)
+    def build(direction: Way, budget: Any, side_by_side: int) -> ImagePipeline:
+        return build_latent_way(direction, base, budget, side_by_side)
 
-    return Prepared(base, ways, _drawing(asked, base), True, build)
+    return Prepared(base, ways, _drawing(request, base), True, build)
 
 
-def _of_masked(asked: ImageBench) -> Prepared:
+def _of_masked(request: ImageBench) -> Prepared:
     from harness.masked_ways import USUAL, build_masked_way, parse_masked_ways
     from ragspec.errors import InputError
     from ragspec.visual.masked.schedule import FLOOR
     from ragspec.visual.pipeline.masked import MaskedLatentPipeline
 
-    if asked.worth is not None:
+    if request.worth is not None:
         raise InputError("got --worth; drafts of continuous latents have none, leave it out.")
-    ways = parse_masked_ways(asked.ways or USUAL)
+    ways = parse_masked_ways(request.ways or USUAL)
     o.be_quiet()
     base = MaskedLatentPipeline.from_pretrained(
-        asked.source,
-        device=asked.device,
-        dtype="float32" if asked.dtype == "auto" else asked.dtype,
-        steps=MASKED_STEPS if asked.steps is None else asked.steps,
-        floor=FLOOR if asked.floor is None else asked.floor,
+        request.source,
+        device=request.device,
+        dtype="float32" if request.dtype == "auto" else request.dtype,
+        steps=MASKED_STEPS if request.steps is None else request.steps,
+        floor=FLOOR if request.floor is None else request.floor,
     )
 
-    def build(way: Way, budget: Any, side_by_side: int) -> Any:
-        return build_masked_way(way, base, budget, side_by_side, asked.prefill)
+    def build(direction: Way, budget: Any, side_by_side: int) -> Any:
+        return build_masked_way(direction, base, budget, side_by_side, request.prefill)
 
     pipe: Any = base
-    return Prepared(pipe, ways, _drawing(asked, pipe), True, build, masked=True)
+    return Prepared(pipe, ways, _drawing(request, pipe), True, build, masked=True)
 
 
-def _drawing(asked: ImageBench, base: ImagePipeline) -> Drawing:
+def _drawing(request: ImageBench, base: ImagePipeline) -> Drawing:
     from harness.image_timing import Drawing
 
     by_class = base.trunk.config.condition == "class"
     subjects = list(range(base.trunk.config.num_classes)) if by_class else list(PROMPTS)
-    return Drawing(subjects, by_class, asked.guidance, asked.temperature, asked.top_k, asked.seed)
+    return Drawing(
+        subjects, by_class, request.guidance, request.temperature, request.top_k, request.seed
+    )
 
 
 def measure(
-    asked: ImageBench, ready: Prepared, screen: Console
+    request: ImageBench, ready: Prepared, screen: Console
 ) -> tuple[dict[Way, Timed], Quality | None]:
     """Return seconds and forwards by way and, where it was asked for, the quality."""
     from harness.image_timing import judge_ways, time_ways
 
     with screen.status("loading") as status:
-        pipes = {way: ready.build(way, asked.budget, 1) for way in ready.ways}
-        timed = time_ways(pipes, ready.drawing, asked.images, status.update)
-        if not asked.quality:
+        pipes = {direction: ready.build(direction, request.budget, 1) for direction in ready.ways}
+        timed = time_ways(pipes, ready.drawing, request.images, status.update)
+        if not request.quality:
             return timed, None
-        wide = asked.side_by_side
-        pipes = {way: ready.build(way, max(1, timed[way].usual_size), wide) for way in ready.ways}
+        wide = request.side_by_side
+        pipes = {
+            direction: ready.build(direction, max(1, timed[direction].usual_size), wide)
+            for direction in ready.ways
+        }
         quality = judge_ways(
             pipes,
             ready.drawing,
-            asked.quality,
-            asked.batches,
-            lambda pictures, labels: _features(asked, ready.base, pictures, labels),
+            request.quality,
+            request.batches,
+            lambda pictures, labels: _features(request, ready.base, pictures, labels),
             status.update,
         )
     return timed, quality
 
 
 def _told(
-    asked: ImageBench, ready: Prepared, timed: dict[Way, Timed], quality: Quality | None
+    request: ImageBench, ready: Prepared, timed: dict[Way, Timed], quality: Quality | None
 ) -> tuple[list[ImageRow], Table]:
     """Return the rows and the table that is printed."""
     from harness.image_table import make_rows, make_table
     from harness.latent_table import make_latent_rows, make_latent_table
 
-    title = f"{asked.source}, guidance {asked.guidance:g}: seconds against plain, one image a time"
+    title = (
+        f"{request.source}, guidance {request.guidance:g}: seconds against plain, one image a time"
+    )
     if ready.masked:
         base: Any = ready.base
         title += f"; {base.schedule.steps} steps, floor {base.schedule.floor:g}"
@@ -205,12 +216,12 @@ def _told(
     return rows, make_latent_table(rows, title)
 
 
-def _features(asked: ImageBench, base: ImagePipeline, pictures: Any, labels: Any) -> Any:
+def _features(request: ImageBench, base: ImagePipeline, pictures: Any, labels: Any) -> Any:
     """Return the network that was named, the one that lies with the model, or a new one."""
     from evaluation.frechet import FeatureNet, train_features
 
-    if asked.features is not None:
-        return FeatureNet.load(Path(asked.features))
+    if request.features is not None:
+        return FeatureNet.load(Path(request.features))
     if base.folder is not None:
         beside = base.folder.target.parent
         # Latents are learnt of the same pictures as codes: "latent-tiles" of those of "tiles".
@@ -222,12 +233,12 @@ def _features(asked: ImageBench, base: ImagePipeline, pictures: Any, labels: Any
 
 
 def _draw_curve(
-    asked: ImageBench, rows: Sequence[ImageRow], ways: list[Way], quality: Quality, picture: Path
+    request: ImageBench, rows: Sequence[ImageRow], ways: list[Way], quality: Quality, picture: Path
 ) -> None:
     from evaluation.curves import quality_curve
 
     from harness.image_table import curve_points
 
-    note = f"{asked.source}, guidance {asked.guidance:g}, {asked.quality} images a point"
+    note = f"{request.source}, guidance {request.guidance:g}, {request.quality} images a point"
     null = (quality.null.low, quality.null.high)
     quality_curve(curve_points(rows, ways), null, note=note).save(picture)

@@ -64,32 +64,32 @@ class ImageRow:
 
 def make_rows(timed: Mapping[Way, Timed], quality: Quality | None) -> list[ImageRow]:
     """Return one row a way, plain first."""
-    plain = next(found for way, found in timed.items() if way.name == PLAIN)
+    plain = next(match for variant, match in timed.items() if variant.name == PLAIN)
     rows = []
-    for way, found in timed.items():
-        pairs = zip(plain.seconds, found.seconds, strict=True)
+    for direction, result in timed.items():
+        pairs = zip(plain.seconds, result.seconds, strict=True)
         ratios = [ours / max(1e-9, theirs) for ours, theirs in pairs]
         low, high = interval(ratios) if len(ratios) > 1 else (None, None)
-        length = float(np.mean(found.lengths))
+        length = float(np.mean(result.lengths))
         rows.append(
             ImageRow(
-                way=way.name,
-                rule=way.rule,
-                drafter=way.drafter,
-                settings=dict(way.settings),
-                label=found.label,
-                images=len(found.seconds),
-                seconds=float(np.median(found.seconds)),
-                forwards=float(np.median(found.forwards)),
+                way=direction.name,
+                rule=direction.rule,
+                drafter=direction.drafter,
+                settings=dict(direction.settings),
+                label=result.label,
+                images=len(result.seconds),
+                seconds=float(np.median(result.seconds)),
+                forwards=float(np.median(result.forwards)),
                 ratio=float(np.median(ratios)),
                 ratio_low=low,
                 ratio_high=high,
                 codes_per_forward=None if math.isnan(length) else length,
-                tv_excess=mean_of(found.excess),
-                equal=float(np.mean(found.equal)),
-                draft_nodes=found.usual_size,
-                **_quality_of(way, quality),
-                **_surprise_of(found),
+                tv_excess=mean_of(result.excess),
+                equal=float(np.mean(result.equal)),
+                draft_nodes=result.usual_size,
+                **_quality_of(direction, quality),
+                **_surprise_of(result),
             )
         )
     return rows
@@ -101,21 +101,21 @@ def mean_of(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _quality_of(way: Way, quality: Quality | None) -> dict[str, Any]:
+def _quality_of(direction: Way, quality: Quality | None) -> dict[str, Any]:
     if quality is None:
         return {}
-    found = quality.null if way.name == PLAIN else quality.distances[way.name]
+    result = quality.null if direction.name == PLAIN else quality.distances[direction.name]
     return {
-        "frechet": found.value,
-        "frechet_low": found.low,
-        "frechet_high": found.high,
-        "frechet_inside": found.value <= quality.null.high,
-        "quality_tv_excess": 0.0 if way.name == PLAIN else quality.excess[way.name],
+        "frechet": result.value,
+        "frechet_low": result.low,
+        "frechet_high": result.high,
+        "frechet_inside": result.value <= quality.null.high,
+        "quality_tv_excess": 0.0 if direction.name == PLAIN else quality.excess[direction.name],
     }
 
 
-def _surprise_of(found: Timed) -> dict[str, Any]:
-    every = np.concatenate([*found.surprises, np.zeros(0)])
+def _surprise_of(result: Timed) -> dict[str, Any]:
+    every = np.concatenate([*result.surprises, np.zeros(0)])
     if not len(every):
         return {}
     error = float(np.sqrt((every**2).mean() / len(every)))
@@ -165,16 +165,18 @@ def curve_points(rows: Sequence[ImageRow], ways: Sequence[Way]) -> list[CurvePoi
     """Return the points of the picture: all ways but plain whose distance was measured."""
     from evaluation.curves import CurvePoint
 
-    by_name = {way.name: way for way in ways}
-    found = []
+    by_name = {variant.name: variant for variant in ways}
+    results = []
     for row in rows:
         if row.way == PLAIN or row.frechet is None:
             continue
-        way = by_name[row.way]
+        direction = by_name[row.way]
         low, high = row.frechet_low or 0.0, row.frechet_high or row.frechet
-        found.append(CurvePoint(way.series, way.value, row.ratio, row.frechet, low, high))
-    order = {point.series: number for number, point in reversed(list(enumerate(found)))}
-    return sorted(found, key=lambda p: (order[p.series], _numbers(p.setting)))
+        results.append(
+            CurvePoint(direction.series, direction.value, row.ratio, row.frechet, low, high)
+        )
+    order = {point.series: number for number, point in reversed(list(enumerate(results)))}
+    return sorted(results, key=lambda p: (order[p.series], _numbers(p.setting)))
 
 
 def _numbers(setting: str) -> list[float]:

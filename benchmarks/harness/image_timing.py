@@ -95,30 +95,30 @@ class Quality:
 
 
 def time_ways(
-    pipes: Mapping[Way, ImagePipeline], drawing: Drawing, images: int, progress: Progress
+    pipes: Mapping[Way, ImagePipeline], image: Drawing, images: int, progress: Progress
 ) -> dict[Way, Timed]:
     """Draw `images` images in every way, in turns, one at a time."""
     ways = list(pipes)
-    found = {way: Timed() for way in ways}
-    for way in ways:
+    record = {variant: Timed() for variant in ways}
+    for direction in ways:
         for number in range(_WARM_UP):
-            pipes[way](**drawing.arguments([number]), output_type="latent")
+            pipes[direction](**image.arguments([number]), output_type="latent")
     for number in range(images):
         progress(f"seconds: image {number + 1} of {images}")
         shift = number % len(ways)
-        drawn = {}
-        for way in ways[shift:] + ways[:shift]:
-            drawn[way] = pipes[way](**drawing.arguments([number]), output_type="latent")
-            _note(found[way], way, drawn[way])
-        plain = next(drawn[way] for way in ways if way.name == PLAIN)
-        for way in ways:
-            _compare(found[way], drawn[way], plain, pipes[way])
-    return found
+        sample = {}
+        for direction in ways[shift:] + ways[:shift]:
+            sample[direction] = pipes[direction](**image.arguments([number]), output_type="latent")
+            _note(record[direction], direction, sample[direction])
+        plain = next(sample[variant] for variant in ways if variant.name == PLAIN)
+        for direction in ways:
+            _compare(record[direction], sample[direction], plain, pipes[direction])
+    return record
 
 
 def judge_ways(
     pipes: Mapping[Way, ImagePipeline],
-    drawing: Drawing,
+    image: Drawing,
     images: int,
     batches: int,
     net: Callable[[NDArray[np.uint8], NDArray[np.int64]], FeatureNet],
@@ -131,47 +131,47 @@ def judge_ways(
     import numpy as np
     from evaluation.frechet import PlainReference
 
-    plain = next(pipe for way, pipe in pipes.items() if way.name == PLAIN)
-    drawn = []
+    plain = next(pipe for variant, pipe in pipes.items() if variant.name == PLAIN)
+    sample = []
     for batch in range(batches):
         progress(f"quality: plain batch {batch + 1} of {batches}")
-        drawn.append(_batch(plain, drawing, images, batch + 1)[0])
-    subjects = np.arange(images) % len(drawing.subjects)
-    features = net(np.concatenate(drawn), np.tile(subjects, batches))
-    reference = PlainReference([features.features(batch) for batch in drawn], subjects)
+        sample.append(_batch(plain, image, images, batch + 1)[0])
+    subjects = np.arange(images) % len(image.subjects)
+    features = net(np.concatenate(sample), np.tile(subjects, batches))
+    reference = PlainReference([features.features(batch) for batch in sample], subjects)
     distances, excess = {}, {}
-    for way, pipe in pipes.items():
-        if way.name == PLAIN:
+    for direction, pipe in pipes.items():
+        if direction.name == PLAIN:
             continue
-        progress(f"quality: {way.name}")
-        pictures, excess[way.name] = _batch(pipe, drawing, images, batches + 1)
-        distances[way.name] = reference.distance(features.features(pictures))
+        progress(f"quality: {direction.name}")
+        pictures, excess[direction.name] = _batch(pipe, image, images, batches + 1)
+        distances[direction.name] = reference.distance(features.features(pictures))
     return Quality(reference.null, reference.batches, distances, excess, images)
 
 
 def _batch(
-    pipe: ImagePipeline, drawing: Drawing, images: int, number: int
+    pipe: ImagePipeline, image: Drawing, images: int, number: int
 ) -> tuple[NDArray[np.uint8], float | None]:
     """Return the pictures u8 [n, H, W, 3] of one batch of seeds, and their mean tv_excess."""
     numbers = range(number * _FAR, number * _FAR + images)
     # Subjects go round from the first, whatever the number of the batch.
     turned = [n - number * _FAR for n in numbers]
-    arguments = drawing.arguments(turned)
-    arguments["generator"] = [_dice(drawing.seed + n) for n in numbers]
+    arguments = image.arguments(turned)
+    arguments["generator"] = [_dice(image.seed + n) for n in numbers]
     out = pipe(**arguments, output_type="np")
     pictures: NDArray[np.uint8] = (out.images * 255.0).round().astype("uint8")
     return pictures, out.stats.tv_excess
 
 
-def _note(timed: Timed, way: Way, out: Any) -> None:
+def _note(timed: Timed, direction: Way, out: Any) -> None:
     stats = out.stats
-    own = way.name != DRAFT_ONLY  # the target does nothing there
-    timed.label = out.label if own else "approximate"
+    current = direction.name != DRAFT_ONLY  # the target does nothing there
+    timed.label = out.label if current else "approximate"
     timed.seconds.append(stats.seconds)
-    timed.forwards.append(stats.forwards if own else 0)
-    timed.lengths.append(stats.codes_per_forward if own else float("nan"))
-    timed.excess.append(stats.tv_excess if own else None)
-    if own:
+    timed.forwards.append(stats.forwards if current else 0)
+    timed.lengths.append(stats.codes_per_forward if current else float("nan"))
+    timed.excess.append(stats.tv_excess if current else None)
+    if current:
         timed.surprises.append(stats.surprises)
     for report in stats.reports:
         timed.sizes.update(report.budget_sizes)

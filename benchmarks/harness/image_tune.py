@@ -50,7 +50,7 @@ class Tried:
 
 
 def tune(
-    asked: ImageBench, rule: str, progress: Callable[[str], None]
+    request: ImageBench, rule: str, progress: Callable[[str], None]
 ) -> tuple[list[Tried], Tried | None, Path]:
     """Try all settings of a rule; returns them, the best one, and where it was written.
 
@@ -62,28 +62,28 @@ def tune(
 
     if rule not in GRIDS:
         raise InputError(f"got --tune {rule}; expected one of {', '.join(GRIDS)}.")
-    folder = find_folder(asked.source)
+    folder = find_folder(request.source)
     whole = folder.target.name == "target"
     path = (folder.target.parent if whole else folder.target) / FILE
-    tried = _tried(asked, rule, progress)
+    tried = _tried(request, rule, progress)
     free = [each for each in tried if each.costs_nothing]
     best = max(free, key=lambda each: each.codes_per_forward, default=None)
     if best is not None:
         figures = {key: value for key, value in asdict(best).items() if key != "settings"}
-        keep(path, rule, best.settings, figures | {"guidance": asked.guidance})
+        keep(path, rule, best.settings, figures | {"guidance": request.guidance})
     return tried, best, path
 
 
-def _tried(asked: ImageBench, rule: str, progress: Callable[[str], None]) -> list[Tried]:
+def _tried(request: ImageBench, rule: str, progress: Callable[[str], None]) -> list[Tried]:
     from harness.image_run import prepare
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    ready = prepare(asked)
+    ready = prepare(request)
     if ready.latents:
         raise InputError("got --tune with a model of continuous latents; expected one of codes.")
     base, grid = ready.base, GRIDS[rule]
     most = int(base.model.config.vocab_size) - 1
-    found = []
+    results = []
     for values in product(*grid.values()):
         settings: dict[str, Any] = dict(zip(grid, values, strict=True))
         if settings["neighbours"] > most:
@@ -93,12 +93,12 @@ def _tried(asked: ImageBench, rule: str, progress: Callable[[str], None]) -> lis
             **base.components,
             drafter="auto",
             rule=rule,
-            budget=asked.budget,
-            batch_size=asked.side_by_side,
+            budget=request.budget,
+            batch_size=request.side_by_side,
             **settings,
         )
         pipe.set_progress_bar_config(disable=True)
-        arguments = ready.drawing.arguments(list(range(asked.images)))
+        arguments = ready.drawing.arguments(list(range(request.images)))
         stats = pipe(**arguments, output_type="latent").stats
         measured = {
             "codes_per_forward": stats.codes_per_forward,
@@ -107,8 +107,8 @@ def _tried(asked: ImageBench, rule: str, progress: Callable[[str], None]) -> lis
             "tv_excess": stats.tv_excess,
         }
         figures: dict[str, Any] = {key: round(value, 4) for key, value in measured.items()}
-        found.append(Tried(settings, images=asked.images, **figures))
-    return found
+        results.append(Tried(settings, images=request.images, **figures))
+    return results
 
 
 def tuned_table(tried: Sequence[Tried], best: Tried | None, title: str) -> Table:
@@ -130,25 +130,25 @@ def tuned_table(tried: Sequence[Tried], best: Tried | None, title: str) -> Table
     return table
 
 
-def write_tuned(asked: ImageBench, rule: str, json: Path | None) -> None:
+def write_tuned(request: ImageBench, rule: str, json: Path | None) -> None:
     """Tune, print the table and say what was written."""
     import json as json_text
 
     from rich.console import Console
 
     with Console(stderr=True).status("loading") as status:
-        tried, best, path = tune(asked, rule, status.update)
+        tried, best, path = tune(request, rule, status.update)
     console = Console()
-    console.print(tuned_table(tried, best, f"{asked.source}, {rule}, {asked.images} images"))
+    console.print(tuned_table(tried, best, f"{request.source}, {rule}, {request.images} images"))
     if best is None:
         console.print(
             "no setting is known to be free of cost: nothing was written. Try more --images."
         )
     else:
-        told: dict[str, Any] = best.settings
-        console.print(f"kept {told} in {path}", soft_wrap=True)
+        message: dict[str, Any] = best.settings
+        console.print(f"kept {message} in {path}", soft_wrap=True)
     if json is not None:
         rows = [asdict(each) for each in tried]
-        kept = None if best is None else best.settings
-        text = json_text.dumps({"rule": rule, "kept": kept, "rows": rows}, indent=1)
+        selected = None if best is None else best.settings
+        text = json_text.dumps({"rule": rule, "kept": selected, "rows": rows}, indent=1)
         json.write_text(text + "\n", encoding="utf-8")

@@ -49,14 +49,14 @@ class Way:
     @property
     def series(self) -> str:
         """What joins ways that differ in one value, for curves."""
-        found = FORM.fullmatch(self.name)
-        return f"{found['rule']}{found['draft'] or ''}" if found else self.name
+        result = FORM.fullmatch(self.name)
+        return f"{result['rule']}{result['draft'] or ''}" if result else self.name
 
     @property
     def value(self) -> str:
         """The value in which the ways of a series differ, as it was written."""
-        found = FORM.fullmatch(self.name)
-        return (found["setting"] or "") if found else ""
+        result = FORM.fullmatch(self.name)
+        return (result["setting"] or "") if result else ""
 
 
 def parse_way(text: str) -> Way:
@@ -64,13 +64,13 @@ def parse_way(text: str) -> Way:
     name = text.strip()
     if name in (PLAIN, DRAFT_ONLY):
         return Way(name)
-    found = FORM.fullmatch(ALIASES.get(name, name))
-    if found is None:
+    result = FORM.fullmatch(ALIASES.get(name, name))
+    if result is None:
         raise InputError(
             f"got the way {name!r}; expected RULE[@VALUE][:DRAFTER[/MODE]] such as lantern@0.05 "
             "or exact:head."
         )
-    rule = SPELLINGS.get(found["rule"], found["rule"])
+    rule = SPELLINGS.get(result["rule"], result["rule"])
     if rule in (PLAIN, DRAFT_ONLY, *ALIASES):
         raise InputError(
             f"got the way {name!r}; {rule} takes neither a value nor a drafter, leave "
@@ -80,7 +80,7 @@ def parse_way(text: str) -> Way:
     if rule not in rules:
         raise UnknownNameError(unknown("way", rule, [PLAIN, DRAFT_ONLY, *ALIASES, *rules]))
     return Way(
-        name, rule, found["drafter"] or "starter", _settings(name, rule, found), found["mode"]
+        name, rule, result["drafter"] or "starter", _settings(name, rule, result), result["mode"]
     )
 
 
@@ -89,9 +89,9 @@ def _relaxed() -> dict[str, str]:
     return relaxed() | {name: rule.relaxed_by for name, rule in BASELINES.items()}
 
 
-def _settings(name: str, rule: str, found: re.Match[str]) -> dict[str, Any]:
+def _settings(name: str, rule: str, result: re.Match[str]) -> dict[str, Any]:
     """Return the settings of a rule that stand in a name; raises InputError."""
-    setting = found["setting"]
+    setting = result["setting"]
     if setting is None:
         return {}
     values = _relaxed()
@@ -102,12 +102,12 @@ def _settings(name: str, rule: str, found: re.Match[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for part, kind in kinds.items():
         try:
-            if found[part] is not None:
-                settings[names[part]] = kind(found[part])
+            if result[part] is not None:
+                settings[names[part]] = kind(result[part])
         except ValueError as error:
-            wanted = "a whole number" if kind is int else "a number"
+            selection = "a whole number" if kind is int else "a number"
             raise InputError(
-                f"got the way {name!r}; {found[part]!r} is no {names[part]}, expected {wanted}."
+                f"got the way {name!r}; {result[part]!r} is no {names[part]}, expected {selection}."
             ) from error
     return settings
 
@@ -136,12 +136,12 @@ def default_ways(codes: int, has_draft: bool, has_head: bool) -> tuple[str, ...]
 
 
 def build_way(
-    way: Way,
+    direction: Way,
     base: ImagePipeline,
     drafts: dict[str, Any],
     budget: Any,
     batch_size: int,
-    worth: float | None = None,
+    min_gain: float | None = None,
 ) -> ImagePipeline:
     """Return the pipeline of a way, over the models of `base`.
 
@@ -150,40 +150,40 @@ def build_way(
     """
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    made: ImagePipeline
-    if way.name == DRAFT_ONLY:
+    instance: ImagePipeline
+    if direction.name == DRAFT_ONLY:
         model = _loaded("model", base, drafts)
-        made = ImagePipeline(model, base.tokenizer, None, batch_size=batch_size)
+        instance = ImagePipeline(model, base.tokenizer, None, batch_size=batch_size)
     else:
-        names = (way.drafter or "").split("+") if way.name != PLAIN else []
+        names = (direction.drafter or "").split("+") if direction.name != PLAIN else []
         has_draft = base.folder is not None and base.folder.draft is not None
         drafter = [
             _loaded("model", base, drafts) if name in ("starter", "model") and has_draft else name
             for name in names
         ]
-        rule, settings = way.rule, dict(way.settings)
+        rule, settings = direction.rule, dict(direction.settings)
         if rule in BASELINES:
             rule, settings = make_baseline(rule, base.tokenizer.codebook, **settings), {}
-        made = ImagePipeline(
+        instance = ImagePipeline(
             base.model,
             base.tokenizer,
             drafter,
             rule,
             budget=budget,
-            draft_mode=way.mode,
-            draft_worth=worth,
+            draft_mode=direction.mode,
+            draft_gain=min_gain,
             folder=base.folder,
             batch_size=batch_size,
             **settings,
         )
-    made.set_progress_bar_config(disable=True)
-    return made
+    instance.set_progress_bar_config(disable=True)
+    return instance
 
 
 def parse_ways(texts: Sequence[str]) -> list[Way]:
     """Return the ways of several names, plain first, each once."""
     ways = [parse_way(PLAIN), *(parse_way(text) for text in texts if text.strip())]
-    return list({way.name: way for way in ways}.values())
+    return list({direction.name: direction for direction in ways}.values())
 
 
 def _loaded(name: str, base: ImagePipeline, drafts: dict[str, Any]) -> Any:

@@ -41,7 +41,9 @@ class Row:
     search: str
     drafter: str
     lms: dict[str, KnnLM]
-    seconds: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    seconds: dict[str, list[float]] = field(
+        default_factory=lambda: {direction: [] for direction in WAYS}
+    )
     equal: int = 0
     tokens: int = 0
     hits: int = 0
@@ -53,21 +55,23 @@ class Row:
 
     def run(self, prompt: str, sampling: Sampling, tokens: int, turn: int) -> None:
         """Continue a text in both ways."""
-        made = {}
-        for way in WAYS if turn % 2 else reversed(WAYS):
+        instance = {}
+        for direction in WAYS if turn % 2 else reversed(WAYS):
             began = time.perf_counter()
-            made[way] = self.lms[way].generate(prompt, sampling, max_new_tokens=tokens)
-            self.seconds[way].append(time.perf_counter() - began)
-        told = made["auto"].report.retrieval
-        assert told is not None
-        self.equal += made["off"].tokens == made["auto"].tokens
-        self.tokens += len(made["auto"].tokens)
-        self.hits += told.hits
-        self.guesses += told.hits + told.rollbacks
-        self.gated += told.gated
-        self.rounds += told.rounds
-        self.predicted.append(told.predicted)
-        self.strides.append(told.stride_ms)
+            instance[direction] = self.lms[direction].generate(
+                prompt, sampling, max_new_tokens=tokens
+            )
+            self.seconds[direction].append(time.perf_counter() - began)
+        message = instance["auto"].report.retrieval
+        assert message is not None
+        self.equal += instance["off"].tokens == instance["auto"].tokens
+        self.tokens += len(instance["auto"].tokens)
+        self.hits += message.hits
+        self.guesses += message.hits + message.rollbacks
+        self.gated += message.gated
+        self.rounds += message.rounds
+        self.predicted.append(message.predicted)
+        self.strides.append(message.stride_ms)
 
     def facts(self) -> dict[str, Any]:
         """Return the figures as JSON types."""
@@ -126,7 +130,7 @@ def knn(
     store = AnyStore.open(datastore, verify="size")
     if search is not None:
         _index(store, search)
-    found_by = search or store.kind
+    result_by = search or store.kind
     loaded, tokenizer = load_model(model, "auto", dtype)
     rows: list[dict[str, Any]] = []
     console = Console(width=140)
@@ -134,8 +138,10 @@ def knn(
         for drafter in drafters.split(","):
             engine = Engine(loaded, tokenizer, drafter_of(drafter))
             for k in sizes:
-                lms = {way: AnyLM(engine, store, k=k, speculate=way) for way in WAYS}
-                row = Row(k, found_by, drafter, lms)
+                lms = {
+                    direction: AnyLM(engine, store, k=k, speculate=direction) for direction in WAYS
+                }
+                row = Row(k, result_by, drafter, lms)
                 for lm in row.lms.values():  # warms up, and times tokens and searches
                     lm.generate(prompts[-1], Sampling(temperature, seed=0), max_new_tokens=24)
                 for turn, prompt in enumerate(prompts):
@@ -157,16 +163,16 @@ def _index(store: Datastore, kind: str) -> None:
     kinds = [known for known in KINDS if known != FLAT]
     if kind not in kinds:
         raise InputError(f"--search is {kind!r}; expected one of {', '.join(kinds)}.")
-    made = Approximate.build(np.asarray(store.keys, np.float32), kind, distances=True)
-    store.near = ApproximateKeys(store.keys, made)
+    instance = Approximate.build(np.asarray(store.keys, np.float32), kind, distances=True)
+    store.near = ApproximateKeys(store.keys, instance)
 
 
 def _prompts(texts: Sequence[str], items: int) -> list[str]:
     """Return the beginnings of some texts, spread over the first ones that are long enough."""
     from ragspec.pipelines.console.texts import Wanted, read_texts
 
-    found = (each for each in read_texts(texts, Wanted()) if isinstance(each, str))
-    long = list(islice((each for each in found if len(each) >= LEAST), 100 * items))
+    result = (each for each in read_texts(texts, Wanted()) if isinstance(each, str))
+    long = list(islice((each for each in result if len(each) >= LEAST), 100 * items))
     if not long:
         raise InputError(
             f"{', '.join(texts)} holds no text of {LEAST} characters; expected some to continue."

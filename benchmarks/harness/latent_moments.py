@@ -39,11 +39,11 @@ class _Redraws(Sampler):
 
     last: Drawn | None = None
 
-    def draw(self, told: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
-        drawn = super().draw(told, noise, start)
+    def draw(self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
+        sample = super().draw(message, noise, start)
         if start is not None:
-            self.last = drawn
-        return drawn
+            self.last = sample
+        return sample
 
 
 class PathTarget(WatchedTarget):
@@ -51,8 +51,8 @@ class PathTarget(WatchedTarget):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        own = self.sampler
-        self.redraws = self.sampler = _Redraws(own.head, own.schedule, own.scale)
+        current = self.sampler
+        self.redraws = self.sampler = _Redraws(current.head, current.schedule, current.scale)
         self.redrawn: dict[int, torch.Tensor] = {}  # [s + 1, D], by number
 
     def note(self, tree: DraftTree, view: LatentView, verdict: Verdict) -> None:
@@ -74,17 +74,17 @@ class PathTarget(WatchedTarget):
         """
         table, s = self.table, steps or 1
         judged = [self.judged[number] for number in numbers]
-        own = torch.tensor([each.own for each in judged])
-        path, means = table.paths[own].clone(), table.means[own].clone()
-        deviations = table.deviations[own].clone()
+        current = torch.tensor([each.own for each in judged])
+        path, means = table.paths[current].clone(), table.means[current].clone()
+        deviations = table.deviations[current].clone()
         other = [row for row, each in enumerate(judged) if each.emitted != each.own]
         for row in other:
             states = self._states(judged[row], s)
             path[row, : len(states)] = states
         for row in other if s > 1 else ():
-            found = gaussians_of(table, int(own[row]), path[row][None], s)
-            for kept, each in zip((means, deviations), found, strict=True):
-                kept[row, : s - 1] = each[0, : s - 1]
+            result = gaussians_of(table, int(current[row]), path[row][None], s)
+            for selected, each in zip((means, deviations), result, strict=True):
+                selected[row, : s - 1] = each[0, : s - 1]
         z = (path[:, :-1].double() - means.double()) / deviations.double()
         return z.square().mean(-1).cpu()
 
@@ -96,26 +96,26 @@ class PathTarget(WatchedTarget):
         and where there was no draft.
         """
         table, most = self.table, self.sampler.schedule.steps
-        found = torch.full((len(numbers), most), torch.nan, dtype=torch.float64)
+        result = torch.full((len(numbers), most), torch.nan, dtype=torch.float64)
         s, judged = steps or 1, [self.judged[number] for number in numbers]
         rows = [row for row, each in enumerate(judged) if each.drafted is not None]
         if not rows:
-            return found
+            return result
         for row in rows:
-            drafted, own = judged[row].drafted, judged[row].own
+            drafted, current = judged[row].drafted, judged[row].own
             assert drafted is not None
             path = table.paths[drafted][None]
-            laws = (gaussians_of(table, own, path, s), drawn_with(table, drafted, s))
-            p, q = (step_densities(path[:, :s], *law) for law in laws)
-            found[row, :s] = (p - q)[0].cpu()
-        return found
+            distributions = (gaussians_of(table, current, path, s), drawn_with(table, drafted, s))
+            p, q = (step_densities(path[:, :s], *distribution) for distribution in distributions)
+            result[row, :s] = (p - q)[0].cpu()
+        return result
 
     def _states(self, judged: Judged, s: int) -> torch.Tensor:
         """Return the states x_0 .. x_(s - 1) of what stands in place of the target's own."""
         if judged.kept:
             return self.table.paths[judged.emitted][:s]
-        found = self.redrawn.get(judged.emitted)
-        return self.table.latents[judged.emitted][None] if found is None else found[:s]
+        result = self.redrawn.get(judged.emitted)
+        return self.table.latents[judged.emitted][None] if result is None else result[:s]
 
 
 @dataclass(slots=True)

@@ -44,30 +44,32 @@ class Panel:
 
 
 def write_latents(
-    asked: ImageBench,
+    request: ImageBench,
     ready: Prepared,
     rows: Sequence[ImageRow],
     quality: Quality | None,
     out: Path,
 ) -> None:
     """Draw a few pictures in every way again, side by side, and write the page of all figures."""
-    count = min(asked.images, MOST)
-    drawn = {way: _drawn(asked, ready, way, count) for way in ready.ways}
-    drafting = {way.name: each for way, each in drawn.items() if _judged(each).any()}
-    colours = colours_by_name(way.series for way in ready.ways if way.name != PLAIN)
-    by_way = colours_by_name(drafting)
+    count = min(request.images, MOST)
+    sample = {direction: _drawn(request, ready, direction, count) for direction in ready.ways}
+    drafting = {direction.name: each for direction, each in sample.items() if _judged(each).any()}
+    colours = colours_by_name(
+        direction.series for direction in ready.ways if direction.name != PLAIN
+    )
+    by_variant = colours_by_name(drafting)
     names = ready.base.class_names
     subject = names[0] if names else "class 0"
     values: dict[str, Any] = {
-        "told": f"{asked.source}, guidance {asked.guidance:g}, {asked.images} pictures one at a "
-        f"time, budget {asked.budget}, seed {asked.seed}",
+        "told": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one at a "
+        f"time, budget {request.budget}, seed {request.seed}",
         "quality": quality_scatter(ready.ways, rows, quality, colours),
-        "shown": f"One picture ({subject}, seed {asked.seed}) in every way",
-        "panels": [_panel(way, each) for way, each in drawn.items()],
+        "shown": f"One picture ({subject}, seed {request.seed}) in every way",
+        "panels": [_panel(direction, each) for direction, each in sample.items()],
         "meanings": [(MEANINGS[name], css) for name, css in COLOURS.items()],
         "over": f"{count} picture{'s' * (count > 1)} side by side",
-        "by_row": _by_row(drafting, by_way),
-        "by_step": _by_step({n: each for n, each in drafting.items() if each.steps}, by_way),
+        "by_row": _by_row(drafting, by_variant),
+        "by_step": _by_step({n: each for n, each in drafting.items() if each.steps}, by_variant),
         "columns": COLUMNS,
         "rows": [cells(row) for row in rows],
         "pictures": True,
@@ -75,19 +77,19 @@ def write_latents(
     save(render_template("latents.html.j2", **values), out)
 
 
-def _drawn(asked: ImageBench, ready: Prepared, way: Way, count: int) -> PathOutput:
+def _drawn(request: ImageBench, ready: Prepared, direction: Way, count: int) -> PathOutput:
     from harness.latent_paths import PathPipeline
 
     base = cast("LatentPipeline", ready.base)
-    pipe = build_latent_way(way, base, asked.budget, asked.side_by_side, PathPipeline)
+    pipe = build_latent_way(direction, base, request.budget, request.side_by_side, PathPipeline)
     out: PathOutput = pipe(**ready.drawing.arguments(range(count)))
     return out
 
 
 def _judged(out: PathOutput) -> NDArray[np.bool_]:
     """Return at which places a draft was judged: bool [B, h, w]."""
-    found: NDArray[np.bool_] = _stats(out).outcomes > 0
-    return found
+    result: NDArray[np.bool_] = _stats(out).outcomes > 0
+    return result
 
 
 def _stats(out: PathOutput) -> LatentStats:
@@ -95,26 +97,26 @@ def _stats(out: PathOutput) -> LatentStats:
     return out.stats
 
 
-def _panel(way: Way, out: PathOutput) -> Panel:
+def _panel(direction: Way, out: PathOutput) -> Panel:
     stats = _stats(out)
     picture = embedded(out.images[0])
     names = [[OUTCOMES[max(0, place)] for place in row] for row in stats.outcomes[0].tolist()]
-    kept = sum(row.count("kept") for row in names)
+    selected = sum(row.count("kept") for row in names)
     judged = int((stats.outcomes[0] > 0).sum())
-    note = f"{kept} of {judged} drafts kept" if judged else "without drafts"
-    if way.rule == FEWER:
-        note = f"{way.settings['steps']} steps, without drafts"
-    return Panel(way.name, note, picture, grid(names, stats.distances[0].tolist()))
+    note = f"{selected} of {judged} drafts kept" if judged else "without drafts"
+    if direction.rule == FEWER:
+        note = f"{direction.settings['steps']} steps, without drafts"
+    return Panel(direction.name, note, picture, grid(names, stats.distances[0].tolist()))
 
 
-def _by_row(drawn: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
+def _by_row(sample: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
     """Return the share of drafts that were kept, by the row of the picture."""
     series: dict[str, list[Point]] = {}
-    for name, out in drawn.items():
-        kept = (_stats(out).outcomes == OUTCOMES.index("kept")).sum((0, 2))
+    for name, out in sample.items():
+        selected = (_stats(out).outcomes == OUTCOMES.index("kept")).sum((0, 2))
         judged = _judged(out).sum((0, 2))
         series[name] = [
-            Point(row + 1, float(kept[row] / judged[row]), int(judged[row]))
+            Point(row + 1, float(selected[row] / judged[row]), int(judged[row]))
             for row in np.flatnonzero(judged).tolist()
         ]
     if not series:
@@ -123,13 +125,13 @@ def _by_row(drawn: dict[str, PathOutput], colours: dict[str, str]) -> LineChart 
     return line_chart(series, colours, width=WIDE, height=HIGH, unit="%", mark=0.0, counted=counted)
 
 
-def _by_step(drawn: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
+def _by_step(sample: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
     """Return the median of log q / p of drafts, summed from the first step that is judged on.
 
     Of rules that compare densities alone.
     """
     series: dict[str, list[Point]] = {}
-    for name, out in drawn.items():
+    for name, out in sample.items():
         assert out.ratios is not None
         known = out.ratios[~out.ratios.isnan().all(1)]  # of drafts that were judged
         steps = int((~known.isnan()).any(0).sum())

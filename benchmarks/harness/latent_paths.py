@@ -47,30 +47,30 @@ class PathPipeline(LatentPipeline):
         return PathTarget(self.model, table, scale, self.schedule)
 
     def _output(
-        self, drawn: list[Generation], seconds: float, output_type: str, target: ImageTarget
+        self, sample: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> PathOutput:
         assert isinstance(target, PathTarget)
-        made = super()._output(drawn, seconds, output_type, target)
+        instance = super()._output(sample, seconds, output_type, target)
         steps = steps_of(self.rule, self.schedule.steps)
         return PathOutput(
-            **dict(made.items()),
+            **dict(instance.items()),
             steps=steps,
-            squares=torch.cat([target.squares(each.tokens, steps) for each in drawn]),
-            ratios=torch.cat([target.ratios(each.tokens, steps) for each in drawn]),
+            squares=torch.cat([target.squares(each.tokens, steps) for each in sample]),
+            ratios=torch.cat([target.ratios(each.tokens, steps) for each in sample]),
         )
 
 
 def path_moments(
-    way: Way, base: LatentPipeline, drawing: Drawing, images: int, budget: Any, batch: int
+    direction: Way, base: LatentPipeline, image: Drawing, images: int, budget: Any, batch: int
 ) -> Iterator[tuple[int, PathMoments]]:
     """Draw images in batches; after each yield how many there are, and their figures so far."""
-    pipe = build_latent_way(way, base, budget, batch, PathPipeline)
-    found = PathMoments(int(base.model.config.latent_dim))
+    pipe = build_latent_way(direction, base, budget, batch, PathPipeline)
+    result = PathMoments(int(base.model.config.latent_dim))
     for start in range(0, images, batch):
         numbers = range(start, min(start + batch, images))
-        out = pipe(**drawing.arguments(numbers), output_type="latent")
-        found.add(out.squares)
-        yield numbers.stop, found
+        out = pipe(**image.arguments(numbers), output_type="latent")
+        result.add(out.squares)
+        yield numbers.stop, result
 
 
 def told(moments: PathMoments) -> Sequence[str]:

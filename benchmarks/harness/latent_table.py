@@ -38,19 +38,19 @@ def make_latent_rows(timed: Mapping[Way, Timed], quality: Quality | None) -> lis
     """Return one row a way, plain first."""
     names = [field.name for field in fields(ImageRow)]
     return [
-        LatentRow(**({name: getattr(row, name) for name in names} | _figures(way, found)))
-        for row, (way, found) in zip(make_rows(timed, quality), timed.items(), strict=True)
+        LatentRow(**({name: getattr(row, name) for name in names} | _figures(direction, result)))
+        for row, (direction, result) in zip(make_rows(timed, quality), timed.items(), strict=True)
     ]
 
 
-def _figures(way: Way, found: Timed) -> dict[str, Any]:
-    outcomes = np.stack([each.outcomes for each in found.figures])
-    distances = np.stack([each.distances for each in found.figures])
+def _figures(direction: Way, result: Timed) -> dict[str, Any]:
+    outcomes = np.stack([each.outcomes for each in result.figures])
+    distances = np.stack([each.distances for each in result.figures])
     judged, known = int((outcomes > 0).sum()), distances[~np.isnan(distances)]
-    likeness = [float(np.median(found.psnr)), min(found.psnr)]
+    likeness = [float(np.median(result.psnr)), min(result.psnr)]
     return {
         # Exact for a law of its own, which is not that of plain drawing.
-        "label": "approximate" if way.rule == FEWER else found.label,
+        "label": "approximate" if direction.rule == FEWER else result.label,
         "psnr": None if isinf(likeness[0]) else likeness[0],
         "psnr_least": None if isinf(likeness[1]) else likeness[1],
         "accepted": int((outcomes == 1).sum()) / judged if judged else None,

@@ -34,24 +34,24 @@ def parse_latent_way(text: str, fewer: str = "steps") -> Way:
     name = text.strip()
     if name == PLAIN:
         return Way(name, "near", None, {"r": 0.0})
-    found = FORM.fullmatch(name)
-    if found is None or found["mode"]:
+    result = FORM.fullmatch(name)
+    if result is None or result["mode"]:
         raise InputError(
             f"got the way {name!r}; expected RULE[@VALUE][:DRAFTER] such as near@0.02 or "
             "path:jacobi, or fewer@8."
         )
-    rule = found["rule"]
+    rule = result["rule"]
     if rule != FEWER:
         make_latent_rule(rule)  # for its errors, here and below
-    settings = _settings(name, rule, found["setting"], fewer)
+    settings = _settings(name, rule, result["setting"], fewer)
     if rule == FEWER:
-        if found["drafter"] or settings.get(fewer, 0) < 1:
+        if result["drafter"] or settings.get(fewer, 0) < 1:
             raise InputError(
                 f"got the way {name!r}; expected fewer@N with N {fewer} of the target alone."
             )
         return Way(name, FEWER, None, settings)
     make_latent_rule(rule, **settings)
-    return Way(name, rule, found["drafter"] or "auto", settings)
+    return Way(name, rule, result["drafter"] or "auto", settings)
 
 
 def _settings(name: str, rule: str, value: str | None, fewer: str) -> dict[str, Any]:
@@ -64,24 +64,24 @@ def _settings(name: str, rule: str, value: str | None, fewer: str) -> dict[str, 
     try:
         return {setting: kind(value)}
     except ValueError as error:
-        wanted = "a whole number" if kind is int else "a number"
+        selection = "a whole number" if kind is int else "a number"
         raise InputError(
-            f"got the way {name!r}; {value!r} is no {setting}, expected {wanted}."
+            f"got the way {name!r}; {value!r} is no {setting}, expected {selection}."
         ) from error
 
 
 def parse_latent_ways(texts: Sequence[str], fewer: str = "steps") -> list[Way]:
     """Return the ways of several names, plain first, each once; see `parse_latent_way`."""
     ways = [parse_latent_way(each, fewer) for each in (PLAIN, *texts) if each.strip()]
-    return list({way.name: way for way in ways}.values())
+    return list({direction.name: direction for direction in ways}.values())
 
 
 def build_latent_way(
-    way: Way,
+    direction: Way,
     base: LatentPipeline,
     budget: Any,
     batch_size: int,
-    made: type[LatentPipeline] | None = None,
+    instance: type[LatentPipeline] | None = None,
 ) -> LatentPipeline:
     """Return the pipeline of a way, over the models of `base`; raises what `LatentPipeline` does.
 
@@ -90,13 +90,13 @@ def build_latent_way(
     """
     from ragspec.visual.pipeline.latents import LatentPipeline
 
-    settings, rule, steps = dict(way.settings), way.rule, base.schedule.steps
+    settings, rule, steps = dict(direction.settings), direction.rule, base.schedule.steps
     if rule == FEWER:
         steps, rule, settings = settings.pop("steps"), "near", {"r": 0.0}
-    pipe = (made or LatentPipeline)(
+    pipe = (instance or LatentPipeline)(
         base.model,
         base.tokenizer,
-        way.drafter,
+        direction.drafter,
         rule,
         steps=steps,
         floor=base.schedule.floor,

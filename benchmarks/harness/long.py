@@ -93,7 +93,7 @@ def long(
     """Compare ways of answering over long documents, each of which is read once."""
     for path in (json, page):
         checked_output(path)
-    asked = LongBench(
+    request = LongBench(
         model=model,
         dtype=dtype,
         device=device,
@@ -111,10 +111,10 @@ def long(
         start=start,
         seed=seed,
     )
-    run_long_bench(asked, data, json, page)
+    run_long_bench(request, data, json, page)
 
 
-def run_long_bench(asked: LongBench, data: Path, json: Path | None, page: Path | None) -> None:
+def run_long_bench(request: LongBench, data: Path, json: Path | None, page: Path | None) -> None:
     """Measure, write what is known after every task, and show the table, interrupted or not."""
     from harness.long_page import write_lengths
     from harness.long_table import COLUMNS, rows_of, tables
@@ -124,37 +124,37 @@ def run_long_bench(asked: LongBench, data: Path, json: Path | None, page: Path |
 
     be_quiet()
     plan = readings(
-        *(data, asked.kinds, asked.lengths),
-        documents=asked.documents,
-        items=asked.items,
-        questions=asked.questions,
-        start=asked.start,
+        *(data, request.kinds, request.lengths),
+        documents=request.documents,
+        items=request.items,
+        questions=request.questions,
+        start=request.start,
     )
     terminal = Terminal()
     with terminal.working("loading the model"):
-        engine, ways = _prepared(asked)
-    found: list[Asked] = []
+        engine, ways = _prepared(request)
+    results: list[Asked] = []
     rows: list[LongRow] = []
     try:
-        with progress(terminal, "measuring") as told:
-            for each in measure(plan, engine, ways, asked, told):
-                found.append(each)
-                rows = rows_of(found)
+        with progress(terminal, "measuring") as on_progress:
+            for each in measure(plan, engine, ways, request, on_progress):
+                results.append(each)
+                rows = rows_of(results)
                 if json is not None:
-                    _write(json, asdict(asked), rows, found)
+                    _write(json, asdict(request), rows, results)
     finally:
         for title, table in tables(rows):
             terminal.table(title, COLUMNS, table)
         if rows and page is not None:
-            write_lengths(rows, _told_of(asked, len(found)), page)
-    if not found:
+            write_lengths(rows, _told_of(request, len(results)), page)
+    if not results:
         raise InputError(
-            f"nothing could be asked over {data} at {', '.join(map(str, asked.lengths))} tokens; "
+            f"nothing could be asked over {data} at {', '.join(map(str, request.lengths))} tokens; "
             "expected longer parts, with the evidence of questions or sentences to quote in them."
         )
 
 
-def _prepared(asked: LongBench) -> tuple[Engine, list[Way]]:
+def _prepared(request: LongBench) -> tuple[Engine, list[Way]]:
     """Return an engine for reading, and the ways over its target."""
     from harness.long_ways import (
         SELF,
@@ -166,14 +166,16 @@ def _prepared(asked: LongBench) -> tuple[Engine, list[Way]]:
     from ragspec.engine.engine import Engine as AnyEngine
     from ragspec.models.load import load_model
 
-    engine = AnyEngine.from_pretrained(asked.model, None, device=asked.device, dtype=asked.dtype)
-    draft = engine.model if asked.draft_model == SELF else None
-    if asked.draft_model is not None and draft is None:
-        draft = load_model(asked.draft_model, asked.device, asked.dtype)[0]
-    ways = make_ways(asked.ways, engine, draft)
-    ways += steered_ways(asked.etas, engine, draft)
-    ways += [PeerWay(engine)] if asked.peer else []
-    ways += [RetrievalWay(engine)] if asked.retrieval else []
+    engine = AnyEngine.from_pretrained(
+        request.model, None, device=request.device, dtype=request.dtype
+    )
+    draft = engine.model if request.draft_model == SELF else None
+    if request.draft_model is not None and draft is None:
+        draft = load_model(request.draft_model, request.device, request.dtype)[0]
+    ways = make_ways(request.ways, engine, draft)
+    ways += steered_ways(request.etas, engine, draft)
+    ways += [PeerWay(engine)] if request.peer else []
+    ways += [RetrievalWay(engine)] if request.retrieval else []
     return engine, ways
 
 
@@ -181,60 +183,60 @@ def measure(
     plan: Sequence[Reading],
     engine: Engine,
     ways: Sequence[Way],
-    asked: LongBench,
-    told: Told = lambda what, done, total: None,
+    request: LongBench,
+    on_progress: Told = lambda what, done, total: None,
 ) -> Iterator[Asked]:
     """Yield what came of every task, each document read once.
 
-    told: of what is done, in answers, and of how many; reading counts as one.
+    on_progress: of what is done, in answers, and of how many; reading counts as one.
     """
     from harness.long_table import Asked as AnyAsked
 
     each = [1 + len(ways) * (len(r.tasks) + len(r.kinds) * r.items) for r in plan]
     turn, done = 0, 0
-    for number, reading in enumerate(plan):
-        document = _opened(reading, engine)
+    for number, job in enumerate(plan):
+        document = _opened(job, engine)
         first = document.hit.passage.start
-        tasks = reading.asked(document.text, first, asked.seed + number)
-        for way in ways if tasks else ():
-            way.read(document)
-            way.answer(tasks[0], WARM_UP)
+        tasks = job.asked(document.text, first, request.seed + number)
+        for direction in ways if tasks else ():
+            direction.read(document)
+            direction.answer(tasks[0], WARM_UP)
         for task in tasks:
             shift = turn % len(ways)
-            found = {}
-            for way in (*ways[shift:], *ways[:shift]):
+            record = {}
+            for direction in (*ways[shift:], *ways[:shift]):
                 done += 1
-                told("measuring", done, sum(each))
-                found[way.name] = way.answer(task, asked.new_tokens)
+                on_progress("measuring", done, sum(each))
+                record[direction.name] = direction.answer(task, request.new_tokens)
             turn += 1
-            ordered = {way.name: found[way.name] for way in ways}
-            yield AnyAsked(reading.document.name, reading.length, document.tokens, task, ordered)
+            ordered = {variant.name: record[variant.name] for variant in ways}
+            yield AnyAsked(job.document.name, job.length, document.tokens, task, ordered)
         done = sum(each[: number + 1])  # fewer questions than planned where evidence lies outside
 
 
-def _opened(reading: Reading, engine: Engine) -> LongDocument:
+def _opened(job: Reading, engine: Engine) -> LongDocument:
     """Read a document, or the part of it that is to be read."""
     from ragspec.pipelines.docqa.prompt import plain_ids
     from ragspec.pipelines.long.document import LongDocument as AnyDocument
 
-    tokens = len(plain_ids(engine.tokenizer, reading.document.text))
-    return AnyDocument.open(reading.document, engine, part=reading.part(tokens))
+    tokens = len(plain_ids(engine.tokenizer, job.document.text))
+    return AnyDocument.open(job.document, engine, part=job.part(tokens))
 
 
 def _write(
-    path: Path, facts: dict[str, Any], rows: Sequence[LongRow], asked: Sequence[Asked]
+    path: Path, facts: dict[str, Any], rows: Sequence[LongRow], request: Sequence[Asked]
 ) -> None:
     """Write all that is known, in the place of what was."""
     known = {"facts": facts, "rows": [asdict(row) for row in rows]}
-    text = codec.dumps(known | {"asked": [each.to_dict() for each in asked]}, indent=1)
+    text = codec.dumps(known | {"asked": [each.to_dict() for each in request]}, indent=1)
     beside = path.with_name(path.name + ".part")
     beside.write_text(text + "\n", encoding="utf-8")
     beside.replace(path)
 
 
-def _told_of(asked: LongBench, tasks: int) -> str:
+def _told_of(request: LongBench, tasks: int) -> str:
     return (
-        f"{asked.model} in {asked.dtype}, greedy, {tasks} tasks, at most {asked.new_tokens} tokens "
+        f"{request.model} in {request.dtype}, greedy, {tasks} tasks, at most {request.new_tokens} tokens "
         "each. Every document is read once; the ways take turns over what was kept of it."
     )
 
@@ -242,12 +244,12 @@ def _told_of(asked: LongBench, tasks: int) -> str:
 def _numbers(text: str, option: str, kind: Callable[[str], T]) -> tuple[T, ...]:
     """Return the positive numbers that a text names; raises InputError."""
     try:
-        found = tuple(dict.fromkeys(kind(each) for each in _names(text)))
+        result = tuple(dict.fromkeys(kind(each) for each in _names(text)))
     except ValueError:
-        found = ()
-    if not found or min(found) <= 0:
+        result = ()
+    if not result or min(result) <= 0:
         raise InputError(f"{option} is {text!r}; expected numbers above 0 such as 10,20.")
-    return found
+    return result
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -28,13 +28,13 @@ class Part:
     small: list[tuple[str, LineChart]]
 
 
-def write_lengths(rows: Sequence[LongRow], told: str, out: Path) -> None:
+def write_lengths(rows: Sequence[LongRow], message: str, out: Path) -> None:
     """Write the page of all rows; raises InputError where it cannot be written."""
     colours = colours_by_name(row.way for row in rows)
     kinds = dict.fromkeys(row.kind for row in rows)
     parts = [_part(kind, [r for r in rows if r.kind == kind], colours) for kind in kinds]
     values = {"parts": [part for part in parts if part], "columns": COLUMNS}
-    save(render_template("lengths.html.j2", told=told, tables=list(tables(rows)), **values), out)
+    save(render_template("lengths.html.j2", told=message, tables=list(tables(rows)), **values), out)
 
 
 def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part | None:
@@ -43,11 +43,11 @@ def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part |
     def chart(
         figure: Callable[[LongRow], float | None], small: bool, unit: str, mark: float | None
     ) -> LineChart | None:
-        found = dict(series(rows, figure))
+        record = dict(series(rows, figure))
         width, height = (SMALL_WIDE, SMALL_HIGH) if small else (WIDE, HIGH)
-        if not found:
+        if not record:
             return None
-        return line_chart(found, colours, width=width, height=height, unit=unit, mark=mark)
+        return line_chart(record, colours, width=width, height=height, unit=unit, mark=mark)
 
     speed = chart(lambda row: row.ratio, False, "×", 1.0)
     if speed is None:
@@ -56,8 +56,8 @@ def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part |
         (COST, chart(lambda row: row.c, True, "", 0.0)),
         (SHARE, chart(lambda row: row.accepted, True, "%", 0.0)),
     ]
-    kept = sum(row.kept for row in rows if row.way == rows[0].way)
+    selected = sum(row.kept for row in rows if row.way == rows[0].way)
     prompts = sum(row.prompts for row in rows if row.way == rows[0].way)
-    others = "; the others loop, or end before they can be timed" if kept < prompts else ""
-    hint = f"{kept} of {prompts} prompts{others}. Hollow points rest on fewer than {FEW}."
+    others = "; the others loop, or end before they can be timed" if selected < prompts else ""
+    hint = f"{selected} of {prompts} prompts{others}. Hollow points rest on fewer than {FEW}."
     return Part(kind, hint, speed, [(title, each) for title, each in small if each])

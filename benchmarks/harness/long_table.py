@@ -32,19 +32,19 @@ class Asked:
     task: Task
     found: dict[str, Found]
 
-    def tells(self, way: str) -> bool:
+    def tells(self, direction: str) -> bool:
         """Tell whether the plain text, and another one that a way wrote, can be timed."""
-        plain, own = self.found[PLAIN], self.found[way]
-        return is_timed(plain.outcome.tokens) and (own.same or is_timed(own.outcome.tokens))
+        plain, current = self.found[PLAIN], self.found[direction]
+        return is_timed(plain.outcome.tokens) and (current.same or is_timed(current.outcome.tokens))
 
-    def ratio(self, way: str) -> float:
+    def ratio(self, direction: str) -> float:
         """Return how many times as fast as plain decoding a way was, by the token."""
-        return self.found[PLAIN].token_seconds / max(1e-9, self.found[way].token_seconds)
+        return self.found[PLAIN].token_seconds / max(1e-9, self.found[direction].token_seconds)
 
-    def equal(self, way: str) -> bool:
+    def equal(self, direction: str) -> bool:
         """Tell whether a way wrote the tokens of plain decoding; transformers may go on."""
-        plain, own = (self.found[name].outcome.tokens for name in (PLAIN, way))
-        return (own[: len(plain)] if way == PEER else own) == plain
+        plain, current = (self.found[name].outcome.tokens for name in (PLAIN, direction))
+        return (current[: len(plain)] if direction == PEER else current) == plain
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as JSON types."""
@@ -53,19 +53,19 @@ class Asked:
         return facts | task | {"ways": {name: self._way(name) for name in self.found}}
 
     def _way(self, name: str) -> dict[str, Any]:
-        found = self.found[name]
+        result = self.found[name]
         gold = self.task.gold
         return {
-            "tokens": len(found.outcome.tokens),
-            "forwards": found.outcome.forwards,
-            "seconds": found.seconds,
-            "prefill": found.outcome.prefill,
+            "tokens": len(result.outcome.tokens),
+            "forwards": result.outcome.forwards,
+            "seconds": result.seconds,
+            "prefill": result.outcome.prefill,
             "ratio": self.ratio(name),
             "equal": self.equal(name),
-            "gold": holds(found.text, gold) if gold else None,
-            "by_source": found.by_source,
-            "text": found.text,
-            "steps": [list(asdict(step).values()) for step in found.steps],
+            "gold": holds(result.text, gold) if gold else None,
+            "by_source": result.by_source,
+            "text": result.text,
+            "steps": [list(asdict(step).values()) for step in result.steps],
         }
 
 
@@ -101,54 +101,54 @@ class LongRow:
     gold_high: float | None = None
 
 
-def rows_of(asked: Sequence[Asked]) -> list[LongRow]:
+def rows_of(request: Sequence[Asked]) -> list[LongRow]:
     """Return a row for each kind, length and way, in the order in which they were met."""
     groups: dict[tuple[str, int], list[Asked]] = {}
-    for each in asked:
+    for each in request:
         groups.setdefault((each.task.kind, each.length), []).append(each)
     return [
-        _row(kind, length, way, group)
+        _row(kind, length, direction, group)
         for (kind, length), group in groups.items()
-        for way in group[0].found
+        for direction in group[0].found
     ]
 
 
-def _row(kind: str, length: int, way: str, group: Sequence[Asked]) -> LongRow:
-    found = [each.found[way] for each in group]
-    ratios = [each.ratio(way) for each in group if each.tells(way)]
+def _row(kind: str, length: int, direction: str, group: Sequence[Asked]) -> LongRow:
+    results = [each.found[direction] for each in group]
+    ratios = [each.ratio(direction) for each in group if each.tells(direction)]
     low, high = interval(ratios)
-    steps = [step for each in found for step in each.steps]
-    drafted, kept = (sum(getattr(step, n) for step in steps) for n in ("nodes", "accepted"))
+    steps = [step for each in results for step in each.steps]
+    drafted, selected = (sum(getattr(step, n) for step in steps) for n in ("nodes", "accepted"))
     levels = [
-        each.found[way].level_ms / (1000.0 * each.found[PLAIN].token_seconds)  # type: ignore[operator]
+        each.found[direction].level_ms / (1000.0 * each.found[PLAIN].token_seconds)  # type: ignore[operator]
         for each in group
-        if each.found[way].level_ms is not None
+        if each.found[direction].level_ms is not None
     ]
     answered = [each for each in group if each.task.gold]
-    right = [holds(each.found[way].text, each.task.gold) for each in answered]
+    right = [holds(each.found[direction].text, each.task.gold) for each in answered]
     gold, *bounds = _share(sum(right), len(right)) if right else (None, None, None)
     return LongRow(
-        *(kind, length, way, len(group), len(ratios)),
+        *(kind, length, direction, len(group), len(ratios)),
         ratio=_number(median(ratios) if ratios else math.nan),
         ratio_low=_number(low),
         ratio_high=_number(high),
         worst_quarter=float(np.quantile(ratios, WORST)) if ratios else None,
-        ms=1000.0 * median(each.token_seconds for each in found),
-        tokens_per_forward=_per_forward(found),
-        accepted=kept / drafted if drafted else None,
+        ms=1000.0 * median(each.token_seconds for each in results),
+        tokens_per_forward=_per_forward(results),
+        accepted=selected / drafted if drafted else None,
         c=median(levels) if levels else None,
-        equal=fmean(each.equal(way) for each in group) if found[0].same else None,
-        loops=fmean(loop_share(each.outcome.tokens) for each in found),
+        equal=fmean(each.equal(direction) for each in group) if results[0].same else None,
+        loops=fmean(loop_share(each.outcome.tokens) for each in results),
         gold=gold,
         gold_low=bounds[0],
         gold_high=bounds[1],
     )
 
 
-def _per_forward(found: Sequence[Found]) -> float:
+def _per_forward(result: Sequence[Found]) -> float:
     """Return tokens by forwards of decoding, without the prompt's own and the token it gives."""
-    given = [tokens for each in found for tokens in each.outcome.step_tokens[1:]]
-    return sum(given) / max(1, len(given))
+    inputs = [tokens for each in result for tokens in each.outcome.step_tokens[1:]]
+    return sum(inputs) / max(1, len(inputs))
 
 
 def _share(right: int, count: int) -> tuple[float, float, float]:
@@ -199,11 +199,11 @@ def series(
     rows: Sequence[LongRow], figure: Callable[[LongRow], float | None]
 ) -> Iterator[tuple[str, list[Point]]]:
     """Yield each way with a figure by length, plain decoding and lengths without it left out."""
-    for way in dict.fromkeys(row.way for row in rows if row.way != PLAIN):
+    for direction in dict.fromkeys(row.way for row in rows if row.way != PLAIN):
         points = [
             Point(row.length, value, row.kept)
             for row in rows
-            if row.way == way and (value := figure(row)) is not None
+            if row.way == direction and (value := figure(row)) is not None
         ]
         if points:
-            yield way, points
+            yield direction, points

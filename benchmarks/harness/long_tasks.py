@@ -79,14 +79,14 @@ class Reading:
         Questions whose evidence lies outside it are left out.
         """
         end = start + len(text)
-        found = [
+        results = [
             task
             for task in self.tasks
             if task.evidence is None or (start <= task.evidence[0] and task.evidence[1] <= end)
         ]
         for kind in self.kinds:
-            found += list(_made(kind, text, self.items, seed))
-        return found
+            results += list(_made(kind, text, self.items, seed))
+        return results
 
 
 def readings(
@@ -109,26 +109,26 @@ def readings(
     if unknown or not kinds:
         raise InputError(f"unknown kind {''.join(unknown[:1])!r}. Known: {', '.join(KINDS)}.")
     gold = QUESTIONS in kinds and (data / ITEMS).is_file()
-    made = tuple(kind for kind in kinds if not (gold and kind == QUESTIONS))
-    found = []
+    instance = tuple(kind for kind in kinds if not (gold and kind == QUESTIONS))
+    results = []
     for length in sorted(lengths):
         if gold:
-            found += list(_with_gold(data, length, questions))
-        if made:
+            results += list(_with_gold(data, length, questions))
+        if instance:
             longest = list(long_documents(data).values())[:documents]
-            found += [Reading(each, length, start, made, items) for each in longest]
-    if not found:
+            results += [Reading(each, length, start, instance, items) for each in longest]
+    if not results:
         raise InputError(f"{data} holds no documents; expected some to ask about.")
-    return found
+    return results
 
 
 def _with_gold(data: Path, length: int, most: int) -> Iterator[Reading]:
     """Yield documents with their own questions, at most so many questions in all."""
-    documents, asked = docqa_documents(data), gold_questions(data)[:most]
-    for name in dict.fromkeys(question.document for question in asked):
+    documents, request = docqa_documents(data), gold_questions(data)[:most]
+    for name in dict.fromkeys(question.document for question in request):
         tasks = tuple(
             Task(q.id, QUESTIONS, q.text, gold=q.answers, evidence=q.evidence)
-            for q in asked
+            for q in request
             if q.document == name
         )
         yield Reading(documents[name], length, tasks=tasks)

@@ -233,10 +233,10 @@ def make_ways(names: Sequence[str], engine: Engine, draft_model: Any = None) -> 
         wants = needs_model(drafter)
         if wants:
             _check_model(name, draft_model)
-        made = make_engine(drafter, engine, Sources(draft_model=draft_model if wants else None))
+        instance = make_engine(drafter, engine, Sources(draft_model=draft_model if wants else None))
         if nodes:
-            made.budget = make_budget(int(nodes))
-        ways.append(DraftingWay(name, made))
+            instance.budget = make_budget(int(nodes))
+        ways.append(DraftingWay(name, instance))
     return ways
 
 
@@ -249,8 +249,8 @@ def steered_ways(etas: Sequence[float], engine: Engine, draft_model: Any) -> lis
     for eta in etas:
         _check_model(name := f"steered, eta {eta:g}", draft_model)
         drafters: list[Drafter] = [AutoDrafter(), Rapid(draft_model, mode="steered", eta=eta)]
-        made = Engine(engine.target, engine.tokenizer, drafters, None, "auto")
-        ways.append(DraftingWay(name, made))
+        instance = Engine(engine.target, engine.tokenizer, drafters, None, "auto")
+        ways.append(DraftingWay(name, instance))
     return ways
 
 

@@ -31,7 +31,7 @@ def parse_masked_ways(texts: Sequence[str]) -> list[Way]:
 
 
 def build_masked_way(
-    way: Way, base: MaskedLatentPipeline, budget: Any, batch_size: int, prefill: float = 0.0
+    direction: Way, base: MaskedLatentPipeline, budget: Any, batch_size: int, prefill: float = 0.0
 ) -> MaskedLatentPipeline:
     """Return the pipeline of a way, over the models of `base`; raises what its class does.
 
@@ -41,11 +41,11 @@ def build_masked_way(
     from ragspec.visual.pipeline.masked_drafts import window_of
 
     settings: dict[str, Any] = {"iterations": base.side**2}
-    if way.rule == FEWER:
-        settings = dict(way.settings)
-    elif way.drafter is not None:
-        settings = {**way.settings, "rule": way.rule, "window": window_of(budget)}
-        settings |= {"drafter": way.drafter, "prefill": prefill}
+    if direction.rule == FEWER:
+        settings = dict(direction.settings)
+    elif direction.drafter is not None:
+        settings = {**direction.settings, "rule": direction.rule, "window": window_of(budget)}
+        settings |= {"drafter": direction.drafter, "prefill": prefill}
     pipe = MaskedLatentPipeline(
         **base.components,
         steps=base.schedule.steps,

@@ -60,28 +60,30 @@ class Case:
 
     def run(self, question: str, turn: int, tokens: int) -> None:
         """Answer a question in all ways."""
-        made = {}
-        for way in self.rags if turn % 2 else reversed(self.rags):
-            began, own = time.perf_counter(), time.process_time()
-            made[way] = self.rags[way].ask(question, max_new_tokens=tokens, refuse=False)
-            self.seconds[way].append(time.perf_counter() - began)
-            self.own[way].append(time.process_time() - own)
-            searched = made[way].report.retrieval
+        instance = {}
+        for direction in self.rags if turn % 2 else reversed(self.rags):
+            began, current = time.perf_counter(), time.process_time()
+            instance[direction] = self.rags[direction].ask(
+                question, max_new_tokens=tokens, refuse=False
+            )
+            self.seconds[direction].append(time.perf_counter() - began)
+            self.own[direction].append(time.process_time() - current)
+            searched = instance[direction].report.retrieval
             assert searched is not None
-            self.calls[way] += searched.calls
-            self.queries[way] += searched.queries
-        told = made["auto"].report.retrieval
-        assert told is not None
-        self.equal += made["off"].generation.tokens == made["auto"].generation.tokens
-        self.tokens += len(made["auto"].generation.tokens)
-        self.strides += told.strides
-        self.passages += len({hit.passage.text for hit in made["auto"].passages})
-        self.hits += told.hits
-        self.guesses += told.hits + told.rollbacks
-        self.gated += told.gated
-        self.rounds += told.rounds
-        self.overlapped += any(event.what == "ahead" for event in told.events)
-        self.predicted.append(told.predicted)
+            self.calls[direction] += searched.calls
+            self.queries[direction] += searched.queries
+        message = instance["auto"].report.retrieval
+        assert message is not None
+        self.equal += instance["off"].generation.tokens == instance["auto"].generation.tokens
+        self.tokens += len(instance["auto"].generation.tokens)
+        self.strides += message.strides
+        self.passages += len({hit.passage.text for hit in instance["auto"].passages})
+        self.hits += message.hits
+        self.guesses += message.hits + message.rollbacks
+        self.gated += message.gated
+        self.rounds += message.rounds
+        self.overlapped += any(event.what == "ahead" for event in message.events)
+        self.predicted.append(message.predicted)
 
     def row(self) -> dict[str, Any]:
         """Return the figures as JSON types."""
@@ -103,8 +105,8 @@ class Case:
             "hit_share": self.hits / self.guesses if self.guesses else None,
             "gated_share": self.gated / self.rounds if self.rounds else None,
             "overlapped": self.overlapped,
-            "seconds": {way: sum(spent) for way, spent in self.seconds.items()},
-            "own_seconds": {way: sum(spent) for way, spent in self.own.items()},
+            "seconds": {direction: sum(spent) for direction, spent in self.seconds.items()},
+            "own_seconds": {direction: sum(spent) for direction, spent in self.own.items()},
             "calls": dict(self.calls),
             "queries": dict(self.queries),
         }
@@ -139,8 +141,8 @@ def retrieval(
     unknown = [name for name in names if name not in CASES]
     if unknown or not names:
         raise InputError(f"unknown case {''.join(unknown[:1])!r}. Known: {', '.join(CASES)}.")
-    asked = [record["question"] for record in read_records(data / "queries.jsonl.gz")]
-    asked = asked[:: max(1, len(asked) // questions)][:questions]
+    requests = [record["question"] for record in read_records(data / "queries.jsonl.gz")]
+    requests = requests[:: max(1, len(requests) // questions)][:questions]
     engine = Engine.from_pretrained(model)
     rows: list[dict[str, Any]] = []
     console = Console(width=140)
@@ -151,10 +153,10 @@ def retrieval(
             for count in (int(each) for each in every.split(",")):
                 rags = _rags(engine, retriever, search, count, overlap, flare)
                 case = Case(f"{name}, every {count}", rags)
-                for way in case.rags.values():  # warms up, and times strides and searches
-                    way.ask(asked[-1], max_new_tokens=16, refuse=False)
-                for turn, question in enumerate(asked):
-                    status.update(f"{case.name}: question {turn + 1}/{len(asked)}")
+                for direction in case.rags.values():  # warms up, and times strides and searches
+                    direction.ask(requests[-1], max_new_tokens=16, refuse=False)
+                for turn, question in enumerate(requests):
+                    status.update(f"{case.name}: question {turn + 1}/{len(requests)}")
                     case.run(question, turn, tokens)
                 rows.append(case.row())
                 console.print_json(data=rows[-1])
@@ -172,9 +174,9 @@ def _rags(
 ) -> dict[str, IterativeRag]:
     from ragspec.pipelines.iterative.rag import IterativeRag as AnyRag
 
-    made = partial(AnyRag, engine, retriever, every=every, search=search)
-    rags = {"off": made(speculate="off"), "auto": made(overlap=overlap)}
-    return rags if flare is None else rags | {"flare": made(overlap=overlap, flare=flare)}
+    instance = partial(AnyRag, engine, retriever, every=every, search=search)
+    rags = {"off": instance(speculate="off"), "auto": instance(overlap=overlap)}
+    return rags if flare is None else rags | {"flare": instance(overlap=overlap, flare=flare)}
 
 
 def _built(name: str, data: Path, windows: int) -> tuple[Any, str | None]:
@@ -200,8 +202,8 @@ def _windowed(documents: Sequence[Document], count: int) -> PassageIndex:
 
     words = sum(len(document.text.split()) for document in documents)
     step = max(1, words // count)
-    found = [w for i, document in enumerate(documents) for w in _windows(i, document.text, step)]
-    passages = found[:count]
+    results = [w for i, document in enumerate(documents) for w in _windows(i, document.text, step)]
+    passages = results[:count]
     dense = DenseIndex.build([passage.text for passage in passages], load_embedder())
     dense.search("first", 1)  # makes the copy that is scanned
     return AnyIndex(documents, passages, dense=dense, sparse=None)

@@ -74,8 +74,8 @@ def write_text(path: Path, documents: int, vocab_size: int, seed: int) -> None:
             ranks = rng.choice(_SUCCESSORS, (rows, LENGTH), p=shares)
             is_fresh = rng.random((rows, LENGTH)) < _FRESH
             for at in range(1, LENGTH):
-                drawn = after[text[:, at - 1], ranks[:, at]]
-                text[:, at] = np.where(is_fresh[:, at], fresh[:, at], drawn)
+                sample = after[text[:, at - 1], ranks[:, at]]
+                text[:, at] = np.where(is_fresh[:, at], fresh[:, at], sample)
             if start:
                 for row in range(0, rows, 2):
                     at, to, size = *rng.integers(0, LENGTH - 200, 2), rng.integers(20, 200)
@@ -195,10 +195,10 @@ def measure_lookups(
     }
 
 
-def in_fresh_process(function: Callable[..., dict[str, float]], *given: Any) -> dict[str, float]:
+def in_fresh_process(function: Callable[..., dict[str, float]], *inputs: Any) -> dict[str, float]:
     """Return what a function of this module returns in a process of its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(function, *given).result()
+        return pool.submit(function, *inputs).result()
 
 
 def run_store_benchmark(
@@ -221,13 +221,13 @@ def run_store_benchmark(
     progress(f"writing {tokens:,} tokens of text")
     write_text(text, documents + further, vocab_size, seed)
     rng = np.random.default_rng(seed + 1)
-    asked = list(read_text(text, further, documents))
+    requests = list(read_text(text, further, documents))
     picks = zip(
         rng.integers(further, size=queries).tolist(),
         rng.integers(CONTEXT, LENGTH, size=queries).tolist(),
         strict=True,
     )
-    contexts = [asked[n][end - CONTEXT : end].tolist() for n, end in picks]
+    contexts = [requests[n][end - CONTEXT : end].tolist() for n, end in picks]
     progress(f"building a segment of {documents * LENGTH:,} tokens")
     figures: dict[str, Any] = {"vocab_size": vocab_size, "budget": budget, "queries": queries}
     figures |= in_fresh_process(measure_build, folder, text, documents, vocab_size)

@@ -66,8 +66,8 @@ def window(
 
     before: how much of what is left over lies before them, in percent.
     """
-    wanted = len(tokenizer(text[start:end], verbose=False)["input_ids"])
-    spare = max(0, room - wanted)
+    selection = len(tokenizer(text[start:end], verbose=False)["input_ids"])
+    spare = max(0, room - selection)
     first = _tokens_back(tokenizer, text, start, spare * before // 100)
     last = _tokens_on(tokenizer, text, end, spare - spare * before // 100)
     return first, last
@@ -76,8 +76,8 @@ def window(
 def _tokens_on(tokenizer: Any, text: str, start: int, count: int) -> int:
     """Return the place about `count` tokens after `start`, at the end of a word."""
     piece = text[start : start + _CHARS_A_TOKEN * count]
-    kept = tokenizer(piece, verbose=False)["input_ids"][:count]
-    end = start + len(tokenizer.decode(kept, skip_special_tokens=True))
+    selected = tokenizer(piece, verbose=False)["input_ids"][:count]
+    end = start + len(tokenizer.decode(selected, skip_special_tokens=True))
     while start < end < len(text) and not text[end].isspace():
         end -= 1
     return min(max(end, start), len(text))
@@ -88,8 +88,8 @@ def _tokens_back(tokenizer: Any, text: str, end: int, count: int) -> int:
     if count < 1:
         return end
     piece = text[max(0, end - _CHARS_A_TOKEN * count) : end]
-    kept = tokenizer(piece, verbose=False)["input_ids"][-count:]
-    start = max(0, end - len(tokenizer.decode(kept, skip_special_tokens=True)))
+    selected = tokenizer(piece, verbose=False)["input_ids"][-count:]
+    start = max(0, end - len(tokenizer.decode(selected, skip_special_tokens=True)))
     while 0 < start < end and not text[start - 1].isspace():
         start += 1
     return start
@@ -127,11 +127,11 @@ def edit_items(
     items: list[BenchItem] = []
     for name, text in texts:
         for passage in split_document(Document(name, name, text), words=words):
-            seen = Counter(word.lower() for word in LONG_WORD.findall(passage.text))
-            twice = [word for word, times in seen.items() if times > 1]
+            known = Counter(word.lower() for word in LONG_WORD.findall(passage.text))
+            twice = [word for word, times in known.items() if times > 1]
             if twice:
-                asked = EDIT.format(word=twice[0], new=NEW_WORD, text=passage.text)
-                ids = tuple(turn_ids(tokenizer, asked))
+                request = EDIT.format(word=twice[0], new=NEW_WORD, text=passage.text)
+                ids = tuple(turn_ids(tokenizer, request))
                 items.append(BenchItem(name, EDITS, ids, NEW_TOKENS))
                 break
         if len(items) == count:

@@ -152,14 +152,14 @@ class Conversation:
             "on_read": on_read,
             "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
         }
-        pieces = self.engine.stream(list(prompt.token_ids), sampling, **options)
-        found: Generation = drain(pieces, stream or (lambda piece: None))
-        found.report = found.report.with_retrieval(milliseconds)
-        if not found.tokens:  # interrupted while it was read: as if it had not been asked
-            return Reply(generation=found, hits=turn.hits)
-        self.turns = [*self.turns[left:], replace(turn, answer=found.text)]
-        citations = tuple(self._cited(found, prompt))
-        return Reply(generation=found, citations=citations, hits=turn.hits, left=left)
+        chunks = self.engine.stream(list(prompt.token_ids), sampling, **options)
+        result: Generation = drain(chunks, stream or (lambda piece: None))
+        result.report = result.report.with_retrieval(milliseconds)
+        if not result.tokens:  # interrupted while it was read: as if it had not been asked
+            return Reply(generation=result, hits=turn.hits)
+        self.turns = [*self.turns[left:], replace(turn, answer=result.text)]
+        citations = tuple(self._cited(result, prompt))
+        return Reply(generation=result, citations=citations, hits=turn.hits, left=left)
 
     def _search(self, text: str) -> tuple[list[Hit], str | None]:
         """Return the passages that a turn brings, and why it is refused, if it is."""
@@ -197,11 +197,11 @@ class Conversation:
     def _turn(self, text: str, hits: Sequence[Hit]) -> Turn:
         special = special_of(self.engine.tokenizer)
         first = max((turn.first + len(turn.hits) for turn in self.turns), default=1)
-        shown = disarm(text.strip(), special)
+        display = disarm(text.strip(), special)
         if hits:
-            question = " ".join(shown.split())
-            shown = self.wording.content(question, passages_of(hits, special), first=first)
-        return Turn(text, shown, "", tuple(hits), first)
+            question = " ".join(display.split())
+            display = self.wording.content(question, passages_of(hits, special), first=first)
+        return Turn(text, display, "", tuple(hits), first)
 
     def _prompt(self, turns: Sequence[Turn]) -> Prompt:
         """Return the whole conversation as the model reads it, with its passages found."""
@@ -214,14 +214,14 @@ class Conversation:
         hits = [hit for turn in turns for hit in turn.hits]
         return placed(self.engine.tokenizer, templated(self.engine.tokenizer, messages), hits)
 
-    def _cited(self, found: Generation, prompt: Prompt) -> Iterator[Citation]:
+    def _cited(self, result: Generation, prompt: Prompt) -> Iterator[Citation]:
         """Yield the citations, their passages numbered as the model was shown them."""
         numbers = [turn.first + i for turn in self.turns for i in range(len(turn.hits))]
 
         def decode(tokens: Sequence[int]) -> str:
             return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
 
-        for citation in cite(found.text, prompt, found.steps, decode):
+        for citation in cite(result.text, prompt, result.steps, decode):
             yield replace(citation, passage=numbers[citation.passage - 1])
 
 

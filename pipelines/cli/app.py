@@ -78,21 +78,21 @@ app.command("train-head")(train_head)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `--debug` may stand anywhere."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if "--debug" in given:
-        given = ["--debug", *(word for word in given if word != "--debug")]
+    inputs = list(sys.argv[1:] if arguments is None else arguments)
+    if "--debug" in inputs:
+        inputs = ["--debug", *(word for word in inputs if word != "--debug")]
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     try:
-        app(args=given, prog_name="ragspec")
+        app(args=inputs, prog_name="ragspec")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(selection: bool) -> None:
+    if selection:
         from ragspec import __version__
 
         Terminal().line(f"ragspec {__version__}")
@@ -399,12 +399,12 @@ def doctor(
     from ragspec.pipelines.cli.doctor import examine, show
 
     terminal = Terminal()
-    found = examine(model or [])
+    result = examine(model or [])
     if json:
-        terminal.json(found)
+        terminal.json(result)
     else:
-        show(found, terminal)
-    if found["missing"]:
+        show(result, terminal)
+    if result["missing"]:
         raise typer.Exit(1)
 
 

@@ -154,10 +154,10 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
     ) -> Generation:
         options: Any = {"max_new_tokens": asking.max_new_tokens, "stop": stop, "on_read": on_read}
         if mixed is not None and store is not None:
-            told = terminal.piece if show else unseen
+            message = terminal.piece if show else unseen
             with terminal.working("opening the datastore"):
                 lm = mixed.lm(engine, store, plain=plain)
-            return lm.generate(prompt, sampling, stream=told, **options, **asking.options)
+            return lm.generate(prompt, sampling, stream=message, **options, **asking.options)
         stream = engine.stream(prompt, sampling, **options, **asking.options)
         try:
             for piece in stream:
@@ -167,8 +167,8 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
             stream.close()
         return stream.result
 
-    with terminal.reading() as told:
-        generation = run(engine, asking.sampling, asking.streams, told)
+    with terminal.reading() as on_progress:
+        generation = run(engine, asking.sampling, asking.streams, on_progress)
     fields = {"text": generation.text, "finish_reason": generation.finish_reason}
     result = Result(generation, generation.report, fields, extra={"prompt": text})
     compared, interrupted = compared_with_plain(
@@ -249,8 +249,10 @@ def answer_question(
             system=asking.system,
             refuse=asking.refuse,
         )
-    with terminal.reading() as told:
-        answer = run(engine, asking.sampling, terminal.piece if asking.streams else unseen, told)
+    with terminal.reading() as on_progress:
+        answer = run(
+            engine, asking.sampling, terminal.piece if asking.streams else unseen, on_progress
+        )
     result = answered(question, answer)
     result.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
     compared, interrupted = compared_with_plain(
@@ -280,8 +282,8 @@ def over(qa: DocQA, engine: Engine) -> DocQA:
 def answered(question: str, answer: Answer) -> Result:
     """Return what is shown of an answer."""
     fields = answer.to_dict()
-    for shown, cited in zip(fields["citations"], answer.citations, strict=True):
-        shown["place"] = cited.place
+    for text, cited in zip(fields["citations"], answer.citations, strict=True):
+        text["place"] = cited.place
     quotes = [
         c | {"text": answer.text[c["answer_start"] : c["answer_end"]]} for c in fields["citations"]
     ]
@@ -328,8 +330,8 @@ def show_result(
     if compared is not None:
         extra["compare"] = compared.to_dict()
     if asking.json:
-        found = result.fields | {"label": result.report.label, "report": result.report.to_dict()}
-        terminal.json(found | ({"compare": compared.to_dict()} if compared else {}))
+        match = result.fields | {"label": result.report.label, "report": result.report.to_dict()}
+        terminal.json(match | ({"compare": compared.to_dict()} if compared else {}))
     else:
         _show_to_people(result, compared, engine, asking, terminal)
     if asking.trace is not None:  # last: a full disk must not cost the answer
@@ -368,8 +370,8 @@ def _say_what_it_rests_on(result: Result, terminal: Terminal) -> None:
     for number, citation in enumerate(result.fields.get("citations", ()), 1):
         terminal.note(f"  quotation {number}: {citation['document']}, {citation['place']}")
     if result.fields.get("left_out"):
-        shown, left = len(result.fields["passages"]), result.fields["left_out"]
-        terminal.note(f"{shown} of {shown + left} passages fit the model's context; the last left")
+        text, left = len(result.fields["passages"]), result.fields["left_out"]
+        terminal.note(f"{text} of {text + left} passages fit the model's context; the last left")
     if not result.fields.get("supported", True):
         terminal.note("nothing in your documents was quoted: check this answer yourself", "bold")
     if result.fields.get("repeats"):

@@ -181,9 +181,13 @@ def answer(said: str, talk: Talk) -> None:
 
     terminal = talk.terminal
     show: Callable[[str], None] = terminal.piece
-    with terminal.reading() as told:
+    with terminal.reading() as on_progress:
         talk.last = reply = talk.conversation.ask(
-            said, talk.sampling, max_new_tokens=talk.max_new_tokens, stream=show, on_read=told
+            said,
+            talk.sampling,
+            max_new_tokens=talk.max_new_tokens,
+            stream=show,
+            on_read=on_progress,
         )
     terminal.line(reply.text if reply.generation.finish_reason == REFUSED else "")
     if reply.left:

@@ -137,12 +137,12 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     config, start = engine.target.generation_config, len(plain.prompt_tokens)
     ends = end_tokens(engine.model, engine.tokenizer)
     limit = start + len(plain.tokens)
-    own = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
-    law = TokenLaw(with_defaults(sampling, config), noise, start, ends, own=own)
-    scores = law.process(logits, context, [()])
+    current = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
+    distribution = TokenLaw(with_defaults(sampling, config), noise, start, ends, current=current)
+    scores = distribution.process(logits, context, [()])
     if sampling.greedy:
         values = scores[0].topk(2).values
     else:
-        tokens, _ = law.best(scores, [index], 2)
+        tokens, _ = distribution.best(scores, [index], 2)
         values = scores[0, tokens[0]] / sampling.temperature + noise.gumbel(index, tokens[0])
     return float(values[0] - values[1])

@@ -64,13 +64,15 @@ def build(
     def skipped(path: str, reason: str) -> None:
         terminal.note(f"not read: {path} {reason}")
 
-    found = read_texts(texts, Wanted(field, split, config, skipped))
+    result = read_texts(texts, Wanted(field, split, config, skipped))
     with terminal.working("loading the model"):
         engine = o.EngineOptions(model, None, "none", "auto", device, dtype).engine()
     began = time.perf_counter()
 
-    with counting(terminal, "reading") as told:
-        store = Datastore.build(found, engine, out, max_tokens=limit, search=search, progress=told)
+    with counting(terminal, "reading") as on_progress:
+        store = Datastore.build(
+            result, engine, out, max_tokens=limit, search=search, progress=on_progress
+        )
     _show(store.info(), terminal, json)
     terminal.note(f"built in {time.perf_counter() - began:.0f} s")
 
@@ -90,30 +92,32 @@ def verify(path: DatastoreArgument, json: o.JsonOption = False) -> None:
 
     terminal = Terminal(quiet=json)
     with terminal.working("hashing"):
-        found = Datastore.open(path).info()
+        result = Datastore.open(path).info()
     if json:
-        terminal.json({"path": str(path), "sound": True, "keys": found.keys, "bytes": found.bytes})
+        terminal.json(
+            {"path": str(path), "sound": True, "keys": result.keys, "bytes": result.bytes}
+        )
     else:
-        terminal.line(f"{path} is sound: {found.keys:,} keys, {found.bytes:,} bytes")
+        terminal.line(f"{path} is sound: {result.keys:,} keys, {result.bytes:,} bytes")
 
 
-def _show(found: DatastoreInfo, terminal: Terminal, json: bool) -> None:
+def _show(result: DatastoreInfo, terminal: Terminal, json: bool) -> None:
     if json:
-        terminal.json(found.to_dict())
+        terminal.json(result.to_dict())
         return
     terminal.line(
-        f"{found.path}: {found.keys:,} keys of {found.width} numbers out of {found.documents:,} "
-        f"documents, {found.bytes:,} bytes"
+        f"{result.path}: {result.keys:,} keys of {result.width} numbers out of {result.documents:,} "
+        f"documents, {result.bytes:,} bytes"
     )
     terminal.line(
-        f"of model {found.model[:SHOWN]}, tokenizer {(found.tokenizer or 'none')[:SHOWN]}, "
-        f"{found.layer}, searched {found.search}"
+        f"of model {result.model[:SHOWN]}, tokenizer {(result.tokenizer or 'none')[:SHOWN]}, "
+        f"{result.layer}, searched {result.search}"
     )
     terminal.table(
         "fitted on places of its own texts, answered from elsewhere (weight 0.25)",
         [">neighbours", ">temperature", ">bits a token", ">of the model alone"],
         [
             [f"{fit.k:,}", f"{fit.temperature:.3g}", f"{fit.mixed:.2f}", f"{fit.alone:.2f}"]
-            for fit in found.fits
+            for fit in result.fits
         ],
     )

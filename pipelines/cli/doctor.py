@@ -88,15 +88,15 @@ def _models(names: Sequence[str]) -> list[dict[str, Any]]:
     from ragspec.errors import ModelNotFoundError
     from ragspec.models.resolve import BUNDLED, PACKAGED, resolve_model
 
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for name in dict.fromkeys([*BUNDLED, *PACKAGED, *names]):
         try:
             model = resolve_model(name, offline=True)
         except ModelNotFoundError as error:
             tried = [line.strip() for line in str(error).splitlines()[1:-1]]
-            found.append({"name": name, "origin": None, "folder": None, "tried": tried})
+            results.append({"name": name, "origin": None, "folder": None, "tried": tried})
             continue
-        found.append(
+        results.append(
             {
                 "name": name,
                 "origin": str(model.origin),
@@ -104,7 +104,7 @@ def _models(names: Sequence[str]) -> list[dict[str, Any]]:
                 "megabytes": round(_size(model.folder) / 1e6, 1),
             }
         )
-    return found
+    return results
 
 
 def _size(folder: Path) -> int:
@@ -124,25 +124,25 @@ def _kept(folder: Path, kind: str) -> list[dict[str, Any]]:
     return entries
 
 
-def show(found: dict[str, Any], terminal: Terminal) -> None:
+def show(result: dict[str, Any], terminal: Terminal) -> None:
     """Show the findings as tables."""
-    device = found["device"]
+    device = result["device"]
     memory = f", {device['memory_gib']} GiB" if device["memory_gib"] else ""
     terminal.table(
         "This machine",
         ["what", "value"],
         [
-            ("ragspec", found["ragspec"]),
-            ("Python", f"{found['python']} at {sys.executable}"),
-            ("platform", found["platform"]),
+            ("ragspec", result["ragspec"]),
+            ("Python", f"{result['python']} at {sys.executable}"),
+            ("platform", result["platform"]),
             ("device", f"{device['type']} ({device['name']}{memory})"),
             ("threads", str(device["threads"])),
             ("dtype by default", device["dtype"]),
             ("packed weights", "oneDNN's" if device["packed_weights"] else "no"),
-            ("cache", found["cache"]),
+            ("cache", result["cache"]),
         ],
     )
-    packages = found["packages"]
+    packages = result["packages"]
     rows = [(name, packages[name] or "MISSING") for name in REQUIRED]
     rows += [(name, packages[name] or "not installed (optional)") for name in OPTIONAL]
     terminal.table("Packages", ["package", "version"], rows)
@@ -151,16 +151,16 @@ def show(found: dict[str, Any], terminal: Terminal) -> None:
         ["name", "found in", ">MB", "folder"],
         [
             (m["name"], m["origin"] or "nowhere", str(m.get("megabytes", "")), m["folder"] or "")
-            for m in found["models"]
+            for m in result["models"]
         ],
     )
-    _show_kept(found, terminal)
-    if found["missing"]:
-        terminal.line(f"Missing: {', '.join(found['missing'])}. Run: pip install ragspec", "red")
+    _show_kept(result, terminal)
+    if result["missing"]:
+        terminal.line(f"Missing: {', '.join(result['missing'])}. Run: pip install ragspec", "red")
 
 
-def _show_kept(found: dict[str, Any], terminal: Terminal) -> None:
-    rows = [row for entry in found["costs"] if (row := _cost_row(entry))]
+def _show_kept(result: dict[str, Any], terminal: Terminal) -> None:
+    rows = [row for entry in result["costs"] if (row := _cost_row(entry))]
     if rows:
         columns = ["model", "device", "dtype", ">context", ">1 row", ">8 rows", ">32 rows"]
         terminal.table("Cost of a forward, milliseconds", columns, rows)

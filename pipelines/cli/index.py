@@ -65,9 +65,9 @@ def build(
     if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
         o.be_quiet()
     terminal = Terminal()
-    with progress(terminal, "reading documents") as told:
+    with progress(terminal, "reading documents") as on_progress:
         qa = DocQA.from_documents(
-            paths, embedder=embedder or DEFAULT_EMBEDDER, dense=dense, told=told
+            paths, embedder=embedder or DEFAULT_EMBEDDER, dense=dense, on_progress=on_progress
         )
         qa.save(out)
     for skipped in qa.skipped:
@@ -113,21 +113,21 @@ def info(index: IndexArgument, json: o.JsonOption = False) -> None:
     from ragspec.retrievers.search.upkeep import described
 
     terminal = Terminal(quiet=json)
-    found = described(index)
+    result = described(index)
     if json:
-        terminal.json(found)
+        terminal.json(result)
         return
     terminal.line(
-        f"{len(found['documents'])} documents in {found['passages']} passages of about "
-        f"{found['words']} words, {found['bytes'] / 2**20:.1f} MiB"
+        f"{len(result['documents'])} documents in {result['passages']} passages of about "
+        f"{result['words']} words, {result['bytes'] / 2**20:.1f} MiB"
     )
-    parts = [f"meaning ({found['embedder']}, {found['dense']})"] if found["embedder"] else []
-    terminal.line(f"searched by {' and '.join([*parts, *['words'] * found['sparse']])}")
-    for path in found["paths"]:
+    parts = [f"meaning ({result['embedder']}, {result['dense']})"] if result["embedder"] else []
+    terminal.line(f"searched by {' and '.join([*parts, *['words'] * result['sparse']])}")
+    for path in result["paths"]:
         terminal.line(f"read from {path}")
-    if found["removed"]:
-        terminal.line(f"{len(found['removed'])} of its files were removed and stay out")
-    rows = [[row["name"], row["title"], str(row["passages"])] for row in found["documents"]]
+    if result["removed"]:
+        terminal.line(f"{len(result['removed'])} of its files were removed and stay out")
+    rows = [[row["name"], row["title"], str(row["passages"])] for row in result["documents"]]
     terminal.table("Documents", ["name", "title", ">passages"], rows)
 
 
@@ -136,8 +136,8 @@ def _change(index: Path, embedder: str | None, change: Callable[..., Change]) ->
     if embedder is not None:
         o.be_quiet()
     terminal = Terminal()
-    with progress(terminal, "reading documents") as told:
-        done = change(embedder=embedder, told=told)
+    with progress(terminal, "reading documents") as on_progress:
+        done = change(embedder=embedder, message=on_progress)
     for skipped in done.skipped:
         terminal.note(f"not read: {skipped.path} {skipped.reason}")
     for missing in done.missing:

@@ -80,8 +80,8 @@ def answer_long(question: str, docs: Sequence[Path], long: Long, asking: Asking)
     engine = document.engine
 
     def run(engine: Engine, sampling: Sampling, stream: Any) -> Answer:
-        own = document if engine is document.engine else document.over(engine)
-        return own.ask(
+        current = document if engine is document.engine else document.over(engine)
+        return current.ask(
             question,
             sampling,
             max_new_tokens=asking.max_new_tokens or NEW_TOKENS,
@@ -109,18 +109,18 @@ def _loaded(options: EngineOptions, long: Long) -> tuple[Engine, dict[str, Any]]
     from ragspec.pipelines.long.modes import RAPID
 
     modes: dict[str, Any] = {"mode": long.mode, "eta": long.eta}
-    asked = drafter_of(options.drafter or "auto")
-    names = [asked] if isinstance(asked, str) else list(asked or ())
+    request = drafter_of(options.drafter or "auto")
+    names = [request] if isinstance(request, str) else list(request or ())
     if long.mode == "exact" and RAPID not in names:
         return options.engine(), modes
     model, rest = options.draft_model, [name for name in names if name != RAPID]
-    own = replace(options, draft_model=None, drafter=",".join(rest) or "none")
+    current = replace(options, draft_model=None, drafter=",".join(rest) or "none")
     if long.mode == "paper":
-        own = replace(own, drafter="none")
+        current = replace(current, drafter="none")
         modes["drafter"] = rest if options.drafter else None
     elif RAPID in names:
         modes["drafter"] = RAPID
-    engine = own.engine()
+    engine = current.engine()
     if modes.get("drafter") == RAPID and engine.drafter is not None:
         modes["drafter"] = [engine.drafter, RAPID]
     if model is not None:
@@ -144,18 +144,20 @@ def _opened(
         assert long.keep is not None
         with terminal.working("opening the kept document"):
             return AnyDocument.open(long.keep, engine, **modes)
-    with terminal.reading() as told:
-        found = AnyDocument.open(
+    with terminal.reading() as on_progress:
+        result = AnyDocument.open(
             docs[0],
             engine,
             part=long.part,
             prompt=asking.prompt,
             system=asking.system,
-            on_read=told,
+            on_read=on_progress,
             **modes,
         )
     if long.keep is not None:
         with terminal.working("keeping it"):
-            found.save(long.keep)
-        terminal.note(f"kept in {long.keep}: {found.tokens:,} tokens, {found.bytes / 1e6:,.0f} MB")
-    return found
+            result.save(long.keep)
+        terminal.note(
+            f"kept in {long.keep}: {result.tokens:,} tokens, {result.bytes / 1e6:,.0f} MB"
+        )
+    return result

@@ -96,18 +96,18 @@ def serve(
         stores=stores_of(store or ()),
         images=tuple(images or ()),
     )
-    listen(served, settings, told=lambda line: said(line, settings, terminal))
+    listen(served, settings, on_progress=lambda line: said(line, settings, terminal))
 
 
-def stores_of(given: Sequence[str]) -> dict[str, Path]:
+def stores_of(inputs: Sequence[str]) -> dict[str, Path]:
     """Return folders by name; raises InputError."""
-    found: dict[str, Path] = {}
-    for each in given:
-        name, found_sign, path = each.partition("=")
-        if not found_sign or not name or not path or name in found:
+    record: dict[str, Path] = {}
+    for each in inputs:
+        name, result_sign, path = each.partition("=")
+        if not result_sign or not name or not path or name in record:
             raise InputError(f"got --store {each}; expected NAME=FOLDER, each name once.")
-        found[name] = Path(path)
-    return found
+        record[name] = Path(path)
+    return record
 
 
 def said(line: str, settings: ServerSettings, terminal: Terminal) -> None:

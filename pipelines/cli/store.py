@@ -57,8 +57,8 @@ def build(
     limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
     if limit == 0:
         raise InputError("--max-tokens is 0; expected at least 1.")
-    wanted = Wanted(field, split, config, skipped)
-    _show(build_store(sources, model, out, wanted, terminal, limit), terminal, json)
+    columns = Wanted(field, split, config, skipped)
+    _show(build_store(sources, model, out, columns, terminal, limit), terminal, json)
 
 
 @app.command("from-answers")
@@ -91,8 +91,8 @@ def from_answers(
 @app.command()
 def info(path: StoreArgument, json: o.JsonOption = False) -> None:
     """Say what a corpus holds."""
-    with _opened(path) as found:
-        _show(found.info(), Terminal(quiet=json), json)
+    with _opened(path) as result:
+        _show(result.info(), Terminal(quiet=json), json)
 
 
 @app.command()
@@ -116,10 +116,10 @@ def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
 def merge(path: StoreArgument, json: o.JsonOption = False) -> None:
     """Make one segment of all those of one scope and source: look-ups get faster."""
     terminal = Terminal(quiet=json)
-    with _opened(path) as found:
+    with _opened(path) as result:
         with terminal.working("merging"):
-            found.merge()
-        _show(found.info(), terminal, json)
+            result.merge()
+        _show(result.info(), terminal, json)
 
 
 @app.command()
@@ -131,31 +131,33 @@ def evict(
 ) -> None:
     """Drop the oldest documents until at most so many tokens are left."""
     terminal = Terminal(quiet=json)
-    kept = count_of(max_tokens, "--max-tokens")
-    with _opened(path) as found:
+    selected = count_of(max_tokens, "--max-tokens")
+    with _opened(path) as result:
         if scope is not None:
-            _check_held(found, scope)
+            _check_held(result, scope)
         with terminal.working("evicting"):
-            found.evict(kept, scope=scope)
-        _show(found.info(), terminal, json)
+            result.evict(selected, scope=scope)
+        _show(result.info(), terminal, json)
 
 
 def count_of(text: str, name: str) -> int:
     """Return a count such as 250000, 500k, 10M or 1.5G. Raises InputError for anything else."""
-    found = re.fullmatch(r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower())
-    if found is None:
+    result = re.fullmatch(
+        r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower()
+    )
+    if result is None:
         raise InputError(f"{name} is {text!r}; expected a number such as 250000, 500k or 10M.")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(result[1]) * UNITS[result[2]])
 
 
-def _check_held(found: Any, scope: str) -> None:
+def _check_held(result: Any, scope: str) -> None:
     """Raise InputError where no text has the scope: a tenant's would seem to be gone."""
     from ragspec.retrievers.corpus.index import checked_scope
 
-    scopes = found.info().scopes
+    scopes = result.info().scopes
     if checked_scope(scope) not in scopes:
         raise InputError(
-            f"no text of {found.path} has scope {scope!r}; it has "
+            f"no text of {result.path} has scope {scope!r}; it has "
             f"{', '.join(sorted(scopes)) or 'none'}: name one of these, or leave --scope out."
         )
 
@@ -166,10 +168,10 @@ def _opened(path: Path) -> Any:
     return CorpusIndex.open(path, verify="size")
 
 
-def _show(found: Any, terminal: Terminal, json: bool) -> None:
+def _show(result: Any, terminal: Terminal, json: bool) -> None:
     from ragspec.pipelines.cli.store_run import show_info
 
     if json:
-        terminal.json(found.as_dict())
+        terminal.json(result.as_dict())
     else:
-        show_info(found, terminal)
+        show_info(result, terminal)

@@ -52,7 +52,7 @@ def build_store(
     sources: Iterable[str],
     model: str,
     out: Path,
-    wanted: Wanted,
+    columns: Wanted,
     terminal: Terminal,
     limit: int | None = None,
 ) -> CorpusInfo:
@@ -67,8 +67,8 @@ def build_store(
     sources = list(sources)
     _check_replaceable(out)
     tokenizer = load_tokenizer(model)
-    with counting(terminal, "reading") as told:
-        rows: Iterator[Any] = tokenized(read_texts(sources, wanted), tokenizer, told)
+    with counting(terminal, "reading") as on_progress:
+        rows: Iterator[Any] = tokenized(read_texts(sources, columns), tokenizer, on_progress)
         if limit is not None:
             rows = _at_most(rows, limit)
         with CorpusIndex.build(_some(rows, sources), tokenizer, out) as store:
@@ -121,26 +121,26 @@ def store_answers(
 
     about = {"model": options.model, "tokens": max_new_tokens, "scope": scope}
     answered = Answered(out, about, new=not (out / POINTER).exists())
-    asked = answered.left(read_prompts(prompts, field))
-    first = list(islice(asked, batch))  # before the model is loaded: the file may be wrong
+    request = answered.left(read_prompts(prompts, field))
+    first = list(islice(request, batch))  # before the model is loaded: the file may be wrong
     if not first and not answered.skipped:
         raise InputError(f"{prompts} holds no prompt; expected one row for each.")
     with terminal.working("loading the model"):
         engine = options.engine()
     answers = tokens = 0
-    with _open_for(engine, out) as store, counting(terminal, "answering", "answers") as told:
+    with _open_for(engine, out) as store, counting(terminal, "answering", "answers") as on_progress:
         store.record(engine, scope=scope)
         began, done = time.monotonic(), 0
         while first:
             for generation in _answer(engine, first, max_new_tokens, terminal):
                 answers, tokens = answers + 1, tokens + len(generation.tokens)
-            told(answers, tokens)
+            on_progress(answers, tokens)
             done += len(first)
             if time.monotonic() - began >= SEALED_SECONDS:
                 store.seal()
                 answered.sealed(done)
                 began, done = time.monotonic(), 0
-            first = list(islice(asked, batch))
+            first = list(islice(request, batch))
         store.seal()
         answered.sealed(done)
         if answered.skipped:
@@ -158,8 +158,8 @@ def _answer(
         if len(prompts) == 1:
             terminal.note(f"left out: {error}")
             return []
-        found = [_answer(engine, [prompt], max_new_tokens, terminal) for prompt in prompts]
-        return [answer for answers in found for answer in answers]
+        results = [_answer(engine, [prompt], max_new_tokens, terminal) for prompt in prompts]
+        return [answer for answers in results for answer in answers]
     return answers
 
 
@@ -233,10 +233,10 @@ def counting(terminal: Terminal, what: str, unit: str = "documents") -> Iterator
     with Progress(*columns, console=terminal.err, transient=True) as progress:
         task = progress.add_task(what, total=None)
 
-        def told(documents: int, tokens: int) -> None:
+        def on_progress(documents: int, tokens: int) -> None:
             progress.update(task, description=f"{what}: {documents:,} {unit}, {tokens:,} tokens")
 
-        yield told
+        yield on_progress
 
 
 def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:

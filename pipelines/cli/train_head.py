@@ -76,7 +76,7 @@ def train_head(
     )
     terminal = Terminal(quiet=json)
     limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
-    found = make_head(
+    result = make_head(
         *(model, data, out, settings, terminal),
         limit=limit,
         device=device,
@@ -85,16 +85,16 @@ def train_head(
         resume=resume,
     )
     if json:
-        terminal.json(found)
+        terminal.json(result)
         return
     terminal.line(
-        f"{out}: {found['parameters']:,} weights after {found['steps']} steps in "
-        f"{found['seconds']:.0f} s; on texts kept apart the head's best token is the model's in "
-        f"{found['agreement']:.0%} of places"
+        f"{out}: {result['parameters']:,} weights after {result['steps']} steps in "
+        f"{result['seconds']:.0f} s; on texts kept apart the head's best token is the model's in "
+        f"{result['agreement']:.0%} of places"
     )
 
 
-def _check_positive(given: float | None, option: str) -> None:
+def _check_positive(inputs: float | None, option: str) -> None:
     """Raise InputError for a number that is none, or not above 0."""
-    if given is not None and not (isfinite(given) and given > 0.0):
-        raise InputError(f"{option} is {given:g}; expected a number above 0, or leave it out.")
+    if inputs is not None and not (isfinite(inputs) and inputs > 0.0):
+        raise InputError(f"{option} is {inputs:g}; expected a number above 0, or leave it out.")

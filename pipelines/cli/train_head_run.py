@@ -193,9 +193,9 @@ class Course:
 
 def _readings(target: CausalTarget, texts: Sequence[Sequence[int]], length: int) -> list[Reading]:
     """Return the target's states over the first texts that are long enough, one by one."""
-    pieces = [text[:length] for text in texts[:_MOST_HELD_OUT] if len(text) >= SHORTEST]
-    reader = StateReader(target, pieces)
-    return [reader.read([number]) for number in range(len(pieces))]
+    chunks = [text[:length] for text in texts[:_MOST_HELD_OUT] if len(text) >= SHORTEST]
+    reader = StateReader(target, chunks)
+    return [reader.read([number]) for number in range(len(chunks))]
 
 
 def _split(texts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
@@ -258,11 +258,11 @@ def _texts(
     loaded, tokenizer = load_model(model, device, dtype)
     target = open_target(loaded)
     longest = target.max_length
-    wanted = Wanted(skipped=lambda path, reason: terminal.note(f"not read: {path} {reason}"))
+    columns = Wanted(skipped=lambda path, reason: terminal.note(f"not read: {path} {reason}"))
     texts: list[list[int]] = []
     left = limit
-    with counting(terminal, "reading") as told:
-        for row in tokenized(read_texts([str(data)], wanted), tokenizer, told):
+    with counting(terminal, "reading") as on_progress:
+        for row in tokenized(read_texts([str(data)], columns), tokenizer, on_progress):
             text = [int(token) for token in (row if left is None else islice(row, left))]
             texts.append(text[:longest])
             left = None if left is None else left - len(text)
@@ -278,9 +278,9 @@ def _pictures(
     from ragspec.visual.drafting.head_texts import code_texts, read_codes
     from ragspec.visual.pipeline.folder import find_folder, load_model
 
-    codes, given = read_codes(data)
+    codes, inputs = read_codes(data)
     loaded = load_model(find_folder(model).target, device, dtype)
-    return code_texts(loaded, codes, given, torch.Generator().manual_seed(seed))
+    return code_texts(loaded, codes, inputs, torch.Generator().manual_seed(seed))
 
 
 @contextmanager

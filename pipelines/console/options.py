@@ -150,9 +150,9 @@ class EngineOptions:
         if self.draft_model is not None:
             draft_model = load_model(self.draft_model, self.device, self.dtype)
         if draft_model is not None and drafts_with_model(names):
-            draft, own = draft_model
+            draft, draft_tokenizer = draft_model
             size = int(model.config.get_text_config().vocab_size)
-            check_draft_model(draft, own, tokenizer, size)
+            check_draft_model(draft, draft_tokenizer, tokenizer, size)
             sources, draft_model = replace(sources, draft_model=draft), None
         drafter = compose(names, sources, model)
         budget = budget_of(self.budget)
@@ -227,8 +227,8 @@ def check_iterative(
 
     alone: options that mean nothing without it, by name, None where one was not given.
     """
-    for name, given in alone.items():
-        if given is not None and not iterative:
+    for name, inputs in alone.items():
+        if inputs is not None and not iterative:
             raise InputError(f"got {name} without --iterative; expected both, or neither.")
     if iterative and passages not in (None, 1):
         raise InputError(
@@ -248,11 +248,11 @@ def check_long(long: bool, alone: Mapping[str, Any], others: Mapping[str, Any]) 
     alone: options that mean nothing without it; others: that mean nothing beside it. By name, None
     where one was not given.
     """
-    for name, given in (others if long else alone).items():
-        if given is not None:
-            way = "with" if long else "without"
+    for name, inputs in (others if long else alone).items():
+        if inputs is not None:
+            direction = "with" if long else "without"
             rest = "it reads one document as a whole" if long else "expected both, or neither"
-            raise InputError(f"got {name} {way} --long; {rest}. Leave one of them out.")
+            raise InputError(f"got {name} {direction} --long; {rest}. Leave one of them out.")
 
 
 def drafter_of(text: str) -> Any:

@@ -25,15 +25,15 @@ def progress(terminal: Terminal, what: str) -> Iterator[Callable[[str, int, int]
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
     figures = (MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, *figures, console=terminal.err, transient=True) as shown:
-        task = shown.add_task(what, total=None)
+    with Progress(*columns, *figures, console=terminal.err, transient=True) as text:
+        task = text.add_task(what, total=None)
         doing = what
 
-        def told(what: str, done: int, total: int) -> None:
+        def on_progress(what: str, done: int, total: int) -> None:
             nonlocal doing
             if what != doing:  # the time left is told from this kind of work alone
-                shown.reset(task, description=what)
+                text.reset(task, description=what)
                 doing = what
-            shown.update(task, completed=done, total=total or None)
+            text.update(task, completed=done, total=total or None)
 
-        yield told
+        yield on_progress

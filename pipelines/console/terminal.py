@@ -79,25 +79,25 @@ class Terminal:
 
         Shown on a terminal until all are read, so that the text can follow.
         """
-        shown: Status | None = None
+        text: Status | None = None
 
-        def told(done: int, total: int) -> None:
-            nonlocal shown
+        def on_progress(done: int, total: int) -> None:
+            nonlocal text
             what = f"reading {done:,} of {total:,} tokens"
-            if shown is not None and done >= total:
-                shown.stop()
-                shown = None
-            elif shown is not None:
-                shown.update(what)
+            if text is not None and done >= total:
+                text.stop()
+                text = None
+            elif text is not None:
+                text.update(what)
             elif done < total and self.err.is_terminal and not self.quiet:
-                shown = self.err.status(what, spinner="dots")
-                shown.start()
+                text = self.err.status(what, spinner="dots")
+                text.start()
 
         try:
-            yield told
+            yield on_progress
         finally:
-            if shown is not None:
-                shown.stop()
+            if text is not None:
+                text.stop()
 
     def note(self, text: str, style: str = "dim") -> None:
         """Show a remark, on standard error."""

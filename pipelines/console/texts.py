@@ -50,7 +50,7 @@ class Wanted:
     skipped: Callable[[str, str], None] = lambda path, reason: None
 
 
-def read_texts(sources: Iterable[str], wanted: Wanted) -> Iterator[Item]:
+def read_texts(sources: Iterable[str], columns: Wanted) -> Iterator[Item]:
     """Yield the texts (or token ids) of folders, files and data sets, one after the other.
 
     A folder gives its documents and its files of rows, in order of path; what cannot be read there
@@ -59,7 +59,7 @@ def read_texts(sources: Iterable[str], wanted: Wanted) -> Iterator[Item]:
     """
     sources = list(sources)
     for option in ("split", "config"):
-        value = getattr(wanted, option)
+        value = getattr(columns, option)
         if value is not None and not any(_has(option, source) for source in sources):
             raise InputError(
                 f"--{option} is {value!r}, but {', '.join(sources)} has no {option}s: data sets "
@@ -68,13 +68,13 @@ def read_texts(sources: Iterable[str], wanted: Wanted) -> Iterator[Item]:
     for source in sources:
         path = Path(source)
         if path.is_dir():
-            yield from _folder(path, wanted)
+            yield from _folder(path, columns)
         elif path.exists():
-            yield from _file(path, wanted)
+            yield from _file(path, columns)
         elif _is_path(source):
             raise DocumentError(f"{source} is missing; check the path.")
         else:
-            yield from _texts(_hub_rows(source, wanted), source, wanted)
+            yield from _texts(_hub_rows(source, columns), source, columns)
 
 
 def _has(option: str, source: str) -> bool:
@@ -112,35 +112,35 @@ def _is_prompt(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _folder(folder: Path, wanted: Wanted) -> Iterator[Item]:
+def _folder(folder: Path, columns: Wanted) -> Iterator[Item]:
     if any((folder / name).is_file() for name in (SPLITS, SAVED)):
-        yield from _texts(_saved_rows(folder, wanted), str(folder), wanted)
+        yield from _texts(_saved_rows(folder, columns), str(folder), columns)
         return
     if _in_hub_layout(folder):
-        wanted.skipped(str(folder), "file by file, but as a data set.")
-        yield from _texts(_laid_out_rows(folder, wanted), str(folder), wanted)
+        columns.skipped(str(folder), "file by file, but as a data set.")
+        yield from _texts(_laid_out_rows(folder, columns), str(folder), columns)
         return
     from ragspec.retrievers.search.documents import list_files
 
-    found = False
+    result = False
     for path in list_files(folder):
         try:
-            for item in _file(path, wanted):
-                found = True
+            for item in _file(path, columns):
+                result = True
                 yield item
         except (DocumentError, InputError) as error:
-            if isinstance(error, InputError) and wanted.field is not None:
+            if isinstance(error, InputError) and columns.field is not None:
                 raise  # the column that was asked for is not there
-            wanted.skipped(str(path), str(error).removeprefix(str(path)).lstrip(" ,"))
-    if not found:
+            columns.skipped(str(path), str(error).removeprefix(str(path)).lstrip(" ,"))
+    if not result:
         raise DocumentError(
             f"{folder} holds no usable text. Name a folder with documents, jsonl or parquet files."
         )
 
 
-def _file(path: Path, wanted: Wanted) -> Iterator[Item]:
+def _file(path: Path, columns: Wanted) -> Iterator[Item]:
     if path.name.lower().endswith(LINES + PARQUET):
-        yield from _texts(_rows(path), str(path), wanted)
+        yield from _texts(_rows(path), str(path), columns)
     else:
         from ragspec.retrievers.search.documents import load_document
 
@@ -183,17 +183,17 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise DocumentError(f"{path} is no parquet file ({error}).") from error
 
 
-def _saved_rows(folder: Path, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+def _saved_rows(folder: Path, columns: Wanted) -> Iterator[Mapping[str, Any]]:
     import datasets
 
     try:
-        found = datasets.load_from_disk(str(folder))
+        result = datasets.load_from_disk(str(folder))
     except Exception as error:  # it raises many kinds on damaged folders
         raise DocumentError(f"{folder} cannot be read as a data set ({error}).") from error
-    yield from _of_split(found, str(folder), wanted)
+    yield from _of_split(result, str(folder), columns)
 
 
-def _hub_rows(name: str, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+def _hub_rows(name: str, columns: Wanted) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a data set by name, streamed from the hub, or from its cache."""
     import datasets
 
@@ -201,12 +201,12 @@ def _hub_rows(name: str, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
 
     nowhere = "is no file, no folder, and no data set"
     if hub_answers():
-        yield from _loaded(name, wanted, {"streaming": True}, f"{nowhere} on the hub")
+        yield from _loaded(name, columns, {"streaming": True}, f"{nowhere} on the hub")
         return
     options = {"download_config": datasets.DownloadConfig(local_files_only=True)}
     with _hub_left_alone():
         wrong = f"{nowhere} in the cache, and the hub does not answer"
-        yield from _loaded(name, wanted, options, wrong)
+        yield from _loaded(name, columns, options, wrong)
 
 
 @contextmanager
@@ -226,28 +226,28 @@ def _hub_left_alone() -> Iterator[None]:
             place.HF_HUB_OFFLINE = value
 
 
-def _laid_out_rows(folder: Path, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
+def _laid_out_rows(folder: Path, columns: Wanted) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a data set that lies in a folder as on the hub, streamed."""
     name = str(folder.resolve())
-    yield from _loaded(name, wanted, {"streaming": True}, "cannot be read as a data set")
+    yield from _loaded(name, columns, {"streaming": True}, "cannot be read as a data set")
 
 
 def _loaded(
-    name: str, wanted: Wanted, options: Mapping[str, Any], wrong: str
+    name: str, columns: Wanted, options: Mapping[str, Any], wrong: str
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of what datasets loads; wrong: what to say of the name where it does not."""
     import datasets
 
     try:
-        split = wanted.split or TRAIN
-        found = datasets.load_dataset(name, wanted.config, split=split, **options)
+        split = columns.split or TRAIN
+        result = datasets.load_dataset(name, columns.config, split=split, **options)
     except Exception as error:  # it raises many kinds, of several libraries
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(
             f"{name} {wrong} ({reason}); check the name, --config and --split."
         ) from error
     try:
-        yield from found
+        yield from result
     except Exception as error:
         raise DocumentError(f"{name} cannot be read to its end ({error}).") from error
 
@@ -264,21 +264,21 @@ def _in_hub_layout(folder: Path) -> bool:
         return False
 
 
-def _of_split(found: Any, name: str, wanted: Wanted) -> Iterator[Mapping[str, Any]]:
-    if hasattr(found, "keys"):
-        split = wanted.split or TRAIN
-        if split not in found:
+def _of_split(result: Any, name: str, columns: Wanted) -> Iterator[Mapping[str, Any]]:
+    if hasattr(result, "keys"):
+        split = columns.split or TRAIN
+        if split not in result:
             raise InputError(
-                f"{name} has no split {split!r}; it has {', '.join(found)}: name it with --split."
+                f"{name} has no split {split!r}; it has {', '.join(result)}: name it with --split."
             )
-        found = found[split]
-    yield from found
+        result = result[split]
+    yield from result
 
 
-def _texts(rows: Iterable[Mapping[str, Any]], name: str, wanted: Wanted) -> Iterator[Item]:
+def _texts(rows: Iterable[Mapping[str, Any]], name: str, columns: Wanted) -> Iterator[Item]:
     for number, row in enumerate(rows, 1):
         where = f"{name}, row {number}"
-        value = row[_pick(row, wanted.field, (*TEXT_FIELDS, *ID_FIELDS), where)]
+        value = row[_pick(row, columns.field, (*TEXT_FIELDS, *ID_FIELDS), where)]
         if value is None:
             continue
         if not isinstance(value, str | list):
@@ -296,9 +296,9 @@ def _pick(row: Mapping[str, Any], field: str | None, usual: Iterable[str], where
         names = [name for name, value in row.items() if isinstance(value, str)]
         names = names if len(names) == 1 else []
     if not names or names[0] not in row:
-        asked = f"no column {field!r}" if field is not None else "no column of a usual name"
+        request = f"no column {field!r}" if field is not None else "no column of a usual name"
         raise InputError(
-            f"{where} has {asked}; it has {', '.join(row) or 'none'}: name one with --field."
+            f"{where} has {request}; it has {', '.join(row) or 'none'}: name one with --field."
         )
     return names[0]
 

@@ -176,14 +176,14 @@ def short_quotes(
     answer: str, short: tuple[int, int], texts: Sequence[str], chosen: Sequence[Quote]
 ) -> Iterator[Quote]:
     """Yield the answer proper where the passage that was quoted for it has it, word for word."""
-    wanted = answer[short[0] : short[1]]
-    pattern = re.compile(rf"(?<!\w){re.escape(wanted)}(?!\w)")
+    selection = answer[short[0] : short[1]]
+    pattern = re.compile(rf"(?<!\w){re.escape(selection)}(?!\w)")
     for quote in sorted(chosen, key=lambda quote: -quote.length):
         text = texts[quote.hit]
         match = pattern.search(text, quote.start, quote.start + quote.length)
         match = match or pattern.search(text)
-        if wanted and match:
-            yield Quote(short[0], quote.hit, match.start(), len(wanted), "match")
+        if selection and match:
+            yield Quote(short[0], quote.hit, match.start(), len(selection), "match")
             return
 
 
@@ -228,14 +228,15 @@ def words_in(answer: str, quote: Quote) -> int:
 
 def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
     """Keep the longest quotations that do not overlap in the answer."""
-    kept: list[Quote] = []
+    selected: list[Quote] = []
     order = sorted(
         quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start, q.found_by != "draft")
     )
     for quote in order:
         clear = (
-            quote.answer_end <= k.answer_start or k.answer_end <= quote.answer_start for k in kept
+            quote.answer_end <= k.answer_start or k.answer_end <= quote.answer_start
+            for k in selected
         )
         if quote.length and all(clear):
-            kept.append(quote)
-    return kept
+            selected.append(quote)
+    return selected

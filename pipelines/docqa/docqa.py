@@ -150,24 +150,24 @@ class DocQA:
         embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
         dense: str = FLAT,
         sparse: bool = True,
-        told: Told = lambda what, done, total: None,
+        on_progress: Told = lambda what, done, total: None,
     ) -> DocQA:
         """Read files and folders and index them; see `load_documents` and `PassageIndex.build`."""
-        given = [paths] if isinstance(paths, str | os.PathLike) else paths
-        if not isinstance(given, Iterable):
+        values = [paths] if isinstance(paths, str | os.PathLike) else paths
+        if not isinstance(values, Iterable):
             raise InputError(f"got {paths!r} as documents; expected a path, or a list of paths.")
-        absolute = [os.path.abspath(path) for path in given]
-        found = load_documents(absolute, told=told)
+        absolute = [os.path.abspath(path) for path in values]
+        result = load_documents(absolute, on_progress=on_progress)
         index = PassageIndex.build(
-            found.documents,
+            result.documents,
             words=words,
             embedder=embedder,
             dense=dense,
             sparse=sparse,
             paths=absolute,
-            told=told,
+            on_progress=on_progress,
         )
-        return cls(index, engine=engine, skipped=found.skipped)
+        return cls(index, engine=engine, skipped=result.skipped)
 
     @classmethod
     def from_index(
@@ -214,9 +214,9 @@ class DocQA:
         system: str | None = None,
     ) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
-        asked = self._asked(prompt, system)
+        template = self._asked(prompt, system)
         hits, _ = self.search(question, self._passages(top_k))
-        return self._prompt(question, hits, asked, max_new_tokens)
+        return self._prompt(question, hits, template, max_new_tokens)
 
     def _asked(self, prompt: str | Path | Wording | None, system: str | None) -> Wording:
         return wording(suited(self.engine.tokenizer) if prompt is None else prompt, system)
@@ -245,11 +245,11 @@ class DocQA:
         return passages_for(self.engine) if top_k is None else top_k
 
     def _prompt(
-        self, question: str, hits: Sequence[Hit], asked: Wording, max_new_tokens: int
+        self, question: str, hits: Sequence[Hit], template: Wording, max_new_tokens: int
     ) -> Prompt:
         limit = self.engine.target.max_length
         room = None if limit is None else limit - max_new_tokens
-        return build_prompt(self.engine.tokenizer, question, hits, room=room, wording=asked)
+        return build_prompt(self.engine.tokenizer, question, hits, room=room, template=template)
 
     def ask(
         self,
@@ -280,27 +280,27 @@ class DocQA:
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         began = time.perf_counter()
-        asked = self._asked(prompt, system)
+        template = self._asked(prompt, system)
         hits, refused = self.search(question, self._passages(top_k))
         if refused is not None and refuse:
             milliseconds = (time.perf_counter() - began) * 1000
             return self.refusal(question, hits, refused, milliseconds)
-        made = self._prompt(question, hits, asked, max_new_tokens)
+        instance = self._prompt(question, hits, template, max_new_tokens)
         milliseconds = (time.perf_counter() - began) * 1000
         options = {
-            "stop": asked.stop,
-            "stopping_criteria": [EndRepetition(len(made.token_ids))],
+            "stop": template.stop,
+            "stopping_criteria": [EndRepetition(len(instance.token_ids))],
             **options,
             "max_new_tokens": max_new_tokens,
-            "spans": made.spans,
-            "texts": (*made.layout, *options.get("texts", ())),
+            "spans": instance.spans,
+            "texts": (*instance.layout, *options.get("texts", ())),
         }
-        ids = list(made.token_ids)
+        ids = list(instance.token_ids)
         if stream is None:
             generation = self.engine.generate(ids, sampling, **options)
         else:
             generation = drain(self.engine.stream(ids, sampling, **options), stream)
-        return answer_of(question, made, asked, generation, milliseconds, self._decode)
+        return answer_of(question, instance, template, generation, milliseconds, self._decode)
 
     @staticmethod
     def refusal(question: str, hits: Sequence[Hit], why: str, milliseconds: float) -> Answer:
@@ -327,14 +327,14 @@ class DocQA:
 def answer_of(
     question: str,
     prompt: Prompt,
-    asked: Wording,
+    template: Wording,
     generation: Generation,
     milliseconds: float,
     decode: Callable[[Any], str],
 ) -> Answer:
     """Return what came of a question, parts and quotations found; milliseconds: of searching."""
     text = generation.text
-    evidence, short = asked.parts(text)
+    evidence, short = template.parts(text)
     return Answer(
         question=question,
         text=text,
@@ -355,11 +355,11 @@ def refusal(milliseconds: float) -> Generation:
     return Generation(NOT_FOUND, [], REFUSED, report.label, report, [])
 
 
-def drain(pieces: Any, stream: Callable[[str], None]) -> Any:
+def drain(chunks: Any, stream: Callable[[str], None]) -> Any:
     """Hand the pieces of a text on, and return its generation, also after an interrupt."""
     try:
-        for piece in pieces:
+        for piece in chunks:
             stream(piece)
     except KeyboardInterrupt:
-        pieces.close()
-    return pieces.result
+        chunks.close()
+    return chunks.result

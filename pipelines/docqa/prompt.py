@@ -56,7 +56,7 @@ def build_prompt(
     hits: Sequence[Hit],
     *,
     room: int | None = None,
-    wording: Wording = WORDINGS["evidence"],
+    template: Wording = WORDINGS["evidence"],
 ) -> Prompt:
     """Return the prompt of a question over passages, best passage first.
 
@@ -73,7 +73,7 @@ def build_prompt(
         raise InputError("The search found no passage for the question; put it in other words.")
     count = len(hits)
     while True:
-        prompt = render(tokenizer, question, hits[:count], wording)
+        prompt = render(tokenizer, question, hits[:count], template)
         excess = 0 if room is None else len(prompt.token_ids) - room
         if excess <= 0 or count == 1:
             return replace(prompt, left_out=tuple(hits[count:]))
@@ -86,20 +86,20 @@ def build_prompt(
 
 
 def render(
-    tokenizer: Any, question: str, hits: Sequence[Hit], wording: Wording = WORDINGS["evidence"]
+    tokenizer: Any, question: str, hits: Sequence[Hit], template: Wording = WORDINGS["evidence"]
 ) -> Prompt:
     """Write the prompt over these passages, tokenise it, and find the passages in it."""
     special = special_of(tokenizer)
     passages = passages_of(hits, special)
-    prompt = placed(tokenizer, wording.write(tokenizer, disarm(question, special), passages), hits)
-    return laid_out(tokenizer, prompt, wording)
+    prompt = placed(tokenizer, template.write(tokenizer, disarm(question, special), passages), hits)
+    return laid_out(tokenizer, prompt, template)
 
 
-def laid_out(tokenizer: Any, prompt: Prompt, wording: Wording) -> Prompt:
+def laid_out(tokenizer: Any, prompt: Prompt, template: Wording) -> Prompt:
     """Return the prompt with the words around the answer that its wording asks for, if any."""
-    if not wording.two_lines:
+    if not template.two_lines:
         return prompt
-    opening = wording.opening if is_chat(tokenizer) else ""
+    opening = template.opening if is_chat(tokenizer) else ""
     layout = _layout(tokenizer, prompt.token_ids, len(prompt.hits), opening)
     return replace(prompt, layout=layout)
 
@@ -117,14 +117,14 @@ def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
     return Prompt(text, ids, tuple(hits), *find_spans(text, encoded["offset_mapping"], hits))
 
 
-def led_by(tokenizer: Any, question: str, hit: Hit, wording: Wording) -> tuple[str, int]:
+def led_by(tokenizer: Any, question: str, hit: Hit, template: Wording) -> tuple[str, int]:
     """Return a prompt over one passage, and where the passage ends in it; 0 where it is not found.
 
     What stands up to there depends on the passage and on no question.
     """
     special = special_of(tokenizer)
     passages = passages_of([hit], special)
-    text = wording.write(tokenizer, disarm(question, special), passages)
+    text = template.write(tokenizer, disarm(question, special), passages)
     at = text.find("\n" + passages[0][1])
     return text, at + 1 + len(passages[0][1]) if at >= 0 else 0
 

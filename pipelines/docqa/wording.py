@@ -96,27 +96,27 @@ class Wording:
         """
         if self.template is not None:
             return self._filled(question, passages, first)
-        shown = "\n\n".join(
+        display = "\n\n".join(
             f"[{number}] {title}\n{text}" for number, (title, text) in enumerate(passages, first)
         )
-        asked = f"{shown}\n\nQuestion: {question}"
+        template = f"{display}\n\nQuestion: {question}"
         if not chat:
-            return f"Context:\n{asked}\n{self.opening}"
+            return f"Context:\n{template}\n{self.opening}"
         closing = f"\n{self.closing}" if self.closing else ""
-        return f"{self.instruction}\n\n{asked}{closing}"
+        return f"{self.instruction}\n\n{template}{closing}"
 
     def _filled(self, question: str, passages: Sequence[tuple[str, str]], first: int) -> str:
         from jinja2 import StrictUndefined, TemplateError
         from jinja2.sandbox import SandboxedEnvironment
 
-        shown = [
+        display = [
             {"number": number, "title": title, "text": text}
             for number, (title, text) in enumerate(passages, first)
         ]
         environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
         try:
             template = environment.from_string(self.template or "")
-            return template.render(question=question, passages=shown)
+            return template.render(question=question, passages=display)
         except TemplateError as error:
             raise InputError(
                 f"the prompt template {self.name} cannot be filled: {error}. Expected Jinja over "
@@ -147,10 +147,10 @@ def templated(
 
     template: Jinja source in place of the tokenizer's own. Raises InputError where it refuses them.
     """
-    own = {} if template is None else {"chat_template": template}
+    current = {} if template is None else {"chat_template": template}
     try:
         text = tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True, **own
+            turns, tokenize=False, add_generation_prompt=True, **current
         )
         return str(text)
     except Exception as error:  # a template raises whatever its author wrote
@@ -202,19 +202,19 @@ def wording(prompt: str | Path | Wording, system: str | None = None) -> Wording:
     system: what a chat model is told first. Raises UnknownNameError for a name that is neither,
     InputError for a file that cannot be read.
     """
-    found = prompt
+    result = prompt
     if isinstance(prompt, str) and prompt in WORDINGS:
-        found = WORDINGS[prompt]
+        result = WORDINGS[prompt]
     elif not isinstance(prompt, Wording):
         path = Path(prompt)
         if not path.exists() and isinstance(prompt, str) and not path.suffix:
             raise UnknownNameError(unknown("prompt", prompt, WORDINGS))
         try:
-            found = Wording(str(path), template=path.read_text(encoding="utf-8"))
+            result = Wording(str(path), template=path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"the prompt template {path} cannot be read ({error}); expected a Jinja file in "
                 f"UTF-8, or one of {', '.join(WORDINGS)}."
             ) from error
-    assert isinstance(found, Wording)
-    return found if system is None else replace(found, system=system)
+    assert isinstance(result, Wording)
+    return result if system is None else replace(result, system=system)

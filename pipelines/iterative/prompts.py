@@ -44,11 +44,11 @@ class StridePrompts:
     wording: Wording
     seen: dict[Found, StridePrompt] = field(default_factory=dict)
 
-    def of(self, found: Found) -> StridePrompt:
+    def of(self, result: Found) -> StridePrompt:
         """Return the prompt over a passage."""
-        if found not in self.seen:
-            self.seen[found] = self._write(found.hit)
-        return self.seen[found]
+        if result not in self.seen:
+            self.seen[result] = self._write(result.hit)
+        return self.seen[result]
 
     def words(self, written: Sequence[int], count: int) -> str:
         """Return the last `count` tokens of question and text, as text; never blank."""

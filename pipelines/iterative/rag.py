@@ -147,18 +147,18 @@ class IterativeRag:
                 return DocQA.refusal(question, hits, why, 1000 * (time.perf_counter() - began))
         prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.wording)
         options = {"stop": self.wording.stop, **options, "max_new_tokens": max_new_tokens}
-        shown = Shown(stream, options["stop"] or ())
+        text = Shown(stream, options["stop"] or ())
 
         def show(stride: Stride) -> None:
             if self.rounds is None:
                 ends = stride.generation.finish_reason != "paused"
-                shown.push(stride.generation.text, ends=ends)
+                text.push(stride.generation.text, ends=ends)
             else:  # another round may say something else
-                shown.text = stride.generation.text
+                text.text = stride.generation.text
 
-        kept = KeptContext(self._prefixes)
+        cache = KeptContext(self._prefixes)
         scored = self.flare is not None
-        strides = Writer(self.engine.aside(), prompts, sampling, options, kept, self.every, scored)
+        strides = Writer(self.engine.aside(), prompts, sampling, options, cache, self.every, scored)
         loop = SpeculativeRetrieval(
             strides if self.rounds is None else RoundWriter(strides, self.rounds),
             self._searcher(prompts),
@@ -167,13 +167,13 @@ class IterativeRag:
             kept=show,
         )
         try:
-            with kept.held():
+            with cache.held():
                 loop.run()
         except KeyboardInterrupt:
             if stream is None or not loop.cut():
                 raise
             loop.strides[-1] = loop.strides[-1].cancelled()
-        shown.end()
+        text.end()
         answer = self._answer(question, prompts, loop, time.perf_counter() - began)
         self.engine.tell(answer.generation)
         return answer
@@ -199,11 +199,11 @@ class IterativeRag:
     ) -> Answer:
         strides, last = loop.strides, loop.strides[-1].generation
         text = strides if self.rounds is None else strides[-1:]
-        hits = tuple(found.hit for found in loop.answers)
+        hits = tuple(result.hit for result in loop.answers)
         final = prompts.of(loop.answers[-1])
         prompt = Prompt(final.text, final.ids, hits, (), ())
-        made = list({id(each): each for each in strides}.values())  # a round may be had twice
-        report = joined([each.generation.report for each in made], last.tokens, seconds)
+        instance = list({id(each): each for each in strides}.values())  # a round may be had twice
+        report = joined([each.generation.report for each in instance], last.tokens, seconds)
         searching = sum(e.milliseconds for e in loop.report.events if e.what in ("search", "guess"))
         report = replace(
             report,
@@ -232,5 +232,5 @@ class IterativeRag:
 
 
 def _logprobs(strides: Sequence[Stride]) -> list[Any] | None:
-    kept = [stride.generation.logprobs for stride in strides]
-    return None if kept[0] is None else [item for each in kept for item in each or ()]
+    selected = [stride.generation.logprobs for stride in strides]
+    return None if selected[0] is None else [item for each in selected for item in each or ()]

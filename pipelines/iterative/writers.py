@@ -28,8 +28,8 @@ class Stride:
     @property
     def least(self) -> float:
         """The probability of its least probable token, where log-probabilities were kept."""
-        kept = self.generation.logprobs or ()
-        return min((math.exp(token.logprob) for token in kept), default=0.0)
+        selected = self.generation.logprobs or ()
+        return min((math.exp(token.logprob) for token in selected), default=0.0)
 
     def cancelled(self) -> Stride:
         """Return the stride as the last of a text that was interrupted."""
@@ -96,12 +96,12 @@ class RoundWriter:
     def write(self, answer: Found, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the answer over a passage, and whether it is the last one."""
         if answer not in self._seen:
-            own = self.strides
-            options = own.options_over(answer, len(before))
-            if before and own.engine.drafter is not None:
+            current = self.strides
+            options = current.options_over(answer, len(before))
+            if before and current.engine.drafter is not None:
                 options.setdefault("prediction", before[-1].generation.tokens)
-            prompt = list(own.prompts.of(answer).ids)
-            generation = own.engine.generate(prompt, own.sampling, **options)
+            prompt = list(current.prompts.of(answer).ids)
+            generation = current.engine.generate(prompt, current.sampling, **options)
             self._seen[answer] = Stride(tuple(generation.tokens), generation)
         return self._seen[answer], len(before) + 1 >= self.rounds
 

@@ -103,13 +103,13 @@ class KnnLM:
             raise InputError("stream= takes text but the engine has no tokenizer; pass one")
         text = self._text(encoded.ids[0], sampling, options, stream)
         try:
-            found = text.run()
+            result = text.run()
         except KeyboardInterrupt:
             if stream is None or not text.cut():
                 raise
-            found = self._cut(text)
-        self.engine.tell(found)
-        return found
+            result = self._cut(text)
+        self.engine.tell(result)
+        return result
 
     def _text(
         self,
@@ -118,21 +118,27 @@ class KnnLM:
         options: dict[str, Any],
         stream: Callable[[str], None] | None,
     ) -> KnnText:
-        engine, kept = self.engine.aside(), KeptContext()
-        asked = options.get("logprobs", False)
-        top = None if asked is None or asked is False else int(asked)
-        shown = Shown(stream, options.get("stop") or ())
+        engine, cache = self.engine.aside(), KeptContext()
+        request = options.get("logprobs", False)
+        top = None if request is None or request is False else int(request)
+        text = Shown(stream, options.get("stop") or ())
 
-        def write(written: Sequence[int], pause: int | None, law: Transform) -> Generation:
-            own = {**options, "kept": kept, "written": written, "pause": pause, "transform": law}
-            if isinstance(law, Guessing):
-                own["logprobs"] = None  # they are those of the checked law
-            found: Generation = engine.generate(prompt, sampling, **own)
-            return found
+        def write(written: Sequence[int], pause: int | None, distribution: Transform) -> Generation:
+            current = {
+                **options,
+                "kept": cache,
+                "written": written,
+                "pause": pause,
+                "transform": distribution,
+            }
+            if isinstance(distribution, Guessing):
+                current["logprobs"] = None  # they are those of the checked law
+            result: Generation = engine.generate(prompt, sampling, **current)
+            return result
 
         def show(tokens: Sequence[int], last: Generation | None) -> None:
             if stream is not None:
-                shown.push(last.text if last else self._decoded(tokens), ends=last is not None)
+                text.push(last.text if last else self._decoded(tokens), ends=last is not None)
 
         return KnnText(
             write, self.knn, prompt, self.schedule, top=top, kept=show,
@@ -141,10 +147,10 @@ class KnnLM:
 
     def _cut(self, text: KnnText) -> Generation:
         """Return what was written of an interrupted text."""
-        found = text.result()
-        report = replace(found.report, finish_reason="cancelled")
+        result = text.result()
+        report = replace(result.report, finish_reason="cancelled")
         return replace(
-            found, text=self._decoded(found.tokens), finish_reason="cancelled", report=report
+            result, text=self._decoded(result.tokens), finish_reason="cancelled", report=report
         )
 
     def _decoded(self, tokens: Sequence[int]) -> str:

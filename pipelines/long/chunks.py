@@ -78,14 +78,14 @@ class Chunks:
         self._floor = None if search.embedder is None else FLOOR
         self._index = PassageIndex.build([read], words=words, embedder=embedder)
 
-    def find(self, tokenizer: Any, question: str, wording: Wording) -> Found:
+    def find(self, tokenizer: Any, question: str, template: Wording) -> Found:
         """Return the best chunks that fit, and the prompt over them."""
         prompt = build_prompt(
-            tokenizer, question, self._hits(question), room=self.room, wording=wording
+            tokenizer, question, self._hits(question), room=self.room, template=template
         )
-        kept = sorted(prompt.hits, key=lambda hit: hit.passage.start)
-        ids = build_prompt(tokenizer, question, kept, wording=wording).token_ids
-        return Found(tuple(map(self._placed, kept)), ids)
+        selected = sorted(prompt.hits, key=lambda hit: hit.passage.start)
+        ids = build_prompt(tokenizer, question, selected, template=template).token_ids
+        return Found(tuple(map(self._placed, selected)), ids)
 
     def spans(self, question: str, prompt: Prompt) -> list[tuple[int, int]]:
         """Return where the chunks that fit stand in a prompt over the document, in its order.
@@ -96,7 +96,7 @@ class Chunks:
         if not prompt.spans:
             return []
         first, starts = prompt.spans[0][0], [start for start, _ in prompt.chars[0]]
-        found, left = list[tuple[int, int]](), self.room
+        result, left = list[tuple[int, int]](), self.room
         for hit in self._hits(question):
             chunk = self._placed(hit).passage
             start, end = (
@@ -105,9 +105,9 @@ class Chunks:
             )
             end = min(end, start + left)
             if start < end:  # of a chunk that the target does not read there is nothing
-                found.append((start, end))
+                result.append((start, end))
                 left -= end - start
-        return sorted(found)
+        return sorted(result)
 
     def _hits(self, question: str) -> Sequence[Hit]:
         """Return what the question finds, best first; the beginning where that is nothing."""

@@ -55,20 +55,20 @@ class LongDocument:
     """
 
     def __init__(
-        self, writer: Writer, kept: Kept, hit: Hit, prefix: Prompt, chunks: ChunkSearch
+        self, writer: Writer, selected: Kept, hit: Hit, prefix: Prompt, chunks: ChunkSearch
     ) -> None:
         self.engine = writer.engine
         self._writer = writer
         self._search = chunks
-        self.document = kept.document
-        self.part = kept.part
-        self.wording = kept.wording
-        self._about = replace(kept, beginning=())
+        self.document = selected.document
+        self.part = selected.part
+        self.wording = selected.wording
+        self._about = replace(selected, beginning=())
         self.hit = hit
         self.prefix = prefix
         self._beginnings = PrefixCache(most_bytes=1 << 62)
-        if kept.beginning:
-            self._beginnings.keep(self.engine.target, prefix.token_ids, kept.beginning)
+        if selected.beginning:
+            self._beginnings.keep(self.engine.target, prefix.token_ids, selected.beginning)
         self._idle: list[KeptContext] = []
         self._chunks: Chunks | None = None
         self._using = threading.Lock()
@@ -111,24 +111,24 @@ class LongDocument:
                     f"got part, prompt or system with {path}, which was kept with its own; "
                     "expected none of them, or the document itself."
                 )
-            kept = open_kept(Path(path), engine)
-            hit, prefix = _laid(engine, kept.document, kept.characters, kept.wording)
-            if prefix.token_ids != kept.tokens:
+            selected = open_kept(Path(path), engine)
+            hit, prefix = _laid(engine, selected.document, selected.characters, selected.wording)
+            if prefix.token_ids != selected.tokens:
                 raise InputError(
-                    f"{path} was kept over {len(kept.tokens)} tokens that its text does not give "
+                    f"{path} was kept over {len(selected.tokens)} tokens that its text does not give "
                     "now; the tokenizer or chat template has changed. Keep the document again."
                 )
-            return cls(writer, kept, hit, prefix, chunks)
+            return cls(writer, selected, hit, prefix, chunks)
         document = path if isinstance(path, Document) else load_document(path)
-        asked = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
+        template = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
         part = _checked_part(part)
         characters = _characters(engine.tokenizer, document, part)
-        hit, prefix = _laid(engine, document, characters, asked)
+        hit, prefix = _laid(engine, document, characters, template)
         _check_room(writer.engine, prefix, part)
-        kept = Kept(document, asked, prefix.token_ids, part, characters, ())
-        found = cls(writer, kept, hit, prefix, chunks)
-        found._read(on_read)
-        return found
+        selected = Kept(document, template, prefix.token_ids, part, characters, ())
+        result = cls(writer, selected, hit, prefix, chunks)
+        result._read(on_read)
+        return result
 
     @property
     def tokens(self) -> int:
@@ -161,8 +161,8 @@ class LongDocument:
         return LongDocument(writer, self._kept(), self.hit, self.prefix, self._search)
 
     def _kept(self) -> Kept:
-        found = self._beginnings.find(self.engine.target, self.prefix.token_ids)
-        return replace(self._about, beginning=found or ())
+        result = self._beginnings.find(self.engine.target, self.prefix.token_ids)
+        return replace(self._about, beginning=result or ())
 
     def ask(
         self,
@@ -185,32 +185,32 @@ class LongDocument:
             raise InputError(f"The question is empty or no text ({question!r}); ask something.")
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
-        made = self.prompt(question)
+        instance = self.prompt(question)
         options = {
             "stop": self.wording.stop,
-            "stopping_criteria": [EndRepetition(len(made.token_ids))],
+            "stopping_criteria": [EndRepetition(len(instance.token_ids))],
             **options,
             "max_new_tokens": max_new_tokens,
-            "spans": made.spans,
-            "texts": (*made.layout, *options.get("texts", ())),
+            "spans": instance.spans,
+            "texts": (*instance.layout, *options.get("texts", ())),
             "prefix": self.tokens,
         }
-        found = self._found(question)
-        if found is not None:
-            options.setdefault("draft_prompt", found.prompt)
+        result = self._found(question)
+        if result is not None:
+            options.setdefault("draft_prompt", result.prompt)
         if self._writer.transform is not None:
             options.setdefault("transform", self._writer.transform)
         if self._about.states is not None and needs_hidden([self.engine.drafter]):
             options.setdefault("known_states", self._known_states(question, self._about.states))
-        ids = list(made.token_ids)
-        with self._context() as kept:
+        ids = list(instance.token_ids)
+        with self._context() as selected:
             if stream is None:
-                generation = self.engine.generate(ids, sampling, **options, kept=kept)
+                generation = self.engine.generate(ids, sampling, **options, kept=selected)
             else:
-                pieces = self.engine.stream(ids, sampling, **options, kept=kept)
-                generation = drain(pieces, stream)
-        answer = answer_of(question, made, self.wording, generation, 0.0, self._decode)
-        return self._measured(answer, () if found is None else found.chunks)
+                chunks = self.engine.stream(ids, sampling, **options, kept=selected)
+                generation = drain(chunks, stream)
+        answer = answer_of(question, instance, self.wording, generation, 0.0, self._decode)
+        return self._measured(answer, () if result is None else result.chunks)
 
     def _measured(self, answer: Answer, chunks: tuple[Hit, ...]) -> Answer:
         """Return the answer with what was read beside the document, and the bytes of it all."""
@@ -247,28 +247,28 @@ class LongDocument:
 
     def _read(self, on_read: OnRead | None) -> None:
         """Read the document, and keep its keys and values; no text is written."""
-        wanted = needs_hidden([self.engine.drafter])
+        selection = needs_hidden([self.engine.drafter])
         ids, context = self.prefix.token_ids, self._context()
-        found = read_document(self.engine, ids, context, states=wanted, on_read=on_read)
-        self._about = replace(self._about, states=found)
+        result = read_document(self.engine, ids, context, states=selection, on_read=on_read)
+        self._about = replace(self._about, states=result)
 
     @contextmanager
     def _context(self) -> Iterator[KeptContext]:
         """Lend a context that no other question uses."""
         with self._using:
-            kept = self._idle.pop() if self._idle else KeptContext(self._beginnings)
+            cache = self._idle.pop() if self._idle else KeptContext(self._beginnings)
         try:
-            yield kept
+            yield cache
         finally:
             with self._using:
-                self._idle.append(kept)
+                self._idle.append(cache)
 
     def _decode(self, tokens: Any) -> str:
         return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def _laid(
-    engine: Engine, document: Document, characters: Part, asked: Wording
+    engine: Engine, document: Document, characters: Part, template: Wording
 ) -> tuple[Hit, Prompt]:
     """Return a document as the one passage of a prompt, and the prompt up to its end."""
     start, end = characters
@@ -278,10 +278,10 @@ def _laid(
     first = document.text.index(text, start)
     passage = Passage(0, first, first + len(text), document.title, text)
     hit = Hit(document, passage, 1.0)
-    whole, at = led_by(engine.tokenizer, "?", hit, asked)
+    whole, at = led_by(engine.tokenizer, "?", hit, template)
     if not at:
         raise InputError(
-            f"the prompt {asked.name!r} does not put the document on lines of its own; expected a "
+            f"the prompt {template.name!r} does not put the document on lines of its own; expected a "
             "template that does, before the question."
         )
     return hit, placed(engine.tokenizer, whole[:at], [hit])

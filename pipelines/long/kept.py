@@ -48,21 +48,21 @@ class Kept:
     states: torch.Tensor | None = None
 
 
-def save_kept(path: Path, kept: Kept, engine: Engine) -> None:
+def save_kept(path: Path, selected: Kept, engine: Engine) -> None:
     """Write what was read of a document; raises StoreError."""
 
     def fill(folder: Path) -> Contents:
-        layers = [part for pair in kept.beginning for part in pair]
-        states = [] if kept.states is None else [kept.states]
+        layers = [part for pair in selected.beginning for part in pair]
+        states = [] if selected.states is None else [selected.states]
         try:
             shapes = _write(folder / LAYERS, layers)
             shape = _write(folder / STATES, states) if states else []
             facts = {
-                "document": asdict(kept.document),
-                "wording": asdict(kept.wording),
-                "tokens": list(kept.tokens),
-                "part": kept.part,
-                "characters": kept.characters,
+                "document": asdict(selected.document),
+                "wording": asdict(selected.wording),
+                "tokens": list(selected.tokens),
+                "part": selected.part,
+                "characters": selected.characters,
             }
             text = json.dumps(facts, ensure_ascii=False)
             (folder / DOCUMENT).write_text(text, encoding="utf-8")
@@ -76,8 +76,8 @@ def save_kept(path: Path, kept: Kept, engine: Engine) -> None:
             "dtype": str(engine.target.dtype),
             "shapes": shapes,
             "states": shape,
-            "name": kept.document.name,
-            "prompt_tokens": len(kept.tokens),
+            "name": selected.document.name,
+            "prompt_tokens": len(selected.tokens),
         }
         return Contents(parameters, prints_of(engine.model, engine.tokenizer))
 
@@ -117,8 +117,8 @@ def _read(store: OpenStore, engine: Engine, what: str) -> Kept:
             "in that type (dtype=), or keep the document again."
         )
     record = json.loads(store.file(DOCUMENT).read_text(encoding="utf-8"))
-    wording = dict(record["wording"])
-    wording["stop"] = tuple(wording["stop"])
+    template = dict(record["wording"])
+    template["stop"] = tuple(template["stop"])
     part, (start, end) = record["part"], record["characters"]
     layers = _mapped(store.file(LAYERS), facts["shapes"], dtype, engine.target.device)
     if len(layers) % 2:
@@ -127,7 +127,7 @@ def _read(store: OpenStore, engine: Engine, what: str) -> Kept:
     states = _mapped(store.file(STATES), shape, dtype, engine.target.device) if shape else [None]
     return Kept(
         read_document(record["document"]),
-        Wording(**wording),
+        Wording(**template),
         tuple(int(token) for token in record["tokens"]),
         None if part is None else (int(part[0]), int(part[1])),
         (int(start), int(end)),

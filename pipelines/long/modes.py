@@ -42,24 +42,24 @@ def writer_of(
 
     eta_of(mode, eta)  # refuses what is wrong, also where nobody reads chunks
     several = isinstance(drafter, Sequence) and not isinstance(drafter, str)
-    asked: list[Any] = list(cast(Sequence[Any], drafter)) if several else [drafter]
-    asked = [each for each in asked if each is not None]
-    if mode == "exact" and draft_model is None and not asked:
+    requests: list[Any] = list(cast(Sequence[Any], drafter)) if several else [drafter]
+    requests = [each for each in requests if each is not None]
+    if mode == "exact" and draft_model is None and not requests:
         return Writer(engine)
     rapid = None
-    if mode != "exact" or draft_model is not None or RAPID in asked:
+    if mode != "exact" or draft_model is not None or RAPID in requests:
         rapid = Rapid(_reader(engine, draft_model), mode=mode, eta=eta)
     if mode == "paper":
-        if set(asked) - {RAPID}:
+        if set(requests) - {RAPID}:
             raise InputError(
                 f"got drafter={drafter!r} with mode='paper', whose acceptance judges the drafts of "
                 "the model that reads the chunks; expected no other drafter."
             )
         return Writer(AnyEngine(engine.target, engine.tokenizer, rapid, budget=engine.budget))
-    sources = [rapid if each == RAPID else each for each in asked] or [engine.drafter]
+    sources = [rapid if each == RAPID else each for each in requests] or [engine.drafter]
     if draft_model is not None and rapid not in sources:
         sources.append(rapid)
-    if asked or draft_model is not None:
+    if requests or draft_model is not None:
         drafters = [each for each in sources if each is not None]
         engine = AnyEngine(engine.target, engine.tokenizer, drafters, budget=engine.budget)
     return Writer(engine, None if rapid is None else rapid.transform)

@@ -37,29 +37,29 @@ def read_document(
     """
     engine.target.check_prompt(tokens)
     size, text = len(tokens), list(tokens)
-    with context as kept:
+    with context as selected:
         # One token more than is read: of a prompt the last one is always read anew.
-        opened = kept.open(engine.target, [*text, text[-1]], size + 1, size)
+        opened = selected.open(engine.target, [*text, text[-1]], size + 1, size)
         with opened as (session, _):
             if isinstance(session, CachedSession):
                 session.on_read = on_read
-            found = _read(session, text, states)
-        prefixes = kept.prefixes
+            result = _read(session, text, states)
+        prefixes = selected.prefixes
     if prefixes.find(engine.target, tokens) is None:
         raise UnsupportedModelError(
             f"what {type(engine.model).__name__} makes of a document cannot be kept: its "
             "cache cannot be cut, or its positions depend on the prompt's length. Ask it with "
             "DocQA over passages."
         )
-    return found
+    return result
 
 
 def _read(session: TargetSession, tokens: list[int], states: bool) -> torch.Tensor | None:
     """Read tokens into a session; return their states where they are wanted and told."""
-    found = None
+    result = None
     if states and isinstance(session, CachedSession):
-        found = session.read_states(tokens)
+        result = session.read_states(tokens)
     else:
         session.verify([tokens], [DraftTree.empty()])
     session.commit([()])
-    return found
+    return result

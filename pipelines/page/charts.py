@@ -135,10 +135,10 @@ def search_chart(events: Sequence[Event]) -> Chart:
         if event.what == "guess":
             continue
         x, width = LANES_LEFT + event.start * unit, max(event.milliseconds * unit, 0.8)
-        css, told = _kind(event)
+        css, message = _kind(event)
         y = TOP + (lane if event.what == "search" else 0.0)
         bars.append(Bar(round(x, 2), round(y, 2), round(width, 2), round(lane - 6.0, 2), css))
-        tip = f"{told}: {event.milliseconds:.0f} ms from {event.start:.0f} ms on"
+        tip = f"{message}: {event.milliseconds:.0f} ms from {event.start:.0f} ms on"
         columns.append(Column(number, round(x, 2), round(width, 2), tip))
     rows = [
         Tick(round(TOP + place * lane + lane / 2, 2), name)
@@ -164,9 +164,9 @@ def _kind(event: Event) -> tuple[str, str]:
 
 def _givers(step: Step) -> Iterator[str]:
     """Yield who gave each emitted token."""
-    names, kept = sources_of(step), kept_of(step)
-    yield from (names[node] for node in kept)
-    yield from [TARGET] * (len(step.tokens) - len(kept))
+    names, selected = sources_of(step), kept_of(step)
+    yield from (names[node] for node in selected)
+    yield from [TARGET] * (len(step.tokens) - len(selected))
 
 
 def _stacked(

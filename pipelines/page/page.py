@@ -43,9 +43,9 @@ def write_page(trace: Path | str, out: Path | str) -> None:
     """
     from jinja2 import UndefinedError
 
-    made = read_trace(trace)
+    instance = read_trace(trace)
     try:
-        page = trace_page(made)
+        page = trace_page(instance)
     except (*DAMAGE, UndefinedError) as error:
         raise damaged(trace, error) from error
     save(page, out)

@@ -33,25 +33,25 @@ OTHERS: Mapping[str, int] = MappingProxyType(
 def preferred() -> Mapping[str, int]:
     """Return the colour that a name would like; of names that share one the first keeps it."""
     methods = {name: describe(name).colour for name in names("drafter")}
-    told = {name: colour for name, colour in methods.items() if colour is not None}
-    listed = {name: told[name] for name in told if describe(name).listed}
-    return MappingProxyType({**listed, **OTHERS, **told})
+    record = {name: colour for name, colour in methods.items() if colour is not None}
+    listed = {name: record[name] for name in record if describe(name).listed}
+    return MappingProxyType({**listed, **OTHERS, **record})
 
 
 def colours_of(steps: Sequence[Step]) -> dict[str, str]:
     """Return the class of colour of every source that drafted, the most useful first."""
-    drafted, kept = count_sources(steps)
+    drafted, selected = count_sources(steps)
     slots = slots_of(drafted)
-    ranked = sorted(drafted, key=lambda name: (-kept[name], -drafted[name], name))
+    ranked = sorted(drafted, key=lambda name: (-selected[name], -drafted[name], name))
     return {name: f"s{slots[name]}" for name in ranked}
 
 
 def slots_of(sources: Iterable[str]) -> dict[str, int]:
     """Return the number of each name's colour; up to as many names as colours get one each."""
-    wanted, liked = dict.fromkeys(sources), preferred()
-    known = [name for name in liked if name in wanted]
+    selection, liked = dict.fromkeys(sources), preferred()
+    known = [name for name in liked if name in selection]
     slots: dict[str, int] = {}
-    for name in (*known, *sorted(wanted.keys() - set(known))):
+    for name in (*known, *sorted(selection.keys() - set(known))):
         first = liked.get(name, crc32(name.encode("utf-8", "replace")) % COLOURS)
         free = ((first + i) % COLOURS for i in range(COLOURS))
         slots[name] = next((slot for slot in free if slot not in slots.values()), first)

@@ -30,9 +30,9 @@ def meaning_of(label: str) -> str:
     """Return what a label says, for people."""
     kind = kind_of_label(label)
     if kind.startswith("exact-for") and EXACT_LAW not in label:
-        law = label.removeprefix("exact-for(").partition(")")[0]
+        distribution = label.removeprefix("exact-for(").partition(")")[0]
         but = ", save where two choices are a rounding apart" if kind.endswith(ROUNDED) else ""
-        return f"token for token what plain decoding by the law {law!r} gives with its seed{but}"
+        return f"token for token what plain decoding by the law {distribution!r} gives with its seed{but}"
     return MEANINGS.get(kind, "")
 
 
@@ -98,7 +98,7 @@ def run_view(trace: Trace) -> RunView:
     report, header = trace.report, trace.header
     looked = report.retrieval
     colours = colours_of(trace.steps)
-    _, kept = count_sources(trace.steps)
+    _, selected = count_sources(trace.steps)
     spent = {name: ms for name, ms in report.milliseconds.items() if ms > 0}
     whole = max(report.seconds * 1000, sum(spent.values()), 1e-9)
     if whole - sum(spent.values()) > 0.005 * whole:
@@ -109,7 +109,7 @@ def run_view(trace: Trace) -> RunView:
         meaning=_meaning(trace),
         figures=_figures(trace),
         spans=list(_spans(trace, colours)),
-        legend=[*((name, css) for name, css in colours.items() if kept[name]), (TARGET, "own")],
+        legend=[*((name, css) for name, css in colours.items() if selected[name]), (TARGET, "own")],
         drafters=[*colours.items(), (TARGET, "own")],
         chart=step_chart(trace.steps, colours),
         shares=share_chart(trace.steps, colours),
@@ -130,10 +130,10 @@ def run_view(trace: Trace) -> RunView:
 def _meaning(trace: Trace) -> str:
     """Return what the label means, and what came out where the run was compared."""
     meaning = meaning_of(trace.report.label)
-    found = (trace.header.extra.get("compare") or {}).get("first_divergence")
-    if not found or not meaning:
+    result = (trace.header.extra.get("compare") or {}).get("first_divergence")
+    if not result or not meaning:
         return meaning
-    return f"{meaning}; here it parts from plain decoding at token {found['index']}"
+    return f"{meaning}; here it parts from plain decoding at token {result['index']}"
 
 
 def _figures(trace: Trace) -> list[tuple[str, str]]:
@@ -182,9 +182,9 @@ def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
             tip = f"{source}{place}\nstep {number}: {accepted}"
             yield Span.of("".join(texts[begin:i]), colours[source], tip, number)
             begin = i
-        own = "".join(texts[len(path) :])
-        if own:
-            yield Span.of(own, "own", f"{TARGET}\nstep {number}", number)
+        current = "".join(texts[len(path) :])
+        if current:
+            yield Span.of(current, "own", f"{TARGET}\nstep {number}", number)
 
 
 def _continues(step: Step, before: int, node: int) -> bool:
@@ -198,14 +198,14 @@ def _continues(step: Step, before: int, node: int) -> bool:
 
 
 def _sources(trace: Trace, colours: dict[str, str]) -> list[Share]:
-    drafted, kept = count_sources(trace.steps)
+    drafted, selected = count_sources(trace.steps)
     tokens = max(trace.report.tokens, 1)
     rows = []
     for name, css in colours.items():
-        more = (str(drafted[name]), f"{kept[name] / drafted[name]:.0%}")
-        rows.append(Share(name, css, kept[name], 100 * kept[name] / tokens, more))
-    own = trace.report.tokens - kept.total()
-    return [*rows, Share(TARGET, "own", own, 100 * own / tokens, ("", ""))]
+        more = (str(drafted[name]), f"{selected[name] / drafted[name]:.0%}")
+        rows.append(Share(name, css, selected[name], 100 * selected[name] / tokens, more))
+    current = trace.report.tokens - selected.total()
+    return [*rows, Share(TARGET, "own", current, 100 * current / tokens, ("", ""))]
 
 
 def _documents(trace: Trace) -> list[Share]:

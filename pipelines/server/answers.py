@@ -59,25 +59,25 @@ class Reply:
 
     def piece(self, index: int, text: str, placed: Sequence[Placed] | None) -> dict[str, Any]:
         """Return a choice of a stream that holds a piece of text."""
-        told = None if placed is None else self.logprobs(placed)
-        found: dict[str, Any] = {"index": index, "logprobs": told, "finish_reason": None}
-        return {**found, "delta": {"content": text}} if self.chat else {**found, "text": text}
+        message = None if placed is None else self.logprobs(placed)
+        record: dict[str, Any] = {"index": index, "logprobs": message, "finish_reason": None}
+        return {**record, "delta": {"content": text}} if self.chat else {**record, "text": text}
 
     def end(
         self, index: int, text: str, generation: Generation, cited: Prompt | None
     ) -> dict[str, Any]:
         """Return the last choice of a text in a stream: its rest, why it ended, what it quotes."""
-        found: dict[str, Any] = {
+        record: dict[str, Any] = {
             "index": index,
             "logprobs": None,
             "finish_reason": reason(generation),
         }
         if not self.chat:
-            return {**found, "text": text}
+            return {**record, "text": text}
         delta: dict[str, Any] = {"content": text} if text else {}
         if cited is not None:
             delta["annotations"] = self.annotations(generation, cited)
-        return {**found, "delta": delta}
+        return {**record, "delta": delta}
 
     def refused(self, text: str, why: str, samples: int = 1) -> dict[str, Any]:
         """Return the answer that stands in for the model's, where the documents know nothing."""
@@ -89,8 +89,8 @@ class Reply:
 
     def annotations(self, generation: Generation, cited: Prompt) -> list[dict[str, Any]]:
         """Return the citations of a text."""
-        found = cite(generation.text, cited, generation.steps, self._decode)
-        return [_annotation(each, cited.hits[each.passage - 1].passage.title) for each in found]
+        result = cite(generation.text, cited, generation.steps, self._decode)
+        return [_annotation(each, cited.hits[each.passage - 1].passage.title) for each in result]
 
     def logprobs(self, placed: Sequence[Placed]) -> dict[str, Any]:
         """Return log-probabilities in the form of chats, or of completions."""
@@ -117,23 +117,23 @@ class Reply:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _choice(self, index: int, generation: Generation, cited: Prompt | None) -> dict[str, Any]:
-        told = None
+        note = None
         if generation.logprobs is not None:
-            told = self.logprobs(Placing(self.tokenizer).rest(generation))
-        found: dict[str, Any] = {
+            note = self.logprobs(Placing(self.tokenizer).rest(generation))
+        record: dict[str, Any] = {
             "index": index,
-            "logprobs": told,
+            "logprobs": note,
             "finish_reason": reason(generation),
         }
         if not self.chat:
-            return {**found, "text": generation.text}
+            return {**record, "text": generation.text}
         message: dict[str, Any] = {
             "role": "assistant",
             "content": generation.text,
             "refusal": None,
             "annotations": [] if cited is None else self.annotations(generation, cited),
         }
-        return {**found, "message": message}
+        return {**record, "message": message}
 
     def _scored(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._decode([token])
@@ -192,11 +192,11 @@ def metrics(texts: Sequence[Generation]) -> dict[str, Any]:
 
 
 def _added(parts: Sequence[Any]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    record: dict[str, int] = {}
     for part in parts:
         for source, count in part.items():
-            found[source] = found.get(source, 0) + count
-    return found
+            record[source] = record.get(source, 0) + count
+    return record
 
 
 def _annotation(citation: Citation, title: str) -> dict[str, Any]:

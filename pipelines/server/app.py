@@ -84,8 +84,8 @@ class Application:
         """Tell whether requests are served."""
         if self.serving is None or self.stopping:
             failed = self.failure is not None
-            told = "stopping" if self.stopping else "failed" if failed else "loading"
-            return JSONResponse({"status": told}, 503)
+            message = "stopping" if self.stopping else "failed" if failed else "loading"
+            return JSONResponse({"status": message}, 503)
         pool = self.serving.pool
         return JSONResponse(
             {
@@ -110,45 +110,45 @@ class Application:
 
     def _model(self, name: str) -> dict[str, Any]:
         served = self.served
-        found: dict[str, Any] = {"id": name, "object": "model", "created": served.made}
+        record: dict[str, Any] = {"id": name, "object": "model", "created": served.made}
         if name == served.name:
-            found["max_model_len"] = served.engine.target.max_length
-            found["stores"] = sorted(served.drafting.stores)
-        return {**found, "owned_by": "ragspec"}
+            record["max_model_len"] = served.engine.target.max_length
+            record["stores"] = sorted(served.drafting.stores)
+        return {**record, "owned_by": "ragspec"}
 
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Write the next turn of a conversation."""
         served = self._ready_for(body)
-        found = await self._begun(
+        result = await self._begun(
             lambda: [read_chat(body, served.engine, served.documents)], body, request
         )
         reply = Reply("chat", served.name, served.engine.tokenizer)
-        if found.asked[0].refused is not None:
-            return not_found(body, reply, found.asked[0].refused, self.settings.stall)
-        return await answer(body, request, found, reply, self.settings.stall)
+        if result.asked[0].refused is not None:
+            return not_found(body, reply, result.asked[0].refused, self.settings.stall)
+        return await answer(body, request, result, reply, self.settings.stall)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         served = self._ready_for(body)
-        found = await self._begun(lambda: read_completion(body, served.engine), body, request)
+        result = await self._begun(lambda: read_completion(body, served.engine), body, request)
         reply = Reply("completion", served.name, served.engine.tokenizer)
-        return await answer(body, request, found, reply, self.settings.stall)
+        return await answer(body, request, result, reply, self.settings.stall)
 
     async def images(self, body: ImageRequest, request: Request) -> Response:
         """Draw pictures, while their caller waits for them."""
         served, gone = self.served, threading.Event()
-        drawing = served.drawing(lambda: draw(body, served, gone.is_set))
+        image = served.drawing(lambda: draw(body, served, gone.is_set))
         try:
-            found = await unless_left(request, asyncio.wrap_future(drawing))
+            result = await unless_left(request, asyncio.wrap_future(image))
         finally:
             gone.set()
-        return Response(status_code=499) if found is None else JSONResponse(found)
+        return Response(status_code=499) if result is None else JSONResponse(result)
 
     async def stores(self) -> Response:
         """List the stores that are drafted from."""
         served = self.served
-        found = await apart(lambda: [served.store(name) for name in served.drafting.stores])
-        return JSONResponse({"object": "list", "data": found})
+        result = await apart(lambda: [served.store(name) for name in served.drafting.stores])
+        return JSONResponse({"object": "list", "data": result})
 
     async def add_store(self, body: StoreRequest) -> Response:
         """Open a corpus to draft from, while running."""
@@ -187,9 +187,9 @@ class Application:
         tenant = tenant_of(request.scope["state"].get("key"), body.user)
 
         def begin() -> Begun:
-            asked = read()
-            refused = any(each.refused is not None for each in asked)
-            return Begun(asked, () if refused else served.submit(asked, tenant))
+            query = read()
+            refused = any(each.refused is not None for each in query)
+            return Begun(query, () if refused else served.submit(query, tenant))
 
         return await apart(begin)
 

@@ -69,12 +69,12 @@ class Drafting:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = self._made(tenant, names, nodes, stores)
+        instance = self._made(tenant, names, nodes, stores)
         with self._lock:
-            self._kept[key] = made
+            self._kept[key] = instance
             if len(self._kept) > MOST:
                 self._kept.popitem(last=False)
-        return made
+        return instance
 
     def add(self, name: str, store: CorpusIndex) -> None:
         """Let requests draft from a store from now on; raises InputError for a name that is taken.
@@ -102,33 +102,35 @@ class Drafting:
     def _made(self, tenant: str, names: Names, budget: str | int, stores: Sequence[str]) -> Engine:
         if names in (None, "none"):
             return self.base.drafting(None, budget)
-        asked = [names] if isinstance(names, str) else list(names or ())
+        requests = [names] if isinstance(names, str) else list(names or ())
         known = {name for name, method in listed().items() if not method.needs}
         if self._draft_model is not None:
             known.add("model")
-        for name in asked if names != self._default[0] else ():  # the server's own may be a folder
+        for name in (
+            requests if names != self._default[0] else ()
+        ):  # the server's own may be a folder
             if name not in known:
                 raise UnknownNameError(unknown("drafter", name, ["none", *sorted(known)]))
-        methods = [name for name in asked if name != "model"]
-        made = [*_several(compose(methods, Sources(), self.base.model) if methods else [])]
-        made += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
+        methods = [name for name in requests if name != "model"]
+        instance = [*_several(compose(methods, Sources(), self.base.model) if methods else [])]
+        instance += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         if self._draft_model is not None:
-            made.append(self._draft_model)
-        return self.base.drafting(made, budget)
+            instance.append(self._draft_model)
+        return self.base.drafting(instance, budget)
 
 
 def _measured(engine: Engine) -> Engine:
     """Return an engine whose others over its target need not measure what forwards cost."""
     if engine.cost is not None:
         return engine
-    found = copy.copy(engine)
-    found.cost = read_cost(engine.target, make_budget("auto"))
-    return found
+    result = copy.copy(engine)
+    result.cost = read_cost(engine.target, make_budget("auto"))
+    return result
 
 
 def _as_key(names: Names) -> str | tuple[str, ...] | None:
     return names if isinstance(names, str | None) else tuple(names)
 
 
-def _several(made: Any) -> list[Any]:
-    return made if isinstance(made, list) else [made]
+def _several(instance: Any) -> list[Any]:
+    return instance if isinstance(instance, list) else [instance]

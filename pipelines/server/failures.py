@@ -43,8 +43,8 @@ class Refusal(Exception):
 
     def body(self) -> dict[str, Any]:
         """Return it in OpenAI's form."""
-        found = {"message": self.message, "type": kind_of(self.status)}
-        return {"error": {**found, "param": self.param, "code": self.code}}
+        record = {"message": self.message, "type": kind_of(self.status)}
+        return {"error": {**record, "param": self.param, "code": self.code}}
 
 
 def kind_of(status: int) -> str:

@@ -83,8 +83,8 @@ class Guard:
         settings, path = self.settings, scope["path"]
         if path in OPEN:
             return None
-        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-        kind, _, key = given.partition(" ")
+        inputs = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        kind, _, key = inputs.partition(" ")
         key = key.strip() if kind.lower() == "bearer" else ""
         if path.startswith(ADMIN) and settings.admin_key is not None:
             return _expect(key, (settings.admin_key,))
@@ -102,19 +102,19 @@ class Guard:
 
     async def _whole(self, scope: Scope, receive: Receive) -> bytes:
         most = self.settings.body
-        told = dict(scope["headers"]).get(b"content-length", b"0")
-        if told.isdigit() and int(told) > most:
-            raise Refusal(413, f"got {int(told)} bytes; expected {most} at most.", "too_large")
-        found = bytearray()
+        record = dict(scope["headers"]).get(b"content-length", b"0")
+        if record.isdigit() and int(record) > most:
+            raise Refusal(413, f"got {int(record)} bytes; expected {most} at most.", "too_large")
+        result = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Refusal(400, "the caller left before its request was whole.")
-            found += message.get("body", b"")
-            if len(found) > most:
+            result += message.get("body", b"")
+            if len(result) > most:
                 raise Refusal(413, f"got more than {most} bytes.", "too_large")
             if not message.get("more_body"):
-                return bytes(found)
+                return bytes(result)
 
 
 def _named(path: str) -> str:
@@ -137,13 +137,13 @@ def _expect(key: str, known: tuple[str, ...]) -> str:
 
 def _again(body: bytes, receive: Receive) -> Receive:
     """Return what gives a body that was read, and then goes on as before."""
-    given = False
+    inputs = False
 
     async def once() -> MutableMapping[str, Any]:
-        nonlocal given
-        if given:
+        nonlocal inputs
+        if inputs:
             return await receive()
-        given = True
+        inputs = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return once

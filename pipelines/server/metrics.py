@@ -20,50 +20,54 @@ class Metrics:
     """Counters over the texts of a pool, in a registry of their own."""
 
     def __init__(self, pool: Pool) -> None:
-        own = CollectorRegistry()
-        self.registry = own
+        current = CollectorRegistry()
+        self.registry = current
         for name, what, value in (
             ("waiting", "Requests that wait for a slot.", lambda: pool.waiting),
             ("live", "Requests that have a slot.", lambda: pool.live),
             ("slots", "Texts that are decoded at once.", lambda: pool.slots),
         ):
-            Gauge(f"ragspec_{name}", what, registry=own).set_function(value)
+            Gauge(f"ragspec_{name}", what, registry=current).set_function(value)
         self.requests = Counter(
-            "ragspec_requests", "Requests answered.", ["route", "status"], registry=own
+            "ragspec_requests", "Requests answered.", ["route", "status"], registry=current
         )
-        self.texts = Counter("ragspec_texts", "Texts ended.", ["reason"], registry=own)
-        self.prompt_tokens = Counter("ragspec_prompt_tokens", "Tokens of prompts.", registry=own)
-        self.cached = Counter("ragspec_cached_tokens", "Of these, not read again.", registry=own)
-        self.tokens = Counter("ragspec_tokens", "Tokens written.", registry=own)
-        self.forwards = Counter("ragspec_forwards", "Forwards of the model.", registry=own)
+        self.texts = Counter("ragspec_texts", "Texts ended.", ["reason"], registry=current)
+        self.prompt_tokens = Counter(
+            "ragspec_prompt_tokens", "Tokens of prompts.", registry=current
+        )
+        self.cached = Counter(
+            "ragspec_cached_tokens", "Of these, not read again.", registry=current
+        )
+        self.tokens = Counter("ragspec_tokens", "Tokens written.", registry=current)
+        self.forwards = Counter("ragspec_forwards", "Forwards of the model.", registry=current)
         self.drafted = Counter(
-            "ragspec_drafted_tokens", "Tokens drafted, by source.", ["source"], registry=own
+            "ragspec_drafted_tokens", "Tokens drafted, by source.", ["source"], registry=current
         )
         self.accepted = Counter(
-            "ragspec_accepted_tokens", "Drafts accepted, by source.", ["source"], registry=own
+            "ragspec_accepted_tokens", "Drafts accepted, by source.", ["source"], registry=current
         )
         self.first = Histogram(
             "ragspec_first_token_seconds",
             "From a request to its first token.",
             buckets=FIRST,
-            registry=own,
+            registry=current,
         )
         self.each = Histogram(
-            "ragspec_token_seconds", "Of a token after the first.", buckets=EACH, registry=own
+            "ragspec_token_seconds", "Of a token after the first.", buckets=EACH, registry=current
         )
 
-    def ended(self, ticket: Ticket) -> None:
+    def ended(self, handle: Ticket) -> None:
         """Count a text that has ended."""
-        if ticket.future.exception() is not None:
+        if handle.future.exception() is not None:
             self.texts.labels("error").inc()
             return
-        generation = ticket.future.result()
+        generation = handle.future.result()
         self.texts.labels(generation.finish_reason).inc()
         self._count(generation.report)
-        if ticket.first:
-            self.first.observe(ticket.first - ticket.submitted)
-        if ticket.first and len(generation.tokens) > 1:
-            self.each.observe((ticket.finished - ticket.first) / (len(generation.tokens) - 1))
+        if handle.first:
+            self.first.observe(handle.first - handle.submitted)
+        if handle.first and len(generation.tokens) > 1:
+            self.each.observe((handle.finished - handle.first) / (len(generation.tokens) - 1))
 
     def _count(self, report: Report) -> None:
         self.prompt_tokens.inc(report.prompt_tokens)

@@ -45,15 +45,15 @@ def _pipeline(request: ImageRequest, serving: Serving) -> Any:
     name = next(iter(images)) if request.model is None else request.model
     if name not in images:
         known = ", ".join(images)
-        told = f"got the model {name!r}; expected one of {known}."
-        raise Refusal(404, told, "model_not_found", "model")
+        message = f"got the model {name!r}; expected one of {known}."
+        raise Refusal(404, message, "model_not_found", "model")
     return images[name]
 
 
 def _ends(gone: Callable[[], bool]) -> Callable[..., None]:
     """Return a pipeline's callback that ends the drawing for a caller that has left."""
 
-    def after_pass(pipe: Any, *told: Any) -> None:
+    def after_pass(pipe: Any, *message: Any) -> None:
         pipe._interrupt = pipe._interrupt or gone()
 
     return after_pass

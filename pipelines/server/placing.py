@@ -36,10 +36,10 @@ class Placing:
         scored: all tokens that are known by now. One that `end` cuts is among them.
         """
         self._push(scored)
-        found = []
+        results = []
         while self._waiting and self._waiting[0].offset < end:
-            found.append(self._waiting.popleft())
-        return found
+            results.append(self._waiting.popleft())
+        return results
 
     def rest(self, generation: Generation) -> list[Placed]:
         """Return the tokens that are left of a text that has ended, without those of its stop."""
@@ -47,9 +47,9 @@ class Placing:
         self._push(scored)
         if generation.finish_reason == "stop" and len(self._text.text) > len(generation.text):
             return self.upto(len(generation.text), scored)
-        found = list(self._waiting)
+        result = list(self._waiting)
         self._waiting.clear()
-        return found
+        return result
 
     def _push(self, scored: Sequence[TokenLogprob]) -> None:
         new = scored[self._taken :]

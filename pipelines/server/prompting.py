@@ -78,11 +78,13 @@ def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> 
     if refused is not None:
         return _asked(request, "", options, alternatives, refused=refused)
     if hits and not is_chat(engine.tokenizer):
-        made = _question(turns, hits, engine, options)
+        instance = _question(turns, hits, engine, options)
     else:
-        made = _conversation(turns, hits, engine)
-    options["spans"], options["texts"] = made.spans, made.layout
-    return _asked(request, list(made.token_ids), options, alternatives, made if hits else None)
+        instance = _conversation(turns, hits, engine)
+    options["spans"], options["texts"] = instance.spans, instance.layout
+    return _asked(
+        request, list(instance.token_ids), options, alternatives, instance if hits else None
+    )
 
 
 def read_completion(request: CompletionRequest, engine: Engine) -> list[Asked]:
@@ -118,7 +120,7 @@ def _asked(
 
 def _sampling(request: TextRequest) -> Sampling:
     """Return the settings; what is left out is as OpenAI has it: temperature 1 over all tokens."""
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_p": request.top_p,
         "top_k": None if request.top_k is None else max(0, request.top_k),
@@ -129,16 +131,16 @@ def _sampling(request: TextRequest) -> Sampling:
         "logit_bias": _bias(request.logit_bias),
         "seed": request.seed,
     }
-    return Sampling(**{name: value for name, value in given.items() if value is not None})
+    return Sampling(**{name: value for name, value in inputs.items() if value is not None})
 
 
-def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    if not given:
+def _bias(inputs: Mapping[str, float] | None) -> dict[int, float] | None:
+    if not inputs:
         return None
-    for token in given:
+    for token in inputs:
         if not (token.isdecimal() and token.isascii() and len(token) < 12):
             raise InputError(f"logit_bias has the token {token[:20]!r}; expected token ids.")
-    return {int(token): value for token, value in given.items()}
+    return {int(token): value for token, value in inputs.items()}
 
 
 def _options(request: TextRequest, engine: Engine, most: int | None) -> Options:
@@ -177,10 +179,10 @@ def _hits(
 ) -> tuple[list[Hit], str | None]:
     """Return the passages to show, and why the model is not asked, if it is not."""
     if request.documents is not None:
-        found = [_given(number, each) for number, each in enumerate(request.documents, start=1)]
-        if found and last[0] != "user":
+        results = [_given(number, each) for number, each in enumerate(request.documents, start=1)]
+        if results and last[0] != "user":
             raise Refusal(400, "got documents, and a last message that is no user's.", None)
-        return found, None
+        return results, None
     if documents is None or last[0] != "user" or not last[1].strip():
         return [], None
     hits, refused = documents.search(last[1], passages_for(engine))
@@ -206,15 +208,15 @@ def _conversation(turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine:
     """
     tokenizer = engine.tokenizer
     special = special_of(tokenizer)
-    shown = [
+    display = [
         ("system" if role == "developer" else role, disarm(text, special)) for role, text in turns
     ]
     if not is_chat(tokenizer):
-        return placed(tokenizer, "\n\n".join(text for _, text in shown), hits)
+        return placed(tokenizer, "\n\n".join(text for _, text in display), hits)
     if hits:
-        asked = wording(suited(tokenizer))
-        shown[-1] = ("user", asked.content(shown[-1][1], passages_of(hits, special)))
-    messages = [{"role": role, "content": text} for role, text in shown]
+        template = wording(suited(tokenizer))
+        display[-1] = ("user", template.content(display[-1][1], passages_of(hits, special)))
+    messages = [{"role": role, "content": text} for role, text in display]
     return placed(tokenizer, templated(tokenizer, messages), hits)
 
 
@@ -222,9 +224,9 @@ def _question(
     turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine: Engine, options: Options
 ) -> Prompt:
     """Return the last turn as a question over passages, for a model that was made for these."""
-    asked: Wording = wording(suited(engine.tokenizer))
-    options.setdefault("stop", asked.stop)
+    template: Wording = wording(suited(engine.tokenizer))
+    options.setdefault("stop", template.stop)
     limit = engine.target.max_length
     new = options.get("max_new_tokens") or 0
     room = None if limit is None else limit - new
-    return build_prompt(engine.tokenizer, turns[-1][1], hits, room=room, wording=asked)
+    return build_prompt(engine.tokenizer, turns[-1][1], hits, room=room, template=template)

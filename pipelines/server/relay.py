@@ -39,15 +39,17 @@ async def events(tickets: Sequence[Ticket], tokenizer: Any) -> AsyncIterator[Eve
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[int] = asyncio.Queue()
 
-    def told(index: int) -> None:
+    def on_progress(index: int) -> None:
         try:
             loop.call_soon_threadsafe(ready.put_nowait, index)
         except RuntimeError:  # the loop was closed: nobody listens any more
             tickets[index].cancel()
 
-    for index, ticket in enumerate(tickets):
-        ticket.watch(lambda index=index: told(index))  # type: ignore[misc]
-    readers = [_Reader(index, ticket, tokenizer) for index, ticket in enumerate(tickets)]
+    for index, handle in enumerate(tickets):
+        handle.watch(lambda index=index: on_progress(index))  # type: ignore[misc]
+    readers = [
+        _Reader(index, request_handle, tokenizer) for index, request_handle in enumerate(tickets)
+    ]
     left = len(readers)
     while left:
         event = readers[await ready.get()].read()
@@ -59,11 +61,11 @@ async def events(tickets: Sequence[Ticket], tokenizer: Any) -> AsyncIterator[Eve
 class _Reader:
     """One ticket, of which something is known to have come."""
 
-    def __init__(self, index: int, ticket: Ticket, tokenizer: Any) -> None:
+    def __init__(self, index: int, handle: Ticket, tokenizer: Any) -> None:
         self.index = index
-        self.ticket = ticket
-        self.pieces = Pieces(tokenizer, ticket.settings.stop.strings)
-        self.placing = None if ticket.settings.logprobs is None else Placing(tokenizer)
+        self.ticket = handle
+        self.pieces = Pieces(tokenizer, handle.settings.stop.strings)
+        self.placing = None if handle.settings.logprobs is None else Placing(tokenizer)
         self.given = 0  # characters
 
     def read(self) -> Event | None:

@@ -59,10 +59,10 @@ def _invalid(error: RequestValidationError) -> Refusal:
     if isinstance(first.get("input"), bytes):  # what a browser would send to any site unasked
         return Refusal(400, "got a body of another type; expected Content-Type: application/json.")
     param = _field(first["loc"], error.body, first["type"] == "missing")
-    shown = repr(first.get("input"))
-    got = shown if len(shown) < 100 else shown[:100] + "..."
-    told = f"{param or 'the body'}: {first['msg']}; got {got}."
-    return Refusal(400, told, first["type"], param)
+    text = repr(first.get("input"))
+    got = text if len(text) < 100 else text[:100] + "..."
+    message = f"{param or 'the body'}: {first['msg']}; got {got}."
+    return Refusal(400, message, first["type"], param)
 
 
 def _field(where: Sequence[str | int], body: Any, missing: bool) -> str | None:
@@ -71,15 +71,15 @@ def _field(where: Sequence[str | int], body: Any, missing: bool) -> str | None:
     What else stands in its place are members of unions, which are no caller's matter. missing: the
     last name is of a field that the body lacks.
     """
-    found: list[str] = []
+    results: list[str] = []
     for number, part in enumerate(where[1:], start=2):
         held = isinstance(body, Mapping) and part in body
         held = held or (isinstance(body, list) and isinstance(part, int) and part < len(body))
         if held:
             body = body[part]
         if held or (missing and number == len(where)):
-            found.append(str(part))
-    return ".".join(found) or None
+            results.append(str(part))
+    return ".".join(results) or None
 
 
 async def _unserved(request: Request, error: Exception) -> Response:

@@ -39,10 +39,10 @@ class Served:
     images: tuple[str, ...] = ()
 
 
-def serve(served: Served, settings: ServerSettings, told: Callable[[str], None]) -> None:
+def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str], None]) -> None:
     """Listen until the process is told to stop (SIGTERM, Ctrl-C), and let texts come to their end.
 
-    told: where it listens, for people. Raises InputError where the address cannot be had, and what
+    on_progress: where it listens, for people. Raises InputError where the address cannot be had, and what
     loading raises, once it has.
     """
     app = build_app(lambda: _settled(load(served, settings)), settings)
@@ -56,7 +56,7 @@ def serve(served: Served, settings: ServerSettings, told: Callable[[str], None])
     )
     listening = _listen(settings)
     host, port = listening.getsockname()[:2]
-    told(f"listening on http://{host}:{port}, ready when /health says so")
+    on_progress(f"listening on http://{host}:{port}, ready when /health says so")
     server = _Server(config, app.routes.stop)
     app.routes.on_failure = lambda: setattr(server, "should_exit", True)
     server.run(sockets=[listening])
@@ -82,7 +82,7 @@ def load(served: Served, settings: ServerSettings) -> Serving:
     engine = served.engine()
     source = _draft_model(engine)
     drafting = Drafting(engine, served.drafter, served.budget, source)
-    found = Serving(
+    result = Serving(
         engine,
         served.name,
         drafting=drafting,
@@ -93,11 +93,11 @@ def load(served: Served, settings: ServerSettings) -> Serving:
     )
     try:
         for name, path in served.stores.items():
-            found.add_store(name, str(path))
+            result.add_store(name, str(path))
     except BaseException:
-        found.close(0.0)
+        result.close(0.0)
         raise
-    return found
+    return result
 
 
 def _settled(serving: Serving) -> Serving:
@@ -130,15 +130,15 @@ def _pipeline(name: str) -> object:
 def _listen(settings: ServerSettings) -> socket.socket:
     """Return a socket that is bound; raises InputError."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    result = socket.socket(family, socket.SOCK_STREAM)
+    result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((settings.host, settings.port))
-        found.listen(2048)
+        result.bind((settings.host, settings.port))
+        result.listen(2048)
     except OSError as error:
-        found.close()
+        result.close()
         raise InputError(
             f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); "
             "expected a free address of this machine. Choose another with --port."
         ) from error
-    return found
+    return result

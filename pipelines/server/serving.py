@@ -64,23 +64,23 @@ class Serving:
         self.pool = Pool(engine, slots, queue=queue)
         self.metrics = Metrics(self.pool)
 
-    def submit(self, asked: Sequence[Asked], tenant: str) -> list[Ticket]:
+    def submit(self, request: Sequence[Asked], tenant: str) -> list[Ticket]:
         """Ask the pool for all samples of some texts; all are taken, or none.
 
         Raises QueueFullError and what `Pool.submit` does.
         """
         tickets: list[Ticket] = []
-        wanted = sum(each.samples for each in asked)
-        if wanted > self.most:
+        selection = sum(each.samples for each in request)
+        if selection > self.most:
             raise InputError(
-                f"got {wanted} texts in one request; expected {self.most} at most, which is all "
+                f"got {selection} texts in one request; expected {self.most} at most, which is all "
                 "that this server holds. Ask in several requests."
             )
         try:
-            for each in asked:
+            for each in request:
                 engine = self.drafting.engine(tenant, each.drafter, each.budget, each.store)
                 for sample in range(each.samples):
-                    ticket = self.pool.submit(
+                    handle = self.pool.submit(
                         each.prompt,
                         each.sampling,
                         sample=sample,
@@ -88,20 +88,20 @@ class Serving:
                         engine=engine,
                         **each.options,
                     )
-                    tickets.append(ticket)
+                    tickets.append(handle)
         except BaseException:
-            for ticket in tickets:
-                ticket.cancel()
+            for handle in tickets:
+                handle.cancel()
             raise
-        for ticket in tickets:
-            ticket.future.add_done_callback(partial(self._ended, weakref.ref(ticket)))
+        for handle in tickets:
+            handle.future.add_done_callback(partial(self._ended, weakref.ref(handle)))
         return tickets
 
-    def _ended(self, told: weakref.ref[Ticket], future: Future[Generation]) -> None:
+    def _ended(self, message: weakref.ref[Ticket], future: Future[Generation]) -> None:
         # A future keeps its callbacks: a ticket in one would be a cycle until it is collected.
-        ticket = told()
-        if ticket is not None:
-            self.metrics.ended(ticket)
+        handle = message()
+        if handle is not None:
+            self.metrics.ended(handle)
 
     @property
     def most(self) -> float:
@@ -114,10 +114,10 @@ class Serving:
         with self._drawn_lock:
             if self._drawings is not None and self._drawn > self._drawings:
                 raise QueueFullError(f"{self._drawn} requests for pictures wait; try again later.")
-            found = self._drawing.submit(work)
+            result = self._drawing.submit(work)
             self._drawn += 1
-        found.add_done_callback(self._left)
-        return found
+        result.add_done_callback(self._left)
+        return result
 
     def _left(self, done: Future[dict[str, Any]]) -> None:
         with self._drawn_lock:
@@ -171,5 +171,5 @@ def tenant_of(key: str | None, user: str | None) -> str:
     """
     if key is None and user is None:
         return ""
-    told = "\0".join((key or "", user or ""))
-    return "tenant-" + hashlib.sha256(told.encode()).hexdigest()[:32]
+    message = "\0".join((key or "", user or ""))
+    return "tenant-" + hashlib.sha256(message.encode()).hexdigest()[:32]

@@ -39,8 +39,8 @@ class ServerSettings:
         object.__setattr__(self, "keys", tuple(key.strip() for key in self.keys))
         if self.admin_key is not None:
             object.__setattr__(self, "admin_key", self.admin_key.strip())
-        asked = self.keys if self.admin_key is None else (*self.keys, self.admin_key)
-        if any(not key or not key.isascii() for key in asked):
+        request = self.keys if self.admin_key is None else (*self.keys, self.admin_key)
+        if any(not key or not key.isascii() for key in request):
             raise InputError("got an empty key, or one that is not ASCII; expected letters.")
         if not self.keys and not self.local:
             raise InputError(

@@ -13,9 +13,9 @@ from starlette.types import Receive, Scope, Send
 DONE = b"data: [DONE]\n\n"
 
 
-def line(found: Any) -> bytes:
+def line(result: Any) -> bytes:
     """Return one event."""
-    return b"data: " + json.dumps(found).encode() + b"\n\n"
+    return b"data: " + json.dumps(result).encode() + b"\n\n"
 
 
 class Events(StreamingResponse):
@@ -27,16 +27,16 @@ class Events(StreamingResponse):
 
     def __init__(
         self,
-        found: AsyncGenerator[bytes, None],
+        result: AsyncGenerator[bytes, None],
         stall: float,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
-            found,
+            result,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
-        self._found = found
+        self._found = result
         self._stall = stall
         self._release = release
 

@@ -35,8 +35,8 @@ class Begun:
 
     def cancel(self) -> None:
         """End the texts."""
-        for ticket in self.tickets:
-            ticket.cancel()
+        for handle in self.tickets:
+            handle.cancel()
 
     @property
     def cited(self) -> list[Prompt | None]:
@@ -46,11 +46,11 @@ class Begun:
     @property
     def firsts(self) -> list[int]:
         """The number of the first sample of each prompt."""
-        found, number = [], 0
+        result, number = [], 0
         for each in self.asked:
-            found.append(number)
+            result.append(number)
             number += each.samples
-        return found
+        return result
 
 
 async def answer(
@@ -72,9 +72,9 @@ async def answer(
 
 def not_found(body: TextRequest, reply: Reply, why: str, stall: float) -> Response:
     """Answer what the documents do not speak of: as often as texts were asked for."""
-    found = reply.refused(NOT_FOUND, why, body.samples)
+    result = reply.refused(NOT_FOUND, why, body.samples)
     if not body.stream:
-        return JSONResponse(found)
+        return JSONResponse(result)
 
     async def lines() -> AsyncGenerator[bytes, None]:
         for index in range(body.samples):
@@ -83,13 +83,13 @@ def not_found(body: TextRequest, reply: Reply, why: str, stall: float) -> Respon
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": "stop"}
             yield line(reply.chunk([choice]))
         if _tells_usage(body):
-            yield line(reply.chunk([], usage=found["usage"]))
+            yield line(reply.chunk([], usage=result["usage"]))
         yield DONE
 
     return Events(lines(), stall)
 
 
-async def _events(begun: Begun, reply: Reply, told: bool) -> AsyncGenerator[bytes, None]:
+async def _events(begun: Begun, reply: Reply, message: bool) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream; told: the usage at its end."""
     cited = begun.cited
     done = {}
@@ -109,7 +109,7 @@ async def _events(begun: Begun, reply: Reply, told: bool) -> AsyncGenerator[byte
                 choice["logprobs"] = reply.logprobs(event.placed)
             yield line(reply.chunk([choice]))
         texts = [done[index] for index in range(len(begun.tickets))]
-        more = {"usage": usage(texts, begun.firsts)} if told else {}
+        more = {"usage": usage(texts, begun.firsts)} if message else {}
         yield line(reply.chunk([], metrics=metrics(texts), **more))
         yield DONE
     except Exception as error:
@@ -139,9 +139,9 @@ async def apart(work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(_WORKERS, work)
 
 
-async def unless_left(request: Request, found: Awaitable[T]) -> T | None:
+async def unless_left(request: Request, result: Awaitable[T]) -> T | None:
     """Return what comes, None where the caller left before."""
-    working = asyncio.ensure_future(found)
+    working = asyncio.ensure_future(result)
     leaving = asyncio.ensure_future(left(request.receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

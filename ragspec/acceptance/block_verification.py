@@ -50,19 +50,21 @@ class Block:
         ended = next((node for node in range(len(tree)) if target.ends(node)), None)
         nodes = len(tree) if ended is None else ended + 1
         uniform = partial(target.noise.uniform, target.index(ROOT), Stream.ACCEPT)
-        accepted, weight, law = 0, 1.0, target.probabilities(ROOT)
+        accepted, weight, distribution = 0, 1.0, target.probabilities(ROOT)
         for depth in range(nodes):  # the prefix of `depth` tokens ends in node depth - 1
             p = target.probabilities(depth - 1)
             q = draft_law(tree, depth - 1, p)
             left = weight * p - q
             if depth == 0 or uniform(depth) < _chance(left, weight):
-                accepted, law = depth, normalised(left, p)
+                accepted, distribution = depth, normalised(left, p)
             weight = min(1.0, weight * ratio(p, q, int(tree.tokens[depth])))
         if nodes and uniform(nodes) < weight:
             if ended is not None:
                 return Verdict(tuple(range(nodes)), None)
-            accepted, law = nodes, target.probabilities(nodes - 1)
-        return Verdict(tuple(range(accepted)), draw(law, target.noise, target.index(accepted - 1)))
+            accepted, distribution = nodes, target.probabilities(nodes - 1)
+        return Verdict(
+            tuple(range(accepted)), draw(distribution, target.noise, target.index(accepted - 1))
+        )
 
 
 def _chance(left: torch.Tensor, weight: float) -> float:

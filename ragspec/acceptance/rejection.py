@@ -120,18 +120,18 @@ def descend(rule: Rule, tree: DraftTree, target: TargetView, choose: Choose) -> 
     tokens, children = tree.tokens.tolist(), children_of(tree)
     node, siblings = ROOT, children[ROOT]
     while True:
-        law, index = target.probabilities(node), target.index(node)
-        kept: int | None = None
+        distribution, index = target.probabilities(node), target.index(node)
+        accepted: int | None = None
         if siblings:
-            kept, law = choose(
+            accepted, distribution = choose(
                 [tokens[sibling] for sibling in siblings],
-                law,
-                draft_law(tree, node, law),
+                distribution,
+                draft_law(tree, node, distribution),
                 partial(target.noise.uniform, index, Stream.ACCEPT),
             )
-        if kept is None:
-            return Verdict(path_to(tree, node), draw(law, target.noise, index))
-        node = siblings[kept]
+        if accepted is None:
+            return Verdict(path_to(tree, node), draw(distribution, target.noise, index))
+        node = siblings[accepted]
         if target.ends(node):
             return Verdict(path_to(tree, node), None)
         twins = [sibling for sibling in siblings if tokens[sibling] == tokens[node]]
@@ -143,15 +143,15 @@ def ratio(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
 
     Raises RuleError where q is zero (or no number): such a token was not drawn from q.
     """
-    drawn = float(q[token])
-    if not drawn > 0.0:
+    sample = float(q[token])
+    if not sample > 0.0:
         raise RuleError(
-            f"draft token {token} has probability {drawn} in the law that it is said to be drawn "
+            f"draft token {token} has probability {sample} in the law that it is said to be drawn "
             "from; expected a positive one. Pass the law that was used for drawing as q (after "
             "temperature and cuts), with distinct siblings if they exclude each other, or use "
             "rule='walk', which needs no q."
         )
-    return float(p[token]) / drawn
+    return float(p[token]) / sample
 
 
 def normalised(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
@@ -164,10 +164,10 @@ def normalised(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
     return weights / total if float(total) > 0.0 else otherwise
 
 
-def draw(law: torch.Tensor, noise: NoiseStream, index: int) -> int:
+def draw(distribution: torch.Tensor, noise: NoiseStream, index: int) -> int:
     """Return a token drawn from the law [V] with the residual noise of the index."""
-    tokens = law.nonzero().flatten()
-    scores = law[tokens].log() + noise.gumbel(index, tokens, Stream.RESIDUAL)
+    tokens = distribution.nonzero().flatten()
+    scores = distribution[tokens].log() + noise.gumbel(index, tokens, Stream.RESIDUAL)
     return int(tokens[torch.argmax(scores)])
 
 

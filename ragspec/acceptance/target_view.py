@@ -27,22 +27,22 @@ class RowView:
         self,
         logits: torch.Tensor,
         tree: DraftTree,
-        law: TokenLaw,
+        distribution: TokenLaw,
         stop: StopState,
         context: Sequence[int],
         chosen: Sequence[int] | None = None,
         transform: RowTransform | None = None,
     ) -> None:
-        self.noise = law.noise
+        self.noise = distribution.noise
         self._logits = logits
         self._tree = tree
-        self._law = law
+        self._law = distribution
         self._stop = stop
         self._context = context
         self._chosen = chosen
         self._transform = transform
         self._length = len(context)
-        self._generated = len(context) - law.prompt_length
+        self._generated = len(context) - distribution.prompt_length
         self._paths: dict[int, list[int]] = {ROOT: []}
         self._scores: dict[int, torch.Tensor] = {}
 
@@ -62,8 +62,8 @@ class RowView:
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
         """Return the k tokens that the target prefers after each of the nodes, its own first."""
         scores = torch.cat([self.scores(node) for node in nodes])
-        found: list[list[int]] = self._law.order(scores, list(map(self.index, nodes)), k).tolist()
-        return found
+        result: list[list[int]] = self._law.order(scores, list(map(self.index, nodes)), k).tolist()
+        return result
 
     def probabilities(self, node: int) -> torch.Tensor:
         """Return the law after the node: f64 [V]."""
@@ -79,17 +79,17 @@ class RowView:
 
     def scores(self, node: int) -> torch.Tensor:
         """Return the processed logits after the node, worked out once: [1, V]."""
-        found = self._scores.get(node)
-        if found is None:
+        result = self._scores.get(node)
+        if result is None:
             row = self._logits[node + 1 : node + 2]
             if self._transform is not None:
                 row = self._transform.logits(node, row, self.index(node))
             context = self._context
             if len(context) > self._length:  # asked after the verdict: tokens were committed
                 context = context[: self._length]
-            found = self._law.process(row, context, [self.path(node)])
-            self._scores[node] = found
-        return found
+            result = self._law.process(row, context, [self.path(node)])
+            self._scores[node] = result
+        return result
 
     def logprob(self, node: int, token: int, top: int) -> TokenLogprob:
         """Return the log-probability of `token` after the node, and the `top` best ones."""
@@ -97,18 +97,18 @@ class RowView:
 
     def path(self, node: int) -> list[int]:
         """Return the draft tokens from below the root to the node."""
-        found = self._paths.get(node)
-        if found is None:
+        result = self._paths.get(node)
+        if result is None:
             parent = int(self._tree.parents[node])
-            found = [*self.path(parent), int(self._tree.tokens[node])]
-            self._paths[node] = found
-        return found
+            result = [*self.path(parent), int(self._tree.tokens[node])]
+            self._paths[node] = result
+        return result
 
 
 def choose_together(
     logits: Sequence[torch.Tensor],
     trees: Sequence[DraftTree],
-    laws: Sequence[TokenLaw],
+    distributions: Sequence[TokenLaw],
     contexts: Sequence[Sequence[int]],
 ) -> list[list[int]] | None:
     """Work out the target's tokens of all nodes of all rows with one copy to the host.
@@ -117,14 +117,16 @@ def choose_together(
     better asked one by one: with processors that are lazy, and on a CPU, where visiting a few
     nodes costs less than filtering them all.
     """
-    if any(law.lazy for law in laws):
+    if any(distribution.lazy for distribution in distributions):
         return None
-    if all(law.trivial for law in laws):
+    if all(distribution.trivial for distribution in distributions):
         chosen = [best_token(rows) for rows in logits]
     elif logits[0].device.type == "cpu":
         return None
     else:
-        chosen = [_choose_all(*row) for row in zip(logits, trees, laws, contexts, strict=True)]
+        chosen = [
+            _choose_all(*row) for row in zip(logits, trees, distributions, contexts, strict=True)
+        ]
     if len(chosen) == 1:
         return [chosen[0].tolist()]
     flat: list[int] = torch.cat(chosen).tolist()
@@ -134,11 +136,11 @@ def choose_together(
 
 
 def _choose_all(
-    logits: torch.Tensor, tree: DraftTree, law: TokenLaw, context: Sequence[int]
+    logits: torch.Tensor, tree: DraftTree, distribution: TokenLaw, context: Sequence[int]
 ) -> torch.Tensor:
     paths: list[list[int]] = [[]]
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
         paths.append([*paths[parent + 1], token])
-    generated = len(context) - law.prompt_length
-    scores = law.process(logits, context, paths)
-    return law.select(scores, [generated + len(path) for path in paths])
+    generated = len(context) - distribution.prompt_length
+    scores = distribution.process(logits, context, paths)
+    return distribution.select(scores, [generated + len(path) for path in paths])

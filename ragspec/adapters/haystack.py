@@ -110,7 +110,7 @@ class RagspecChatGenerator:
                 "names alone, which can be written to a file. Make it with model=NAME."
             )
         callback = self.streaming_callback
-        made: dict[str, Any] = default_to_dict(
+        instance: dict[str, Any] = default_to_dict(
             self,
             model=self.model,
             slots=self.slots,
@@ -121,7 +121,7 @@ class RagspecChatGenerator:
             generation_kwargs=self.generation_kwargs,
             streaming_callback=None if callback is None else serialize_callable(callback),
         )
-        return made
+        return instance
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RagspecChatGenerator:
@@ -129,8 +129,10 @@ class RagspecChatGenerator:
         settings = dict(data.get("init_parameters", {}))
         if settings.get("streaming_callback"):
             settings["streaming_callback"] = deserialize_callable(settings["streaming_callback"])
-        made: RagspecChatGenerator = default_from_dict(cls, {**data, "init_parameters": settings})
-        return made
+        instance: RagspecChatGenerator = default_from_dict(
+            cls, {**data, "init_parameters": settings}
+        )
+        return instance
 
     @component.output_types(replies=list[ChatMessage])  # type: ignore[untyped-decorator]
     def run(
@@ -155,14 +157,14 @@ class RagspecChatGenerator:
         if callback is None:
             return _replies(writer, job, writer.write(job))
         info = ComponentInfo.from_component(self)
-        pieces = writer.stream(job)
+        chunks = writer.stream(job)
         try:
-            for number, piece in enumerate(pieces):
+            for number, piece in enumerate(chunks):
                 callback(_chunk(writer, number, piece, info))
         finally:
-            pieces.close()
-        callback(_last(writer, pieces.result, info))
-        return _replies(writer, job, [pieces.result])
+            chunks.close()
+        callback(_last(writer, chunks.result, info))
+        return _replies(writer, job, [chunks.result])
 
     @component.output_types(replies=list[ChatMessage])  # type: ignore[untyped-decorator]
     async def run_async(
@@ -181,13 +183,13 @@ class RagspecChatGenerator:
         if callback is None:
             return _replies(writer, job, await asyncio.to_thread(writer.write, job))
         info = ComponentInfo.from_component(self)
-        pieces = writer.stream(job)
+        chunks = writer.stream(job)
         number = 0
-        async for piece in pulled(pieces):
+        async for piece in pulled(chunks):
             await _call(callback, _chunk(writer, number, piece, info))
             number += 1
-        await _call(callback, _last(writer, pieces.result, info))
-        return _replies(writer, job, [pieces.result])
+        await _call(callback, _last(writer, chunks.result, info))
+        return _replies(writer, job, [chunks.result])
 
     def _job(
         self,
@@ -197,11 +199,11 @@ class RagspecChatGenerator:
     ) -> tuple[Writer, Job]:
         self.warm_up()
         assert self._writer is not None
-        asked = read_settings(self.generation_kwargs, generation_kwargs or {})
-        hits = hits_of(map(_told, [*asked.documents, *(documents or ())]))
+        request = read_settings(self.generation_kwargs, generation_kwargs or {})
+        hits = hits_of(map(_told, [*request.documents, *(documents or ())]))
         if isinstance(messages, str):
             messages = [ChatMessage.from_user(messages)]
-        return self._writer, self._writer.chat([_message(m) for m in messages], asked, hits)
+        return self._writer, self._writer.chat([_message(m) for m in messages], request, hits)
 
 
 @component
@@ -233,16 +235,16 @@ class RagspecRetriever:
                 f"got a retriever over {type(self.index).__name__}; expected the folder of a saved "
                 "index, which can be written to a file. Save it, and name the folder."
             )
-        made: dict[str, Any] = default_to_dict(
+        instance: dict[str, Any] = default_to_dict(
             self, index=self.index, top_k=self.top_k, mode=self.mode
         )
-        return made
+        return instance
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RagspecRetriever:
         """Return the component that `to_dict` wrote."""
-        made: RagspecRetriever = default_from_dict(cls, data)
-        return made
+        instance: RagspecRetriever = default_from_dict(cls, data)
+        return instance
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     def run(self, query: str, top_k: int | None = None) -> dict[str, list[Document]]:
@@ -299,8 +301,8 @@ def _message(message: Any) -> dict[str, Any]:
         raise InputError(
             "got a message with images or files; expected text alone: this engine reads text."
         )
-    made: dict[str, Any] = message.to_openai_dict_format(require_tool_call_ids=False)
-    return made
+    instance: dict[str, Any] = message.to_openai_dict_format(require_tool_call_ids=False)
+    return instance
 
 
 def _last(writer: Writer, text: Generation, info: ComponentInfo) -> StreamingChunk:

@@ -59,20 +59,20 @@ class HostOptions:
                 raise InputError(f"got {name} {value!r}; expected a whole number from {least} on.")
 
     @classmethod
-    def read(cls, told: object) -> Self:
+    def read(cls, message: object) -> Self:
         """Return the options in a mapping of JSON types; None is none. Raises InputError."""
-        if told is None:
+        if message is None:
             return cls()
-        if not isinstance(told, Mapping):
-            raise InputError(f"got the options {told!r}; expected a mapping of names to values.")
+        if not isinstance(message, Mapping):
+            raise InputError(f"got the options {message!r}; expected a mapping of names to values.")
         known = [field.name for field in fields(cls)]
-        for name in told:
+        for name in message:
             if name not in known:
                 raise InputError(
                     f"got the option {name!r}.{did_you_mean(str(name), known)} Known: "
                     f"{', '.join(known)}."
                 )
-        return cls(**{name: _read(name, value) for name, value in told.items()})
+        return cls(**{name: _read(name, value) for name, value in message.items()})
 
 
 def _read(name: str, value: Any) -> Any:
@@ -97,10 +97,10 @@ def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 
     """
     opened = open_sources(options.store, options.history, tokenizer=tokenizer, scope=options.scope)
     sources = Sources(opened.corpus, opened.history, None, opened.scope, second_choices=False)
-    made = compose(
+    instance = compose(
         options.drafter if isinstance(options.drafter, str) else list(options.drafter), sources
     )
-    parts: list[Drafter] = made if isinstance(made, list) else [made]
+    parts: list[Drafter] = instance if isinstance(instance, list) else [instance]
     for part in parts:
         _check_by_text(part)
     check_fits(parts, tokenizer=tokenizer)

@@ -138,15 +138,17 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
         self._writer.close()
 
     def _job(
-        self, messages: Sequence[BaseMessage], stop: list[str] | None, given: dict[str, Any]
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, inputs: dict[str, Any]
     ) -> Job:
         """Return what is to be written; raises InputError."""
-        if given.get("tools") or given.get("functions"):
+        if inputs.get("tools") or inputs.get("functions"):
             raise InputError("got tools; expected none, as texts are not parsed for calls of them.")
-        kept = {name: value for name, value in given.items() if name not in _OF_LANGCHAIN}
-        asked = read_settings(self._settings, kept, stop=stop)
-        told = [*map(_told, asked.documents), *map(_told, _artifacts(messages))]
-        return self._writer.chat(convert_to_openai_messages(list(messages)), asked, hits_of(told))
+        selected = {name: value for name, value in inputs.items() if name not in _OF_LANGCHAIN}
+        request = read_settings(self._settings, selected, stop=stop)
+        message = [*map(_told, request.documents), *map(_told, _artifacts(messages))]
+        return self._writer.chat(
+            convert_to_openai_messages(list(messages)), request, hits_of(message)
+        )
 
     def _generate(
         self,
@@ -157,7 +159,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
     ) -> ChatResult:
         job = self._job(messages, stop, kwargs)
         texts = self._writer.write(job)
-        made = [
+        instance = [
             ChatGeneration(
                 message=AIMessage(
                     content=text.text,
@@ -168,7 +170,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
             )
             for text in texts
         ]
-        return ChatResult(generations=made, llm_output={"model_name": self._writer.name})
+        return ChatResult(generations=instance, llm_output={"model_name": self._writer.name})
 
     def _stream(
         self,
@@ -178,16 +180,16 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         job = self._job(messages, stop, kwargs)
-        pieces = self._writer.stream(job)
+        chunks = self._writer.stream(job)
         try:
-            for piece in pieces:
+            for piece in chunks:
                 chunk = ChatGenerationChunk(message=AIMessageChunk(content=piece))
                 if run_manager is not None:
                     run_manager.on_llm_new_token(piece, chunk=chunk)
                 yield chunk
         finally:
-            pieces.close()
-        text = pieces.result
+            chunks.close()
+        text = chunks.result
         last = AIMessageChunk(
             content="",
             response_metadata=self._facts(job, text),
@@ -270,6 +272,6 @@ def _told(document: Any) -> Told:
 def _artifacts(messages: Iterable[BaseMessage]) -> Iterator[Document]:
     """Yield the documents that tools returned beside their words."""
     for message in messages:
-        found = message.artifact if isinstance(message, ToolMessage) else None
-        if isinstance(found, list | tuple):
-            yield from (each for each in found if isinstance(each, Document))
+        result = message.artifact if isinstance(message, ToolMessage) else None
+        if isinstance(result, list | tuple):
+            yield from (each for each in result if isinstance(each, Document))

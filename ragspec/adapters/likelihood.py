@@ -41,6 +41,8 @@ def _score(logits: torch.Tensor, ids: list[int]) -> tuple[float, bool]:
     """Return the sum of log-probabilities of ids i64 [n] under logits [n, V], and if they lead."""
     if not ids:
         return 0.0, True
-    told = torch.tensor(ids, device=logits.device)
-    laws = logits.float().log_softmax(-1)
-    return float(laws.gather(1, told[:, None]).sum()), bool((logits.argmax(-1) == told).all())
+    message = torch.tensor(ids, device=logits.device)
+    distributions = logits.float().log_softmax(-1)
+    return float(distributions.gather(1, message[:, None]).sum()), bool(
+        (logits.argmax(-1) == message).all()
+    )

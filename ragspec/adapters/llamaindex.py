@@ -191,27 +191,27 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
         """Return what the model writes after a prompt as it grows; as `astream_chat`."""
         return self._agrowing(self._job(prompt, formatted, kwargs))
 
-    def _job(self, prompt: str, formatted: bool, given: dict[str, Any]) -> Job:
+    def _job(self, prompt: str, formatted: bool, inputs: dict[str, Any]) -> Job:
         if self._writer.is_chat and not formatted:
-            return self._asked([ChatMessage(role=MessageRole.USER, content=prompt)], given)
-        asked, hits = self._read(given)
+            return self._asked([ChatMessage(role=MessageRole.USER, content=prompt)], inputs)
+        request, hits = self._read(inputs)
         if not formatted and self.completion_to_prompt is not None:
             prompt = self.completion_to_prompt(prompt)
-        return self._writer.complete(prompt, asked, hits)
+        return self._writer.complete(prompt, request, hits)
 
-    def _asked(self, messages: Sequence[ChatMessage], given: dict[str, Any]) -> Job:
+    def _asked(self, messages: Sequence[ChatMessage], inputs: dict[str, Any]) -> Job:
         if not self._writer.is_chat:
-            return self._job(self.messages_to_prompt(messages), True, given)
-        asked, hits = self._read(given)
-        return self._writer.chat([_message(each) for each in messages], asked, hits)
+            return self._job(self.messages_to_prompt(messages), True, inputs)
+        request, hits = self._read(inputs)
+        return self._writer.chat([_message(each) for each in messages], request, hits)
 
-    def _read(self, given: dict[str, Any]) -> tuple[Any, Any]:
+    def _read(self, inputs: dict[str, Any]) -> tuple[Any, Any]:
         """Return what is asked for, and the documents as hits; raises InputError."""
-        if given.get("tools"):
+        if inputs.get("tools"):
             raise InputError("got tools; expected none, as texts are not parsed for calls of them.")
-        kept = {name: value for name, value in given.items() if name not in {*_TAKEN, "tools"}}
-        asked = read_settings(self._settings, kept)
-        return asked, hits_of(map(_told, asked.documents))
+        selected = {name: value for name, value in inputs.items() if name not in {*_TAKEN, "tools"}}
+        request = read_settings(self._settings, selected)
+        return request, hits_of(map(_told, request.documents))
 
     def _completed(self, job: Job) -> CompletionResponse:
         if job.asked.several:
@@ -220,28 +220,28 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
         return CompletionResponse(text=text.text, additional_kwargs=self._facts(job, text))
 
     def _growing(self, job: Job) -> Generator[CompletionResponse]:
-        pieces = self._writer.stream(job)
+        chunks = self._writer.stream(job)
 
         def grow() -> Generator[CompletionResponse]:
             text = ""
             try:
-                for piece in pieces:
+                for piece in chunks:
                     text += piece
                     yield CompletionResponse(text=text, delta=piece)
             finally:
-                pieces.close()
-            facts = self._facts(job, pieces.result)
+                chunks.close()
+            facts = self._facts(job, chunks.result)
             yield CompletionResponse(text=text, delta="", additional_kwargs=facts)
 
         return grow()
 
     async def _agrowing(self, job: Job) -> AsyncGenerator[CompletionResponse]:
-        pieces = self._writer.stream(job)
+        chunks = self._writer.stream(job)
         text = ""
-        async for piece in pulled(pieces):
+        async for piece in pulled(chunks):
             text += piece
             yield CompletionResponse(text=text, delta=piece)
-        facts = self._facts(job, pieces.result)
+        facts = self._facts(job, chunks.result)
         yield CompletionResponse(text=text, delta="", additional_kwargs=facts)
 
     def _facts(self, job: Job, text: Generation) -> dict[str, Any]:
@@ -286,11 +286,13 @@ def passages_from(retriever: Any) -> HostRetriever:
     return HostRetriever(lambda query, k: map(_told, retriever.retrieve(query)))
 
 
-def _told(given: Any) -> Told:
+def _told(inputs: Any) -> Told:
     """Return a node of LlamaIndex, with its score or without, or a text."""
-    if isinstance(given, str):
-        return given, 0.0, {}
-    node, score = (given.node, given.score) if isinstance(given, NodeWithScore) else (given, None)
+    if isinstance(inputs, str):
+        return inputs, 0.0, {}
+    node, score = (
+        (inputs.node, inputs.score) if isinstance(inputs, NodeWithScore) else (inputs, None)
+    )
     if not isinstance(node, TextNode):
         raise InputError(
             f"got {type(node).__name__} among the documents; expected texts, or nodes of text."
@@ -319,9 +321,9 @@ def _message(message: ChatMessage) -> dict[str, Any]:
             f"got a message with {', '.join(sorted(strange))}; expected text alone: this engine "
             "reads text."
         )
-    made = {"role": str(message.role.value), "content": message.content or ""}
+    instance = {"role": str(message.role.value), "content": message.content or ""}
     calls = message.additional_kwargs.get("tool_calls")
-    return {**made, "tool_calls": list(calls)} if isinstance(calls, Iterable) else made
+    return {**instance, "tool_calls": list(calls)} if isinstance(calls, Iterable) else instance
 
 
 def _chatted(response: CompletionResponse) -> ChatResponse:

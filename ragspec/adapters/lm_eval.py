@@ -92,14 +92,14 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
     @property
     def eot_token_id(self) -> int:
         """The id that ends a text."""
-        found = self.tokenizer.eos_token_id
-        return int(end_tokens(self.engine.model, self.tokenizer)[0] if found is None else found)
+        result = self.tokenizer.eos_token_id
+        return int(end_tokens(self.engine.model, self.tokenizer)[0] if result is None else result)
 
     @property
     def prefix_token_id(self) -> int:
         """The id that stands before a text without a context."""
-        found = self.tokenizer.bos_token_id
-        return self.eot_token_id if found is None else int(found)
+        result = self.tokenizer.bos_token_id
+        return self.eot_token_id if result is None else int(result)
 
     @property
     def tokenizer_name(self) -> str:
@@ -114,8 +114,8 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
         begun = has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id]))
         if add_special_tokens is None and begun:
             special = False
-        asked = {} if special is None else {"add_special_tokens": special}
-        return [int(token) for token in self.tokenizer.encode(string, **asked)]
+        request = {} if special is None else {"add_special_tokens": special}
+        return [int(token) for token in self.tokenizer.encode(string, **request)]
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
@@ -149,44 +149,44 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
         texts = [""] * len(requests)
         bar = tqdm(total=len(requests), disable=disable_tqdm, desc="Running generate_until")
         for numbers in _alike([request.args[1] for request in requests], self.batch_size):
-            asked = requests[numbers[0]].args[1]
-            sampling, options = self._settings(asked, numbers)
+            query = requests[numbers[0]].args[1]
+            sampling, options = self._settings(query, numbers)
             prompts = [
                 self._shortened(self.tok_encode(requests[i].args[0]), options["max_new_tokens"])
                 for i in numbers
             ]
-            for i, found in zip(
+            for i, result in zip(
                 numbers, self.engine.generate(prompts, sampling, **options), strict=True
             ):
-                texts[i] = found.text
-                self._count(found.report)
-                self.cache_hook.add_partial("generate_until", requests[i].args, found.text)
+                texts[i] = result.text
+                self._count(result.report)
+                self.cache_hook.add_partial("generate_until", requests[i].args, result.text)
                 bar.update(1)
         bar.close()
         return texts
 
     def _settings(
-        self, asked: Mapping[str, Any], numbers: Sequence[int]
+        self, request: Mapping[str, Any], numbers: Sequence[int]
     ) -> tuple[Sampling, dict[str, Any]]:
         """Return the sampling and options of requests that ask for the same."""
-        if not isinstance(asked, Mapping):
-            raise InputError(f"got the generation arguments {asked!r}; expected a mapping.")
-        given = dict(normalize_gen_kwargs(dict(asked), self.max_gen_toks))
-        stops = [text for text in given.pop("until") if text]
-        new = given.pop("max_gen_toks")
-        if given.get("num_beams") == 1:
-            del given["num_beams"]
-        if strange := [name for name in given if name not in _KNOWN]:
+        if not isinstance(request, Mapping):
+            raise InputError(f"got the generation arguments {request!r}; expected a mapping.")
+        inputs = dict(normalize_gen_kwargs(dict(request), self.max_gen_toks))
+        stops = [text for text in inputs.pop("until") if text]
+        new = inputs.pop("max_gen_toks")
+        if inputs.get("num_beams") == 1:
+            del inputs["num_beams"]
+        if strange := [name for name in inputs if name not in _KNOWN]:
             raise InputError(
                 f"got {', '.join(strange)} in the generation arguments; expected until, "
                 f"max_gen_toks, {', '.join(_KNOWN)}."
             )
-        if given["do_sample"] and "temperature" not in asked:
-            given["temperature"] = 1.0  # as transformers has it
-        if not given["do_sample"]:
-            given = {k: v for k, v in given.items() if k == "repetition_penalty"}
+        if inputs["do_sample"] and "temperature" not in request:
+            inputs["temperature"] = 1.0  # as transformers has it
+        if not inputs["do_sample"]:
+            inputs = {k: v for k, v in inputs.items() if k == "repetition_penalty"}
         seeds = [self.seed + number for number in numbers]
-        return Sampling(**given, seed=seeds), {"max_new_tokens": new, "stop": stops}
+        return Sampling(**inputs, seed=seeds), {"max_new_tokens": new, "stop": stops}
 
     def _shortened(self, tokens: list[int], new: int) -> list[int]:
         """Return the last tokens of a context that leave room for so many new ones."""
@@ -217,16 +217,16 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
         windows: list[Scored] = []
         owners: list[int] = []
         for number, request in enumerate(requests):
-            for context, told in utils.get_rolling_token_windows(
+            for context, message in utils.get_rolling_token_windows(
                 self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, 1
             ):
-                windows.append((None, *utils.make_disjoint_window((context, told))))
+                windows.append((None, *utils.make_disjoint_window((context, message))))
                 owners.append(number)
         sums = [0.0] * len(requests)
-        for number, (found, _) in zip(
+        for number, (result, _) in zip(
             owners, self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm), strict=True
         ):
-            sums[number] += found
+            sums[number] += result
         for request, total in zip(requests, sums, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, total)
         return sums
@@ -239,7 +239,7 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
         And whether greedy decoding would write the continuation. Contexts that are too long lose
         their beginning; raises InputError for a continuation that is longer than the context.
         """
-        found = [(0.0, False)] * len(requests)
+        results = [(0.0, False)] * len(requests)
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1] + requests[i][2]))
         bar = tqdm(total=len(requests), disable=disable_tqdm, desc="Running loglikelihood")
         for start in range(0, len(order), self.batch_size):
@@ -248,21 +248,21 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
             for i, scored in zip(
                 numbers, score_rows(self.engine.target, rows, self.eot_token_id), strict=True
             ):
-                found[i] = scored
+                results[i] = scored
                 if requests[i][0] is not None:
                     self.cache_hook.add_partial("loglikelihood", requests[i][0], scored)
                 bar.update(1)
         bar.close()
-        return found
+        return results
 
-    def _row(self, context: list[int], told: list[int]) -> tuple[list[int], int]:
+    def _row(self, context: list[int], message: list[int]) -> tuple[list[int], int]:
         """Return the ids that are read and scored, and how many of them are scored."""
-        if not context or len(told) > self.max_length:
+        if not context or len(message) > self.max_length:
             raise InputError(
-                f"got a context of {len(context)} tokens and {len(told)} to score; expected one or "
+                f"got a context of {len(context)} tokens and {len(message)} to score; expected one or "
                 f"more, and at most {self.max_length} to score. Pass max_length= to the model."
             )
-        return (context + told)[-(self.max_length + 1) :], len(told)
+        return (context + message)[-(self.max_length + 1) :], len(message)
 
     def get_model_info(self) -> dict[str, Any]:
         """Return what stands in the results beside lm-eval's own settings."""
@@ -291,48 +291,50 @@ def _engine(model: Any, named: tuple[Any, ...], batch_size: int) -> Engine:
     return model
 
 
-def _device(asked: str | None) -> str:
+def _device(request: str | None) -> str:
     """Return where the model goes: the harness names a GPU by itself, which need not be there."""
-    if asked is None:
+    if request is None:
         return "auto"
     try:
-        there = torch.get_device_module(asked.partition(":")[0]).is_available()
+        there = torch.get_device_module(request.partition(":")[0]).is_available()
     except RuntimeError:  # no kind of device; the engine says so
-        return asked
+        return request
     if not there:
-        _LOG.warning("%s cannot be used on this machine; the model goes to what can", asked)
-    return asked if there else "auto"
+        _LOG.warning("%s cannot be used on this machine; the model goes to what can", request)
+    return request if there else "auto"
 
 
-def _batch(asked: int | str | None, most: int | None) -> int:
+def _batch(request: int | str | None, most: int | None) -> int:
     """Return how many texts are decoded at once; "auto" leaves it to us."""
-    if isinstance(asked, str) and asked.startswith("auto"):
-        asked = None
+    if isinstance(request, str) and request.startswith("auto"):
+        request = None
     try:
-        size = 16 if asked is None else int(asked)
+        size = 16 if request is None else int(request)
     except ValueError:
         size = 0
     if size < 1:
-        raise InputError(f"batch_size is {asked!r}; expected a whole number from 1, or auto.")
+        raise InputError(f"batch_size is {request!r}; expected a whole number from 1, or auto.")
     return size if most is None else min(size, most)
 
 
-def _limit(asked: int | None, own: int | None) -> int:
+def _limit(request: int | None, current: int | None) -> int:
     """Return the tokens of the context."""
-    if asked is None and own is None:
+    if request is None and current is None:
         raise InputError("the model does not say how long its context is; pass max_length=.")
-    if asked is not None and (not isinstance(asked, int) or asked < 2 or asked > (own or asked)):
-        raise InputError(f"max_length is {asked!r}; expected a number from 2 to {own}.")
-    found = own if asked is None else asked
-    assert found is not None
-    return found
+    if request is not None and (
+        not isinstance(request, int) or request < 2 or request > (current or request)
+    ):
+        raise InputError(f"max_length is {request!r}; expected a number from 2 to {current}.")
+    result = current if request is None else request
+    assert result is not None
+    return result
 
 
 def _alike(settings: Sequence[Any], size: int) -> Iterator[list[int]]:
     """Yield the numbers of requests that ask for the same, at most `size` at a time."""
     groups: dict[str, list[int]] = {}
-    for number, asked in enumerate(settings):
-        groups.setdefault(repr(asked), []).append(number)
+    for number, request in enumerate(settings):
+        groups.setdefault(repr(request), []).append(number)
     for numbers in groups.values():
         for start in range(0, len(numbers), size):
             yield numbers[start : start + size]

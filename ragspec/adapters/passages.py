@@ -23,9 +23,9 @@ def hits_of(documents: Iterable[Told]) -> tuple[Hit, ...]:
     Of what else is known "source", "name" and "title" count, and "start" and "end", characters of
     the whole document, where they suit the text. Raises InputError for what is no such triple.
     """
-    found = [each for each in documents if not isinstance(each[0], str) or each[0].strip()]
-    hits = FunctionRetriever(lambda query: found).search("", len(found))
-    return tuple(_moved(hit, meta) for hit, (_, _, meta) in zip(hits, found, strict=True))
+    results = [each for each in documents if not isinstance(each[0], str) or each[0].strip()]
+    hits = FunctionRetriever(lambda query: results).search("", len(results))
+    return tuple(_moved(hit, meta) for hit, (_, _, meta) in zip(hits, results, strict=True))
 
 
 def _moved(hit: Hit, meta: Mapping[str, Any]) -> Hit:

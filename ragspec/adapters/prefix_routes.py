@@ -37,9 +37,11 @@ class PrefixRoutes:
         blocks = list(_beginnings(prompt, tenant))
         left = [pool for pool in range(len(self.busy)) if pool not in but]
         least = min(left, key=self.busy.__getitem__)
-        found = next((self._known[each] for each in reversed(blocks) if each in self._known), least)
-        full = self.busy[found] - self.busy[least] > self._uneven
-        pool = least if full or found in but else found
+        result = next(
+            (self._known[each] for each in reversed(blocks) if each in self._known), least
+        )
+        full = self.busy[result] - self.busy[least] > self._uneven
+        pool = least if full or result in but else result
         for each in blocks:
             self._known[each] = pool
             self._known.move_to_end(each)

@@ -67,12 +67,15 @@ class AnswerBatch:
                 f"got the columns {', '.join(sorted(batch))}; expected {self._column!r} among "
                 "them. Name the one with the questions: column=."
             )
-        told = [
+        message = [
             _columns(self._docqa.ask(str(each), self._sampling, **self._options))
             for each in batch[self._column]
         ]
-        names = _columns_of(told)
-        return {**batch, **{name: np.array([row[name] for row in told], object) for name in names}}
+        names = _columns_of(message)
+        return {
+            **batch,
+            **{name: np.array([row[name] for row in message], object) for name in names},
+        }
 
 
 def answer_questions(
@@ -155,8 +158,8 @@ def _columns(answer: Answer) -> dict[str, str]:
     }
 
 
-def _columns_of(told: list[dict[str, str]]) -> list[str]:
-    return list(told[0]) if told else []
+def _columns_of(message: list[dict[str, str]]) -> list[str]:
+    return list(message[0]) if message else []
 
 
 # --- Ray Serve ----------------------------------------------------------------------------------
@@ -175,19 +178,19 @@ class PoolActor:
         self, prompt: Any, sampling: Mapping[str, Any], tenant: str, options: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return a text and what is told of it; raises as `Pool.submit` does."""
-        ticket = self._pool.submit(prompt, Sampling(**sampling), tenant=tenant, **options)
+        handle = self._pool.submit(prompt, Sampling(**sampling), tenant=tenant, **options)
         try:
-            made = await asyncio.wrap_future(ticket.future)
+            instance = await asyncio.wrap_future(handle.future)
         except asyncio.CancelledError:
-            ticket.cancel()
+            handle.cancel()
             raise
         return {
-            "text": made.text,
-            "tokens": list(made.tokens),
-            "finish_reason": made.finish_reason,
-            "label": made.label,
-            "prompt_tokens": len(made.prompt_tokens),
-            "mean_accepted_length": made.report.mean_accepted_length,
+            "text": instance.text,
+            "tokens": list(instance.tokens),
+            "finish_reason": instance.finish_reason,
+            "label": instance.label,
+            "prompt_tokens": len(instance.prompt_tokens),
+            "mean_accepted_length": instance.report.mean_accepted_length,
         }
 
 
@@ -218,7 +221,9 @@ class PoolRouter:
             pool = self._routes.choose(prompt, tenant, tried)
             tried.add(pool)
             try:
-                made = await self._pools[pool].generate.remote(prompt, settings, tenant, options)
+                instance = await self._pools[pool].generate.remote(
+                    prompt, settings, tenant, options
+                )
             except RayTaskError as error:
                 last = _own(error)
                 if not isinstance(last, QueueFullError):
@@ -226,7 +231,7 @@ class PoolRouter:
             except RayActorError as error:
                 last = error
             else:
-                return {**made, "pool": pool, "seed": settings["seed"]}
+                return {**instance, "pool": pool, "seed": settings["seed"]}
             finally:
                 self._routes.done(pool)
         if isinstance(last, QueueFullError):
@@ -241,10 +246,10 @@ class PoolRouter:
         from starlette.responses import JSONResponse
 
         try:
-            told = await request.json()
-            if not isinstance(told, dict) or "prompt" not in told:
+            message = await request.json()
+            if not isinstance(message, dict) or "prompt" not in message:
                 raise InputError("got no prompt; expected JSON with one: {'prompt': 'Text'}.")
-            return JSONResponse(await self.generate(**told))
+            return JSONResponse(await self.generate(**message))
         except QueueFullError as error:
             return JSONResponse(_refusal(error), 429, headers={"Retry-After": "1"})
         except PoolError as error:

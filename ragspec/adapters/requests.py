@@ -55,13 +55,13 @@ class Asked:
         return self.sampling.n > 1
 
 
-def read_settings(*given: Mapping[str, Any], stop: Iterable[str] | str | None = None) -> Asked:
+def read_settings(*inputs: Mapping[str, Any], stop: Iterable[str] | str | None = None) -> Asked:
     """Return what was asked for; a later mapping wins, and None says nothing.
 
     stop: joins that of the mappings. Raises InputError for unknown names, SamplingError.
     """
     settings: dict[str, Any] = {}
-    for mapping in given:
+    for mapping in inputs:
         if not isinstance(mapping, Mapping):
             raise InputError(f"got {mapping!r} as settings; expected a mapping of names to values.")
         for name, value in mapping.items():
@@ -80,15 +80,15 @@ def read_settings(*given: Mapping[str, Any], stop: Iterable[str] | str | None = 
         raise InputError(f"tenant is {tenant!r}; expected a text.")
     if (top := settings.pop("top_logprobs", None)) is not None:
         settings["logprobs"] = top
-    asked: Any = {name: value for name, value in settings.items() if name in OPTIONS}
+    request: Any = {name: value for name, value in settings.items() if name in OPTIONS}
     if stops:
-        asked["stop"] = stops
+        request["stop"] = stops
     sampling = Sampling(**{name: v for name, v in settings.items() if name in SAMPLING})
-    return Asked(sampling, asked, tuple(documents), tenant)
+    return Asked(sampling, request, tuple(documents), tenant)
 
 
 def _strings(stop: Any) -> list[str]:
-    found = [stop] if isinstance(stop, str) else [] if stop is None else stop
-    if not isinstance(found, Iterable):
+    results = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(results, Iterable):
         raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None")
-    return list(found)
+    return list(results)

@@ -46,22 +46,22 @@ def register(name: str = "RAGSPEC", **options: Any) -> None:
     processes. Raises InputError for options, HostError where SGLang's registry is another one.
     """
     known = HostOptions.read(options)
-    for told in ("nodes", "stats"):
-        if told in options:
+    for message in ("nodes", "stats"):
+        if message in options:
             raise InputError(
-                f"got the option {told!r}; expected none. SGLang has its own: "
+                f"got the option {message!r}; expected none. SGLang has its own: "
                 "--speculative-num-draft-tokens, and its metrics."
             )
     algorithms, base = (
         _found(ALGORITHMS, "SpeculativeAlgorithm"),
         _found(REGISTRY, "CustomSpecAlgo"),
     )
-    wanted = ("name", "supports_overlap", "validate_server_args", "spec_class")
-    found = tuple(inspect.signature(algorithms.register).parameters)
-    if found != wanted:
-        raise HostError(_other("SpeculativeAlgorithm.register", found, wanted))
-    made = algorithms.register(name, supports_overlap=True, spec_class=algorithm_over(base))
-    made(partial(_worker, known))
+    selection = ("name", "supports_overlap", "validate_server_args", "spec_class")
+    result = tuple(inspect.signature(algorithms.register).parameters)
+    if result != selection:
+        raise HostError(_other("SpeculativeAlgorithm.register", result, selection))
+    instance = algorithms.register(name, supports_overlap=True, spec_class=algorithm_over(base))
+    instance(partial(_worker, known))
 
 
 def algorithm_over(base: type[Any]) -> type[Any]:
@@ -126,12 +126,12 @@ def _worker(options: HostOptions, server_args: Any) -> type[Any]:
 
 def check_worker(module: Any) -> None:
     """Raise HostError where SGLang's n-gram worker or its corpus have another interface."""
-    for name, wanted in CALLED.items():
+    for name, selection in CALLED.items():
         owner, _, method = name.partition(".")
         of = getattr(getattr(module, owner, None), method, None)
-        found = () if of is None else tuple(inspect.signature(of).parameters)
-        if found != wanted:
-            raise HostError(_other(name, found, wanted))
+        result = () if of is None else tuple(inspect.signature(of).parameters)
+        if result != selection:
+            raise HostError(_other(name, result, selection))
     public = {each for each in vars(module.NgramCorpus) if not each.startswith("_")} - UNUSED
     if strange := sorted(public - set(dir(TreeCorpus))):
         raise HostError(
@@ -152,7 +152,7 @@ def worker_over(base: type[Any], options: HostOptions) -> type[Any]:
             return self._trees
 
         @ngram_corpus.setter
-        def ngram_corpus(self, own: object) -> None:
+        def ngram_corpus(self, current: object) -> None:
             config = self.model_runner.model_config
             tokenizer = getattr(self._target_worker, "tokenizer", None)
             self._trees = TreeCorpus(
@@ -185,9 +185,9 @@ def _found(module: str, name: str) -> Any:
         ) from error
 
 
-def _other(name: str, found: Sequence[str], wanted: Sequence[str]) -> str:
+def _other(name: str, result: Sequence[str], selection: Sequence[str]) -> str:
     version = getattr(import_module("sglang"), "__version__", "unknown")
     return (
-        f"SGLang {version} has {name}({', '.join(found)}); expected {name}({', '.join(wanted)}), "
+        f"SGLang {version} has {name}({', '.join(result)}); expected {name}({', '.join(selection)}), "
         f"as SGLang {WRITTEN_FOR} has. Install that one, or another ragspec."
     )

@@ -162,13 +162,13 @@ class TreeCorpus:
     def remove_external_corpus(self, corpus_id: str) -> None:
         """Draft no more from texts that were loaded; nothing where there are none of the name."""
         self._counted.pop(corpus_id, None)
-        found = self._loaded.pop(corpus_id, None)
-        if found is None:
+        result = self._loaded.pop(corpus_id, None)
+        if result is None:
             return
         self._join()
         # Requests that are running go on with it: the maps stay valid after the names are gone.
-        found[0].close()
-        found[1].cleanup()
+        result[0].close()
+        result[1].cleanup()
 
     def list_external_corpora(self) -> dict[str, int]:
         """Return the tokens of what was loaded, by name."""

@@ -49,10 +49,10 @@ class Proposer:
     def __init__(self, vllm_config: Any) -> None:
         check_host()
         model = vllm_config.model_config
-        told = vllm_config.additional_config
-        if told is not None and not hasattr(told, "get"):
-            raise InputError(f"got additional_config {told!r}; expected a mapping.")
-        options = HostOptions.read((told or {}).get("ragspec"))
+        message = vllm_config.additional_config
+        if message is not None and not hasattr(message, "get"):
+            raise InputError(f"got additional_config {message!r}; expected a mapping.")
+        options = HostOptions.read((message or {}).get("ragspec"))
         self._longest: int = vllm_config.speculative_config.num_speculative_tokens
         self._nodes = options.nodes or WIDTH * self._longest
         self._limit: int = model.max_model_len
@@ -85,7 +85,7 @@ class Proposer:
         rows' texts. slot_mappings: not used.
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        asked: list[tuple[int, HostText]] = []
+        requests: list[tuple[int, HostText]] = []
         for row, sampled in enumerate(sampled_token_ids):
             length = int(num_tokens_no_spec[row])
             if not len(sampled) or length >= self._limit:
@@ -93,13 +93,13 @@ class Proposer:
             known = np.asarray(token_ids_cpu[row, : length - len(sampled)], dtype=np.int64)
             text = self._texts.take(known)
             self._count(text.hear([int(token) for token in sampled]))
-            asked.append((row, text))
-        for row, text in asked:
+            requests.append((row, text))
+        for row, text in requests:
             tree = limit_depth(text.draft(self._nodes, self._limit - len(text)), self._longest)
             chain = keep_paths(tree, 1)
             text.offer(chain)
             drafts[row] = chain.tokens.tolist()
-        self._texts.keep([text for _, text in asked])
+        self._texts.keep([text for _, text in requests])
         self.calls += 1
         if self._stats is not None:
             _write(self._stats, self.stats())
@@ -133,17 +133,17 @@ def check_host() -> None:
             f"got no {RUNNER}.GPUModelRunner ({error}); expected vLLM {WRITTEN_FOR}. Install one "
             "of these beside ragspec."
         ) from error
-    found = [_passed(call) for call in _calls(runner)]
-    if not found:
+    results = [_passed(call) for call in _calls(runner)]
+    if not results:
         raise HostError(
             f"vLLM {version} does not call proposers of the method {METHOD!r} where vLLM "
             f"{WRITTEN_FOR} does; expected one of these. Install one, or another ragspec."
         )
-    for names, keywords in found:
-        given = [*names, *keywords]
-        if tuple(given[:3]) != PASSED or not {*given[3:]} <= OPTIONAL:
+    for names, keywords in results:
+        inputs = [*names, *keywords]
+        if tuple(inputs[:3]) != PASSED or not {*inputs[3:]} <= OPTIONAL:
             raise HostError(
-                f"vLLM {version} calls propose({', '.join(given)}); expected propose("
+                f"vLLM {version} calls propose({', '.join(inputs)}); expected propose("
                 f"{', '.join((*PASSED, *sorted(OPTIONAL)))}), as vLLM {WRITTEN_FOR} does. Install "
                 "one of these, or another ragspec."
             )
@@ -180,8 +180,8 @@ def _tokenizer(model: Any) -> Any:
     return AutoTokenizer.from_pretrained(model.tokenizer)
 
 
-def _write(path: Path, told: dict[str, int]) -> None:
+def _write(path: Path, message: dict[str, int]) -> None:
     """Write a file in one piece, for whoever reads it meanwhile."""
     part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(told), encoding="utf-8")
+    part.write_text(json.dumps(message), encoding="utf-8")
     os.replace(part, path)

@@ -102,10 +102,10 @@ class Writer:
         settings: of a model that is named; an engine must come with those that `Engine` has by
         itself. Raises InputError for none and for several.
         """
-        given = [each for each in (model, engine, pool) if each is not None]
-        if len(given) != 1:
+        inputs = [each for each in (model, engine, pool) if each is not None]
+        if len(inputs) != 1:
             raise InputError(
-                f"got {len(given)} of model, engine and pool; expected one of them, such as "
+                f"got {len(inputs)} of model, engine and pool; expected one of them, such as "
                 "model='starter'."
             )
         for name, value, kind in (("engine", engine, Engine), ("pool", pool, Pool)):
@@ -116,8 +116,8 @@ class Writer:
         if not isinstance(slots, int) or slots < 0:
             raise InputError(f"slots is {slots!r}; expected a whole number, 0 for no pool.")
         plain = signature(Engine.from_pretrained).parameters
-        own = {k: v for k, v in settings.items() if v != plain[k].default}
-        return cls(given[0], template=template, slots=slots, **own)
+        current = {k: v for k, v in settings.items() if v != plain[k].default}
+        return cls(inputs[0], template=template, slots=slots, **current)
 
     @property
     def name(self) -> str:
@@ -135,7 +135,7 @@ class Writer:
             self.pool.close(cancel=True)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], asked: Asked, hits: Sequence[Hit] = ()
+        self, messages: Sequence[Mapping[str, Any]], request: Asked, hits: Sequence[Hit] = ()
     ) -> Job:
         """Return the job of answering messages ({"role", "content"}).
 
@@ -153,17 +153,17 @@ class Writer:
         special = special_of(tokenizer)
         turns = [_disarmed(read_message(m, i), special) for i, m in enumerate(messages)]
         text = templated(tokenizer, turns, self.template)
-        told = [str(turn["content"]) for turn in turns if turn["role"] in OF_TOOLS]
-        return self._job(text, asked, hits, [each for each in told if each not in text])
+        message = [str(turn["content"]) for turn in turns if turn["role"] in OF_TOOLS]
+        return self._job(text, request, hits, [each for each in message if each not in text])
 
-    def complete(self, prompt: str, asked: Asked, hits: Sequence[Hit] = ()) -> Job:
+    def complete(self, prompt: str, request: Asked, hits: Sequence[Hit] = ()) -> Job:
         """Return the job of going on with a text as it is."""
         if not isinstance(prompt, str):
             raise InputError(f"got {type(prompt).__name__} as a prompt; expected a text.")
-        return self._job(well_formed(prompt), asked, hits)
+        return self._job(well_formed(prompt), request, hits)
 
     def _job(
-        self, text: str, asked: Asked, hits: Sequence[Hit], further: Sequence[str] = ()
+        self, text: str, request: Asked, hits: Sequence[Hit], further: Sequence[str] = ()
     ) -> Job:
         """Return the job of a prompt; what of the documents it does not hold becomes texts."""
         tokenizer = self.engine.tokenizer
@@ -171,21 +171,21 @@ class Writer:
         if begin and not is_chat(tokenizer):  # then the tokenizer writes it
             text = text.removeprefix(begin)
         prompt = placed(tokenizer, text, hits)
-        found = {span[2] for span in prompt.spans}
+        record = {span[2] for span in prompt.spans}
         texts = [
             SourceText(tuple(plain_ids(tokenizer, well_formed(hit.passage.text))), number)
             for number, hit in enumerate(hits)
-            if number not in found
+            if number not in record
         ]
         texts += [SourceText(tuple(plain_ids(tokenizer, each)), -1) for each in further]
-        return Job(prompt, asked, tuple(texts))
+        return Job(prompt, request, tuple(texts))
 
     def write(self, job: Job) -> list[Generation]:
         """Return the texts of a job, as many as were asked for."""
         ids, sampling = list(job.prompt.token_ids), job.asked.sampling
         if self.pool is None:
-            found = self.engine.generate(ids, sampling, **job.options)
-            return list(found) if job.asked.several else [found]
+            result = self.engine.generate(ids, sampling, **job.options)
+            return list(result) if job.asked.several else [result]
         alone = replace(sampling, n=1)
         tickets = []
         try:
@@ -195,10 +195,10 @@ class Writer:
                         ids, alone, sample=sample, tenant=job.asked.tenant, **job.options
                     )
                 )
-            return [ticket.result() for ticket in tickets]
+            return [request_handle.result() for request_handle in tickets]
         except BaseException:
-            for ticket in tickets:
-                ticket.cancel()
+            for handle in tickets:
+                handle.cancel()
             raise
 
     def stream(self, job: Job) -> Stream:
@@ -227,8 +227,8 @@ class Writer:
             "speculative_decoding": figures,
         }
         if job.prompt.hits:
-            found = cite(generation.text, job.prompt, generation.steps, self._decode)
-            facts["citations"] = [asdict(citation) for citation in found]
+            result = cite(generation.text, job.prompt, generation.steps, self._decode)
+            facts["citations"] = [asdict(citation) for citation in result]
         if generation.logprobs is not None:
             facts["logprobs"] = {"content": self._logprobs(generation)}
         return facts
@@ -254,22 +254,25 @@ class Writer:
     def _logprobs(self, generation: Generation) -> list[dict[str, Any]]:
         """Return log-probabilities by OpenAI's names."""
 
-        def told(token: int, logprob: float) -> dict[str, Any]:
+        def on_progress(token: int, logprob: float) -> dict[str, Any]:
             return {"token": str(self.engine.tokenizer.decode([token])), "logprob": logprob}
 
         return [
-            {**told(each.token, each.logprob), "top_logprobs": [told(*one) for one in each.top]}
+            {
+                **on_progress(each.token, each.logprob),
+                "top_logprobs": [on_progress(*one) for one in each.top],
+            }
             for each in generation.logprobs or ()
         ]
 
 
-async def pulled(pieces: Stream) -> AsyncIterator[str]:
+async def pulled(chunks: Stream) -> AsyncIterator[str]:
     """Yield the pieces of a stream, each made in a thread, so that the event loop goes on."""
     try:
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        while (piece := await asyncio.to_thread(next, chunks, None)) is not None:
             yield piece
     finally:
-        pieces.cancel()
+        chunks.cancel()
 
 
 def _disarmed(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
@@ -296,10 +299,10 @@ def _called(call: Any) -> Any:
         return call
 
 
-def _refuse(given: Mapping[str, Any], what: str) -> None:
+def _refuse(inputs: Mapping[str, Any], what: str) -> None:
     """Raise InputError for settings of a model that comes with its own."""
-    if given:
+    if inputs:
         raise InputError(
-            f"got {', '.join(given)} with {what}; expected none, as it has its own. Leave them "
+            f"got {', '.join(inputs)} with {what}; expected none, as it has its own. Leave them "
             "out, or name the model."
         )

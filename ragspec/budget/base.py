@@ -57,7 +57,7 @@ class Adviser:
             for name, steps in self._alone.items()
         }
 
-    def nodes(self, outlook: float | None, budget: int) -> int:
+    def nodes(self, expected_acceptance: float | None, budget: int) -> int:
         """Return how many nodes to draft in all, given how likely the best draft is; 0: none."""
         return budget
 

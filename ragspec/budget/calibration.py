@@ -60,11 +60,11 @@ class Ratio:
         self.claimed = self.claimed * DECAY + claim
         self.accepted = self.accepted * DECAY + hit
         mean = self.claimed / self.trials
-        found = (self.accepted + prior * mean) / (self.trials + prior)
-        if found <= mean:
-            self.factor = found / mean if mean > 0.0 else 1.0
+        result = (self.accepted + prior * mean) / (self.trials + prior)
+        if result <= mean:
+            self.factor = result / mean if mean > 0.0 else 1.0
         elif mean < 1.0:
-            self.factor = min(2.0, 2.0 - (1.0 - found) / (1.0 - mean))
+            self.factor = min(2.0, 2.0 - (1.0 - result) / (1.0 - mean))
 
 
 @dataclass(slots=True)
@@ -98,12 +98,12 @@ class Calibration:
         tables = [self.tables.setdefault(name, {}) for name in tree.sources]
         claimed = tree.reach.tolist()
         new = Appraisal(tree.tokens.tolist(), tree.parents.tolist())
-        tokens, reach, claims, drawn = new.tokens, new.reach, new.claims, tree.kind in DRAWN
+        tokens, accept_prob, claims, sample = new.tokens, new.reach, new.claims, tree.kind in DRAWN
         ranks = [0] * (len(claimed) + 1)  # the last entry is that of the root, -1
         for parent, claim, source in zip(new.parents, claimed, tree.source.tolist(), strict=True):
             above, before, rank, table = 1.0, root, ranks[parent], tables[source]
             if parent >= 0:
-                above, before = reach[parent], tokens[parent]
+                above, before = accept_prob[parent], tokens[parent]
                 claim = claim / claimed[parent] if claimed[parent] > 0.0 else 0.0
             ranks[parent] = rank + 1
             if not 0.0 <= claim < 1.0:  # NaN too: a claim of nothing
@@ -111,12 +111,12 @@ class Calibration:
             key = KINDS[rank if rank < RANKS else -1] + bisect_right(EDGES, claim)
             known, end = table.get(key), None
             value = corrected = known.apply(claim) if known else claim
-            if rank == 0 and before >= 0 and (parent < 0 or not drawn):
+            if rank == 0 and before >= 0 and (parent < 0 or not sample):
                 end = AFTER + before
                 known = table.get(end)
                 corrected = known.apply(value) if known else value
             claims.append((table, key, claim, end, value))
-            reach.append(above * corrected)
+            accept_prob.append(above * corrected)
         return new
 
     def learn(self, appraisal: Appraisal, tokens: Sequence[int]) -> int:

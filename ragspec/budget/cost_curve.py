@@ -161,8 +161,8 @@ class CostCurve:
         if known is None:
             wide = [CostLine(row, beyond=self.beyond) for row in self.table]
             table = [[line.at(n * batch) for n in ROWS] for line in wide]
-            made = CostCurve(self.lengths, table, self.widths)
-            known = self._batches.setdefault(batch, made)  # texts at once must share one
+            instance = CostCurve(self.lengths, table, self.widths)
+            known = self._batches.setdefault(batch, instance)  # texts at once must share one
         return known
 
     def seconds(self, rows: int, length: int) -> float:
@@ -207,20 +207,20 @@ class CostCurve:
         if before is not None and before[0] != rows:
             self._compare(self._last[1] - before[1], _steps(before[0], rows))
 
-    def _compare(self, apart: float, steps: Sequence[float]) -> None:
+    def _compare(self, difference: float, steps: Sequence[float]) -> None:
         """Learn how sizes compare: a Kalman filter over the shape, its covariances left out.
 
-        apart: by how much more the one was dearer than expected. steps: those between them.
+        difference: by how much more the one was dearer than expected. steps: those between them.
         """
         known = sum(s * s * variance for s, variance in zip(steps, self._unsure, strict=True))
         self._pairs += 1
         rate = max(NOISE_RATE, 1.0 / (1 + self._pairs))
-        self._noise += rate * (min(max(apart * apart - known, 0.0), 1.0) - self._noise)
+        self._noise += rate * (min(max(difference * difference - known, 0.0), 1.0) - self._noise)
         variance = known + self._noise
         most = OUTLIER * math.sqrt(variance)
         for i, step in enumerate(steps):
             gain = step * self._unsure[i] / variance
-            self._shape[i] += gain * min(max(apart, -most), most)
+            self._shape[i] += gain * min(max(difference, -most), most)
             self._unsure[i] += DRIFT * UNSURE[i] - gain * step * self._unsure[i]
         factors = [math.exp(log) for log in itertools.accumulate(self._shape, initial=0.0)]
         self._lines = [  # replaced whole: other threads may be reading

@@ -78,7 +78,7 @@ def measure(
             one = max(run(1, length), 1e-9)
             alone[length] = min(one, alone[length])
             ratios[point].append(1.0 if n == 1 else max(run(n, length), 1e-9) / one)
-        known = {point: alone[point[0]] * median(found) for point, found in ratios.items()}
+        known = {point: alone[point[0]] * median(result) for point, result in ratios.items()}
         beyond = padding.wide(lengths[0]) if padding else ()
         curve = CostCurve(lengths, filled(known, lengths, order[0][0]), widths, beyond)
         if agrees(curve, run):
@@ -94,11 +94,11 @@ def agrees(curve: CostCurve, run: Timer, quick: bool = False) -> bool:
     """
     length, repeats = curve.lengths[0], 1 if quick else 2
     run(1, length)
-    found = [
+    results = [
         min(run(n, length) for _ in range(repeats)) / curve.seconds(n, length)
         for n in (1, *(CHECKED[-1:] if quick else CHECKED))
     ]
-    return all(abs(math.log(each / found[0])) < TOLERANCE for each in found)
+    return all(abs(math.log(each / results[0])) < TOLERANCE for each in results)
 
 
 def cached(

@@ -58,13 +58,13 @@ class DraftCost:
         One of less than a third shows that the past was the outlier: it then weighs less. What
         seems dear is hardly asked, so it would be long before a mean came down.
         """
-        expected, kept = self.of(nodes), COST_DECAY
+        expected, selected = self.of(nodes), COST_DECAY
         if self.sums[0] > 1.0:
             milliseconds = min(milliseconds, OUTLIER * expected + 0.01)
         if expected > 0.0:
-            kept *= min(1.0, OUTLIER * milliseconds / expected)
+            selected *= min(1.0, OUTLIER * milliseconds / expected)
         new = (1.0, nodes, milliseconds, nodes * nodes, nodes * milliseconds)
-        self.sums = [kept * known + added for known, added in zip(self.sums, new, strict=True)]
+        self.sums = [selected * known + added for known, added in zip(self.sums, new, strict=True)]
         self.__post_init__()
 
 
@@ -91,8 +91,8 @@ class Gain:
 
         Gains are rare and large: a run of misses would close for long what pays.
         """
-        seen = min(self.trials, 2.0 / FADING - 1.0)  # what a fading mean rests on
-        return DOUBT * sqrt(max(0.0, self.square - self.mean**2) / max(1.0, seen))
+        known = min(self.trials, 2.0 / FADING - 1.0)  # what a fading mean rests on
+        return DOUBT * sqrt(max(0.0, self.square - self.mean**2) / max(1.0, known))
 
     def learn(self, tokens: float, price: float = inf, fading: float = FADING) -> None:
         """Add what one trial brought; where that was more than its price, the next is due."""
@@ -145,12 +145,12 @@ class SizedGain(Gain):
         rate: tokens that a millisecond is worth.
         """
         node = cost.node + 0.001  # sorting and cutting cost about a microsecond a node
-        total, best, asked = -rate * cost.call, -inf, 1
+        total, best, request = -rate * cost.call, -inf, 1
         for i in range(1, largest + 1):
             total += self.added[i] - rate * node * (BUCKETS[i] - BUCKETS[i - 1])
             if total >= best:
-                best, asked = total, i
-        return asked, best + self.doubt
+                best, request = total, i
+        return request, best + self.doubt
 
 
 @dataclass(slots=True)

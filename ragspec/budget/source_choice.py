@@ -58,9 +58,11 @@ class SourceChoice(Adviser):
         self._tried, self._books, self._asking, self.extra = [], {}, None, 0.0
         self._outlook, self.asked = -1, self._largest
 
-    def nodes(self, outlook: float | None, budget: int) -> int:
+    def nodes(self, expected_acceptance: float | None, budget: int) -> int:
         """Return how many nodes to ask for in all; 0 where no draft pays and no trial is due."""
-        self._outlook = -1 if outlook is None else bisect_right(OUTLOOKS, outlook)
+        self._outlook = (
+            -1 if expected_acceptance is None else bisect_right(OUTLOOKS, expected_acceptance)
+        )
         gain, cost = self._experience.drafts[self._outlook], self._experience.draft
         self.asked, net = gain.best(cost, self.rate, self._largest)
         if not gain.known:
@@ -125,16 +127,16 @@ class SourceChoice(Adviser):
         line: what forwards cost. rate: tokens that a millisecond is worth.
         What only one source offered, it pays: the time that its nodes added to the forward.
         """
-        found, tree, rows = self.learn(step.tokens), step.tree, len(step.tree) + 1
-        if max(found, default=0) > self.rate * self._experience.draft.of(BUCKETS[self.asked]):
+        result, tree, rows = self.learn(step.tokens), step.tree, len(step.tree) + 1
+        if max(result, default=0) > self.rate * self._experience.draft.of(BUCKETS[self.asked]):
             self._experience.drafts[self._outlook].passed = DUE  # claims may be better than known
         for source, gain, before, after in self._tried:
-            own = sum(tree.sources[each] == source for each in tree.source.tolist())
+            current = sum(tree.sources[each] == source for each in tree.source.tolist())
             # The first node adds most: it is where whoever drafts alone pays for drafting at all.
-            price = 1000.0 * rate * (line.at(rows) - line.at(rows - own))
-            more = max(found[:after], default=0) - max(found[:before], default=0)
+            price = 1000.0 * rate * (line.at(rows) - line.at(rows - current))
+            more = max(result[:after], default=0) - max(result[:before], default=0)
             cost = self._experience.source(source).cost.of(COSTLY_NODES)
             gain.learn(more - price, self.rate * cost)
             if source in self._experience.taught:
-                others = max((*found[:before], *found[after:]), default=0)
-                self._book(source, max(found, default=0) - others - price)
+                others = max((*result[:before], *result[after:]), default=0)
+                self._book(source, max(result, default=0) - others - price)

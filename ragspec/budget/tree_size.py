@@ -82,9 +82,9 @@ class GoodputSession:
             return None
         self._proposed = True
         tree = self.adviser.appraised(tree)
-        reach = tree.reach.tolist()
-        order = keep_order(tree, reach)
-        gains = list(accumulate((reach[node] for node in order), initial=0.0))
+        accept_prob = tree.reach.tolist()
+        order = keep_order(tree, accept_prob)
+        gains = list(accumulate((accept_prob[node] for node in order), initial=0.0))
         return Offer(tree, order, len(tree), gains)
 
     def take(self, offer: Offer, best: int, prices: Sequence[float]) -> DraftTree:
@@ -92,10 +92,10 @@ class GoodputSession:
 
         best: the bucket that was chosen. prices: of every bucket that was asked for, in tokens.
         """
-        asked = self.adviser.asked
-        own, last = min(best, asked), offer.last
-        net = [offer.gain(BUCKETS[i]) - prices[i] for i in range(asked + 1)]
-        self.adviser.learn_draft(net, own if BUCKETS[own] <= last else 0)
+        request = self.adviser.asked
+        current, last = min(best, request), offer.last
+        net = [offer.gain(BUCKETS[i]) - prices[i] for i in range(request + 1)]
+        self.adviser.learn_draft(net, current if BUCKETS[current] <= last else 0)
         size = min(BUCKETS[best], last)
         if offer.tree.kind in DRAWN:
             size = self._before_draw(size, last)
@@ -117,18 +117,18 @@ class GoodputSession:
 
     def observe(self, step: Step, length: int) -> None:
         """Learn what came of the draft, and what the step before this one took."""
-        asked, alive = BUCKETS[self.adviser.asked], self.cost.alive
+        request, alive = BUCKETS[self.adviser.asked], self.cost.alive
         self._verified = self._verified or len(step.tree) > 0
         self.adviser.learn_step(step, self._line, self._rate() / alive)
         if self._last is not None:
             self._learn_times(*self._last)
         rows = self.cost.width or len(step.tree) + 1
         forward, verify = 1000.0 * self._line.at(rows), step.milliseconds.get("verify", 0.0)
-        self._last = step, forward, asked, self.adviser.extra, alive
+        self._last = step, forward, request, self.adviser.extra, alive
         self.cost.refine(rows, length, verify / 1000.0)
 
     def _learn_times(
-        self, step: Step, forward: float, asked: int, extra: float, alive: int
+        self, step: Step, forward: float, request: int, extra: float, alive: int
     ) -> None:
         """Learn from a step's milliseconds. What a draft adds to the host's is part of its price.
 
@@ -138,22 +138,22 @@ class GoodputSession:
         known, spent = self.experience, step.milliseconds
         usual = known.host
         host = (spent.get("host", 0.0) + spent.get("commit", 0.0)) / alive
-        if not asked or not usual or host < usual:
+        if not request or not usual or host < usual:
             known.learn_host(host)
-        if asked:
+        if request:
             self._drafts += 1
             if "draft" in spent and self._drafts > 1:  # the first may hold a prefill
                 late = max(0.0, min(host, OUTLIER * usual) - usual)
-                known.draft.learn(asked, max(0.0, spent["draft"] / alive - extra) + late)
-            extra += known.draft.of(asked)
+                known.draft.learn(request, max(0.0, spent["draft"] / alive - extra) + late)
+            extra += known.draft.of(request)
         time = forward + alive * (known.host + extra)
         known.learn_step(len(step.tokens), time)
 
     def _rate(self) -> float:
         """Return the tokens per millisecond of all rows now, at least those of plain decoding."""
         known = self.experience
-        own = max(known.tokens / known.time if known.time > 0.0 else 0.0, 1.0 / self._plain)
-        return own * self.cost.alive
+        current = max(known.tokens / known.time if known.time > 0.0 else 0.0, 1.0 / self._plain)
+        return current * self.cost.alive
 
 
 def fit_together(
@@ -188,9 +188,9 @@ def _widest(
     """
     dearest = max((session for session, _ in offers), key=lambda each: each._line.seconds[-1])
     alive, largest = dearest.cost.alive, max(offer.last for _, offer in offers)
-    asked = max(session.adviser.asked for session, _ in offers)
+    request = max(session.adviser.asked for session, _ in offers)
     fixed = dearest.experience.host * alive + sum(session.drafting for session in sharing)
-    sizes = [min(size, largest) for size in BUCKETS[: asked + 1]]
+    sizes = [min(size, largest) for size in BUCKETS[: request + 1]]
     gains = [sum(offer.gain(size) for _, offer in offers) for size in sizes]
     times = [1000.0 * dearest._line.at(size + 1) + fixed for size in sizes]
     rate = max((alive + gain) / time for gain, time in zip(gains, times, strict=True))

@@ -201,8 +201,8 @@ def reads_prompts(drafters: Iterable[Drafter | None]) -> bool:
 def wants_draft_prompt(drafter: Any) -> bool:
     """Tell whether a drafter, or one that it holds, reads `DraftRequest.draft_prompt`."""
     inner = [*getattr(drafter, "drafters", ()), getattr(drafter, "drafter", None)]
-    own = bool(getattr(drafter, "wants_draft_prompt", False))
-    return own or any(wants_draft_prompt(each) for each in inner if each is not None)
+    current = bool(getattr(drafter, "wants_draft_prompt", False))
+    return current or any(wants_draft_prompt(each) for each in inner if each is not None)
 
 
 def needs_hidden(drafters: Iterable[Drafter | None]) -> bool:
@@ -215,10 +215,10 @@ def tell_prefill(session: DraftSession, prefill: Prefill, best: bool, hidden: bo
 
     best, hidden: whether it reads the best tokens of prompts (`reads_prompts`) and hidden states.
     """
-    told = replace(
+    message = replace(
         prefill,
         best=prefill.best if best else None,
         hidden=prefill.hidden if hidden else None,
     )
-    if told.best is not None or told.hidden is not None:
-        cast(LearningSession, session).observe(told)
+    if message.best is not None or message.hidden is not None:
+        cast(LearningSession, session).observe(message)

@@ -30,12 +30,12 @@ def build_drafter(
     more source. All drafters go through `Fuse`, which also keeps a failing source from breaking
     the output. Raises UnknownNameError, TokenizerMismatchError, ModelNotFoundError, InputError.
     """
-    asked: list[Any] = [drafter]
+    requests: list[Any] = [drafter]
     if drafter is None:
-        asked = []
+        requests = []
     elif isinstance(drafter, Sequence) and not isinstance(drafter, str):
-        asked = list(drafter)
-    sources = [made for item in asked for made in _made(item)]
+        requests = list(drafter)
+    sources = [instance for item in requests for instance in _made(item)]
     if draft_model is not None:
         sources.append(model_drafter(draft_model, tokenizer, target))
     check_fits(sources, target.model, tokenizer)
@@ -66,8 +66,8 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
 
 def _made(item: Any) -> Sequence[Drafter]:
     if isinstance(item, str):
-        made = build(item, Sources())
-        return made if isinstance(made, list) else [made]
+        instance = build(item, Sources())
+        return instance if isinstance(instance, list) else [instance]
     expect_drafter(item)
     return [item]
 
@@ -79,22 +79,24 @@ def model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Mod
 
     if isinstance(draft_model, (str, Path)):
         draft_model = load_model(draft_model, target.device, target.dtype)
-    model, own = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
+    model, draft_tokenizer = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
     if isinstance(model, CausalTarget):
-        check_vocabulary(tokenizer, own, target.vocab_size, model.vocab_size)
+        check_vocabulary(tokenizer, draft_tokenizer, target.vocab_size, model.vocab_size)
         return AnyDrafter(model)
     if not hasattr(model, "config"):
         raise InputError(
             f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "
             "tokenizer), a path or a name"
         )
-    check_draft_model(model, own, tokenizer, target.vocab_size)
+    check_draft_model(model, draft_tokenizer, tokenizer, target.vocab_size)
     return AnyDrafter(model)
 
 
-def check_draft_model(model: Any, own: Any, tokenizer: Any, vocab_size: int) -> None:
+def check_draft_model(model: Any, draft_tokenizer: Any, tokenizer: Any, vocab_size: int) -> None:
     """Refuse a transformers model as the draft of a target with other token ids.
 
-    own: its tokenizer. tokenizer, vocab_size: the target's. Raises TokenizerMismatchError.
+    draft_tokenizer: its tokenizer. tokenizer, vocab_size: the target's. Raises TokenizerMismatchError.
     """
-    check_vocabulary(tokenizer, own, vocab_size, int(model.config.get_text_config().vocab_size))
+    check_vocabulary(
+        tokenizer, draft_tokenizer, vocab_size, int(model.config.get_text_config().vocab_size)
+    )

@@ -73,10 +73,10 @@ def brought(drafter: Drafter | None, what: str) -> Any:
     None where none brings one. Raises InputError where several do.
     """
     held = () if drafter is None else within(drafter)
-    found = [own for each in held if (own := getattr(each, what, None)) is not None]
-    if len(found) > 1:
-        names = ", ".join(repr(own.name) for own in found)
+    results = [current for each in held if (current := getattr(each, what, None)) is not None]
+    if len(results) > 1:
+        names = ", ".join(repr(current.name) for current in results)
         raise InputError(
             f"got drafters that each bring a {what} ({names}); expected one that does."
         )
-    return found[0] if found else None
+    return results[0] if results else None

@@ -72,8 +72,8 @@ class Source:
     @property
     def matched(self) -> int | None:
         """Length of the match behind the last proposal, None where the drafter does not tell."""
-        found = getattr(self._session, "matched", None)
-        return None if found is None else int(found)
+        result = getattr(self._session, "matched", None)
+        return None if result is None else int(result)
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the drafter's tree, the empty one where it failed."""

@@ -155,10 +155,10 @@ class FuseSession:
     @property
     def faults(self) -> dict[str, int]:
         """How often each source failed, those within others too; those without are left out."""
-        found = {source.name: source.faults for source in self._sources if source.faults}
+        record = {source.name: source.faults for source in self._sources if source.faults}
         for source in self._sources:
-            found |= getattr(source.session, "faults", {})
-        return found
+            record |= getattr(source.session, "faults", {})
+        return record
 
     @property
     def alone(self) -> DraftSession | None:
@@ -183,10 +183,10 @@ class FuseSession:
             return keep_best(tree, budget)
         parts: list[tuple[DraftTree, int]] = []
         for number, source in enumerate(self._sources):
-            asked = budget
+            request = budget
             if adviser and number > 0 and source.session is not None:
-                asked = adviser.allowance(source.name, budget)
-            tree = self._ask(source, context, asked) if asked else None
+                request = adviser.allowance(source.name, budget)
+            tree = self._ask(source, context, request) if request else None
             if tree is not None and len(tree):
                 parts.append((tree, number))
         fused = self._merged(parts)
@@ -195,8 +195,8 @@ class FuseSession:
 
     def outlook(self, context: DraftContext) -> float | None:
         """Return the best of the sources' outlooks; None where none can tell."""
-        told = [source.outlook(context) for source in self._sources]
-        return max((each for each in told if each is not None), default=None)
+        message = [source.outlook(context) for source in self._sources]
+        return max((each for each in message if each is not None), default=None)
 
     def observe(self, feedback: Feedback) -> None:
         """Tell every source; `Step.tree` is the fused tree as it was verified."""
@@ -238,12 +238,12 @@ class FuseSession:
         """Return the source's tree as it may be believed; None where it is off or has failed."""
         if source.session is None:
             return None
-        asked = context
+        request = context
         if context.adviser is not None and isinstance(source.session, FuseSession):
-            asked = replace(context, adviser=None)  # no claim is corrected twice
+            request = replace(context, adviser=None)  # no claim is corrected twice
         began = perf_counter()
         try:
-            tree = source.session.propose(asked, budget)
+            tree = source.session.propose(request, budget)
             late = source.delay(perf_counter() - began)
             check(tree, self._vocab_size)
             if len(tree) and tree.kind is not source.kind:

@@ -87,25 +87,25 @@ class Method:
 
 def describe(name: str) -> Method:
     """Return the descriptor of a method; raises UnknownNameError."""
-    found = resolve("drafter", name)
-    method: Method = found if isinstance(found, Method) else found.method
+    result = resolve("drafter", name)
+    method: Method = result if isinstance(result, Method) else result.method
     return method
 
 
 def build(name: str, sources: Sources) -> Drafters:
     """Return fresh drafters for a name; raises UnknownNameError, InputError for what is missing."""
-    found, method = resolve("drafter", name), describe(name)
+    result, method = resolve("drafter", name), describe(name)
     for missing in sorted(method.needs - sources.at_hand()):
         raise InputError(f"drafter {name!r} got no {missing}; expected one: {NEEDS[missing]}.")
-    made: Drafters = found() if method.make is None else method.make(sources)
-    return made
+    instance: Drafters = result() if method.make is None else method.make(sources)
+    return instance
 
 
 def one(name: str, sources: Sources) -> Drafter:
     """Return the fresh drafter of a method that is a single one; raises as `build` does."""
-    made = build(name, sources)
-    assert not isinstance(made, list), f"{name} is several drafters"
-    return made
+    instance = build(name, sources)
+    assert not isinstance(instance, list), f"{name} is several drafters"
+    return instance
 
 
 def listed() -> dict[str, Method]:

@@ -274,8 +274,8 @@ class Engine:
                 yield _told(session, run)
             return
         row = run.rows[0]
-        kept, prefix = run.settings.kept, run.settings.prefix
-        with kept.open(self.target, row.context.tokens, capacity, prefix) as (lent, known):
+        selected, prefix = run.settings.kept, run.settings.prefix
+        with selected.open(self.target, row.context.tokens, capacity, prefix) as (lent, known):
             row.slot, row.pending = 0, row.context.tokens[known:]
             row.report.kept = known
             yield _told(lent, run)

@@ -48,10 +48,10 @@ class PrefixCache:
         """Return what is kept of exactly these tokens, read by this target."""
         with self._using:
             self._serve(target)
-            found = self._known.get(tuple(tokens))
-            if found is not None:
+            result = self._known.get(tuple(tokens))
+            if result is not None:
                 self._known.move_to_end(tuple(tokens))
-            return found
+            return result
 
     def keep(self, target: Any, tokens: Sequence[int], beginning: Beginning) -> None:
         """Keep a beginning, and as many others as there is room for."""
@@ -168,18 +168,18 @@ class KeptContext:
         self, target: CausalTarget, session: TargetSession, prefix: Sequence[int], known: int
     ) -> int:
         """Begin with a prefix that is kept, where it is; return how many tokens are known."""
-        found = self.prefixes.find(target, prefix)
-        if found is None or not isinstance(session, CachedSession):
+        result = self.prefixes.find(target, prefix)
+        if result is None or not isinstance(session, CachedSession):
             return known
-        session.begin_with(found)
+        session.begin_with(result)
         return len(prefix)
 
     def _keep(self, session: TargetSession, tokens: Sequence[int], prefix: int) -> None:
         """Keep a prefix that was read, for other texts."""
         if len(tokens) == prefix and isinstance(session, CachedSession):
-            found = session.beginning(prefix)
-            if found is not None:
-                self.prefixes.keep(self._target, tokens, found)
+            result = session.beginning(prefix)
+            if result is not None:
+                self.prefixes.keep(self._target, tokens, result)
 
     def _resume(self, target: CausalTarget, text: Sequence[int]) -> int:
         """Keep the common beginning and return its length; drop what is of another target.

@@ -54,7 +54,9 @@ def decode(
     """
     loop = Loop(session, forward)
     for prompt in dict.fromkeys(prompts):
-        loop.join([row for row, own in zip(rows, prompts, strict=True) if own == prompt], rule)
+        loop.join(
+            [row for row, current in zip(rows, prompts, strict=True) if current == prompt], rule
+        )
     while loop.rows:
         yield loop.step()
 
@@ -75,12 +77,12 @@ class Loop:
         forward: SharedForward | None = None,
         *,
         chunk: int | None = None,
-        apart: bool = False,
+        difference: bool = False,
     ) -> None:
         self.session = session
         self._forward = SharedForward() if forward is None else forward
         self._chunk = chunk
-        self._apart = apart
+        self._apart = difference
         self._reading: list[Reading] = []
         self._live: list[Row] = []
         self._put_back: list[Reading] = []
@@ -97,7 +99,7 @@ class Loop:
     @property
     def rows(self) -> list[Row]:
         """The rows that have joined and not left."""
-        return [*self._live, *(row for reading in self._reading for row in reading.rows)]
+        return [*self._live, *(row for job in self._reading for row in job.rows)]
 
     def join(self, rows: Sequence[Row], rule: Rule, scope: str = "") -> None:
         """Let the rows of one prompt join; its text is read in the steps to come.
@@ -183,28 +185,28 @@ class Loop:
             readings, logits = read(self.session, list(portions(self._reading, self._chunk)))
         except Exception as error:
             return self._make_room(error)
-        ended = [place for place, reading in enumerate(readings) if not reading.left]
+        ended = [place for place, job in enumerate(readings) if not job.left]
         rows: list[Row] = []
         where: list[int] = []
         for place in ended:
             rows += self._seat(readings[place])
             where += [place] * (len(rows) - len(where))
-        self._reading = [reading for reading in self._reading if reading.left]
+        self._reading = [job for job in self._reading if job.left]
         return (
             self._first(rows, [readings[place] for place in where], logits[where]) if rows else []
         )
 
-    def _seat(self, reading: Reading) -> list[Row]:
+    def _seat(self, job: Reading) -> list[Row]:
         """Let the rows of a prompt that was read take their steps; return those to judge now."""
-        first, *others = rows = reading.rows
+        first, *others = rows = job.rows
         self._live += rows
-        if reading.again:
-            first.report.prefill(1000 * (time.perf_counter() - reading.began), reading.forwards)
+        if job.again:
+            first.report.prefill(1000 * (time.perf_counter() - job.began), job.forwards)
             return []
         for row in others:
             row.slot = self.session.fork(_known(first.slot))
         for row in rows:
-            self._attempt(row, reading.tell, row)
+            self._attempt(row, job.tell, row)
         return [row for row in rows if not row.done]
 
     def _first(
@@ -212,18 +214,21 @@ class Loop:
     ) -> list[Emission]:
         """Emit the first token of each row: logits [B, 1, V] after its prompt."""
         empty = [DraftTree.empty()] * len(rows)
-        ends = [reading.hidden[-1][:, -1:] if reading.hidden else None for reading in readings]
+        ends = [
+            prefill_job.hidden[-1][:, -1:] if prefill_job.hidden else None
+            for prefill_job in readings
+        ]
         judged = judge(rows, empty, logits, ends, self._attempt)
         emissions = []
-        for row, reading, found in zip(rows, readings, judged, strict=True):
-            if found is None:
+        for row, job, result in zip(rows, readings, judged, strict=True):
+            if result is None:
                 continue
             # From the row's start: opening drafters (an index of the prompt, a draft model's own
             # prefill) is work on the prompt too.
             spent = 1000 * (time.perf_counter() - row.started)
-            step = self._attempt(row, emit, row, DraftTree.empty(), found[0], {"prefill": spent})
+            step = self._attempt(row, emit, row, DraftTree.empty(), result[0], {"prefill": spent})
             if step is not None:
-                row.report.prefill(spent, reading.forwards)
+                row.report.prefill(spent, job.forwards)
                 emissions.append(Emission(row, step))
         return emissions
 
@@ -240,13 +245,13 @@ class Loop:
                 return []
             landing = time.perf_counter()
             output = self._launcher.wait(pending_step)
-            judged, tops, hidden = self._judged(pending_step, output)
+            judged, top_tokens, hidden = self._judged(pending_step, output)
         except Exception as error:
             return self._make_room(error)
         rows, trees = pending_step.rows, pending_step.trees
         verified = time.perf_counter()
         waited = max(pending_step.launching + verified - landing, output.seconds)
-        self.session.commit([() if found is None else found[0].path for found in judged])
+        self.session.commit([() if match is None else match[0].path for match in judged])
         committed = time.perf_counter()
         spent = {
             "draft": 1000 * pending_step.drafting,
@@ -254,10 +259,10 @@ class Loop:
             "commit": 1000 * (committed - verified),
         }
         emissions = []
-        for i, (row, tree, found) in enumerate(zip(rows, trees, judged, strict=True)):
-            top, states = None if tops is None else tops[i], hidden[i]
+        for i, (row, tree, result) in enumerate(zip(rows, trees, judged, strict=True)):
+            top, states = None if top_tokens is None else top_tokens[i], hidden[i]
             states = None if states is None else states[:, : len(tree) + 1]
-            step = found and self._attempt(row, _finish, row, tree, *found, spent, top, states)
+            step = result and self._attempt(row, _finish, row, tree, *result, spent, top, states)
             if step is not None:
                 emissions.append(Emission(row, step))
         host = 1000 * (time.perf_counter() - committed)
@@ -273,10 +278,12 @@ class Loop:
         """Return what the rules decide of a forward, and what drafters learn from."""
         rows, trees, logits = pending_step.rows, pending_step.trees, output.logits
         k = max(row.top for row in rows)
-        kept = not any(row.law.processors for row in rows)
-        tops = Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], kept) if k else None
+        selected = not any(row.law.processors for row in rows)
+        top_tokens = (
+            Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], selected) if k else None
+        )
         hidden = hidden_of(self.session, rows)
-        return judge(rows, trees, logits, hidden, self._attempt, output.chosen), tops, hidden
+        return judge(rows, trees, logits, hidden, self._attempt, output.chosen), top_tokens, hidden
 
     def _make_room(self, error: Exception) -> list[Emission]:
         """Put a row back where memory has ended, before anybody was judged; raises other errors."""
@@ -296,7 +303,7 @@ class Loop:
 
     def _put(self, row: Row) -> None:
         """Put a row back: what is to be read of it, later, is all that was."""
-        new = any(row in reading.rows and not reading.again for reading in self._reading)
+        new = any(row in job.rows and not job.again for job in self._reading)
         self.leave(row)
         self.session.shrink()
         self._put_back.append(Reading.of([row]) if new else Reading.anew(row))
@@ -305,9 +312,11 @@ class Loop:
         """Line the rows up and return them with what is verified of their drafts."""
         self._forward.begin(len(self._live))
         drafts = {_known(row.slot): (row, self._attempt(row, propose, row)) for row in self._live}
-        asked = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
-        lined = [asked[slot] for slot in self.session.line_up(list(asked))] if asked else []
-        rows, trees = [row for row, _ in lined], [tree for _, tree in lined]
+        request = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
+        active_rows = (
+            [request[slot] for slot in self.session.line_up(list(request))] if request else []
+        )
+        rows, trees = [row for row, _ in active_rows], [tree for _, tree in active_rows]
         lengths = [len(row.context.tokens) for row in rows]
         fitted = fit_together([row.budget for row in rows], trees, lengths)
         admitted = [
@@ -347,15 +356,15 @@ def _finish(
 
 def _without(row: Row, readings: Sequence[Reading]) -> Iterator[Reading]:
     """Yield the readings less one row; where that read for others, these begin anew."""
-    for reading in readings:
-        if row not in reading.rows:
-            yield reading
-        elif others := [other for other in reading.rows if other is not row]:
-            if reading.rows[0] is row:
+    for job in readings:
+        if row not in job.rows:
+            yield job
+        elif others := [other for other in job.rows if other is not row]:
+            if job.rows[0] is row:
                 yield Reading.of(others)
             else:
-                reading.rows = others
-                yield reading
+                job.rows = others
+                yield job
 
 
 def _left(row: Row) -> int:

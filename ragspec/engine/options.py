@@ -59,10 +59,12 @@ class RowSettings:
     def extra_of(self, row: int, shared: Sequence[Any]) -> list[HFCallable]:
         """Return the processors of row number `row`: a `ByRow`'s, or a copy that holds `shared`."""
         memo = {id(thing): thing for thing in shared}  # one for all: they may share what they know
-        made: list[tuple[Any, Any]] = [(given, _of_row(given, row)) for given in self.extra]
+        instance: list[tuple[Any, Any]] = [(inputs, _of_row(inputs, row)) for inputs in self.extra]
         if self.alone:
-            return [own for _, own in made]
-        return [copied(own, memo) if own is given else own for given, own in made]
+            return [current for _, current in instance]
+        return [
+            copied(current, memo) if current is inputs else current for inputs, current in instance
+        ]
 
     def own_of(self, prompt: torch.Tensor, vocab_size: int) -> list[Processor]:
         """Return what the model itself asks of the text after a prompt i64 [1, T]."""
@@ -310,20 +312,20 @@ def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str
     return tuple(strings)
 
 
-def _of_row(given: Any, row: int) -> Any:
+def _of_row(inputs: Any, row: int) -> Any:
     """Return the processor or criterion of row number `row`: what a `ByRow` says, or the object."""
-    own = getattr(given, "of_row", None)
-    return given if own is None else own(row)
+    current = getattr(inputs, "of_row", None)
+    return inputs if current is None else current(row)
 
 
-def _callables(name: str, given: Sequence[Any] | None) -> tuple[Any, ...]:
-    if given is None:
+def _callables(name: str, inputs: Sequence[Any] | None) -> tuple[Any, ...]:
+    if inputs is None:
         return ()
-    if not isinstance(given, Sequence) or not all(
-        callable(each) or hasattr(each, "of_row") for each in given
+    if not isinstance(inputs, Sequence) or not all(
+        callable(each) or hasattr(each, "of_row") for each in inputs
     ):
-        raise InputError(f"{name} is {given!r}; expected a list of callables, or None")
-    return tuple(given)
+        raise InputError(f"{name} is {inputs!r}; expected a list of callables, or None")
+    return tuple(inputs)
 
 
 def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:
@@ -401,9 +403,9 @@ def _check_penalties(sampling: Sampling, prompts: Sequence[Sequence[int]], vocab
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     """Return the ids that end a text, by the model's generation config, else by the tokenizer."""
-    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if found is None:
-        found = getattr(tokenizer, "eos_token_id", None)
-    if found is None:
+    result = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if result is None:
+        result = getattr(tokenizer, "eos_token_id", None)
+    if result is None:
         return []
-    return [int(found)] if isinstance(found, int) else [int(token) for token in found]
+    return [int(result)] if isinstance(result, int) else [int(token) for token in result]

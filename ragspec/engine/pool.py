@@ -144,14 +144,14 @@ class Pool:
             )
         if sample < 0:
             raise InputError(f"sample is {sample}; expected 0 or more.")
-        ticket = Ticket(encoded.ids[0], settings, engine.tokenizer, self._wake)
-        request = _Request(ticket, engine, settings, sample, tenant, on_step)
+        handle = Ticket(encoded.ids[0], settings, engine.tokenizer, self._wake)
+        request = _Request(handle, engine, settings, sample, tenant, on_step)
         with self._changed:
             self.expect_room()
             self._open_requests += 1
             self._waiting.append(request)
             self._changed.notify_all()
-        return ticket
+        return handle
 
     def close(self, *, cancel: bool = False, timeout: float | None = None) -> None:
         """Take no more requests and wait until all texts have ended.
@@ -209,7 +209,7 @@ class Pool:
             try:
                 with self.engine.target.open_rows(self.slots) as session:
                     self._opened.set()
-                    loop = Loop(session, self._forward, chunk=self._chunk, apart=True)
+                    loop = Loop(session, self._forward, chunk=self._chunk, difference=True)
                     while self._wait():
                         self._turn(loop)
                 return
@@ -252,20 +252,20 @@ class Pool:
             gone = [request for request in self._waiting if request.ticket.cancelled]
             for request in gone:
                 self._waiting.remove(request)
-            found = None
+            result = None
             if self._waiting and len(self._live) < self.slots:
-                found = self._waiting.popleft()
+                result = self._waiting.popleft()
         for request in gone:
             request.run = self._run(replace(request.engine.parts, drafter=None), request)
             self._end(request)
-        return found
+        return result
 
     def _drained(self) -> list[_Request]:
         """Return all that wait, and let none of them wait any longer."""
         with self._changed:
-            found = list(self._waiting)
+            result = list(self._waiting)
             self._waiting.clear()
-        return found
+        return result
 
     def _run(self, parts: Parts, request: _Request) -> Run:
         prompts, samples = [request.ticket.prompt], [request.sample]

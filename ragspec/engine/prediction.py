@@ -75,8 +75,8 @@ def _encode(prediction: Any, tokenizer: Any, vocab_size: int) -> list[int]:
                 "got a text as a prediction but the engine has no tokenizer; pass one, or token ids"
             )
         return [int(i) for i in tokenizer(well_formed(text), add_special_tokens=False)["input_ids"]]
-    ids_given = isinstance(text, Sequence) and not isinstance(text, (bytes, bytearray))
-    if not ids_given or not all(isinstance(i, Integral) for i in text):
+    ids_value = isinstance(text, Sequence) and not isinstance(text, (bytes, bytearray))
+    if not ids_value or not all(isinstance(i, Integral) for i in text):
         raise InputError(f"got {type(prediction).__name__} as a prediction; {_FORMS}.")
     ids = [int(i) for i in text]
     wrong = next((i for i in ids if not 0 <= i < vocab_size), None)

@@ -48,10 +48,10 @@ def encode_prompts(
     (input_ids, attention_mask) is taken as well. Raises InputError for an empty prompt, ids
     outside the vocabulary, text without a tokenizer, and other types.
     """
-    found = _read(prompts, tokenizer, attention_mask)
-    for number, ids in enumerate(found.ids):
-        _check(ids, _numbered(number, len(found.ids)), input_size)
-    return found
+    result = _read(prompts, tokenizer, attention_mask)
+    for number, ids in enumerate(result.ids):
+        _check(ids, _numbered(number, len(result.ids)), input_size)
+    return result
 
 
 def _read(prompts: Any, tokenizer: Any, attention_mask: torch.Tensor | None) -> EncodedPrompts:
@@ -107,11 +107,11 @@ def _from_encoding(encoding: Mapping[str, Any], mask: Any) -> tuple[Any, Any]:
     return [[t for t, keep in zip(*row, strict=True) if keep] for row in rows], None
 
 
-def _from_tensor(given: Any, mask: Any) -> EncodedPrompts:
-    ids = given if isinstance(given, torch.Tensor) else _as_ids(given)
+def _from_tensor(inputs: Any, mask: Any) -> EncodedPrompts:
+    ids = inputs if isinstance(inputs, torch.Tensor) else _as_ids(inputs)
     if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2) or not len(ids):
         raise InputError(
-            f"got a tensor of {given.dtype} with shape {list(given.shape)} as a prompt; expected "
+            f"got a tensor of {inputs.dtype} with shape {list(inputs.shape)} as a prompt; expected "
             "token ids, int64, shape [T] or [B, T]"
         )
     rows = ids[None] if ids.ndim == 1 else ids
@@ -124,8 +124,8 @@ def _from_tensor(given: Any, mask: Any) -> EncodedPrompts:
             f"got an attention_mask with shape {list(marks.shape)} for token ids with shape "
             f"{list(rows.shape)}; expected the same shape"
         )
-    kept = [row[keep].tolist() for row, keep in zip(rows, marks, strict=True)]
-    return EncodedPrompts(kept, len(rows) == 1)
+    selected = [row[keep].tolist() for row, keep in zip(rows, marks, strict=True)]
+    return EncodedPrompts(selected, len(rows) == 1)
 
 
 def _from_list(prompts: Sequence[Any], tokenizer: Any) -> EncodedPrompts:
@@ -197,19 +197,19 @@ def read_message(message: Message, number: int) -> dict[str, Any]:
             f"message {number + 1} has no role ({dict(message)!r}); expected {{'role': 'user', "
             "'content': ...}."
         )
-    made: dict[str, Any] = _well_formed(dict(message))
-    content = made.get("content")
+    instance: dict[str, Any] = _well_formed(dict(message))
+    content = instance.get("content")
     if isinstance(content, list):
-        found = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        texts = [text for text in found if isinstance(text, str)]
-        if len(texts) < len(found):
+        results = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        texts = [text for text in results if isinstance(text, str)]
+        if len(texts) < len(results):
             kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
             raise InputError(
                 f"message {number + 1} has parts of the types {kinds}; expected text parts alone: "
                 "this engine reads text."
             )
-        made["content"] = "".join(texts)
-    return made
+        instance["content"] = "".join(texts)
+    return instance
 
 
 def _well_formed(messages: Any) -> Any:
@@ -242,9 +242,11 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, Mapping) and "input_ids" not in value
 
 
-def _as_ids(given: np.ndarray[Any, Any]) -> torch.Tensor:
+def _as_ids(inputs: np.ndarray[Any, Any]) -> torch.Tensor:
     """Return an array of any integers as i64, another as an empty tensor of another type."""
-    return torch.from_numpy(given.astype(np.int64)) if given.dtype.kind in "iu" else torch.empty(0)
+    return (
+        torch.from_numpy(inputs.astype(np.int64)) if inputs.dtype.kind in "iu" else torch.empty(0)
+    )
 
 
 def _described(value: Any) -> str:

@@ -52,12 +52,12 @@ class Reading:
             first.report.kept = max(first.report.kept, known)
         return first.slot
 
-    def note(self, count: int, tops: Tops | None, hidden: torch.Tensor | None) -> None:
+    def note(self, count: int, top_tokens: Tops | None, hidden: torch.Tensor | None) -> None:
         """Note that `count` more tokens were read, and what the target knew of their ends."""
         del self.left[:count]
         self.forwards += 1
-        if tops is not None:
-            self.tops.append(tops)
+        if top_tokens is not None:
+            self.tops.append(top_tokens)
         if hidden is not None:
             self.hidden.append(hidden)
 
@@ -66,9 +66,9 @@ class Reading:
         best, states = _joined(self.tops), None
         if self.hidden:
             states = self.hidden[0] if len(self.hidden) == 1 else torch.cat(self.hidden, 1)
-        told = len(best) if best is not None else 0 if states is None else states.shape[1]
-        if row.drafter is not None and told:
-            tokens = np.asarray(row.context.tokens[-told:], dtype=np.int64)
+        message = len(best) if best is not None else 0 if states is None else states.shape[1]
+        if row.drafter is not None and message:
+            tokens = np.asarray(row.context.tokens[-message:], dtype=np.int64)
             reads = row.top > 0 and row.reads_prompt
             tell_prefill(row.drafter, Prefill(tokens, best, states), reads, row.hidden)
 
@@ -80,12 +80,12 @@ def portions(readings: Sequence[Reading], chunk: int | None) -> Iterator[tuple[R
     counted; None sets no limit.
     """
     longest = 0
-    for number, reading in enumerate(readings, start=1):
-        count = len(reading.left) if chunk is None else min(chunk, len(reading.left))
+    for number, job in enumerate(readings, start=1):
+        count = len(job.left) if chunk is None else min(chunk, len(job.left))
         longest = max(longest, count)
         if chunk is not None and number > 1 and number * longest > chunk:
             return
-        yield reading, count
+        yield job, count
 
 
 def read(
@@ -95,32 +95,32 @@ def read(
 
     Returns the readings in the order of their rows and the logits after those tokens [B, 1, V].
     """
-    by_slot = {reading.join(session): (reading, count) for reading, count in parts}
-    lined = [by_slot[slot] for slot in session.line_up(list(by_slot))]
-    rows = [reading.rows[0] for reading, _ in lined]
-    pending = [reading.left[:count] for reading, count in lined]
+    by_slot = {prefill_job.join(session): (prefill_job, count) for prefill_job, count in parts}
+    active_rows = [by_slot[slot] for slot in session.line_up(list(by_slot))]
+    rows = [prefill_job.rows[0] for prefill_job, _ in active_rows]
+    pending = [prefill_job.left[:count] for prefill_job, count in active_rows]
     k = max(row.top if row.reads_prompt else 0 for row in rows)
-    tops: list[Tops] = []
+    top_tokens: list[Tops] = []
     if (k or any(row.hidden for row in rows)) and isinstance(session, CachedSession):
-        logits, tops = session.read_prompts(pending, k)
+        logits, top_tokens = session.read_prompts(pending, k)
     else:
         logits = session.verify(pending, [DraftTree.empty()] * len(rows))
     hidden = hidden_of(session, rows)
     session.commit([() for _ in rows])
-    for i, (reading, count) in enumerate(lined):
-        reading.note(count, tops[i] if tops else None, hidden[i])
-    return [reading for reading, _ in lined], logits
+    for i, (job, count) in enumerate(active_rows):
+        job.note(count, top_tokens[i] if top_tokens else None, hidden[i])
+    return [prefill_job for prefill_job, _ in active_rows], logits
 
 
 def hidden_of(session: TargetSession, rows: Sequence[Row]) -> Sequence[torch.Tensor | None]:
     """Return the hidden states of the last forward, row by row; None where none are kept."""
-    wanted = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
-    kept = session.hidden if wanted and isinstance(session, CachedSession) else []
-    return kept or [None] * len(rows)
+    selection = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
+    selected = session.hidden if selection and isinstance(session, CachedSession) else []
+    return selected or [None] * len(rows)
 
 
-def _joined(tops: Sequence[Tops]) -> Tops | None:
+def _joined(top_tokens: Sequence[Tops]) -> Tops | None:
     """Return the best tokens of several forwards as those of one."""
-    if len(tops) < 2:
-        return tops[0] if tops else None
-    return Tops.of(torch.cat([part.there() for part in tops]))
+    if len(top_tokens) < 2:
+        return top_tokens[0] if top_tokens else None
+    return Tops.of(torch.cat([part.there() for part in top_tokens]))

@@ -186,8 +186,8 @@ class Run:
         text = str(self.parts.tokenizer.decode(tokens, skip_special_tokens=True))
         if row.stop.cut is None:
             return text
-        found = [text.find(string) for string in self.settings.stop.strings]
-        return text[: min((place for place in found if place >= 0), default=row.stop.cut)]
+        results = [text.find(string) for string in self.settings.stop.strings]
+        return text[: min((place for place in results if place >= 0), default=row.stop.cut)]
 
     @without_autograd
     def _row(self, prompt: list[int], seed: int, sample: int, number: int) -> Row:
@@ -195,7 +195,7 @@ class Run:
         parts, settings, target = self.parts, self.settings, self.parts.target
         place = number * settings.sampling.n + sample
         ids = torch.tensor([prompt], device=target.device)
-        law = TokenLaw(
+        distribution = TokenLaw(
             settings.sampling,
             NoiseStream(seed, sample),
             len(prompt),
@@ -207,13 +207,13 @@ class Run:
         changes, transform, name = self.transform, None, None
         if changes is not None:
             size = target.vocab_size
-            start = TextStart(law, tuple(prompt), size, settings.draft_prompt)
+            start = TextStart(distribution, tuple(prompt), size, settings.draft_prompt)
             transform, name = changes.open(start), changes.name
         row = Row(
             context=DraftContext(
                 list(before), len(prompt), settings.stop.room(len(settings.written))
             ),
-            law=law,
+            law=distribution,
             stop=settings.stop_of(place).open(parts.tokenizer, prompt, settings.written),
             report=ReportBuilder(
                 label_under(parts.rule.label, name), seed, len(prompt), self._rounded
@@ -233,7 +233,7 @@ class Run:
                 vocab_size=parts.target.vocab_size,
                 spans=tuple(settings.spans),
                 texts=settings.texts_of(number),
-                law=law,
+                law=distribution,
                 device=parts.target.device,
                 draft_prompt=settings.draft_prompt,
                 known_states=settings.known_states,
@@ -250,12 +250,12 @@ class Run:
         return row
 
 
-def _law_of(asked: Transform | None, drafter: Drafter | None) -> Transform | None:
+def _law_of(request: Transform | None, drafter: Drafter | None) -> Transform | None:
     """Return the transform of a call: the one that is asked for, or that the drafter brings."""
-    own: Transform | None = brought(drafter, "transform")
-    if own is not None and asked is not None and own is not asked:
+    current: Transform | None = brought(drafter, "transform")
+    if current is not None and request is not None and current is not request:
         raise InputError(
-            f"got transform={asked.name!r} with a drafter that changes the law itself "
-            f"({own.name!r}); expected one of them."
+            f"got transform={request.name!r} with a drafter that changes the law itself "
+            f"({current.name!r}); expected one of them."
         )
-    return own if asked is None else asked
+    return current if request is None else request

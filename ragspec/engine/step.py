@@ -70,12 +70,12 @@ def judge(
     target's own tokens after root and nodes, where they are worked out; none of a row where not.
     """
     parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
-    laws = [row.law for row in rows]
+    distributions = [row.law for row in rows]
     contexts = [row.context.tokens for row in rows]
-    apart = any(row.transform is not None or row.open_view is not RowView for row in rows)
+    difference = any(row.transform is not None or row.open_view is not RowView for row in rows)
     together = known
-    if known is None and not apart:
-        together = choose_together(parts, trees, laws, contexts)
+    if known is None and not difference:
+        together = choose_together(parts, trees, distributions, contexts)
     chosen = [(together[i] or None) if together is not None else None for i in range(len(rows))]
     views = [
         attempt(row, _view, row, trees[i], parts[i], hidden[i], chosen[i])
@@ -103,8 +103,8 @@ def _view(
     """Return what the row's rule sees of its logits [N + 1, V]."""
     context = row.context.tokens
     if row.transform is not None:
-        own = None if hidden is None else hidden[0, : len(tree) + 1]
-        row.transform.forward(own, tree, context)
+        current = None if hidden is None else hidden[0, : len(tree) + 1]
+        row.transform.forward(current, tree, context)
     return row.open_view(logits, tree, row.law, row.stop, context, chosen, row.transform)
 
 
@@ -136,8 +136,8 @@ def emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -
     del row.scored[row.stop.fresh :]  # of accepted tokens behind the one that ended the text
     row.pending = tokens[-1:]
     count = len(tokens)
-    excess, surprise = verdict.excess[:count], verdict.surprise[:count]
-    step = Step(tree, verdict.path[:count], tuple(tokens), spent, excess=excess, surprise=surprise)
+    excess, nll_gap = verdict.excess[:count], verdict.surprise[:count]
+    step = Step(tree, verdict.path[:count], tuple(tokens), spent, excess=excess, surprise=nll_gap)
     row.report.label = row.label  # may depend on the kinds of draft that the rule met
     row.steps.append(step if tree.q is None else replace(step, tree=replace(tree, q=None)))
     return step

@@ -68,9 +68,9 @@ class Ticket:
         return self
 
     def __next__(self) -> Emission:
-        found = self._emissions.get()
-        if found is not None:
-            return found
+        result = self._emissions.get()
+        if result is not None:
+            return result
         self._emissions.put(None)  # for whoever asks again
         if not self._cancelled and (error := self.future.exception()) is not None:
             raise error
@@ -115,21 +115,21 @@ class Ticket:
             self.future.set_result(outcome)
         self._put(None)
 
-    def _put(self, found: Emission | None) -> None:
+    def _put(self, result: Emission | None) -> None:
         with self._putting:
-            self._emissions.put(found)
+            self._emissions.put(result)
             if self._watcher is not None:
                 self._watcher()
-            if found is None:
+            if result is None:
                 self._told = True
                 self._watcher = None  # it may hold this ticket: a cycle that would keep the text
 
 
-def _passes(ticket: Ticket) -> Iterator[list[Emission]]:
+def _passes(handle: Ticket) -> Iterator[list[Emission]]:
     """Yield the emissions of a ticket, all that are left once its text has ended."""
     try:
-        for emission in ticket:
-            yield [emission, *(ticket if emission.row.done else ())]
+        for emission in handle:
+            yield [emission, *(handle if emission.row.done else ())]
     finally:
-        if not ticket.done:
-            ticket.cancel()
+        if not handle.done:
+            handle.cancel()

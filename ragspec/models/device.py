@@ -106,8 +106,8 @@ def input_device(embedding: Any) -> torch.device:
         place = getattr(each, "execution_device", None)
         if place is not None:
             return torch.device(place)
-    found: torch.device = embedding.weight.device
-    return found
+    result: torch.device = embedding.weight.device
+    return result
 
 
 def without_autograd(function: Callable[P, T]) -> Callable[P, T]:

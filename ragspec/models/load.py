@@ -41,7 +41,7 @@ def load_model(
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    found = resolve_model(name)
+    result = resolve_model(name)
     if device_map is not None and device != "auto":
         raise InputError(
             f"got a device ({device}) and a device map ({device_map}); expected one of them."
@@ -51,41 +51,41 @@ def load_model(
     place = pick_device(device)
     numbers = pick_dtype(dtype, place)
     source: dict[str, Any] = {"local_files_only": True}
-    if found.file is not None:
+    if result.file is not None:
         check_gguf(name)
-        source["gguf_file"] = found.file
+        source["gguf_file"] = result.file
     spread = {} if device_map is None else {"device_map": device_map}
     try:
         with _without_bars():
-            check_config(AutoConfig.from_pretrained(found.folder, **source))
+            check_config(AutoConfig.from_pretrained(result.folder, **source))
             model, info = AutoModelForCausalLM.from_pretrained(
-                found.folder,
+                result.folder,
                 dtype=numbers,
                 output_loading_info=True,
                 **source,
                 **spread,
-                **(_dequantised() if found.file is not None else {}),
+                **(_dequantised() if result.file is not None else {}),
             )
     except UnsupportedModelError:
         raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(
-            f"{name} was found at {found.folder} but transformers cannot load it as a causal "
+            f"{name} was found at {result.folder} but transformers cannot load it as a causal "
             f"language model: {error}. Expected a folder written by save_pretrained, or a GGUF "
             "file of an architecture that transformers reads."
         ) from error
     if info["missing_keys"]:  # transformers would go on with random ones
         raise ModelError(
-            f"{name} was found at {found.folder} but lacks the weights "
+            f"{name} was found at {result.folder} but lacks the weights "
             f"{', '.join(sorted(info['missing_keys'])[:3])}; expected all of them. Copy it again."
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(found.folder, **source)
+        tokenizer = AutoTokenizer.from_pretrained(result.folder, **source)
     except Exception as error:  # a damaged tokenizer.json raises the bare class
-        held = any((Path(found.folder) / file).exists() for file in _TOKENIZER_FILES)
-        if held or found.file is not None:
+        held = any((Path(result.folder) / file).exists() for file in _TOKENIZER_FILES)
+        if held or result.file is not None:
             raise ModelError(
-                f"{name} was found at {found.folder} but transformers cannot load its tokenizer: "
+                f"{name} was found at {result.folder} but transformers cannot load its tokenizer: "
                 f"{error}. Expected the files that save_pretrained writes; copy them again."
             ) from error
         tokenizer = None
@@ -100,12 +100,12 @@ def _without_bars() -> Iterator[None]:
     """Keep transformers' loading bars off the caller's terminal; loading takes a second or two."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    text = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if text:
             logging.enable_progress_bar()
 
 

@@ -31,8 +31,8 @@ def halves() -> bool:
 
 def packed(matrix: torch.Tensor, rows: int) -> torch.Tensor:
     """Return a matrix [M, N] in the layout that suits products with so many rows best."""
-    found: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, rows)
-    return found
+    result: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, rows)
+    return result
 
 
 def product(
@@ -47,8 +47,8 @@ def free_memory() -> int:
     """Return the bytes that can be had without pushing anything out."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            found = dict(line.split(":", 1) for line in lines)
-        return int(found["MemAvailable"].split()[0]) * 1024
+            record = dict(line.split(":", 1) for line in lines)
+        return int(record["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
         return pages * os.sysconf("SC_PAGE_SIZE") // 2 if pages > 0 else 0

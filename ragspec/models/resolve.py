@@ -228,13 +228,13 @@ def _cached(name: str) -> _Place:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=True)
+        result = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=True)
     except (HFValidationError, OSError):
         return Origin.CACHE, None, "not in the Hugging Face cache"
-    missing = _missing_files(Path(found))
+    missing = _missing_files(Path(result))
     if missing:
-        return Origin.CACHE, None, f"incomplete in {found}, without {', '.join(missing)}"
-    return Origin.CACHE, Path(found), ""
+        return Origin.CACHE, None, f"incomplete in {result}, without {', '.join(missing)}"
+    return Origin.CACHE, Path(result), ""
 
 
 def _from_hub(name: str, offline: bool) -> tuple[Path | None, str]:

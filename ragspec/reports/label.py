@@ -30,9 +30,9 @@ def label_of(rule: str, rounded: bool) -> str:
     return rule + ROUNDED if rounded and rule.startswith("exact") else rule
 
 
-def label_under(rule: str, law: str | None) -> str:
+def label_under(rule: str, distribution: str | None) -> str:
     """Return a rule's label over the law of that name, None for the target's own."""
-    return f"exact-for({law})" if law is not None and rule == "exact" else rule
+    return f"exact-for({distribution})" if distribution is not None and rule == "exact" else rule
 
 
 def kind_of_label(label: str) -> str:

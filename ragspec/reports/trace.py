@@ -90,7 +90,7 @@ class Trace:
     @property
     def text(self) -> str:
         """The generated text."""
-        return "".join("".join(pieces) for pieces in self.texts)
+        return "".join("".join(chunks) for chunks in self.texts)
 
 
 def token_texts(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
@@ -201,7 +201,7 @@ def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> di
         "tokens": tree.tokens.tolist(),
         "parents": tree.parents.tolist(),
         "source": tree.source.tolist(),
-        "reach": [round(float(reach), 4) for reach in tree.reach],
+        "reach": [round(float(accept_prob), 4) for accept_prob in tree.reach],
         "origin": tree.origin.tolist(),
         "path": list(step.path),
         "emitted": list(step.tokens),

@@ -47,13 +47,13 @@ class RowProcessors:
     def of_row(self, row: int) -> Any:
         """Return a processor that gives the row's own ones what transformers gives them."""
         memo = {id(thing): thing for thing in self.rows.shared}
-        own = list(self.processors)
+        current = list(self.processors)
         if len(self.rows.ids) > 1:
-            own = [_of_row(each, row, self.rows, memo) for each in own]
+            current = [_of_row(each, row, self.rows, memo) for each in current]
 
         def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             whole = self.rows.whole(row, ids)
-            for processor in own:
+            for processor in current:
                 scores = processor(whole, scores)
             return scores
 
@@ -78,19 +78,22 @@ def _of_row(processor: Any, row: int, rows: BatchRows, memo: dict[int, Any]) -> 
     if kind == "PrefixConstrainedLogitsProcessor":
         allowed = processor._prefix_allowed_tokens_fn
         return type(processor)(lambda _, ids: allowed(row, ids), 1)
-    own: Any = copied(processor, memo)
-    if kind == "RepetitionPenaltyLogitsProcessor" and torch.is_tensor(own.prompt_ignore_length):
-        own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
+    current: Any = copied(processor, memo)
+    if kind == "RepetitionPenaltyLogitsProcessor" and torch.is_tensor(current.prompt_ignore_length):
+        current.prompt_ignore_length = current.prompt_ignore_length[row : row + 1]
     elif kind == "EncoderRepetitionPenaltyLogitsProcessor":
-        own.encoder_input_ids = own.encoder_input_ids[prompt : prompt + 1]
+        current.encoder_input_ids = current.encoder_input_ids[prompt : prompt + 1]
     elif kind == "EncoderNoRepeatNGramLogitsProcessor":
-        own.batch_size, own.generated_ngrams = 1, own.generated_ngrams[prompt : prompt + 1]
+        current.batch_size, current.generated_ngrams = (
+            1,
+            current.generated_ngrams[prompt : prompt + 1],
+        )
     elif kind == "UnbatchedClassifierFreeGuidanceLogitsProcessor":
-        context, prompts = own.unconditional_context, len(rows.ids) // rows.n
+        context, prompts = current.unconditional_context, len(rows.ids) // rows.n
         for name in ("input_ids", "attention_mask"):
-            if (given := context[name]) is not None:
-                context[name] = _one_of(given, prompt, prompts)
-    return own
+            if (inputs := context[name]) is not None:
+                context[name] = _one_of(inputs, prompt, prompts)
+    return current
 
 
 def _one_of(negative: torch.Tensor, prompt: int, prompts: int) -> torch.Tensor:

@@ -39,12 +39,12 @@ def with_defaults(sampling: Sampling, config: Any) -> Sampling:
                 f"the model's generation_config has {name}={value!r}; expected none of it. Use "
                 "ragspec.bridge, which follows it, or ignore_defaults=True."
             )
-    asked = {name: getattr(config, name, None) for name in _SAMPLING}
-    if isinstance(asked["sequence_bias"], Sequence):
-        asked["sequence_bias"] = {tuple(ids): bias for ids, bias in asked["sequence_bias"]}
+    request = {name: getattr(config, name, None) for name in _SAMPLING}
+    if isinstance(request["sequence_bias"], Sequence):
+        request["sequence_bias"] = {tuple(ids): bias for ids, bias in request["sequence_bias"]}
     unset = {
         name: value
-        for name, value in asked.items()
+        for name, value in request.items()
         if value is not None and getattr(sampling, name) is None
     }
     return replace(sampling, **unset) if unset else sampling
@@ -89,6 +89,6 @@ def default_processors(
             hf.SuppressTokensAtBeginLogitsProcessor(tokens, first)
         ),
     }
-    asked = ((make, getattr(config, name, None)) for name, make in makers.items())
-    made = [make(value) for make, value in asked if value is not None]
-    return [processor for processor in made if processor is not None]
+    request = ((make, getattr(config, name, None)) for name, make in makers.items())
+    instance = [make(value) for make, value in request if value is not None]
+    return [processor for processor in instance if processor is not None]

@@ -36,13 +36,13 @@ class TokenLaw:
         prompt_length: int = 0,
         ends: Sequence[int] = (),
         extra: Sequence[HFCallable] = (),
-        own: Sequence[Processor] = (),
+        current: Sequence[Processor] = (),
     ) -> None:
         self.sampling = sampling
         self.noise = noise
         self.prompt_length = prompt_length
         self.processors: list[Processor] = build_processors(
-            sampling, prompt_length, ends, extra, own
+            sampling, prompt_length, ends, extra, current
         )
 
     @property
@@ -63,9 +63,9 @@ class TokenLaw:
 
     def without_lazy(self) -> TokenLaw:
         """Return this law less the processors that may keep state, for drafters to draw from."""
-        law = TokenLaw(self.sampling, self.noise, self.prompt_length)
-        law.processors = [processor for processor in self.processors if not processor.lazy]
-        return law
+        distribution = TokenLaw(self.sampling, self.noise, self.prompt_length)
+        distribution.processors = [processor for processor in self.processors if not processor.lazy]
+        return distribution
 
     def process(
         self,
@@ -119,20 +119,20 @@ class TokenLaw:
             values, tokens = scores.topk(k, dim=-1)
             logp = values.double() - scores.double().logsumexp(-1, keepdim=True)
             return tokens, logp.exp()
-        kept, tokens = self._survivors(scores)
-        perturbed = kept + self.noise.gumbel_rows(indices, tokens)
+        selected, tokens = self._survivors(scores)
+        perturbed = selected + self.noise.gumbel_rows(indices, tokens)
         places = perturbed.topk(min(k, tokens.shape[1]), dim=-1).indices
-        return tokens.gather(-1, places), kept.softmax(-1).gather(-1, places)
+        return tokens.gather(-1, places), selected.softmax(-1).gather(-1, places)
 
     def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the laws of R nodes: processed scores [R, V] -> f64 [R, V]."""
         if self.sampling.greedy:
             return torch.nn.functional.one_hot(best_token(scores), scores.shape[-1]).double()
-        kept, tokens = self._survivors(scores)
+        selected, tokens = self._survivors(scores)
         if not self._filters:
-            return kept.softmax(-1)
+            return selected.softmax(-1)
         full = torch.full(scores.shape, _NEVER, dtype=torch.float64, device=scores.device)
-        return full.scatter_(-1, tokens, kept).softmax(-1)
+        return full.scatter_(-1, tokens, selected).softmax(-1)
 
     def _perturbed(
         self, scores: torch.Tensor, indices: Sequence[int]
@@ -141,8 +141,8 @@ class TokenLaw:
 
         Shapes: [R, V] -> f64 [R, K] and i64 [R, K]; filtered candidates are at -inf.
         """
-        kept, tokens = self._survivors(scores)
-        return kept + self.noise.gumbel_rows(indices, tokens), tokens
+        selected, tokens = self._survivors(scores)
+        return selected + self.noise.gumbel_rows(indices, tokens), tokens
 
     def _survivors(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scaled scores f64 [R, K] of candidate tokens i64 [R, K], filtered at -inf.
@@ -154,20 +154,20 @@ class TokenLaw:
         if not self._filters:
             return self._everything(scores)
         total = None
-        for wanted in _CANDIDATES:
-            if sampling.top_k + 16 > wanted or 4 * wanted >= size:
+        for selection in _CANDIDATES:
+            if sampling.top_k + 16 > selection or 4 * selection >= size:
                 continue
-            values, tokens = best_tokens(scores, wanted)
+            values, tokens = best_tokens(scores, selection)
             scaled = values.double() / sampling.temperature
             if total is None and sampling.top_p < 1.0 and not sampling.top_k:
                 total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)
-            kept = self._filter(scaled, total)
-            beyond = kept[:, -1] > _NEVER  # a survivor may lie beyond, or a tie that weighs
+            selected = self._filter(scaled, total)
+            beyond = selected[:, -1] > _NEVER  # a survivor may lie beyond, or a tie that weighs
             if sampling.top_k:
                 last, kth = scaled[:, -1], scaled[:, sampling.top_k - 1]
                 beyond |= (last == kth) & last.isfinite()
             if not bool(beyond.any()):
-                return kept, tokens
+                return selected, tokens
         return self._everything(scores)
 
     def _everything(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,9 +54,9 @@ class RepetitionPenalty:
         self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> torch.Tensor:
         """Return the penalised logits [R, V]."""
-        seen = torch.zeros(logits.shape[1], dtype=torch.bool)
-        seen[torch.tensor(context)] = True
-        mask = seen.repeat(len(paths), 1)
+        visible = torch.zeros(logits.shape[1], dtype=torch.bool)
+        visible[torch.tensor(context)] = True
+        mask = visible.repeat(len(paths), 1)
         for row, path in enumerate(paths):
             mask[row, list(path)] = True
         scaled = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
@@ -177,33 +177,33 @@ def build_processors(
     prompt_length: int,
     ends: Sequence[int],
     extra: Sequence[HFCallable] = (),
-    own: Sequence[Processor] = (),
+    current: Sequence[Processor] = (),
 ) -> list[Processor]:
     """Return the processors that the settings ask for, in transformers' order.
 
-    Behind them come those of the model, `own`, and those of the call, `extra`.
+    Behind them come those of the model, `current`, and those of the call, `extra`.
     """
-    found: list[Processor] = []
+    results: list[Processor] = []
     if sampling.sequence_bias:
-        found.append(_sequence_bias(sampling.sequence_bias))
+        results.append(_sequence_bias(sampling.sequence_bias))
     if sampling.logit_bias:
-        found.append(TokenBias(sampling.logit_bias))
+        results.append(TokenBias(sampling.logit_bias))
     if sampling.repetition_penalty not in (None, 1.0):
-        found.append(RepetitionPenalty(sampling.repetition_penalty))
+        results.append(RepetitionPenalty(sampling.repetition_penalty))
     if sampling.frequency_penalty or sampling.presence_penalty:
-        found.append(
+        results.append(
             CountPenalty(sampling.frequency_penalty, sampling.presence_penalty, prompt_length)
         )
     if sampling.no_repeat_ngram_size:
-        found.append(_hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size))
+        results.append(_hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size))
     if sampling.bad_words_ids:
         words = [list(word) for word in sampling.bad_words_ids]
-        found.append(_hf("NoBadWordsLogitsProcessor", words, list(ends) or None))
+        results.append(_hf("NoBadWordsLogitsProcessor", words, list(ends) or None))
     if sampling.min_new_tokens and ends:
-        found.append(MinimumLength(sampling.min_new_tokens, ends, prompt_length))
-    found.extend(own)
-    found.extend(HFProcessor(processor) for processor in extra)
-    return found
+        results.append(MinimumLength(sampling.min_new_tokens, ends, prompt_length))
+    results.extend(current)
+    results.extend(HFProcessor(processor) for processor in extra)
+    return results
 
 
 def _sequence_bias(bias: Mapping[Sequence[int], float]) -> HFProcessor:

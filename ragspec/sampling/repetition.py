@@ -34,5 +34,5 @@ class EndRepetition:
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> bool:
         """Tell whether the text of ids i64 [1, T] has come to its third round."""
-        seen = max(self.prompt, ids.shape[1] - LONGEST * ROUNDS)
-        return repeats(ids[0, seen:].tolist())
+        known = max(self.prompt, ids.shape[1] - LONGEST * ROUNDS)
+        return repeats(ids[0, known:].tolist())

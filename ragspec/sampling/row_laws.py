@@ -51,21 +51,25 @@ class LawShape:
         )
 
     @classmethod
-    def of(cls, laws: Sequence[TokenLaw | None], vocab_size: int) -> LawShape:
+    def of(cls, distributions: Sequence[TokenLaw | None], vocab_size: int) -> LawShape:
         """Return the shape of rows with these laws."""
-        drawn = [law.sampling for law in laws if law is not None and not law.sampling.greedy]
-        filtered = [each for each in drawn if _filters(each)]
+        sample = [
+            distribution.sampling
+            for distribution in distributions
+            if distribution is not None and not distribution.sampling.greedy
+        ]
+        filtered = [each for each in sample if _filters(each)]
         most = max((each.top_k for each in filtered), default=0)
         enough = (k for k in _CANDIDATES if most + 16 <= k and 4 * k < vocab_size)
         candidates = next(enough, vocab_size) if filtered else 0
         nuclei = [candidates == vocab_size or each.top_k > 0 for each in filtered if each.top_p < 1]
         return cls(
             candidates,
-            unfiltered=len(filtered) < len(drawn),
+            unfiltered=len(filtered) < len(sample),
             top_k=most > 0,
             near=any(nuclei),
             far=not all(nuclei),
-            penalties=PenaltyShape.of(laws),
+            penalties=PenaltyShape.of(distributions),
         )
 
 
@@ -104,34 +108,34 @@ class RowLaws:
         return self._tokens.device
 
     @staticmethod
-    def takes(law: TokenLaw) -> bool:
+    def takes(distribution: TokenLaw) -> bool:
         """Whether the law can be worked out here; others keep the host's path."""
-        return known(law.processors)
+        return known(distribution.processors)
 
-    def set(self, row: int, law: TokenLaw | None, text: Sequence[int] = ()) -> None:
+    def set(self, row: int, distribution: TokenLaw | None, text: Sequence[int] = ()) -> None:
         """Write the law of a row that joins; None: of padding, greedy.
 
         text: its committed tokens, the root last; read by laws with penalties alone.
         """
-        self._laws[row] = law
-        sampling = Sampling() if law is None else law.sampling
-        drawn, filtered = not sampling.greedy, _filters(sampling)
-        kinds = [drawn and filtered, drawn and not filtered, sampling.top_k > 0]
+        self._laws[row] = distribution
+        sampling = Sampling() if distribution is None else distribution.sampling
+        sample, filtered = not sampling.greedy, _filters(sampling)
+        kinds = [sample and filtered, sample and not filtered, sampling.top_k > 0]
         self._write(self._kinds, row, kinds)
         least = torch.log(torch.tensor(sampling.min_p, dtype=torch.float64))
         top_p = sampling.top_p if sampling.top_p < 1.0 else torch.inf  # sums may round to 1 early
         self._write(self._numbers, row, [sampling.temperature or 1.0, top_p, float(least)])
-        if law is not None and drawn:
-            self._keys[row] = law.noise.keys(self._indices)
+        if distribution is not None and sample:
+            self._keys[row] = distribution.noise.keys(self._indices)
         size = self.size
         self.shape = LawShape.of(self._laws, size)
         last = self.shape.candidates
-        ks = [law.sampling.top_k if law else 0 for law in self._laws]
+        ks = [dist.sampling.top_k if dist else 0 for dist in self._laws]
         self._kth.copy_(torch.tensor([max(min(k or last, last), 1) - 1 for k in ks])[:, None, None])
         if self._penalties is None and not self.shape.penalties.nothing:
             self._penalties = RowPenalties(len(self._laws), size, self._keys.device)
         if self._penalties is not None:
-            self._penalties.set(row, law, text)
+            self._penalties.set(row, distribution, text)
 
     def grow(self, tokens: torch.Tensor) -> None:
         """Add tokens i64 [B, m] to the rows' texts; `size` adds none."""
@@ -167,11 +171,11 @@ class RowLaws:
         noise = None
         if shape.unfiltered and scaled is not None:
             noise = exponential_of_keys(keys, self._tokens)
-            drawn = (scaled - noise).argmax(-1)
-            best = torch.where(self._unfiltered, drawn, best)
+            sample = (scaled - noise).argmax(-1)
+            best = torch.where(self._unfiltered, sample, best)
         if shape.candidates:
-            drawn = self._drawn(shape, logits, scaled, keys, noise)
-            best = torch.where(self._filtered, drawn, best)
+            sample = self._drawn(shape, logits, scaled, keys, noise)
+            best = torch.where(self._filtered, sample, best)
         return best
 
     def _drawn(
@@ -193,12 +197,12 @@ class RowLaws:
         if shape.top_k:
             kth = scaled.gather(-1, self._last(shape).expand(*scaled.shape[:-1], 1))
             near = torch.where(scaled < kth, self._never, scaled)
-        kept = torch.where(near < self._floor(shape, near, everything), self._never, near)
-        own = exponential_of_keys(keys, tokens) if noise is None else noise.gather(-1, tokens)
-        best, place = (kept - own).max(-1, keepdim=True)
+        selected = torch.where(near < self._floor(shape, near, everything), self._never, near)
+        current = exponential_of_keys(keys, tokens) if noise is None else noise.gather(-1, tokens)
+        best, place = (selected - current).max(-1, keepdim=True)
         settled = best.abs() < torch.inf  # neither nan nor a node without any survivor
         if shape.candidates < self.size:
-            last = kept[..., -1:]  # a survivor may lie beyond it, or a tie that weighs
+            last = selected[..., -1:]  # a survivor may lie beyond it, or a tie that weighs
             if shape.top_k:
                 last = torch.where(self._top_k[..., None], near[..., -1:], last)
             settled = settled & (last == -torch.inf)

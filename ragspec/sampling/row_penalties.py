@@ -46,11 +46,16 @@ class PenaltyShape:
         return self.repetition or self.counts
 
     @classmethod
-    def of(cls, laws: Sequence[TokenLaw | None]) -> PenaltyShape:
+    def of(cls, distributions: Sequence[TokenLaw | None]) -> PenaltyShape:
         """Return the shape of rows with these laws."""
-        kinds = {type(each) for law in laws if law is not None for each in law.processors}
-        asked = (TokenBias, RepetitionPenalty, CountPenalty, MinimumLength)
-        return cls(*(kind in kinds for kind in asked))
+        kinds = {
+            type(each)
+            for distribution in distributions
+            if distribution is not None
+            for each in distribution.processors
+        }
+        request = (TokenBias, RepetitionPenalty, CountPenalty, MinimumLength)
+        return cls(*(kind in kinds for kind in request))
 
 
 def known(processors: Sequence[Processor]) -> bool:
@@ -81,14 +86,14 @@ class RowPenalties:
         self._ends = numbers(rows, 1, _ENDS, kind=torch.int64)
         self._until = numbers(rows, 1, _ENDS, kind=torch.int64)
 
-    def set(self, row: int, law: TokenLaw | None, text: Sequence[int]) -> None:
+    def set(self, row: int, distribution: TokenLaw | None, text: Sequence[int]) -> None:
         """Write what the law of a row asks for, and its text: committed tokens, the root last."""
         for buffer in (self._bias, self._frequency, self._presence):
             buffer[row] = 0
         self._repetition[row] = self._rounded[row] = 1.0
         until: dict[int, int] = {}
-        start = 0 if law is None else law.prompt_length
-        for each in () if law is None else law.processors:
+        start = 0 if distribution is None else distribution.prompt_length
+        for each in () if distribution is None else distribution.processors:
             if isinstance(each, TokenBias):
                 where = each.tokens.to(self._bias.device)
                 self._bias[row, 0, where] += each.values.to(self._bias)
@@ -168,12 +173,12 @@ class RowPenalties:
         kind: of the scores.
         """
         by = less = None
-        seen = held > 0
+        visible = held > 0
         if shape.repetition:
             exact = self._repetition if kind == torch.float64 else self._rounded
-            by = torch.where(seen[0], exact, self._one)
+            by = torch.where(visible[0], exact, self._one)
         if shape.counts:
-            less = self._frequency * held[1] + self._presence * seen[1]
+            less = self._frequency * held[1] + self._presence * visible[1]
         return by, less
 
     def _penalised(

@@ -96,8 +96,8 @@ class Sampling:
                 f"{len(self.seed)} seeds for at least {row + 1} prompts: give one seed, or one "
                 "for each prompt"
             )
-        found: Any = self.seed[row]
-        return None if found is None else int(found)
+        result: Any = self.seed[row]
+        return None if result is None else int(result)
 
     @classmethod
     def from_generation_config(cls, config: Any, **overrides: Any) -> Sampling:

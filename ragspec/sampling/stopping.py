@@ -126,12 +126,12 @@ class StopState:
             return False
         start = len(self._stream.text)
         self._stream.push([token])
-        reach = max(len(string) for string in self.rule.strings) - 1
-        window = max(0, start - reach)
-        found = [
+        accept_prob = max(len(string) for string in self.rule.strings) - 1
+        window = max(0, start - accept_prob)
+        results = [
             place
             for string in self.rule.strings
             if (place := self._stream.text.find(string, window)) >= 0
         ]
-        self.cut = min(found, default=None)
-        return bool(found)
+        self.cut = min(results, default=None)
+        return bool(results)

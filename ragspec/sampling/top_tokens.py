@@ -121,12 +121,14 @@ class Tops:
         return cls._shared(_Forward.of(best), counts)
 
     @classmethod
-    def ranked(cls, logits: torch.Tensor, k: int, counts: Sequence[int], kept: bool) -> list[Tops]:
+    def ranked(
+        cls, logits: torch.Tensor, k: int, counts: Sequence[int], selected: bool
+    ) -> list[Tops]:
         """Return the k best tokens of the first `counts` positions of logits [B, n, V].
 
-        kept: nobody changes the logits, so that on a host the search may wait for a reader.
+        selected: nobody changes the logits, so that on a host the search may wait for a reader.
         """
-        if kept and logits.device.type == "cpu" and logits.numel() <= LATE:
+        if selected and logits.device.type == "cpu" and logits.numel() <= LATE:
             return cls._shared(_Forward(logits, k), counts)
         return cls.rows(best_tokens(logits, k)[1], counts)
 

@@ -278,12 +278,12 @@ def read_current(root: Path) -> tuple[Path, Manifest]:
     if not pointer.is_file():
         raise StoreError(f"{root} holds no store (no file {POINTER}); build it first.")
     try:
-        found = read_file(pointer)
-        current = json.loads(found)
+        result = read_file(pointer)
+        current = json.loads(result)
         if not isinstance(current, dict):
             raise ValueError(f"{type(current).__name__}, expected an object")
         generation, digest = str(current["generation"]), str(current["manifest_sha256"])
-        if GENERATION.fullmatch(generation) is None or found != pointer_bytes(generation, digest):
+        if GENERATION.fullmatch(generation) is None or result != pointer_bytes(generation, digest):
             raise ValueError(f"generation {generation!r}")
     except (ValueError, KeyError) as error:
         wrong = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
@@ -297,10 +297,10 @@ def read_current(root: Path) -> tuple[Path, Manifest]:
     return root / generation, Manifest.from_bytes(data, root / generation / MANIFEST)
 
 
-def check_fingerprint(root: Path, name: str, found: str | None, expected: str) -> None:
+def check_fingerprint(root: Path, name: str, result: str | None, expected: str) -> None:
     """Raise StoreError unless the store was built with the expected thing."""
-    if found != expected:
+    if result != expected:
         raise StoreError(
-            f"{root} was built with another {name} (fingerprint {str(found)[:12]}, expected "
+            f"{root} was built with another {name} (fingerprint {str(result)[:12]}, expected "
             f"{expected[:12]}); build it again or use the {name} that it was built with."
         )

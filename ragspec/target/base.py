@@ -158,7 +158,7 @@ class StepSession(TargetSession, Protocol):
         """The seconds of the device."""
         ...
 
-    def follow(self, laws: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
+    def follow(self, distributions: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
         """Let the next forward choose by these laws and keep the paths that the walk accepts.
 
         texts: all committed tokens of each row, the root last; lent. `commit` then gets these

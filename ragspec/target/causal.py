@@ -169,14 +169,14 @@ class CausalTarget:
         if self.max_length is not None:
             n = max(1, min(n, self.max_length - length))
         roots, tree = [[0]] * texts, DraftTree.chain([0] * (n - 1), "timing")
-        law, best = TokenLaw(Sampling(), NoiseStream(0)), math.inf
+        distribution, best = TokenLaw(Sampling(), NoiseStream(0)), math.inf
         with self.open(texts, length + n) as session:
             session.verify(roots, [DraftTree.empty()] * texts)
             session.cache.commit([[0]] * texts)
             for attempt in range(TIMINGS):
                 session.cache.book.lengths = [length] * texts
                 if isinstance(session, StepSession):
-                    session.follow([law] * texts, roots)
+                    session.follow([distribution] * texts, roots)
                 self.synchronize()
                 start = time.perf_counter()
                 session.verify(roots, [tree] * texts)
@@ -289,17 +289,17 @@ class TreeSession:
         tokens, view = self._lay_out(pending, trees, self.width if any(book.lengths) else 1)
         unused = book.read(tokens.shape[1]) - book.extent - tokens.shape[1]
         view = replace(view, unused=unused) if unused else view
-        wanted = max(len(tree) for tree in trees) + 1
+        selection = max(len(tree) for tree in trees) + 1
         firsts = [count - 1 for count in self._pending]
         n = tokens.shape[1]
         if len(set(firsts)) == 1:
             logits, states = self._forward(tokens, view, n - firsts[0])
-            self.hidden = [] if states is None else list(states[:, :, :wanted].unbind(1))
-            return logits[:, :wanted]
-        index = torch.tensor(firsts)[:, None] + torch.arange(wanted)
+            self.hidden = [] if states is None else list(states[:, :, :selection].unbind(1))
+            return logits[:, :selection]
+        index = torch.tensor(firsts)[:, None] + torch.arange(selection)
         index = index.clamp(max=n - 1)
-        kept, where = torch.unique(index, return_inverse=True)
-        logits, states = self._forward(tokens, view, kept.to(self.target.device))
+        selected, where = torch.unique(index, return_inverse=True)
+        logits, states = self._forward(tokens, view, selected.to(self.target.device))
         rows = torch.arange(len(firsts))[:, None]
         self.hidden = [] if states is None else list(states[:, rows, where].unbind(1))
         return logits[rows, where]
@@ -320,9 +320,9 @@ class TreeSession:
         for row in self._anew:
             self.cache.truncate(row, 0)
             self._texts.forget(self.cache.line[row])
-        found = [self._anew.get(row, tokens) for row, tokens in enumerate(pending)]
+        results = [self._anew.get(row, tokens) for row, tokens in enumerate(pending)]
         self._anew = {}
-        return found
+        return results
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
@@ -332,27 +332,27 @@ class TreeSession:
         tokens, view = self._lay_out(pending, [DraftTree.empty()] * rows)
         counts, n = self._pending, tokens.shape[1]
         start = max(0, n - MOST_LOGITS // (rows * self.target.vocab_size))
-        kept = sorted({*range(start, n), *(count - 1 for count in counts)})
-        index = torch.tensor(kept, device=device)
+        selected = sorted({*range(start, n), *(count - 1 for count in counts)})
+        index = torch.tensor(selected, device=device)
         logits, states = self._forward(tokens, view, index)
-        first = kept.index(start) if start < n else n
-        told = [max(0, count - start) for count in counts]
+        first = selected.index(start) if start < n else n
+        message = [max(0, count - start) for count in counts]
         if states is not None:
-            self.hidden = [states[:, row, first : first + t] for row, t in enumerate(told)]
-        tops = Tops.rows(best_tokens(logits[:, first:], k)[1], told) if k else []
+            self.hidden = [states[:, row, first : first + t] for row, t in enumerate(message)]
+        top_tokens = Tops.rows(best_tokens(logits[:, first:], k)[1], message) if k else []
         ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
-        return logits[torch.arange(rows, device=device), ends][:, None], tops
+        return logits[torch.arange(rows, device=device), ends][:, None], top_tokens
 
     def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
         """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
-        target, kept = self.target, self._head_inputs
+        target, selected = self.target, self._head_inputs
         moved, view = self._lay_out([tokens], [DraftTree.empty()])
         # Logits of all places would take a fifth of the time, and hundreds of megabytes.
         self._head_inputs = HeadInputs(target.output_head, last_alone=target.keeps_logits)
         try:
             states = self._forward(moved, view, len(tokens))[1]
         finally:
-            self._head_inputs = kept
+            self._head_inputs = selected
         return None if states is None else states[:, 0]
 
     def _forward(
@@ -465,15 +465,15 @@ def _layout(
     level = len(set(lengths)) == 1
     long = piece is not None and n > min(piece, LONG)
     plain = (long or (level and not lengths[0])) and all(_is_chain(tree) for tree in trees)
-    seen = None if plain else _related(pending, trees, n)
+    known = None if plain else _related(pending, trees, n)
     tokens = np.zeros((2, rows, n), dtype=np.int64)
     for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
         start, end, first = len(head), len(head) + len(tree), lengths[row]
         tokens[0, row, :start] = head
         tokens[0, row, start:end] = tree.tokens
         tokens[1, row, end:] = first + start - 1
-        tokens[1, row, :end] = first - 1 + _places(end, None if seen is None else seen[row, :end])
-    related = None if seen is None else torch.from_numpy(seen).to(device)
+        tokens[1, row, :end] = first - 1 + _places(end, None if known is None else known[row, :end])
+    related = None if known is None else torch.from_numpy(known).to(device)
     moved = torch.from_numpy(tokens).to(device)
     # Without ancestors to tell them apart, pads must lie behind the root to be unseen by it.
     starts = torch.tensor(lengths, device=device)
@@ -482,9 +482,9 @@ def _layout(
     return moved[0], view
 
 
-def _places(count: int, seen: np.ndarray[Any, np.dtype[np.bool_]] | None) -> Ints:
+def _places(count: int, visible: np.ndarray[Any, np.dtype[np.bool_]] | None) -> Ints:
     """Return where new queries stand, from 1: behind all that they see; None: a chain."""
-    return np.arange(1, count + 1) if seen is None else seen.sum(-1)
+    return np.arange(1, count + 1) if visible is None else visible.sum(-1)
 
 
 def _single(length: int, token: int, device: torch.device) -> tuple[torch.Tensor, TreeView]:

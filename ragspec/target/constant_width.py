@@ -58,14 +58,14 @@ class ConstantWidthTarget(CausalTarget):
     def _expect_alike(self) -> None:
         """Compare chains of drafts with the same tokens one by one, bit for bit."""
         generator = torch.Generator().manual_seed(0)
-        drawn = torch.randint(self.vocab_size, (TRIED,), generator=generator).tolist()
+        sample = torch.randint(self.vocab_size, (TRIED,), generator=generator).tolist()
         for start in (1, self.width + 3):
             with self.open(1, TRIED) as one, self.open(1, TRIED) as many:
                 for session in (one, many):
-                    session.verify([drawn[:start]], [DraftTree.empty()])
+                    session.verify([sample[:start]], [DraftTree.empty()])
                     session.commit([()])
                 for first in range(start, TRIED - self.width, self.width):
-                    tokens = drawn[first : first + self.width]
+                    tokens = sample[first : first + self.width]
                     chain = DraftTree.chain(tokens[1:], "probe")
                     together = many.verify([tokens[:1]], [chain])[0]
                     many.commit([range(len(chain))])

@@ -93,9 +93,9 @@ class Packed:
     def __enter__(self) -> None:
         with _lending:
             _borrowers.append(self)
-            for own, lent in self._forwards:
-                if "forward" not in own:
-                    own["forward"] = lent
+            for current, lent in self._forwards:
+                if "forward" not in current:
+                    current["forward"] = lent
 
     def __exit__(
         self,
@@ -105,12 +105,12 @@ class Packed:
     ) -> None:
         with _lending:
             _borrowers.remove(self)
-            used = {id(own) for other in _borrowers for own, _ in other._forwards}
-            for own, lent in self._forwards:
-                if used and id(own) in used:
+            used = {id(local) for other in _borrowers for local, _ in other._forwards}
+            for current, lent in self._forwards:
+                if used and id(current) in used:
                     continue
-                if (found := own.get("forward")) is lent or _is_lent(found):
-                    del own["forward"]
+                if (result := current.get("forward")) is lent or _is_lent(result):
+                    del current["forward"]
 
 
 def forward(module: nn.Linear, states: torch.Tensor) -> torch.Tensor:
@@ -121,9 +121,9 @@ def forward(module: nn.Linear, states: torch.Tensor) -> torch.Tensor:
     return product(states, pack.weight, module.bias)
 
 
-def _is_lent(found: object) -> bool:
+def _is_lent(result: object) -> bool:
     """Tell whether a module's forward is one of ours; somebody else's is left where it is."""
-    return getattr(found, "__func__", None) is forward
+    return getattr(result, "__func__", None) is forward
 
 
 def _fits(pack: Pack, states: torch.Tensor) -> bool:
@@ -171,8 +171,8 @@ def _remember(module: nn.Linear) -> None:
 
 
 def _is_fresh(module: nn.Linear) -> bool:
-    found = _packs.get(id(module))
-    return found is not None and found.seen == _look(module)
+    result = _packs.get(id(module))
+    return result is not None and result.seen == _look(module)
 
 
 def _look(module: nn.Linear) -> Seen:

@@ -87,44 +87,44 @@ def in_parts(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    own: torch.Tensor | None,
+    current: torch.Tensor | None,
     scaling: float | None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend to the committed slots, which need no mask, and to the new ones; join the two.
 
-    own: additive mask [B, 1, n, m] of the last m slots; None where these are the queries' own and
+    current: additive mask [B, 1, n, m] of the last m slots; None where these are the queries' own and
     causal. sinks [heads]: see `with_sinks`.
 
     The kernel returns the logarithm of the sum of weights of each query, by which parts add up.
     """
     batch, heads, n, width = query.shape
     kernel, groups = getattr(torch.ops.aten, _KERNEL), key.shape[1]
-    before = key.shape[2] - (n if own is None else own.shape[3])
-    found, weight = _kernel(
-        query, key[:, :, before:], value[:, :, before:], own, own is None, scaling
+    before = key.shape[2] - (n if current is None else current.shape[3])
+    result, weight = _kernel(
+        query, key[:, :, before:], value[:, :, before:], current, current is None, scaling
     )
     if before:
         folded = query.reshape(batch, groups, heads // groups * n, width)
         old, old_weight = kernel(folded, key[:, :, :before], value[:, :, :before], scale=scaling)
         old, old_weight = old.reshape(batch, heads, n, width), old_weight.reshape(batch, heads, n)
         share = torch.sigmoid(weight - old_weight)[..., None]
-        found = torch.lerp(old.to(share.dtype), found.to(share.dtype), share)
+        result = torch.lerp(old.to(share.dtype), result.to(share.dtype), share)
         weight = weight if sinks is None else torch.logaddexp(weight, old_weight)
-    return with_sinks(found, weight, sinks).to(query.dtype)
+    return with_sinks(result, weight, sinks).to(query.dtype)
 
 
 def with_sinks(
-    found: torch.Tensor, weight: torch.Tensor, sinks: torch.Tensor | None
+    result: torch.Tensor, weight: torch.Tensor, sinks: torch.Tensor | None
 ) -> torch.Tensor:
     """Return what is left of an attention [B, heads, n, width] beside each head's sink, if any.
 
     weight [B, heads, n]: logarithm of the sum of weights without it.
     """
     if sinks is None:
-        return found
+        return result
     share = torch.sigmoid(weight - sinks.reshape(1, -1, 1).to(weight.dtype))[..., None]
-    return found.to(share.dtype) * share
+    return result.to(share.dtype) * share
 
 
 def _kernel(
@@ -140,8 +140,8 @@ def _kernel(
     kernel = getattr(torch.ops.aten, _KERNEL)
     query, key, value = _grouped(query, key, value)
     mask = _for_groups(mask, batch, key.shape[0] // batch)
-    found, weight = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
-    return found.reshape(batch, heads, n, -1), weight.reshape(batch, heads, n)
+    result, weight = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
+    return result.reshape(batch, heads, n, -1), weight.reshape(batch, heads, n)
 
 
 def _grouped(
@@ -150,8 +150,8 @@ def _grouped(
     """Return queries [B * groups, share, n, width], and views of their keys and values alike."""
     share = query.shape[1] // key.shape[1]
     folded = query.reshape(-1, share, *query.shape[2:])
-    seen = [part.flatten(0, 1)[:, None].expand(-1, share, -1, -1) for part in (key, value)]
-    return folded, seen[0], seen[1]
+    known = [part.flatten(0, 1)[:, None].expand(-1, share, -1, -1) for part in (key, value)]
+    return folded, known[0], known[1]
 
 
 def _for_groups(mask: torch.Tensor | None, batch: int, groups: int) -> torch.Tensor | None:
@@ -215,9 +215,9 @@ def explicit(
     parts = []
     for start in range(0, n, size):
         end = min(n, start + size)
-        seen = slots - n + end if causal else slots
+        known = slots - n + end if causal else slots
         rows = None if mask is None else mask[:, :, start:end]
-        block = query[:, :, start:end], key[:, :, :seen], value[:, :, :seen]
+        block = query[:, :, start:end], key[:, :, :known], value[:, :, :known]
         parts.append(_products(*block, rows, causal, scaling, softcap, sinks))
     return torch.cat(parts, dim=2)
 
@@ -241,8 +241,8 @@ def _products(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if causal:
-        seen = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril(slots - n)
-        scores = scores.masked_fill(~seen, float("-inf"))
+        visible = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril(slots - n)
+        scores = scores.masked_fill(~visible, float("-inf"))
     elif mask is not None:
         scores = scores + mask
     if sinks is not None:

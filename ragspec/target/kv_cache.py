@@ -121,37 +121,37 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     def move(self, row: int, source: torch.Tensor, target: slice) -> None:
         """Copy slots `source` i64 [A] of a sequence in line to the slots of `target`."""
         for buffer in (self.keys, self.values):
-            own = buffer[self.book.first + row :: self.book.rows]
-            own[:, :, target] = own.index_select(2, source)
+            current = buffer[self.book.first + row :: self.book.rows]
+            current[:, :, target] = current.index_select(2, source)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first slots of one sequence to another; both by their places of R."""
         for buffer in (self.keys, self.values):
-            own, other = buffer[source :: self.book.rows], buffer[target :: self.book.rows]
-            other[:, :, :length] = own[:, :, :length]
+            current, other = buffer[source :: self.book.rows], buffer[target :: self.book.rows]
+            other[:, :, :length] = current[:, :, :length]
 
     def swap(self, one: int, other: int, lengths: tuple[int, int]) -> None:
         """Let two sequences change places; lengths: the committed slots of each."""
         for buffer in (self.keys, self.values):
             first, second = buffer[one :: self.book.rows], buffer[other :: self.book.rows]
-            kept = first[:, :, : lengths[0]].clone()
+            selected = first[:, :, : lengths[0]].clone()
             first[:, :, : lengths[1]] = second[:, :, : lengths[1]]
-            second[:, :, : lengths[0]] = kept
+            second[:, :, : lengths[0]] = selected
 
     def keep(self, places: Sequence[int]) -> None:
         """Keep the sequences at these places of R, in that order, and free the memory of others."""
-        kept = list(places)
-        self.keys = self._every(self.keys)[:, kept].flatten(0, 1)
-        self.values = self._every(self.values)[:, kept].flatten(0, 1)
+        selected = list(places)
+        self.keys = self._every(self.keys)[:, selected].flatten(0, 1)
+        self.values = self._every(self.values)[:, selected].flatten(0, 1)
 
     def added(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values with room for one more sequence behind the others."""
-        found = []
+        results = []
         for buffer in (self.keys, self.values):
-            own = self._every(buffer)
-            more = own.new_zeros(own.shape[0], 1, *own.shape[2:])
-            found.append(torch.cat([own, more], 1).flatten(0, 1))
-        return found[0], found[1]
+            current = self._every(buffer)
+            more = current.new_zeros(current.shape[0], 1, *current.shape[2:])
+            results.append(torch.cat([current, more], 1).flatten(0, 1))
+        return results[0], results[1]
 
     def _every(self, buffer: torch.Tensor) -> torch.Tensor:
         """Return a buffer by copy and sequence: [C, R, heads, capacity, width]."""
@@ -176,8 +176,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         """
         if self.book.whole:
             return buffer[:, :, :read]
-        lined = self._lined(buffer)[..., :read, :]
-        return lined if self.book.copies == 1 else lined.flatten(0, 1)
+        active_rows = self._lined(buffer)[..., :read, :]
+        return active_rows if self.book.copies == 1 else active_rows.flatten(0, 1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of slots that n more queries see, and their offset 0."""
@@ -225,14 +225,14 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         """
         if sorted(rows) != sorted(self.line):
             self._put_aside()
-            book, wanted = self.book, set(rows)
-            book.first = self._window(wanted)
-            here = range(book.first, book.first + len(wanted))
-            away = [p for p in range(book.rows) if p not in here and self._lying[p] in wanted]
-            strange = [place for place in here if self._lying[place] not in wanted]
+            book, selection = self.book, set(rows)
+            book.first = self._window(selection)
+            here = range(book.first, book.first + len(selection))
+            away = [p for p in range(book.rows) if p not in here and self._lying[p] in selection]
+            strange = [place for place in here if self._lying[place] not in selection]
             for one, other in zip(away, strange, strict=True):
                 self._swap(one, other)
-            self._recall(len(wanted))
+            self._recall(len(selection))
         return self.line
 
     def length(self, row: int) -> int:
@@ -268,8 +268,8 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def _make(self, row: int) -> None:
         """Give a sequence a place in the buffers, where it was dropped."""
         if row not in self._lying:
-            made = [layer.added() if layer.is_initialized else None for layer in self.layers]
-            for layer, buffers in zip(self.layers, made, strict=True):  # all of them, or none
+            instance = [layer.added() if layer.is_initialized else None for layer in self.layers]
+            for layer, buffers in zip(self.layers, instance, strict=True):  # all of them, or none
                 if buffers is not None:
                     layer.keys, layer.values = buffers
             self._lying.append(row)
@@ -284,29 +284,32 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         """Note what is known of those in line."""
         self.book.pending = 0
         known = zip(self.book.lengths, self.book.hidden, strict=True)
-        for row, own in zip(self.line, known, strict=True):
-            self._aside[row] = own
+        for row, current in zip(self.line, known, strict=True):
+            self._aside[row] = current
 
     def _recall(self, count: int) -> None:
         """Put so many in line, from the book's first place on, with what is known of them."""
         book = self.book
-        found = [self._aside[row] for row in self._lying[book.first : book.first + count]]
-        book.lengths, book.hidden = [length for length, _ in found], [hidden for _, hidden in found]
+        results = [self._aside[row] for row in self._lying[book.first : book.first + count]]
+        book.lengths, book.hidden = (
+            [length for length, _ in results],
+            [hidden for _, hidden in results],
+        )
         book.moved()
 
-    def _window(self, wanted: set[int]) -> int:
+    def _window(self, selection: set[int]) -> int:
         """Return the place from which on most of these sequences lie side by side already."""
-        own = [row in wanted for row in self._lying]
-        starts = range(len(own) - len(wanted) + 1)
-        return max(starts, key=lambda start: sum(own[start : start + len(wanted)]))
+        current = [row in selection for row in self._lying]
+        starts = range(len(current) - len(selection) + 1)
+        return max(starts, key=lambda start: sum(current[start : start + len(selection)]))
 
     def _swap(self, one: int, other: int) -> None:
-        lying = self._lying
-        lengths = self._aside[lying[one]][0], self._aside[lying[other]][0]
+        row_order = self._lying
+        lengths = self._aside[row_order[one]][0], self._aside[row_order[other]][0]
         for layer in self.layers:
             if layer.is_initialized:
                 layer.swap(one, other, lengths)
-        lying[one], lying[other] = lying[other], lying[one]
+        row_order[one], row_order[other] = row_order[other], row_order[one]
 
     def update(
         self,
@@ -327,10 +330,10 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         self.book.pending += n
         self.book.moved()
 
-    def commit(self, kept: Sequence[Sequence[int]]) -> None:
+    def commit(self, selected: Sequence[Sequence[int]]) -> None:
         """Keep, for each row, these of its speculative slots (ascending) and drop the others."""
         book = self.book
-        for row, slots in enumerate(kept):
+        for row, slots in enumerate(selected):
             start = book.lengths[row]
             first = next((i for i, slot in enumerate(slots) if slot != i), len(slots))
             if first < len(slots):

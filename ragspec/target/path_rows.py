@@ -159,10 +159,14 @@ class PathSession(ListedRows[_Row]):
 
         Drafts end where the rotary table of the row changes; see `rotary_tables`.
         """
-        border, own = self.target.border, self.lined[row]
+        border, current = self.target.border, self.lined[row]
         if border is not None and len(text) <= border:
             tree = limit_depth(tree, border - len(text))
-        elif border is not None and self.target.rereads and border >= own.length + len(own.replay):
+        elif (
+            border is not None
+            and self.target.rereads
+            and border >= current.length + len(current.replay)
+        ):
             self._all[self._line[row]] = _Row(replay=list(text[:-1]))
             return DraftTree.empty(tree.kind)
         return keep_paths(tree, 1)

@@ -94,13 +94,13 @@ class Trial:
         cases = [self._case(n, [stage[row] for stage in stages]) for row, n in enumerate(lengths)]
         tolerance = self._tolerance()
         try:
-            found = list(self._verified(opened, cases))
+            result = list(self._verified(opened, cases))
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as raised:  # whatever a foreign model may raise is its verdict
             return Attempt(float("inf"), tolerance, f"{type(raised).__name__}: {raised}"[:200])
-        wanted = [self._expected(case) for case in cases]
-        worst = torch.cat([_difference(a, b) for a, b in zip(found, wanted, strict=True)])
+        selection = [self._expected(case) for case in cases]
+        worst = torch.cat([_difference(a, b) for a, b in zip(result, selection, strict=True)])
         half = torch.finfo(self.target.dtype).bits < 32
         error = float(worst.quantile(QUANTILE) if half else worst.max())
         return Attempt(error if error == error else float("inf"), tolerance)
@@ -115,7 +115,9 @@ class Trial:
         """Say whether logits depend on later tokens of the same forward: one text, two endings."""
         beginning = self._tokens(PREFIXES[0])
         ways = [[*beginning, *self._tokens(PREFIXES[0])] for _ in range(2)]
-        one, other = (self._alone([way], len(way))[0, : len(beginning)] for way in ways)
+        one, other = (
+            self._alone([direction], len(direction))[0, : len(beginning)] for direction in ways
+        )
         # The median: a near-tie of routed experts spoils single places.
         return bool(_difference(one, other).median() > self._rounding())
 
@@ -133,11 +135,11 @@ class Trial:
         first = [self._tokens(2 * self.prefix) for _ in range(2)]
         together = self._alone(first, self.prefix)
         start = time.perf_counter()
-        apart = self._alone(first[:1], self.prefix)
+        difference = self._alone(first[:1], self.prefix)
         self.target.synchronize()
         seconds = (time.perf_counter() - start) / len(first[0])
         logits = together.float()
-        noise = float(_difference(together[0], apart[0]).median())
+        noise = float(_difference(together[0], difference[0]).median())
         return float(logits.abs().max()), float(logits.std()), noise, seconds
 
     def _long_prefix(self, seconds: float) -> int:
@@ -159,9 +161,9 @@ class Trial:
 
     def _case(self, length: int, shapes: Sequence[tuple[Sequence[int], tuple[int, ...]]]) -> Case:
         stages = []
-        for parents, kept in shapes:
+        for parents, selected in shapes:
             root, *tokens = self._tokens(len(parents) + 1) if parents else self.vocabulary[:1]
-            stages.append((root, DraftTree.build(tokens, parents, "probe"), kept))
+            stages.append((root, DraftTree.build(tokens, parents, "probe"), selected))
         return Case(self._tokens(length), stages)
 
     def _alone(self, sequences: list[list[int]], keep: int) -> torch.Tensor:
@@ -188,7 +190,7 @@ class Trial:
         sequences: list[list[int]] = []
         where: list[tuple[int, int]] = []
         context = case.prompt
-        for root, tree, kept in case.stages:
+        for root, tree, selected in case.stages:
             context = [*context, root]
             tokens = tree.tokens.tolist()
             place = {ROOT: (len(sequences), len(context) - 1)}
@@ -197,7 +199,7 @@ class Trial:
                     place.setdefault(node, (len(sequences), len(context) + depth))
                 sequences.append([*context, *(tokens[node] for node in path)])
             where += [place[node] for node in range(ROOT, len(tree))]
-            context = [*context, *(tokens[node] for node in kept)]
+            context = [*context, *(tokens[node] for node in selected)]
         sequences, renamed = _without_beginnings(sequences)
         longest = max(len(sequence) for sequence in sequences)
         filled = [[*s, *([s[-1]] * (longest - len(s)))] for s in sequences]
@@ -209,7 +211,7 @@ class Trial:
         self, opened: Callable[[int, int], TargetSession], cases: Sequence[Case]
     ) -> Iterator[torch.Tensor]:
         """Yield for each case the logits of the same positions as verified in a session."""
-        found: list[list[torch.Tensor]] = [[] for _ in cases]
+        results: list[list[torch.Tensor]] = [[] for _ in cases]
         empty = [DraftTree.empty() for _ in cases]
         with opened(len(cases), self.prefix + 32) as session:
             session.verify([case.prompt for case in cases], empty)
@@ -217,9 +219,9 @@ class Trial:
             for stage in zip(*(case.stages for case in cases), strict=True):
                 logits = session.verify([[root] for root, _, _ in stage], [t for _, t, _ in stage])
                 for row, (_, tree, _) in enumerate(stage):
-                    found[row].append(logits[row, : len(tree) + 1])
-                session.commit([kept for _, _, kept in stage])
-        yield from (torch.cat(parts) for parts in found)
+                    results[row].append(logits[row, : len(tree) + 1])
+                session.commit([selected for _, _, selected in stage])
+        yield from (torch.cat(parts) for parts in results)
 
 
 def _difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -230,23 +232,23 @@ def _difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def _without_beginnings(sequences: list[list[int]]) -> tuple[list[list[int]], list[int]]:
     """Drop sequences that another one begins with; return the rest and where each can be found."""
-    found: list[list[int]] = []
+    results: list[list[int]] = []
     renamed: dict[int, int] = {}
     for i in sorted(range(len(sequences)), key=lambda i: -len(sequences[i])):
-        own = sequences[i]
-        known = (j for j, other in enumerate(found) if other[: len(own)] == own)
-        renamed[i] = next(known, len(found))
-        if renamed[i] == len(found):
-            found.append(own)
-    return found, [renamed[i] for i in range(len(sequences))]
+        current = sequences[i]
+        known = (j for j, other in enumerate(results) if other[: len(current)] == current)
+        renamed[i] = next(known, len(results))
+        if renamed[i] == len(results):
+            results.append(current)
+    return results, [renamed[i] for i in range(len(sequences))]
 
 
 def shortest_window(target: CausalTarget) -> int | None:
     """Return the shortest attention window or chunk of the configuration."""
     text = target.model.config.get_text_config()
     names = ("sliding_window", "attention_chunk_size", "window_size")
-    found = [getattr(text, name, None) for name in names]
-    return min((n for n in found if isinstance(n, int) and n > 0), default=None)
+    results = [getattr(text, name, None) for name in names]
+    return min((n for n in results if isinstance(n, int) and n > 0), default=None)
 
 
 def _plain_tokens(target: CausalTarget) -> list[int]:

@@ -56,21 +56,21 @@ def read_in_pieces(
     where the forward gives them, states [C, B, k, H].
     """
     n = tokens.shape[1]
-    wanted = torch.arange(n - keep, n) if isinstance(keep, int) else keep
+    selection = torch.arange(n - keep, n) if isinstance(keep, int) else keep
     logits: list[torch.Tensor] = []
     states: list[torch.Tensor] = []
     if on_read is not None:
         on_read(0, n)
     for start, end in pieces(n, most):
-        own = wanted[(wanted >= start) & (wanted < end)] - start
+        current = selection[(selection >= start) & (selection < end)] - start
         part = replace(
             view,
             positions=view.positions[:, start:end],
             slot_positions=view.slot_positions[:, :end],
         )
-        found, hidden = forward(tokens[:, start:end], part, own if len(own) else 1)
-        if len(own):
-            logits.append(found)
+        result, hidden = forward(tokens[:, start:end], part, current if len(current) else 1)
+        if len(current):
+            logits.append(result)
             states += [] if hidden is None else [hidden]
         if on_read is not None:
             on_read(end, n)

@@ -84,10 +84,10 @@ class RowTexts:
 
     def free(self) -> list[int]:
         """Forget the texts of all rows that nobody has and that have memory; return these rows."""
-        found = [row for row, held in enumerate(self._rows) if not (held.taken or held.dropped)]
-        for row in found:
+        results = [row for row, held in enumerate(self._rows) if not (held.taken or held.dropped)]
+        for row in results:
             self._rows[row] = _Held(dropped=True)
-        return found
+        return results
 
     def free_again(self, row: int) -> None:
         """Give a row back that could not be had."""

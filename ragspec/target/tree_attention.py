@@ -62,8 +62,8 @@ def hiding(view: TreeView, counts: Sequence[int]) -> TreeView:
         chain = torch.ones(n, view.slot_positions.shape[1], dtype=torch.bool, device=hidden.device)
         related = chain.tril(chain.shape[1] - n).expand(rows, -1, -1)
     slots = view.lengths[:, None] + torch.arange(related.shape[2], device=hidden.device)
-    own = slots[:, -n:, None] == slots[:, None]
-    related = related & (own | (slots >= hidden[:, None])[:, None])
+    current = slots[:, -n:, None] == slots[:, None]
+    related = related & (current | (slots >= hidden[:, None])[:, None])
     return replace(view, related=related, hidden=hidden)
 
 
@@ -120,13 +120,13 @@ def tree_mask(
             **kwargs,
         )
         return spelled
-    own = _leases.explicit(kwargs.get("config")) or not kwargs.get("allow_is_causal_skip", True)
+    current = _leases.explicit(kwargs.get("config")) or not kwargs.get("allow_is_causal_skip", True)
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
-    if not windowed and not own and _needs_none(view, kv_length):
+    if not windowed and not current and _needs_none(view, kv_length):
         return None
     first = 0
-    if local_size is not None and local and not own and not bidirectional:
+    if local_size is not None and local and not current and not bidirectional:
         first = _first_visible(view, mask_function, local_size, q_length * kv_length)
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length, first)
@@ -196,8 +196,8 @@ def _unmasked(
     if related is None and slots == n and plain:
         return attend(query, key, value, None, True, scaling)
     if softcap is None and joins(query, value):
-        own = None if related is None else _additive(related, query.dtype).to(query.device)
-        return in_parts(query, key, value, own, scaling, sinks)
+        current = None if related is None else _additive(related, query.dtype).to(query.device)
+        return in_parts(query, key, value, current, scaling, sinks)
     if related is None:
         if plain:
             return behind(query, key, value, scaling)
@@ -233,10 +233,10 @@ class _Leases:
 
     def take(self, configs: Configs) -> list[Any]:
         with self._lock:
-            for config, own in configs:
-                new = _Lent(config, config._attn_implementation_internal, own)
+            for config, current in configs:
+                new = _Lent(config, config._attn_implementation_internal, current)
                 lent = self._lent.setdefault(id(config), new)
-                lent.own |= own
+                lent.own |= current
                 lent.count += 1
                 config._attn_implementation_internal = NAME
         return [config for config, _ in configs]
@@ -275,14 +275,14 @@ def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
 
 def model_configs(model: nn.Module) -> Configs:
     """Return every distinct configuration that some module reads, and `_Lent.own` of it."""
-    found: dict[int, tuple[Any, bool]] = {}
+    record: dict[int, tuple[Any, bool]] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation_internal"):
-            own = getattr(module, "_supports_attention_backend", None) is False
-            _, before = found.get(id(config), (config, False))
-            found[id(config)] = (config, own or before)
-    return list(found.values())
+            current = getattr(module, "_supports_attention_backend", None) is False
+            _, before = record.get(id(config), (config, False))
+            record[id(config)] = (config, current or before)
+    return list(record.values())
 
 
 def _slots(view: TreeView) -> int:
@@ -301,10 +301,10 @@ def _tree_allowed(view: TreeView, related: torch.Tensor, slots: int) -> torch.Te
             committed[:, :, : int(hidden[0])] = False
         return torch.cat([committed, related, related.new_zeros(1, n, view.unused)], dim=-1)
     columns = torch.arange(slots, device=lengths.device)
-    seen = columns < lengths[:, None]
+    known = columns < lengths[:, None]
     if hidden is not None:
-        seen &= columns >= hidden[:, None]
-    allowed = seen[:, None].expand(rows, n, slots).clone()
+        known &= columns >= hidden[:, None]
+    allowed = known[:, None].expand(rows, n, slots).clone()
     index = (lengths[:, None] + torch.arange(m, device=lengths.device))[:, None]
     return allowed.scatter_(2, index.expand(rows, n, m), related)
 
@@ -360,8 +360,8 @@ def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int)
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
     rows = torch.arange(len(view.positions), device=device)[:, None, None, None]
     slots = torch.arange(first, device=device)[None, None, None]
-    seen = rule(rows, zero, view.positions[:, None, [0, -1], None], slots)
-    return 0 if bool(seen.any()) else first
+    known = rule(rows, zero, view.positions[:, None, [0, -1], None], slots)
+    return 0 if bool(known.any()) else first
 
 
 def _in_view(key: torch.Tensor) -> TreeView | None:

@@ -83,7 +83,7 @@ class DraftTree:
         parents: Sequence[int] | Ints,
         source: str,
         *,
-        reach: Sequence[float] | NDArray[np.float32] | None = None,
+        accept_prob: Sequence[float] | NDArray[np.float32] | None = None,
         origin: Sequence[tuple[int, int]] | Ints | None = None,
         kind: DraftKind = DraftKind.DETERMINISTIC,
         q: torch.Tensor | None = None,
@@ -97,7 +97,9 @@ class DraftTree:
         return cls(
             tokens=np.asarray(tokens, dtype=np.int64),
             parents=np.asarray(parents, dtype=np.int64),
-            reach=np.ones(n, np.float32) if reach is None else np.asarray(reach, np.float32),
+            reach=np.ones(n, np.float32)
+            if accept_prob is None
+            else np.asarray(accept_prob, np.float32),
             source=np.zeros(n, dtype=np.int64),
             origin=np.asarray(origin, np.int64).reshape(n, 2),
             sources=(source,),
@@ -111,14 +113,16 @@ class DraftTree:
         tokens: Sequence[int] | Ints,
         source: str,
         *,
-        reach: Sequence[float] | NDArray[np.float32] | None = None,
+        accept_prob: Sequence[float] | NDArray[np.float32] | None = None,
         origin: Sequence[tuple[int, int]] | Ints | None = None,
         kind: DraftKind = DraftKind.DETERMINISTIC,
         q: torch.Tensor | None = None,
     ) -> DraftTree:
         """Return the tree in which every node continues the one before it."""
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
-        return cls.build(tokens, parents, source, reach=reach, origin=origin, kind=kind, q=q)
+        return cls.build(
+            tokens, parents, source, accept_prob=accept_prob, origin=origin, kind=kind, q=q
+        )
 
 
 @cache

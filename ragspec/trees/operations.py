@@ -107,16 +107,16 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
 
 def promised(tree: DraftTree) -> list[float]:
     """Return how many nodes below each node are expected to be accepted once it is: [N]."""
-    reach, below = tree.reach.tolist(), [0.0] * len(tree)
+    accept_prob, below = tree.reach.tolist(), [0.0] * len(tree)
     parents = tree.parents.tolist()
     for node in range(len(tree) - 1, -1, -1):
         parent = parents[node]
-        if parent != ROOT and reach[parent] > 0.0:
-            below[parent] += (1.0 + below[node]) * reach[node] / reach[parent]
+        if parent != ROOT and accept_prob[parent] > 0.0:
+            below[parent] += (1.0 + below[node]) * accept_prob[node] / accept_prob[parent]
     return below
 
 
-def keep_order(tree: DraftTree, reach: Sequence[float] | None = None) -> list[int]:
+def keep_order(tree: DraftTree, accept_prob: Sequence[float] | None = None) -> list[int]:
     """Return all nodes in the order in which a budget keeps them; any beginning of it is a tree.
 
     reach [N]: by default the tree's own; of a node it counts for no more than of its parent. Best
@@ -137,9 +137,9 @@ def keep_order(tree: DraftTree, reach: Sequence[float] | None = None) -> list[in
     if tree.kind in DRAWN:
         return list(range(len(tree)))
     bounded: list[float] = []
-    claimed = tree.reach.tolist() if reach is None else reach
-    for parent, own in zip(tree.parents.tolist(), claimed, strict=True):
-        bounded.append(own if parent == ROOT else min(own, bounded[parent]))
+    claimed = tree.reach.tolist() if accept_prob is None else accept_prob
+    for parent, current in zip(tree.parents.tolist(), claimed, strict=True):
+        bounded.append(current if parent == ROOT else min(current, bounded[parent]))
     return sorted(range(len(tree)), key=bounded.__getitem__, reverse=True)
 
 
@@ -196,19 +196,19 @@ def share_out(tree: DraftTree) -> DraftTree:
     """
     parents, claimed = tree.parents.tolist(), tree.reach.tolist()
     totals = [0.0] * (len(tree) + 1)  # of children, by parent; the last entry is that of the root
-    for parent, own in zip(parents, claimed, strict=True):
-        totals[parent] += own
+    for parent, current in zip(parents, claimed, strict=True):
+        totals[parent] += current
     if all(
         total <= (1.0 if node < 0 else claimed[node])
         for node, total in zip([*range(len(tree)), ROOT], totals, strict=True)
     ):
         return tree
-    reach: list[float] = []
-    for parent, own in zip(parents, claimed, strict=True):
-        above, now = (1.0, 1.0) if parent == ROOT else (claimed[parent], reach[parent])
+    accept_prob: list[float] = []
+    for parent, current in zip(parents, claimed, strict=True):
+        above, now = (1.0, 1.0) if parent == ROOT else (claimed[parent], accept_prob[parent])
         most = max(totals[parent], above)
-        reach.append(own / most * now if most > 0.0 else 0.0)
-    return replace(tree, reach=np.asarray(reach, dtype=np.float32))
+        accept_prob.append(current / most * now if most > 0.0 else 0.0)
+    return replace(tree, reach=np.asarray(accept_prob, dtype=np.float32))
 
 
 def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:
@@ -225,16 +225,16 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
     sources: dict[str, int] = {}
     for tree, bit in trees:
         nodes.add(tree, bit, [sources.setdefault(name, len(sources)) for name in tree.sources])
-    reach: list[float] = []
+    accept_prob: list[float] = []
     for parent, chance in zip(nodes.parents, nodes.chances, strict=True):
-        reach.append(chance if parent == ROOT else chance * reach[parent])
+        accept_prob.append(chance if parent == ROOT else chance * accept_prob[parent])
     plain = all(tree.kind is DraftKind.DETERMINISTIC for tree, _ in trees)
     merged = DraftTree(
         tokens=np.asarray(nodes.tokens, dtype=np.int64),
         parents=np.asarray(nodes.parents, dtype=np.int64),
-        reach=np.asarray(reach, dtype=np.float32),
+        reach=np.asarray(accept_prob, dtype=np.float32),
         source=np.asarray(nodes.source, dtype=np.int64),
-        origin=np.asarray(nodes.origin, dtype=np.int64).reshape(len(reach), 2),
+        origin=np.asarray(nodes.origin, dtype=np.int64).reshape(len(accept_prob), 2),
         sources=tuple(sources) or ("none",),
         kind=DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED,
     )
@@ -290,7 +290,7 @@ def check(tree: DraftTree, vocab_size: int | None = None) -> None:
     _check_shapes(tree, n)
     if not n:
         return
-    parents, tokens, reach = tree.parents.tolist(), tree.tokens.tolist(), tree.reach.tolist()
+    parents, tokens, accept_prob = tree.parents.tolist(), tree.tokens.tolist(), tree.reach.tolist()
     for node, parent in enumerate(parents):
         if not ROOT <= parent < node:
             raise InputError(f"node {node} has parent {parent}; expected -1 or an earlier node.")
@@ -301,7 +301,7 @@ def check(tree: DraftTree, vocab_size: int | None = None) -> None:
     source = tree.source.tolist()
     if min(source) < 0 or max(source) >= len(tree.sources):
         raise InputError(f"source: expected indices into the {len(tree.sources)} sources.")
-    if not (isfinite(sum(reach)) and min(reach) >= 0.0):
+    if not (isfinite(sum(accept_prob)) and min(accept_prob) >= 0.0):
         raise InputError("reach: expected finite probabilities, got a negative or non-finite one.")
     if tree.kind is not DraftKind.SAMPLED:
         distinct = len(set(zip(parents, tokens, strict=True)))
@@ -313,10 +313,10 @@ def check(tree: DraftTree, vocab_size: int | None = None) -> None:
 
 def _check_first_draws(parents: Ints, picked: Ints) -> None:
     """Raise InputError where a node is picked without a sibling drawn before it, or out of turn."""
-    kept = set(picked.tolist())
+    accepted = set(picked.tolist())
     bare: set[int] = set()  # parents that lost a child
     for node, parent in enumerate(parents.tolist()):
-        if node not in kept:
+        if node not in accepted:
             bare.add(parent)
         elif parent in bare:
             raise InputError(

@@ -103,10 +103,10 @@ class CorpusInfo:
     @property
     def scopes(self) -> dict[str, int]:
         """Tokens on disk by scope."""
-        found: dict[str, int] = {}
+        fields: dict[str, int] = {}
         for record in self.segments:
-            found[record.scope] = found.get(record.scope, 0) + record.tokens
-        return found
+            fields[record.scope] = fields.get(record.scope, 0) + record.tokens
+        return fields
 
     def as_dict(self) -> dict[str, Any]:
         """Return the whole as what JSON can hold."""
@@ -143,13 +143,13 @@ def read_pointer(root: Path) -> bytes:
 
 def files_of(store: OpenStore, record: SegmentRecord) -> dict[str, FileRecord]:
     """Return the records of the files of one segment, by name; raises StoreError without one."""
-    found: dict[str, FileRecord] = {}
+    fields: dict[str, FileRecord] = {}
     for file in FILES:
         name = f"{record.name}/{file}"
         if name not in store.manifest.files:
             raise StoreError(f"{store.path} lists no file {name}; build the store again.")
-        found[name] = store.manifest.files[name]
-    return found
+        fields[name] = store.manifest.files[name]
+    return fields
 
 
 def open_segment(store: OpenStore, record: SegmentRecord, verify: Verify) -> Segment:
@@ -157,10 +157,10 @@ def open_segment(store: OpenStore, record: SegmentRecord, verify: Verify) -> Seg
     for name, each in files_of(store, record).items():
         check_file(store.path, name, each, verify)
     segment = Segment.open(store.path / record.name)
-    found = (len(segment), segment.document_count)
-    if found != (record.tokens, record.documents):
+    result = (len(segment), segment.document_count)
+    if result != (record.tokens, record.documents):
         raise StoreError(
-            f"{store.path / record.name} holds {found} tokens and documents, expected "
+            f"{store.path / record.name} holds {result} tokens and documents, expected "
             f"{(record.tokens, record.documents)}; build the store again."
         )
     return segment

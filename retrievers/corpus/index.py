@@ -124,9 +124,9 @@ class CorpusIndex:
         expected = {} if tokenizer is None else {TOKENIZER: tokenizer_fingerprint(tokenizer)}
         root = Path(path)
         view = open_view(root, verify, expected=expected)
-        wanted = _print_of(model)
-        if wanted is not None:
-            check_model(root, view.catalogue.model, wanted)
+        selection = _print_of(model)
+        if selection is not None:
+            check_model(root, view.catalogue.model, selection)
         return cls(CorpusWriter(root, view, verify, seal_tokens, max_tokens))
 
     @property
@@ -178,11 +178,11 @@ class CorpusIndex:
         checked_scope(scope)
         known = self._writer.view.catalogue.tokenizer
         if known is not None and engine.tokenizer is not None:
-            found = tokenizer_fingerprint(engine.tokenizer)
-            if found != known:
+            result = tokenizer_fingerprint(engine.tokenizer)
+            if result != known:
                 raise StoreError(
                     f"{self.path} was built with another tokenizer (fingerprint {known[:12]}) than "
-                    f"the engine's ({found[:12]}); record into a store built with that one."
+                    f"the engine's ({result[:12]}); record into a store built with that one."
                 )
         self._writer.set_model(model_fingerprint(engine.model))
         self._check_read(engine, scope)
@@ -220,8 +220,8 @@ class CorpusIndex:
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where the corpus was made with another model or tokenizer."""
         known = self._writer.view.catalogue
-        found = {"tokenizer": known.tokenizer, "model": known.model or self._writer.model}
-        check_prints(str(self.path), found, prints_of(model, tokenizer))
+        record = {"tokenizer": known.tokenizer, "model": known.model or self._writer.model}
+        check_prints(str(self.path), record, prints_of(model, tokenizer))
 
     def seal(self) -> None:
         """Write what was appended to disk now. Raises StoreError."""

@@ -37,10 +37,10 @@ def segment_in_memory(
     """Return a segment like those that `build_segment` writes, on no disk."""
     sizes = SegmentSizes(0, 0, 0, vocab_size, depth)
     border = np.array([vocab_size], dtype=sizes.dtype)
-    pieces = [border]
+    chunks = [border]
     for document in documents:
-        pieces += [document.astype(sizes.dtype), border]
-    tokens = np.concatenate(pieces)
+        chunks += [document.astype(sizes.dtype), border]
+    tokens = np.concatenate(chunks)
     starts = np.cumsum([1, *(len(document) + 1 for document in documents)], dtype=np.int64)
     buckets = count_first_tokens(tokens, vocab_size)
     suffixes = sort_suffixes(tokens, vocab_size, depth=depth, buckets=buckets)
@@ -113,9 +113,9 @@ class AppendLog:
 
     def append(self, tokens: Sequence[int] | NDArray[Any], scope: str) -> int:
         """Add a document and return what now waits; raises InputError for ids out of range."""
-        given = token_row(tokens)
-        check_ids(given, self._vocab_size, "the document")
-        document = given.astype(np.int32)  # a copy: the caller may go on writing to its own
+        inputs = token_row(tokens)
+        check_ids(inputs, self._vocab_size, "the document")
+        document = inputs.astype(np.int32)  # a copy: the caller may go on writing to its own
         with self._lock:
             if len(document):
                 self._open.setdefault(scope, _Scope()).fresh.append(document)

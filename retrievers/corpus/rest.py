@@ -150,7 +150,7 @@ class _Nodes:
         """Return the chance of every node once its parent is accepted."""
         above = [1.0 if parent == ROOT else self.reach[parent] for parent in self.parents]
         pairs = zip(self.reach, above, strict=True)
-        return [own / before if before > 0.0 else 0.0 for own, before in pairs]
+        return [current / before if before > 0.0 else 0.0 for current, before in pairs]
 
 
 class RestSession:
@@ -179,8 +179,8 @@ class RestSession:
         self.matched = 0 if nodes is None else nodes.length
         if nodes is None or not nodes.tokens:
             return DraftTree.empty()
-        reach = self._corrected(nodes)
-        return DraftTree.build(nodes.tokens, nodes.parents, self._name, reach=reach)
+        accept_prob = self._corrected(nodes)
+        return DraftTree.build(nodes.tokens, nodes.parents, self._name, accept_prob=accept_prob)
 
     def observe(self, step: Step) -> None:
         """Learn how often the target goes on with one of the continuations."""
@@ -209,13 +209,13 @@ class RestSession:
         total: dict[int, float] = {}
         for parent, chance in zip(nodes.parents, chances, strict=True):
             total[parent] = total.get(parent, 0.0) + chance
-        reach: list[float] = []
+        accept_prob: list[float] = []
         for node, parent in enumerate(nodes.parents):
             key = min(nodes.length + nodes.depth[node], _BINS)
             scale = min(self._held[key].share(_PRIOR), _SURE / max(total[parent], _SURE * 1e-6))
-            before = 1.0 if parent == ROOT else reach[parent]
-            reach.append(before * chances[node] * scale)
-        return np.asarray(reach, dtype=np.float32)
+            before = 1.0 if parent == ROOT else accept_prob[parent]
+            accept_prob.append(before * chances[node] * scale)
+        return np.asarray(accept_prob, dtype=np.float32)
 
     def _look_up(self, tail: list[int], budget: int, deepest: int) -> _Nodes | None:
         """Return the nodes of all segments as those of one text, None without a match."""
@@ -241,20 +241,20 @@ class RestSession:
         Those with the longest match share by occurrences. The others have a part of what is left
         when that match fails; the rest of it is in the shorter suffixes of the former.
         """
-        found = [
+        results = [
             (segment, segment.longest_match(tail, self._options.max_match))
             for segment in self._segments
         ]
-        longest = max((match.length for _, match in found), default=0)
+        longest = max((match.length for _, match in results), default=0)
         if longest < self._shortest:
             return []
         total = {True: 0, False: 0}
-        for _, match in found:
+        for _, match in results:
             if match.length >= self._shortest:
                 total[match.length == longest] += match.high - match.low
         left = _OTHERS * (1.0 - float(self._options.chances[0, longest, 0]))
         shares = []
-        for segment, match in found:
+        for segment, match in results:
             if match.length >= self._shortest:
                 first = match.length == longest
                 share = (1.0 if first else left) * (match.high - match.low) / total[first]
@@ -269,7 +269,7 @@ def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> _Nodes:
     for draft, share in trees:
         place: list[int] = []
         columns = (draft.tokens, draft.parents, draft.reach, draft.depths)
-        for token, parent, reach, depth in zip(*(c.tolist() for c in columns), strict=True):
+        for token, parent, accept_prob, depth in zip(*(c.tolist() for c in columns), strict=True):
             above = ROOT if parent == ROOT else place[parent]
             node = at.setdefault((above, token), len(every.tokens))
             place.append(node)
@@ -278,7 +278,7 @@ def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> _Nodes:
                 every.parents.append(above)
                 every.reach.append(0.0)
                 every.depth.append(depth)
-            every.reach[node] += share * reach
+            every.reach[node] += share * accept_prob
     order = sorted(range(len(every.tokens)), key=lambda node: -every.reach[node])[:budget]
     number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
     return _Nodes(

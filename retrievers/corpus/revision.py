@@ -74,15 +74,15 @@ class Revision:
 
     def put(self, old: Sequence[SegmentRecord], new: SegmentRecord | None) -> None:
         """List `new` in the place of the last of `old`, else at the end; drop all of `old`."""
-        kept: list[SegmentRecord] = []
+        selected: list[SegmentRecord] = []
         for record in self.catalogue.segments:
             if record not in old:
-                kept.append(record)
+                selected.append(record)
             elif new is not None and record == old[-1]:
-                kept.append(new)
+                selected.append(new)
         if new is not None and not old:
-            kept.append(new)
-        self.catalogue = replace(self.catalogue, segments=tuple(kept))
+            selected.append(new)
+        self.catalogue = replace(self.catalogue, segments=tuple(selected))
         for record in old:
             shutil.rmtree(self.folder / record.name, ignore_errors=True)
 

@@ -59,9 +59,9 @@ def _rows(batch: list[Any], tokenizer: Any) -> Iterator[NDArray[Any]]:
     texts = [well_formed(item) for item in batch if isinstance(item, str)]
     if texts and tokenizer is None:
         raise InputError("got a text but no tokenizer; pass one, or token ids.")
-    found: Iterator[Any] = iter(())
+    result: Iterator[Any] = iter(())
     if texts:
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        found = iter(tokenizer(texts, **options)["input_ids"])
+        result = iter(tokenizer(texts, **options)["input_ids"])
     for item in batch:
-        yield token_row(next(found) if isinstance(item, str) else item)
+        yield token_row(next(result) if isinstance(item, str) else item)

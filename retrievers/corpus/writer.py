@@ -80,8 +80,8 @@ class CorpusWriter:
         """Return what a scope sees: segments on disk, then what waits in memory."""
         with self._swap:
             self._check_open()
-            found = [*self.view.visible(scope), *self.log.segments(GLOBAL)]
-            return (*found, *(self.log.segments(scope) if scope != GLOBAL else ()))
+            results = [*self.view.visible(scope), *self.log.segments(GLOBAL)]
+            return (*results, *(self.log.segments(scope) if scope != GLOBAL else ()))
 
     def warm_up(self) -> None:
         """Load (the first time ever: compile) the look-ups of segments like these."""
@@ -201,14 +201,14 @@ class CorpusWriter:
             if sealed:
                 self.log.done()
 
-    def _check_same(self, found: Catalogue) -> None:
+    def _check_same(self, result: Catalogue) -> None:
         """Raise StoreError where somebody built the corpus again for something else."""
         known = self.view.catalogue
-        made = (known.tokenizer, known.vocab_size, known.depth)
-        if (found.tokenizer, found.vocab_size, found.depth) != made:
+        instance = (known.tokenizer, known.vocab_size, known.depth)
+        if (result.tokenizer, result.vocab_size, result.depth) != instance:
             raise StoreError(
                 f"{self.root} was built again meanwhile, with another tokenizer, vocabulary or "
-                f"depth (now {found.vocab_size} ids sorted to {found.depth} tokens, before "
+                f"depth (now {result.vocab_size} ids sorted to {result.depth} tokens, before "
                 f"{known.vocab_size} to {known.depth}); open it again."
             )
 
@@ -256,11 +256,11 @@ class CorpusWriter:
             )
 
 
-def check_model(root: Path, found: str | None, expected: str) -> None:
+def check_model(root: Path, result: str | None, expected: str) -> None:
     """Raise StoreError where a corpus holds the outputs of another model."""
-    if found is not None and not same_print(found, expected):
+    if result is not None and not same_print(result, expected):
         raise StoreError(
-            f"{root} holds outputs of another model (fingerprint {found[:12]}, expected "
+            f"{root} holds outputs of another model (fingerprint {result[:12]}, expected "
             f"{expected[:12]}): they draft badly for this one. Make a store of this model's own "
             "outputs, or use the model that it was made with."
         )

@@ -74,17 +74,17 @@ def find(slots: Ints, edges: Ints, state: int, token: int) -> int:
 
 
 @compiled
-def add(slots: Ints, head: Ints, tail: Ints, edges: Ints, at: int, made: int, edge: Any) -> int:
-    """Put (state, token, target) as edge number `made` into slot `at`; return the next number."""
+def add(slots: Ints, head: Ints, tail: Ints, edges: Ints, at: int, instance: int, edge: Any) -> int:
+    """Put (state, token, target) as edge number `instance` into slot `at`; return the next number."""
     state, token, target = edge
-    edges[0, made], edges[1, made], edges[2, made] = state, token, target
-    slots[at] = made
+    edges[0, instance], edges[1, instance], edges[2, instance] = state, token, target
+    slots[at] = instance
     if head[state] < 0:
-        head[state] = made
+        head[state] = instance
     else:
-        edges[3, tail[state]] = made
-    tail[state] = made
-    return made + 1
+        edges[3, tail[state]] = instance
+    tail[state] = instance
+    return instance + 1
 
 
 @compiled
@@ -103,17 +103,17 @@ def count_newest(states: Ints, last: int, end: int, cited: bool) -> None:
 
 @compiled
 def redirect(
-    states: Ints, slots: Ints, edges: Ints, state: int, token: int, found: int, half: int
+    states: Ints, slots: Ints, edges: Ints, state: int, token: int, result: int, half: int
 ) -> None:
-    """Let the edges that led to `found` from here upwards lead to its half."""
+    """Let the edges that led to `result` from here upwards lead to its half."""
     while state >= 0:
         if states[5, state] == token:
-            if states[6, state] != found:
+            if states[6, state] != result:
                 break
             states[6, state] = half
         else:
             edge = slots[find(slots, edges, state, token)]
-            if edge < 0 or edges[2, edge] != found:
+            if edge < 0 or edges[2, edge] != result:
                 break
             edges[2, edge] = half
         state = states[1, state]
@@ -125,41 +125,41 @@ def fill(
 ) -> tuple[int, int]:
     """Build the automaton into the arrays; return the number of states and of further edges."""
     states[0, 0] = states[2, 0] = 0
-    used, made, last = 1, 0, 0
+    used, instance, last = 1, 0, 0
     for place in range(len(tokens)):
         token = tokens[place]
         count_newest(states, last, place - 1, place > 0 and document[place - 1])
         newest, used = used, used + 1
         states[0, newest], states[1, newest], states[2, newest] = states[0, last] + 1, 0, 0
         states[5, last], states[6, last] = token, newest
-        state, last, found = states[1, last], newest, -1
+        state, last, result = states[1, last], newest, -1
         while state >= 0:
             if states[5, state] == token:
-                found = states[6, state]
+                result = states[6, state]
                 break
             at = find(slots, edges, state, token)
             if slots[at] >= 0:
-                found = edges[2, slots[at]]
+                result = edges[2, slots[at]]
                 break
-            made = add(slots, head, tail, edges, at, made, (state, token, newest))
+            instance = add(slots, head, tail, edges, at, instance, (state, token, newest))
             state = states[1, state]
-        if found < 0:
+        if result < 0:
             continue
-        if states[0, found] != states[0, state] + 1:
+        if states[0, result] != states[0, state] + 1:
             half, used = used, used + 1
-            states[:, half] = states[:, found]
+            states[:, half] = states[:, result]
             states[0, half] = states[0, state] + 1
-            edge = head[found]
+            edge = head[result]
             while edge >= 0:
                 copied = (half, edges[1, edge], edges[2, edge])
                 at = find(slots, edges, half, edges[1, edge])
-                made = add(slots, head, tail, edges, at, made, copied)
+                instance = add(slots, head, tail, edges, at, instance, copied)
                 edge = edges[3, edge]
-            states[1, found] = half
-            redirect(states, slots, edges, state, token, found, half)
-            found = half
-        states[1, newest] = found
-    return used, made
+            states[1, result] = half
+            redirect(states, slots, edges, state, token, result, half)
+            result = half
+        states[1, newest] = result
+    return used, instance
 
 
 @compiled

@@ -55,12 +55,12 @@ class ContextIndex:
 
     def suffixes(self) -> list[int]:
         """Return the states of the suffixes that occurred before, longest first."""
-        automaton, found = self.automaton, []
+        automaton, result = self.automaton, []
         state = automaton.match()
         while state > ROOT_STATE:
-            found.append(state)
+            result.append(state)
             state = automaton.link[state]
-        return found
+        return result
 
     def origin(self, position: int) -> tuple[int, int]:
         """Return (document, token offset) of a place in the index, (-1, -1) where it has none."""

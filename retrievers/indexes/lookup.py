@@ -99,20 +99,20 @@ def longest(text: Text, buckets: Ints, tail: Ints, max_match: int) -> tuple[int,
 
 
 @compiled
-def edge(text: Text, tail: Ints, length: int, yes: int, limit: int, way: int) -> int:
-    """Return the first index from `yes` on, going `way`, where less than `length` tokens agree.
+def edge(text: Text, tail: Ints, length: int, yes: int, limit: int, direction: int) -> int:
+    """Return the first index from `yes` on, going `direction`, where less than `length` tokens agree.
 
     Gallops, then bisects; `limit` is the first index not to look at.
     """
     tokens, suffixes = text
-    size, no, step = len(tokens), yes + way, way
-    while (limit - no) * way > 0:
+    size, no, step = len(tokens), yes + direction, direction
+    while (limit - no) * direction > 0:
         if agree(tokens, place(suffixes, no, size), tail, length) < length:
             break
         yes, step = no, 2 * step
         no += step
-    no = min(no, limit) if way > 0 else max(no, limit)
-    while (no - yes) * way > 1:
+    no = min(no, limit) if direction > 0 else max(no, limit)
+    while (no - yes) * direction > 1:
         middle = (no + yes) >> 1
         if agree(tokens, place(suffixes, middle, size), tail, length) == length:
             yes = middle
@@ -154,18 +154,18 @@ def collect(
     taken, used, before, fallback = 0, 0, 0, 0
     while True:
         strides[used] = max(1, -(-(high - low) // (cap - taken)))
-        kept = taken
+        selected = taken
         for index in range(low, high, strides[used]):
             position = place(suffixes, index, size)
             # The occurrences of the longer suffix before are taken.
             if before == 0 or agree(tokens, position, tail, before) < before:
-                places[kept], context[kept] = position + 1, used
-                kept += 1
-        if kept > taken:
+                places[selected], context[selected] = position + 1, used
+                selected += 1
+        if selected > taken:
             chance = chances[1 if before else 0, length]
-            weights[used] = escape * chance / (kept - taken)
+            weights[used] = escape * chance / (selected - taken)
             escape *= 1.0 - chance[0]
-            taken, used, before = kept, used + 1, length
+            taken, used, before = selected, used + 1, length
         width = high - low
         while fallback < len(shorter) and high - low == width:
             if shorter[fallback] < match[0]:
@@ -220,10 +220,10 @@ def grow(
     budget, depth, separator = limits
     n = len(places)
     keys, part = np.arange(n), np.zeros(len(strides), dtype=np.int64)
-    nodes, reach = np.empty((n * depth, 5), dtype=np.int32), np.empty(n * depth)
+    nodes, accept_prob = np.empty((n * depth, 5), dtype=np.int32), np.empty(n * depth)
     heap = np.empty(n * depth, dtype=np.int32)
     chosen, reached = np.empty((5, budget), dtype=np.int64), np.empty(budget)
-    made, waiting, taken = 0, 0, 0
+    instance, waiting, taken = 0, 0, 0
     level, low, high = 0, 0, n  # of the children to make next, those of the root first
     while True:
         at = low if level < depth else high
@@ -238,17 +238,17 @@ def grow(
             for c in range(len(part)):
                 chance += weights[c, level] * part[c]
                 count += part[c] * strides[c]
-            nodes[made, 0], nodes[made, 1], nodes[made, 2] = level, first, at
-            nodes[made, 3], nodes[made, 4], reach[made] = taken - 1, count, chance
-            push(heap, waiting, made, reach, nodes)
-            made, waiting = made + 1, waiting + 1
+            nodes[instance, 0], nodes[instance, 1], nodes[instance, 2] = level, first, at
+            nodes[instance, 3], nodes[instance, 4], accept_prob[instance] = taken - 1, count, chance
+            push(heap, waiting, instance, accept_prob, nodes)
+            instance, waiting = instance + 1, waiting + 1
         if waiting == 0 or taken == budget:
             return chosen[:, :taken], reached[:taken]
-        best = pop(heap, waiting, reach, nodes)
+        best = pop(heap, waiting, accept_prob, nodes)
         level, low, high = nodes[best, 0], nodes[best, 1], nodes[best, 2]
         chosen[0, taken], chosen[1, taken] = keys[low] >> 20, nodes[best, 3]
         chosen[2, taken], chosen[3, taken] = nodes[best, 4], level
-        chosen[4, taken], reached[taken] = keys[low] & ROW, reach[best]
+        chosen[4, taken], reached[taken] = keys[low] & ROW, accept_prob[best]
         waiting, taken, level = waiting - 1, taken + 1, level + 1
 
 
@@ -303,6 +303,6 @@ def draft(
         (tokens, suffixes), tail, match, outer, caps, shorter, chances
     )
     limits = (budget, depth, len(buckets) - 1)
-    chosen, reach = grow(tokens, places, context, weights, strides, limits)
+    chosen, accept_prob = grow(tokens, places, context, weights, strides, limits)
     origin = origins(starts, places, chosen)
-    return chosen[0], chosen[1], reach, chosen[2], chosen[3], origin, match[0]
+    return chosen[0], chosen[1], accept_prob, chosen[2], chosen[3], origin, match[0]

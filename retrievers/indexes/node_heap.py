@@ -30,22 +30,22 @@ def compiled(function: Function) -> Function:
 
 
 @compiled
-def goes_first(a: int, b: int, reach: Floats, nodes: Table) -> bool:
+def goes_first(a: int, b: int, accept_prob: Floats, nodes: Table) -> bool:
     """Say whether candidate a is better than b: larger reach, then shallower, then earlier row."""
-    if reach[a] != reach[b]:
-        return bool(reach[a] > reach[b])
+    if accept_prob[a] != accept_prob[b]:
+        return bool(accept_prob[a] > accept_prob[b])
     if nodes[a, 0] != nodes[b, 0]:
         return bool(nodes[a, 0] < nodes[b, 0])
     return bool(nodes[a, 1] < nodes[b, 1])
 
 
 @compiled
-def push(heap: Table, size: int, candidate: int, reach: Floats, nodes: Table) -> None:
+def push(heap: Table, size: int, candidate: int, accept_prob: Floats, nodes: Table) -> None:
     """Add a candidate to a heap of `size` candidates, the best on top."""
     at = size
     while at > 0:
         above = (at - 1) >> 1
-        if not goes_first(candidate, heap[above], reach, nodes):
+        if not goes_first(candidate, heap[above], accept_prob, nodes):
             break
         heap[at] = heap[above]
         at = above
@@ -53,15 +53,15 @@ def push(heap: Table, size: int, candidate: int, reach: Floats, nodes: Table) ->
 
 
 @compiled
-def pop(heap: Table, size: int, reach: Floats, nodes: Table) -> int:
+def pop(heap: Table, size: int, accept_prob: Floats, nodes: Table) -> int:
     """Take the best candidate from a heap of `size`, which shrinks by one."""
     best, last, at = heap[0], heap[size - 1], 0
     size -= 1
     while 2 * at + 1 < size:
         child = 2 * at + 1
-        if child + 1 < size and goes_first(heap[child + 1], heap[child], reach, nodes):
+        if child + 1 < size and goes_first(heap[child + 1], heap[child], accept_prob, nodes):
             child += 1
-        if not goes_first(heap[child], last, reach, nodes):
+        if not goes_first(heap[child], last, accept_prob, nodes):
             break
         heap[at] = heap[child]
         at = child

@@ -93,9 +93,9 @@ def _overlap(
     ids: NDArray[np.int64], sentence: NDArray[np.int64], n: int, query: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Return per sentence the summed rarity of the query tokens in it: f64 [n]."""
-    asked = np.isin(ids, query)
+    request = np.isin(ids, query)
     stride = int(ids.max()) + 1
-    pairs = np.unique(sentence[asked] * stride + ids[asked])
+    pairs = np.unique(sentence[request] * stride + ids[request])
     which, token = pairs // stride, pairs % stride
     spread = np.bincount(token, minlength=stride)
     rarity = np.log(1.0 + n / (spread[token] + 0.5))

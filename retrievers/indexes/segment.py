@@ -107,22 +107,22 @@ def _write_tokens(
 ) -> NDArray[np.int64]:
     """Write the token file in pieces; return where documents start, and the end."""
     border = np.array([separator], dtype=dtype)
-    pieces, waiting, at = [border], 1, 1
+    chunks, waiting, at = [border], 1, 1
     starts = [1]
     with path.open("wb") as stream:
         for number, document in enumerate(documents):
-            given = np.asarray(document)
-            check_ids(given, separator, f"document {number}")
-            pieces += [given.astype(dtype), border]
-            waiting += len(given) + 1
-            at += len(given) + 1
+            inputs = np.asarray(document)
+            check_ids(inputs, separator, f"document {number}")
+            chunks += [inputs.astype(dtype), border]
+            waiting += len(inputs) + 1
+            at += len(inputs) + 1
             starts.append(at)
             if at > _LONGEST:
                 raise InputError(f"got more than {_LONGEST} tokens; make several segments.")
             if waiting >= _WRITE:
-                stream.write(np.concatenate(pieces).tobytes())
-                pieces, waiting = [], 0
-        stream.write(np.concatenate(pieces or [border[:0]]).tobytes())
+                stream.write(np.concatenate(chunks).tobytes())
+                chunks, waiting = [], 0
+        stream.write(np.concatenate(chunks or [border[:0]]).tobytes())
     return np.array(starts, dtype=np.int64)
 
 
@@ -260,9 +260,9 @@ def _map(path: Path, dtype: str, length: int) -> NDArray[Any]:
         if size == expected and size > _SMALL:
             return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
         if size == expected:
-            found = np.fromfile(path, dtype=dtype)
-            found.flags.writeable = False  # as if mapped: one kind of array to compile for
-            return found
+            result = np.fromfile(path, dtype=dtype)
+            result.flags.writeable = False  # as if mapped: one kind of array to compile for
+            return result
     except OSError as error:
         raise unreadable(path, error) from error
     raise StoreError(f"{path} has {size} bytes, expected {expected}; build the store again.")

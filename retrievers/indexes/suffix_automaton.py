@@ -164,40 +164,40 @@ class SuffixAutomaton:
         state = link[state]
         while state >= 0:
             if first_token[state] == token:
-                found = first_target[state]
+                result = first_target[state]
                 break
             further = more.get(state)
             if further is None:
                 more[state] = {token: newest}
             else:
-                found = further.get(token, _NONE)
-                if found >= 0:
+                result = further.get(token, _NONE)
+                if result >= 0:
                     break
                 further[token] = newest
             state = link[state]
         else:
             return
-        if self.length[found] != self.length[state] + 1:
-            found = self._split(state, token, found)
-        link[newest] = found
+        if self.length[result] != self.length[state] + 1:
+            result = self._split(state, token, result)
+        link[newest] = result
 
-    def _split(self, state: int, token: int, found: int) -> int:
-        """Part the suffixes of `found` that now end at one more place; return their state."""
+    def _split(self, state: int, token: int, result: int) -> int:
+        """Part the suffixes of `result` that now end at one more place; return their state."""
         first_token, first_target, more = self.first_token, self.first_target, self.more
-        half = self._new_state(self.length[state] + 1, self.link[found])
+        half = self._new_state(self.length[state] + 1, self.link[result])
         for values in (self.count, self.latest, self.cited, first_token, first_target):
-            values[half] = values[found]
-        if found in more:
-            more[half] = dict(more[found])
-        self.link[found] = half
+            values[half] = values[result]
+        if result in more:
+            more[half] = dict(more[result])
+        self.link[result] = half
         while state >= 0:
             if first_token[state] == token:
-                if first_target[state] != found:
+                if first_target[state] != result:
                     break
                 first_target[state] = half
             else:
                 further = more.get(state)
-                if further is None or further.get(token) != found:
+                if further is None or further.get(token) != result:
                     break
                 further[token] = half
             state = self.link[state]

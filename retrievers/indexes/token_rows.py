@@ -14,17 +14,17 @@ from ragspec.errors import InputError
 def token_row(tokens: Any) -> NDArray[Any]:
     """Return token ids as an array [T]; raises InputError for anything else."""
     try:
-        given = np.asarray(tokens)
+        inputs = np.asarray(tokens)
     except ValueError as error:
         raise InputError(
             "got rows of different lengths; expected one row of token ids for each document."
         ) from error
-    if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
+    if inputs.ndim != 1 or (len(inputs) and inputs.dtype.kind not in "iu"):
         raise InputError(
-            f"got tokens of shape {given.shape} and type {given.dtype}; expected one row of token "
+            f"got tokens of shape {inputs.shape} and type {inputs.dtype}; expected one row of token "
             "ids for each document."
         )
-    return given
+    return inputs
 
 
 def check_ids(row: NDArray[Any], vocab_size: int, name: str) -> None:

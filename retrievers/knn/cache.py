@@ -31,12 +31,12 @@ class NeighbourCache:
         self._next = 0
         self.size = 0
 
-    def add(self, found: Neighbours) -> None:
+    def add(self, result: Neighbours) -> None:
         """Keep what a search found, and what follows it."""
         most = min(ADDED, len(self._numbers))
-        wanted = self._store.following(found.numbers[:most], AHEAD)[:most]
-        wanted = wanted[np.sort(np.unique(wanted, return_index=True)[1])]
-        new = wanted[~self._known[wanted]]
+        selection = self._store.following(result.numbers[:most], AHEAD)[:most]
+        selection = selection[np.sort(np.unique(selection, return_index=True)[1])]
+        new = selection[~self._known[selection]]
         if not len(new):
             return
         places = (self._next + np.arange(len(new))) % len(self._numbers)

@@ -187,8 +187,8 @@ class Datastore:
         numbers [k] -> [k * (count + 1)] or fewer; those of the first come first.
         """
         ends = self.starts[np.searchsorted(self.starts, numbers, side="right")]
-        found = numbers[:, None] + np.arange(count + 1)
-        return found[found < ends[:, None]]
+        result = numbers[:, None] + np.arange(count + 1)
+        return result[result < ends[:, None]]
 
     def check(self, engine: Engine) -> None:
         """Raise StoreError where the datastore is of another model or tokenizer."""
@@ -223,8 +223,8 @@ def _facts(engine: Engine, folder: Path, written: KeysWritten, search: str) -> M
 
     def head(states: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            own = states[None].to(target.device, target.dtype)
-            return target.head_logits(own, torch.arange(len(states))[None])[0]
+            current = states[None].to(target.device, target.dtype)
+            return target.head_logits(current, torch.arange(len(states))[None])[0]
 
     fits = fit(keys, values, NearestKeys(keys), head)
     parameters: Mapping[str, int] = {}

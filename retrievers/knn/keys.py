@@ -69,7 +69,7 @@ class KeyReader:
         """Return the keys f16 [n, H] of windows, in their order."""
         from ragspec.target.causal import read_states
 
-        found: dict[int, NDArray[np.float16]] = {}
+        record: dict[int, NDArray[np.float16]] = {}
         order = sorted(range(len(windows)), key=lambda i: -len(windows[i].tokens))
         while order:  # the longest together, so that little is padded
             longest = len(windows[order[0]].tokens)
@@ -77,9 +77,11 @@ class KeyReader:
             part, order = order[:most], order[most:]
             states = read_states(self.target, [windows[i].tokens for i in part])
             for i, state in zip(part, states, strict=True):
-                own = state[0, windows[i].known - len(windows[i].tokens) :].float().cpu().numpy()
-                found[i] = _halved(own)
-        return [found[i] for i in range(len(windows))]
+                current = (
+                    state[0, windows[i].known - len(windows[i].tokens) :].float().cpu().numpy()
+                )
+                record[i] = _halved(current)
+        return [record[i] for i in range(len(windows))]
 
 
 def write_keys(
@@ -87,7 +89,7 @@ def write_keys(
     documents: Iterable[Sequence[int] | NDArray[Any]],
     reader: KeyReader,
     most: int,
-    told: Told,
+    on_progress: Told,
 ) -> KeysWritten:
     """Write keys f16 [N, H], values i32 [N] (the tokens that follow) and starts i64 [D + 1].
 
@@ -98,13 +100,13 @@ def write_keys(
     try:
         with (folder / KEYS).open("wb") as states, (folder / VALUES).open("wb") as values:
             for windows, ended in _batched(documents, reader, most):
-                for window, own in zip(windows, reader.states(windows), strict=True):
-                    states.write(own.tobytes())
+                for window, current in zip(windows, reader.states(windows), strict=True):
+                    states.write(current.tobytes())
                     values.write(np.asarray(window.values, "<i4").tobytes())
-                    width = own.shape[1]
+                    width = current.shape[1]
                 starts += [keys + end for end in ended]
                 keys += sum(len(window.values) for window in windows)
-                told(len(starts) - 1, keys)
+                on_progress(len(starts) - 1, keys)
     except OSError as error:
         raise StoreError(
             f"{folder} cannot take the keys ({error.strerror}) after {keys:,} of them; expected "

@@ -39,9 +39,9 @@ class Knn:
         """Return the neighbours of states f32 [Q, H]."""
         return self.store.search(states, self.k)
 
-    def logits(self, logits: torch.Tensor, found: Neighbours) -> torch.Tensor:
+    def logits(self, logits: torch.Tensor, result: Neighbours) -> torch.Tensor:
         """Return the mixed law f64 [1, V] from the target's logits [1, V]."""
-        return self.mixture.logits(logits, self.store.values[found.numbers], found.distances)
+        return self.mixture.logits(logits, self.store.values[result.numbers], result.distances)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,20 +99,20 @@ class Searching:
         """Return the mixed law after a node."""
         if node not in self._found:
             self._search([node])
-        found = self._found[node]
+        result = self._found[node]
         if self._cache is not None:
             if self.first is None:
                 state = self._states[node + 1]
                 guessed = self._cache.nearest(state, self._knn.k) if self._cache.size else None
                 self.first = First(Asked(state, logits.clone(), index), guessed)
-            self._cache.add(found)
-        return self._knn.logits(logits, found)
+            self._cache.add(result)
+        return self._knn.logits(logits, result)
 
     def _search(self, nodes: Sequence[int]) -> None:
         began = time.perf_counter()
-        found = self._knn.search(self._states[[node + 1 for node in nodes]])
+        result = self._knn.search(self._states[[node + 1 for node in nodes]])
         self.times.append((began, len(nodes), 1000.0 * (time.perf_counter() - began)))
-        self._found.update(zip(nodes, found, strict=True))
+        self._found.update(zip(nodes, result, strict=True))
 
 
 @dataclass(slots=True)
@@ -152,5 +152,5 @@ class Guessing:
 
 def on_host(states: torch.Tensor) -> Floats:
     """Return states as a float32 array of their own."""
-    found: Floats = states.float().cpu().numpy()
-    return found
+    result: Floats = states.float().cpu().numpy()
+    return result

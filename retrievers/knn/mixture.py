@@ -42,10 +42,10 @@ class Mixture:
         """
         if not len(tokens):
             return logits.double().log_softmax(-1)
-        law, weight = logits.double().softmax(-1), min(self.weight, MOST_WEIGHT)
-        law *= 1.0 - weight
-        places = torch.from_numpy(tokens).to(law.device)
-        added = torch.from_numpy(weight * self.shares(distances)).to(law.device)
+        distribution, weight = logits.double().softmax(-1), min(self.weight, MOST_WEIGHT)
+        distribution *= 1.0 - weight
+        places = torch.from_numpy(tokens).to(distribution.device)
+        added = torch.from_numpy(weight * self.shares(distances)).to(distribution.device)
         # One after the other on every device, as float64 sums of few numbers do not depend on it.
-        law[0].index_add_(0, places, added)
-        return law.log()
+        distribution[0].index_add_(0, places, added)
+        return distribution.log()

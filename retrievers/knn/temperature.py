@@ -43,39 +43,39 @@ def fit(
     head: makes logits [n, V] of states [n, H]. Each place is answered by keys from elsewhere: a
     text that is asked for is not in the datastore.
     """
-    asked = np.unique(np.linspace(0, len(keys) - 1, min(PLACES, len(keys))).astype(np.int64))
+    request = np.unique(np.linspace(0, len(keys) - 1, min(PLACES, len(keys))).astype(np.int64))
     sizes = [k for k in FITTED if k <= len(keys) // 4] or [1]
     if len(keys) < 4:
         return [Fit(1, 1.0, 0.0, 0.0)]
-    alone, found = [], []
-    for start in range(0, len(asked), AT_ONCE):
-        part = asked[start : start + AT_ONCE]
+    alone, results = [], []
+    for start in range(0, len(request), AT_ONCE):
+        part = request[start : start + AT_ONCE]
         states = np.asarray(keys[part], np.float32)
         logits = head(torch.from_numpy(states)).double()
-        own = torch.from_numpy(values[part])
-        alone.append(logits.softmax(-1).gather(1, own[:, None])[:, 0].cpu().numpy())
+        current = torch.from_numpy(values[part])
+        alone.append(logits.softmax(-1).gather(1, current[:, None])[:, 0].cpu().numpy())
         most = min(sizes[-1] + 2 * OWN, len(keys))
-        found += [
+        results += [
             _elsewhere(n, place) for n, place in zip(near.search(states, most), part, strict=True)
         ]
     chances = np.concatenate(alone)
-    return [_best(k, chances, found, values, values[asked]) for k in sizes]
+    return [_best(k, chances, results, values, values[request]) for k in sizes]
 
 
-def _elsewhere(found: Neighbours, place: int) -> Neighbours:
-    far = np.abs(found.numbers - place) > OWN
-    far = far if far.any() else found.numbers != place
-    return Neighbours(found.numbers[far], found.distances[far])
+def _elsewhere(result: Neighbours, place: int) -> Neighbours:
+    far = np.abs(result.numbers - place) > OWN
+    far = far if far.any() else result.numbers != place
+    return Neighbours(result.numbers[far], result.distances[far])
 
 
 def _best(
     k: int,
     alone: NDArray[np.float64],
-    found: Sequence[Neighbours],
+    result: Sequence[Neighbours],
     values: Numbers,
     truth: Numbers,
 ) -> Fit:
-    near = [Neighbours(n.numbers[:k], n.distances[:k]) for n in found]
+    near = [Neighbours(n.numbers[:k], n.distances[:k]) for n in result]
     unit = float(np.mean([n.distances[-1] for n in near])) or 1.0
     right = [values[n.numbers] == token for n, token in zip(near, truth, strict=True)]
 

@@ -119,7 +119,7 @@ class KnnText:
     def _wait(self, plan: Plan) -> bool:
         """Write some tokens, every one after a search; return whether the text has ended."""
         hopeless = self.schedule.hopeless  # then to keep a cache would be in vain
-        law = Searching(self.knn, None if self.waits or hopeless else self._open_cache())
+        distribution = Searching(self.knn, None if self.waits or hopeless else self._open_cache())
         began = time.perf_counter()
         # The first token alone: its call reads the prompt, which says nothing of the others.
         pause: int | None = self._patience if self.tokens else 1
@@ -127,21 +127,21 @@ class KnnText:
             pause = None
         if self.tokens:
             self._patience = min(2 * self._patience, MOST_WAITED)
-        call = self.write(self.tokens, pause, law)
+        call = self.write(self.tokens, pause, distribution)
         took = self._note("write", began)
         new = call.tokens[len(self.tokens) :]
-        for start, queries, milliseconds in law.times:
+        for start, queries, milliseconds in distribution.times:
             self._count_search(queries, start, milliseconds)
             self._waited += milliseconds
             self.schedule.search.learn(queries, milliseconds)
         if self.tokens and new:
-            searching = sum(milliseconds for *_, milliseconds in law.times)
+            searching = sum(milliseconds for *_, milliseconds in distribution.times)
             self.schedule.strides.append(max(took - searching, 1e-3) / len(new))
-        first = law.first
-        if law.law is not None and law.law.lazy:
+        first = distribution.first
+        if distribution.law is not None and distribution.law.lazy:
             self.waits = True
-        elif new and plan.guesses and first and first.guessed and law.law:
-            self._learn_rivals(law.law, first.place, first.guessed, new[0], count=True)
+        elif new and plan.guesses and first and first.guessed and distribution.law:
+            self._learn_rivals(distribution.law, first.place, first.guessed, new[0], count=True)
         self._take(call, new, call.steps, call.logprobs or ())
         self.report.gated += 1
         self.report.rounds += 1
@@ -150,26 +150,26 @@ class KnnText:
 
     def _guess(self, plan: Plan) -> bool:
         """Write some tokens on guesses and check them; return whether the text has ended."""
-        law = Guessing(self.knn, self._open_cache(), alone=self.schedule.stays)
+        distribution = Guessing(self.knn, self._open_cache(), alone=self.schedule.stays)
         self._patience = WAITED
         began = time.perf_counter()
-        call = self.write(self.tokens, plan.strides, law)
+        call = self.write(self.tokens, plan.strides, distribution)
         took = self._note("write", began)
         new = call.tokens[len(self.tokens) :]
         if not new:  # it ended with the token that took a wrong one's place
             self._take(call, (), (), ())
             return True
         self.schedule.strides.append(took / len(new))
-        right, truth = self._check(law, new)
+        right, truth = self._check(distribution, new)
         ended = call.finish_reason != "paused" and truth is None
-        kept = new if truth is None else [*new[:right], truth]
+        selected = new if truth is None else [*new[:right], truth]
         steps = _first(call.steps, right)
         if truth is not None:
             steps.append(Step(DraftTree.empty(), (), (truth,)))
             self.report.wasted += len(new) - right
             if not right:
                 self.report.events[-2] = replace(self.report.events[-2], kept=False)
-        self._take(call, kept, steps, ())
+        self._take(call, selected, steps, ())
         self._replaced = int(truth is not None)
         self.schedule.learn_guesses(right, truth is not None)
         self.report.hits += right
@@ -178,21 +178,26 @@ class KnnText:
         self._plans.append(plan)
         return ended
 
-    def _check(self, law: Guessing, new: Sequence[int]) -> tuple[int, int | None]:
+    def _check(self, distribution: Guessing, new: Sequence[int]) -> tuple[int, int | None]:
         """Search for the contexts of new tokens; return how many are right, and what comes next.
 
         That is the true token in the place of the first wrong one, None where none is wrong.
         """
         began = time.perf_counter()
-        asked = law.asked[: len(new)]
-        found = self.knn.search(np.stack([place.state for place in asked]))
-        assert law.law is not None
+        request = distribution.asked[: len(new)]
+        result = self.knn.search(np.stack([place.state for place in request]))
+        assert distribution.law is not None
         right, truth = 0, None
-        for place, near, token in zip(asked, found, new, strict=True):
-            true = self._true(law.law, place, near, [*self.tokens, *new[:right]])
+        for place, near, token in zip(request, result, new, strict=True):
+            true = self._true(distribution.law, place, near, [*self.tokens, *new[:right]])
             if not right:
-                self._learn_rivals(law.law, place, law.cache.nearest(place.state, self.knn.k), true)
-            law.cache.add(near)
+                self._learn_rivals(
+                    distribution.law,
+                    place,
+                    distribution.cache.nearest(place.state, self.knn.k),
+                    true,
+                )
+            distribution.cache.add(near)
             if true != token:
                 truth = true
                 break
@@ -202,18 +207,20 @@ class KnnText:
         self.schedule.search.learn(len(new), took)
         return right, truth
 
-    def _true(self, law: TokenLaw, place: Asked, near: Neighbours, before: Sequence[int]) -> int:
+    def _true(
+        self, distribution: TokenLaw, place: Asked, near: Neighbours, before: Sequence[int]
+    ) -> int:
         """Return the token that a search gives after the tokens before."""
         mixed = self.knn.logits(place.logits, near)
-        scores = law.process(mixed, [*self.prompt, *before], [[]])
-        token = int(law.select(scores, [place.index]))
+        scores = distribution.process(mixed, [*self.prompt, *before], [[]])
+        token = int(distribution.select(scores, [place.index]))
         if self.top is not None:
             self._scored.append(logprob_of(scores[0], token, self.top))
         return token
 
     def _learn_rivals(
         self,
-        law: TokenLaw,
+        distribution: TokenLaw,
         place: Asked,
         guessed: Neighbours,
         truth: int,
@@ -222,10 +229,12 @@ class KnnText:
     ) -> None:
         """Learn whether cache and target alone would have been right; count: as a guess, too."""
         before = [*self.prompt, *self.tokens]
-        made = []
+        instance = []
         for logits in (self.knn.logits(place.logits, guessed), place.logits):
-            made.append(int(law.select(law.process(logits, before, [[]]), [place.index])))
-        by_cache, alone = (token == truth for token in made)
+            instance.append(
+                int(distribution.select(distribution.process(logits, before, [[]]), [place.index]))
+            )
+        by_cache, alone = (token == truth for token in instance)
         self.schedule.learn_rivals(by_cache, alone)
         if count:
             hit = alone if self.schedule.stays else by_cache
@@ -234,14 +243,14 @@ class KnnText:
     def _take(
         self,
         call: Generation,
-        kept: Sequence[int],
+        selected: Sequence[int],
         steps: Sequence[Step],
         scored: Sequence[TokenLogprob],
     ) -> None:
         """Make tokens part of the text."""
         self.calls.append(call)
         self._replaced = 0
-        self.tokens += kept
+        self.tokens += selected
         self._steps += steps
         self._scored += scored
 
@@ -265,11 +274,11 @@ class KnnText:
 
 def _first(steps: Sequence[Step], count: int) -> list[Step]:
     """Return the steps of the first tokens, the last one cut short."""
-    kept: list[Step] = []
+    selected: list[Step] = []
     for step in steps:
         if count <= 0:
             break
         some = step.tokens[:count]
-        kept.append(replace(step, tokens=some, path=step.path[: len(some)]))
+        selected.append(replace(step, tokens=some, path=step.path[: len(some)]))
         count -= len(some)
-    return kept
+    return selected

@@ -122,9 +122,9 @@ def fill(
     offers: by node the sources that offer it, as bits, the first source's the lowest. reserve:
     nodes that each later source may still fill with what reaches at least `sure`.
     """
-    parents, reach = tree.parents.tolist(), tree.reach.tolist()
-    best = sorted(range(len(tree)), key=lambda node: -reach[node])
-    certain = [node for node in best if reach[node] >= sure]
+    parents, accept_prob = tree.parents.tolist(), tree.reach.tolist()
+    best = sorted(range(len(tree)), key=lambda node: -accept_prob[node])
+    certain = [node for node in best if accept_prob[node] >= sure]
     waiting = [min(reserve, sum(offers[node] >> i & 1 for node in certain)) for i in range(sources)]
     chosen: set[int] = set()
     for i in range(sources):

@@ -53,11 +53,11 @@ class _Acceptance:
 
     def expect(self, key: int, value: float) -> float:
         """Return `value`, always the same for a key, as it fared so far."""
-        found = self.known.get(key)
-        if found is None:
+        result = self.known.get(key)
+        if result is None:
             share = self.ratios.setdefault(key, Ratio()).share(_PRIOR)
-            found = self.known[key] = min(value * share, 0.99)
-        return found
+            result = self.known[key] = min(value * share, 0.99)
+        return result
 
     def learn(self, key: int, expected: float, hit: bool) -> None:
         self.known.pop(key, None)
@@ -188,9 +188,9 @@ class ContextSession:
 
     def _continue(self, heap: list[_Offer], node: _Node, at: int) -> None:
         """Offer what may follow `node`, which has become node `at` of the tree."""
-        reach, level = -node.cost, node.level + 1
+        accept_prob, level = -node.cost, node.level + 1
         if node.state != _ONE_PLACE:
-            self._matches(heap, at, level, node.state, node.length, reach)
+            self._matches(heap, at, level, node.state, node.length, accept_prob)
             return
         position, tokens = node.position + 1, self._index.tokens
         if position < len(tokens) and tokens[position] < self._index.vocab_size:
@@ -198,21 +198,27 @@ class ContextSession:
             p = self._acceptance.expect(key, FOLLOWS[key])
             heappush(
                 heap,
-                (-reach * p, at, level, tokens[position], _ONE_PLACE,
+                (-accept_prob * p, at, level, tokens[position], _ONE_PLACE,
                  node.length + 1, position, key, FOLLOWS[key]),
             )  # fmt: skip
 
     def _matches(
-        self, heap: list[_Offer], parent: int, level: int, state: int, length: int, reach: float
+        self,
+        heap: list[_Offer],
+        parent: int,
+        level: int,
+        state: int,
+        length: int,
+        accept_prob: float,
     ) -> None:
         """Offer what followed `state`, then, with what is left, what followed its suffixes."""
         index = self._index
         if self._starts is not None and length > 1 and index.cited[state] < 0:
-            reach = self._quotations(heap, parent, level, self._in_prompt(state), reach)
-        seen: list[int] = []
-        while state > ROOT_STATE and reach > _FLOOR:
-            if offers := self._offers(state, seen):
-                if seen:
+            accept_prob = self._quotations(heap, parent, level, self._in_prompt(state), accept_prob)
+        known: list[int] = []
+        while state > ROOT_STATE and accept_prob > _FLOOR:
+            if offers := self._offers(state, known):
+                if known:
                     short = min(length, len(FOLLOWS_AFTER_MISS) - 1)
                     key, prior = len(FOLLOWS) + short, FOLLOWS_AFTER_MISS[short]
                 else:
@@ -222,11 +228,11 @@ class ContextSession:
                 for share, place, token, child in offers:
                     heappush(
                         heap,
-                        (-reach * p * share, parent, level, token, child,
+                        (-accept_prob * p * share, parent, level, token, child,
                          length + 1, place, key, prior * share),
                     )  # fmt: skip
-                    seen.append(token)
-                reach *= 1.0 - p
+                    known.append(token)
+                accept_prob *= 1.0 - p
             state = index.link[state]
             length = index.length[state]
 
@@ -246,37 +252,37 @@ class ContextSession:
         return self._starts.after(position) if self._starts is not None and prompt else ()
 
     def _quotations(
-        self, heap: list[_Offer], parent: int, level: int, position: int, reach: float
+        self, heap: list[_Offer], parent: int, level: int, position: int, accept_prob: float
     ) -> float:
         """Offer sentence starts of a document whose label ends at `position`; return the rest."""
         starts = self._quoted(position)
         if not starts:
-            return reach
+            return accept_prob
         p = self._acceptance.expect(_QUOTE_KEY, QUOTES)
         for place, share in starts:
             heappush(
                 heap,
-                (-reach * p * share, parent, level, self._index.tokens[place],
+                (-accept_prob * p * share, parent, level, self._index.tokens[place],
                  _ONE_PLACE, _QUOTE_LENGTH, place, _QUOTE_KEY, QUOTES * share),
             )  # fmt: skip
         # Half of the mass stays with the matches, which may well continue with the same token.
-        return reach * (1.0 - p / 2)
+        return accept_prob * (1.0 - p / 2)
 
-    def _offers(self, state: int, seen: list[int]) -> list[tuple[float, int, int, int]]:
+    def _offers(self, state: int, known: list[int]) -> list[tuple[float, int, int, int]]:
         """Return (share, place, token, state) of the likeliest continuations but those seen."""
         index = self._index
         count, latest, cited = index.count, index.latest, index.cited
         newest = len(index.tokens) - 1  # where the count is 0, the only end is there
         further, token = index.more.get(state), index.first_token[state]
         if further is None:  # one continuation, as in the middle of a quotation
-            if token in seen or not 0 <= token < index.vocab_size:
+            if token in known or not 0 <= token < index.vocab_size:
                 return []
             child = index.first_target[state]
             end = latest[child] if count[child] else newest
             return [(1.0, cited[child] if cited[child] >= 0 else end, token, child)]
         ranked = []
         for token, child in index.children(state):
-            if token not in seen:
+            if token not in known:
                 end = latest[child] if count[child] else newest
                 ranked.append((count[child] or 1, end, token, child))
                 if len(ranked) == _WIDE:
@@ -302,6 +308,6 @@ class ContextSession:
             [node.token for node in nodes],
             [node.parent for node in nodes],
             ContextDrafter.name,
-            reach=np.array([-node.cost for node in nodes], dtype=np.float32),
+            accept_prob=np.array([-node.cost for node in nodes], dtype=np.float32),
             origin=[origin(p) for p in place],
         )

@@ -123,8 +123,8 @@ def opened(database: Database | None) -> HasDrafter | NGramPool | Drafter | None
 def _prints(store: Any) -> dict[str, str | None]:
     if isinstance(store, NGramPool):
         return dict(store.fingerprints)
-    told = store.info() if hasattr(store, "info") else None
-    return {name: getattr(told, name, None) for name in ("model", "tokenizer")}
+    message = store.info() if hasattr(store, "info") else None
+    return {name: getattr(message, name, None) for name in ("model", "tokenizer")}
 
 
 def answers_in(store: Any) -> Iterator[Sequence[int]]:

@@ -78,12 +78,12 @@ class NGramPool:
         counts: Counter[tuple[int, ...]] = Counter()
         for answer in answers:
             counts.update(list(dict.fromkeys(ngrams_of(answer, level))))
-        kept: dict[int, list[tuple[int, ...]]] = {}
+        selected: dict[int, list[tuple[int, ...]]] = {}
         for ngram, _ in counts.most_common(most):
-            rest = kept.setdefault(ngram[0], [])
+            rest = selected.setdefault(ngram[0], [])
             if len(rest) < guess:
                 rest.append(ngram)
-        for rest in kept.values():
+        for rest in selected.values():
             for ngram in reversed(rest):  # the freshest is the last one added
                 pool.add(ngram)
         return pool
@@ -239,14 +239,14 @@ class NGramSession:
 
     def _tree(self, root: int, deepest: int) -> DraftTree:
         """Lay the n-grams over each other; what many of them share is claimed for their sum."""
-        found = self._pool.after(root)
-        total = sum(FADES**rank for rank in range(len(found)))
+        result = self._pool.after(root)
+        total = sum(FADES**rank for rank in range(len(result)))
         tokens: list[int] = []
         parents: list[int] = []
         share: list[float] = []
         depth: list[int] = []
         at: dict[tuple[int, int], int] = {}
-        for rank, ngram in enumerate(found):
+        for rank, ngram in enumerate(result):
             parent = ROOT
             for level, token in enumerate(ngram[:deepest]):
                 if token >= self._request.vocab_size:
@@ -260,8 +260,8 @@ class NGramSession:
                 share[node] += FADES**rank / total
                 parent = node
         held = self._held()
-        reach = [part * held[level] for part, level in zip(share, depth, strict=True)]
-        return DraftTree.build(tokens, parents, self._drafter.name, reach=reach)
+        accept_prob = [part * held[level] for part, level in zip(share, depth, strict=True)]
+        return DraftTree.build(tokens, parents, self._drafter.name, accept_prob=accept_prob)
 
     def _held(self) -> list[float]:
         """Return the probability that a list holds down to each depth."""

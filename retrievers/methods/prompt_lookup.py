@@ -100,7 +100,7 @@ class LookupSession(DraftSession):
         return DraftTree.chain(
             copied.astype(np.int64),
             self._drafter.name,
-            reach=chain_reach(self.matched, len(copied)),
+            accept_prob=chain_reach(self.matched, len(copied)),
             origin=origin,
         )
 

@@ -75,8 +75,8 @@ class Rasd(Fuse):
         drafter = NeighbourDrafter() if drafter is None else drafter
         retrievers = [ContextDrafter()] if retrievers is None else retrievers
         if not isinstance(retrievers, Sequence) or not retrievers:
-            told = "no retriever" if isinstance(retrievers, Sequence) else repr(retrievers)
-            raise InputError(f"got {told}; expected a list of at least one drafter over text.")
+            message = "no retriever" if isinstance(retrievers, Sequence) else repr(retrievers)
+            raise InputError(f"got {message}; expected a list of at least one drafter over text.")
         shares = (prune_probability, grace or 0.0)
         if prune_rank < 0 or not all(0.0 <= share <= 1.0 for share in shares):
             raise InputError(
@@ -119,12 +119,12 @@ class RasdSession(FuseSession):
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
         """Return the parts as one tree, the retrieved ones pruned where a law is known."""
         drafted = next((tree for tree, source in parts if source == self._model), None)
-        laws = self._laws() if drafted is not None and len(parts) > 1 else {}
-        if drafted is None or not laws:
+        distributions = self._laws() if drafted is not None and len(parts) > 1 else {}
+        if drafted is None or not distributions:
             return super()._merged(parts)
         place = {pair: i for i, pair in enumerate(_pairs(drafted))}
         pruned = [
-            (tree if source == self._model else self._prune(tree, place, laws), source)
+            (tree if source == self._model else self._prune(tree, place, distributions), source)
             for tree, source in parts
         ]
         return super()._merged(pruned)
@@ -135,21 +135,21 @@ class RasdSession(FuseSession):
         source = None if self._model is None else self._sources[self._model]
         if source is None or source.session is None or not (rank or least):
             return {}
-        laws: dict[int, Law] = {}
+        distributions: dict[int, Law] = {}
         try:
             for node, tokens, chances in cast(KnowsLaws, source.session).laws():
-                laws[node] = set(tokens[:rank])
+                distributions[node] = set(tokens[:rank])
                 if least:
                     rest = zip(tokens[rank:], chances[rank:], strict=True)
-                    laws[node].update(token for token, chance in rest if chance >= least)
+                    distributions[node].update(token for token, chance in rest if chance >= least)
         except Exception:  # its tree may still be good
             source.faults += 1
             self._model = None
             return {}
-        return laws
+        return distributions
 
     def _prune(
-        self, tree: DraftTree, place: dict[tuple[int, int], int], laws: dict[int, Law]
+        self, tree: DraftTree, place: dict[tuple[int, int], int], distributions: dict[int, Law]
     ) -> DraftTree:
         """Return what the laws leave of a retrieved tree, its reach scaled where they object.
 
@@ -161,19 +161,19 @@ class RasdSession(FuseSession):
         scale: list[float] = []
         claimed = tree.reach.tolist()
         for node, (parent, token) in enumerate(_pairs(tree)):
-            above, kept = (ROOT, 1.0) if parent == ROOT else (at[parent], scale[parent])
+            above, selected = (ROOT, 1.0) if parent == ROOT else (at[parent], scale[parent])
             at.append(None if above is None else place.get((above, token)))
-            if above is not None and above in laws and token not in laws[above]:
+            if above is not None and above in distributions and token not in distributions[above]:
                 self.pruned += 1
                 claim = claimed[node] / (1.0 if parent == ROOT else claimed[parent] or 1.0)
                 grace.watch(above, token, claim)
-                kept *= share
-            scale.append(kept)
+                selected *= share
+            scale.append(selected)
         grace.place = place
         if min(scale) == 1.0:
             return tree
         scaled = replace(tree, reach=tree.reach * np.asarray(scale, dtype=np.float32))
-        return scaled if share else select(scaled, [i for i, kept in enumerate(scale) if kept])
+        return scaled if share else select(scaled, [i for i, chosen in enumerate(scale) if chosen])
 
 
 @dataclass(slots=True)

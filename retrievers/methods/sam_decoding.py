@@ -94,7 +94,7 @@ class MatchSession(DraftSession):
         return DraftTree.chain(
             tokens,
             drafter.name,
-            reach=chain_reach(self.matched, len(tokens)),
+            accept_prob=chain_reach(self.matched, len(tokens)),
             origin=[index.origin(start + i % period) for i in range(len(tokens))],
         )
 

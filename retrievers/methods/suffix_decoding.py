@@ -204,12 +204,12 @@ class SuffixSession:
 
     def _follows(self, matched: int, depth: int) -> list[float]:
         """Return the chance that a copy behind such a match holds for 0, 1, 2 .. tokens."""
-        found = [1.0]
+        results = [1.0]
         for place in range(matched, matched + depth):
             key = min(place, _LONGEST)
             scale = self._ratios[key].share(_PRIOR)
-            found.append(found[-1] * min(FOLLOWS[key] * scale, 0.99))
-        return found
+            results.append(results[-1] * min(FOLLOWS[key] * scale, 0.99))
+        return results
 
     def _tree(self, matched: int, nodes: list[Node]) -> DraftTree:
         if not nodes:
@@ -222,7 +222,7 @@ class SuffixSession:
             [node[3] for node in nodes],
             [node[1] for node in nodes],
             SuffixDrafter.name,
-            reach=np.array([-node[0] * follows[node[2]] for node in nodes], dtype=np.float32),
+            accept_prob=np.array([-node[0] * follows[node[2]] for node in nodes], dtype=np.float32),
             origin=[index.origin(end) for end in ends],
         )
 

@@ -113,12 +113,12 @@ class NeighbourDrafter:
     def _table(self, request: DraftRequest) -> AnyTable:
         """Return the table, made or brought to where the target is unless somebody gave it."""
         table = self.table
-        kept = table is not None or self.scope == "global"
+        selected = table is not None or self.scope == "global"
         if table is None:
             table = NeighbourTable(request.vocab_size, self.top_logits, orders=self.orders)
         if self._moves:
             table = _brought(table, request.device)
-        if kept:
+        if selected:
             self.table = table
         return table
 
@@ -157,8 +157,8 @@ class NeighbourSession:
     def outlook(self, context: DraftContext) -> float:
         """Return how likely the first of the row that is known here is."""
         place = _last_place(context.tokens)
-        found = self._table.around(place[2], self._shape)(place)
-        return 0.0 if found is None else self._rates.of(found, 0)[0]
+        result = self._table.around(place[2], self._shape)(place)
+        return 0.0 if result is None else self._rates.of(result, 0)[0]
 
     def observe(self, feedback: Feedback) -> None:
         """Learn from the prompt; from a step, some time later, how good the ranks are, and rows."""
@@ -166,9 +166,9 @@ class NeighbourSession:
             if feedback.best is not None:
                 self._table.learn_prompt(feedback.tokens, feedback.best)
             return
-        told = Step(feedback.tree, feedback.path, feedback.tokens, best=feedback.best)
-        self._untold.append(told)
-        if len(told.tree) or len(self._untold) >= self._patience:
+        message = Step(feedback.tree, feedback.path, feedback.tokens, best=feedback.best)
+        self._untold.append(message)
+        if len(message.tree) or len(self._untold) >= self._patience:
             self._catch_up()
 
     def _catch_up(self) -> None:
@@ -201,16 +201,16 @@ class NeighbourSession:
         """Follow rows best-first: siblings one after the other, children below what was taken."""
         tokens: list[int] = []
         parents: list[int] = []
-        reach: list[float] = []
+        accept_prob: list[float] = []
         places = [self._place or (NOTHING,) * 3]
         heap: list[tuple[float, int, int, int, int, float, list[int], list[float]]] = []
         number = count()
         rates = self._rates
         at, level, claim = ROOT, 1, 1.0
         while True:
-            found = find(places[at - ROOT]) if level <= deepest else None
-            if found is not None:
-                row, chances = found.tokens, rates.of(found, level - 1)
+            result = find(places[at - ROOT]) if level <= deepest else None
+            if result is not None:
+                row, chances = result.tokens, rates.of(result, level - 1)
                 entry = (-claim * chances[0], next(number), at, level, 0, claim, row, chances)
                 heappush(heap, entry)
             if not heap or len(tokens) == budget or heap[0][0] > -_FLOOR:
@@ -221,18 +221,18 @@ class NeighbourSession:
             places.append((older, before, token))
             tokens.append(token)
             parents.append(parent)
-            reach.append(-cost)
+            accept_prob.append(-cost)
             if rank + 1 < len(row):
                 value = -above * chances[rank + 1]
                 heappush(heap, (value, next(number), parent, level, rank + 1, above, row, chances))
             at, level, claim = len(tokens) - 1, level + 1, -cost
-        return DraftTree.build(tokens, parents, NeighbourDrafter.name, reach=reach)
+        return DraftTree.build(tokens, parents, NeighbourDrafter.name, accept_prob=accept_prob)
 
     def _filled(self, template: list[tuple[int, int]], deepest: int, find: Find) -> DraftTree:
         """Fill the fixed tree as far as rows are known."""
         tokens: list[int] = []
         parents: list[int] = []
-        reach: list[float] = []
+        accept_prob: list[float] = []
         root = self._place or (NOTHING,) * 3
         # Of every node of the template that was filled: where it went, its place, level and row.
         filled = {ROOT: (ROOT, root, 0, 1.0, find(root))}
@@ -243,13 +243,13 @@ class NeighbourSession:
             if row is None or rank >= len(row.tokens) or level >= deepest:
                 continue
             token = row.tokens[rank]
-            own = claim * self._rates.of(row, level)[rank]
+            current = claim * self._rates.of(row, level)[rank]
             below = (place[1], place[2], token)
-            filled[node] = (len(tokens), below, level + 1, own, find(below))
+            filled[node] = (len(tokens), below, level + 1, current, find(below))
             tokens.append(token)
             parents.append(above)
-            reach.append(own)
-        return DraftTree.build(tokens, parents, NeighbourDrafter.name, reach=reach)
+            accept_prob.append(current)
+        return DraftTree.build(tokens, parents, NeighbourDrafter.name, accept_prob=accept_prob)
 
 
 def _brought(table: AnyTable, device: torch.device | None) -> AnyTable:

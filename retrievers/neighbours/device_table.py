@@ -79,9 +79,9 @@ class DeviceNeighbourTable:
                 f"got a neighbour table with keys of up to {table.orders} tokens; a device holds "
                 "those of one token. Leave the table on the host, or learn one with orders=1."
             )
-        made = cls.__new__(cls)
-        made._take(table, torch.device(device))
-        return made
+        instance = cls.__new__(cls)
+        instance._take(table, torch.device(device))
+        return instance
 
     @without_autograd
     def _take(self, table: NeighbourTable, device: torch.device) -> None:
@@ -122,12 +122,12 @@ class DeviceNeighbourTable:
 
     def layer(self) -> DeviceNeighbourTable:
         """Return a copy for one text; what it confirms first is as sure as what nobody knew."""
-        made = copy(self)
-        made._cells = self._cells.clone()
-        made._own = torch.zeros(len(made._cells), dtype=torch.bool, device=self.device)
-        made._untold, made._around, made._lock = [], None, Lock()
-        made.shared = False
-        return made
+        instance = copy(self)
+        instance._cells = self._cells.clone()
+        instance._own = torch.zeros(len(instance._cells), dtype=torch.bool, device=self.device)
+        instance._untold, instance._around, instance._lock = [], None, Lock()
+        instance.shared = False
+        return instance
 
     # --- drafting -------------------------------------------------------------------------------
 
@@ -148,11 +148,11 @@ class DeviceNeighbourTable:
             path = self._paths[shape] = self._path(shape)
         start = root if 0 <= root < self.vocab_size else NOTHING
         level = self._cells[start][None]
-        found = [level]
+        results = [level]
         for parents, ranks in path.levels:
             level = self._cells[level[parents, ranks].long()]
-            found.append(level)
-        rows = self._settle(torch.cat(found))
+            results.append(level)
+        rows = self._settle(torch.cat(results))
         known = {start: _neighbours(rows[0])}
         for (slot, rank), row in zip(path.nodes, rows[1:], strict=True):
             known[rows[slot][rank]] = _neighbours(row)
@@ -165,11 +165,11 @@ class DeviceNeighbourTable:
 
     def _path(self, shape: Shape) -> _Path:
         """Return how to reach the rows of a shape, of ranks that the table has."""
-        wanted = set(range(len(shape.nodes))) if shape.leaves else {p for p, _ in shape.nodes}
+        selection = set(range(len(shape.nodes))) if shape.leaves else {p for p, _ in shape.nodes}
         places = {ROOT: (0, 0)}  # of a node: its level, and its number in the level
         levels: list[list[tuple[int, int]]] = []
         for node, (parent, rank) in enumerate(shape.nodes):
-            if node in wanted and parent in places and rank < self.k:
+            if node in selection and parent in places and rank < self.k:
                 level, place = places[parent]
                 if level == len(levels):
                     levels.append([])
@@ -224,14 +224,14 @@ class DeviceNeighbourTable:
         if self._own is not None:
             self._own[tokens] = True
 
-    def learn_prompt(self, tokens: Ints, tops: Tops) -> None:
+    def learn_prompt(self, tokens: Ints, top_tokens: Tops) -> None:
         """Learn the best tokens after a prompt's tokens i64 [T]."""
-        self.learn(torch.from_numpy(tokens), tops.there())
+        self.learn(torch.from_numpy(tokens), top_tokens.there())
 
-    def learn_step(self, places: Sequence[Place], order: Sequence[int], tops: Tops) -> None:
+    def learn_step(self, places: Sequence[Place], order: Sequence[int], top_tokens: Tops) -> None:
         """Learn the best tokens after the places, in that order of their numbers."""
         pairs = torch.tensor([[places[at][2] for at in order], list(order)])
-        pairs, top = _moved(pairs, self.device), _moved(tops.there(), self.device)
+        pairs, top = _moved(pairs, self.device), _moved(top_tokens.there(), self.device)
         self.learn(pairs[0], top[pairs[1]])
 
     def count(self, places: Sequence[Place], tokens: Sequence[int], count: Count) -> None:
@@ -251,33 +251,33 @@ class DeviceNeighbourTable:
     def _settle(self, further: torch.Tensor | None = None) -> list[list[int]]:
         """Copy what is untold and further rows [n, k + 1] to the host; return the latter."""
         untold, self._untold = self._untold, []
-        parts = [told.rows for told in untold] + ([] if further is None else [further])
+        parts = [note.rows for note in untold] + ([] if further is None else [further])
         rows: list[list[int]] = _to_host(torch.cat(parts))
         done = 0
-        for told in untold:
-            for level, token in zip(range(len(told.rows)), told.tokens, strict=False):
-                found = _neighbours(rows[done + level])
-                if found is not None:
-                    told.tell(found, level, token)
-            done += len(told.rows)
+        for message in untold:
+            for level, token in zip(range(len(message.rows)), message.tokens, strict=False):
+                result = _neighbours(rows[done + level])
+                if result is not None:
+                    message.tell(result, level, token)
+            done += len(message.rows)
         return rows[done:]
 
     # --- on disk --------------------------------------------------------------------------------
 
     def host(self) -> NeighbourTable:
         """Return a copy of the table on the host."""
-        made = NeighbourTable(self.vocab_size, self.k, orders=1)
+        instance = NeighbourTable(self.vocab_size, self.k, orders=1)
         with self._lock:
             cells = self._cells[:-2].cpu().numpy()
-        made.rows[:], made.sure[:] = cells[:, :-1], cells[:, -1]
-        made.fingerprints = dict(self.fingerprints)
-        return made
+        instance.rows[:], instance.sure[:] = cells[:, :-1], cells[:, -1]
+        instance.fingerprints = dict(self.fingerprints)
+        return instance
 
     def save(self, folder: Path | str, *, model: Any = None, tokenizer: Any = None) -> None:
         """Publish the table as a store, the same as one of the host; see `NeighbourTable.save`."""
-        made = self.host()
-        made.save(folder, model=model, tokenizer=tokenizer)
-        self.fingerprints = made.fingerprints
+        instance = self.host()
+        instance.save(folder, model=model, tokenizer=tokenizer)
+        self.fingerprints = instance.fingerprints
 
     @classmethod
     def open(

@@ -61,11 +61,11 @@ class Rows(Protocol):
         """
         ...
 
-    def learn_prompt(self, tokens: Ints, tops: Tops) -> None:
+    def learn_prompt(self, tokens: Ints, top_tokens: Tops) -> None:
         """Learn the best tokens after consecutive tokens i64 [T]."""
         ...
 
-    def learn_step(self, places: Sequence[Place], order: Sequence[int], tops: Tops) -> None:
+    def learn_step(self, places: Sequence[Place], order: Sequence[int], top_tokens: Tops) -> None:
         """Learn the best tokens after the places, in that order of their numbers."""
         ...
 
@@ -90,17 +90,17 @@ class HostRows:
     def count(self, places: Sequence[Place], tokens: Sequence[int], count: Count) -> None:
         """Tell `count` of each known row at once; see `Rows.count`."""
         for level, (place, token) in enumerate(zip(places, tokens, strict=False)):
-            found = self.find(place)
-            if found is not None:
-                count(found, level, token)
+            result = self.find(place)
+            if result is not None:
+                count(result, level, token)
 
-    def learn_prompt(self, tokens: Ints, tops: Tops) -> None:
+    def learn_prompt(self, tokens: Ints, top_tokens: Tops) -> None:
         """Learn the best tokens after consecutive tokens i64 [T]."""
-        learn_text(self, tokens.tolist(), tops.host()[:, : self.k].tolist())
+        learn_text(self, tokens.tolist(), top_tokens.host()[:, : self.k].tolist())
 
-    def learn_step(self, places: Sequence[Place], order: Sequence[int], tops: Tops) -> None:
+    def learn_step(self, places: Sequence[Place], order: Sequence[int], top_tokens: Tops) -> None:
         """Learn the best tokens after the places, in that order of their numbers."""
-        best = tops.host()[:, : self.k].tolist()
+        best = top_tokens.host()[:, : self.k].tolist()
         for at in order:
             self.learn(places[at], best[at])
 

@@ -71,10 +71,10 @@ class NeighbourTable(HostRows):
 
     def row(self, token: int) -> Neighbours | None:
         """Return what is known after the token alone."""
-        found: list[int] = self.rows[token].tolist()
-        if found[0] == NOTHING:
+        result: list[int] = self.rows[token].tolist()
+        if result[0] == NOTHING:
             return None
-        return Neighbours(found, 1, int(self.sure[token]))
+        return Neighbours(result, 1, int(self.sure[token]))
 
     def find(self, place: Place) -> Neighbours | None:
         """Return the row of the longest known key that ends the place, None where there is none.
@@ -82,9 +82,9 @@ class NeighbourTable(HostRows):
         place: the last three tokens, the newest last; -1 where there are fewer.
         """
         for order in range(self.orders, 1, -1):
-            found = self.longer.get(place, order)
-            if found is not None:
-                return found
+            result = self.longer.get(place, order)
+            if result is not None:
+                return result
         return self.row(place[2])
 
     def learn(self, place: Place, best: list[int]) -> None:
@@ -182,12 +182,12 @@ class NeighbourLayer(HostRows):
 
     def find(self, place: Place) -> Neighbours | None:
         """Return the row of the longest known key; see `NeighbourTable.find`."""
-        own, older = self._own, self.base.longer
+        current, older = self._own, self.base.longer
         for order in range(self.orders, 1, -1):
-            found = own.get(place, order) or older.get(place, order)
-            if found is not None:
-                return found
-        return own.get(place, 1) or self.base.row(place[2])
+            result = current.get(place, order) or older.get(place, order)
+            if result is not None:
+                return result
+        return current.get(place, 1) or self.base.row(place[2])
 
     def learn(self, place: Place, best: list[int]) -> None:
         """Replace the text's own rows of the place; see `NeighbourTable.learn`."""

@@ -65,9 +65,11 @@ class Rapid:
         from ragspec.drafters.model.drafter import ModelDrafter
 
         eta = eta_of(mode, eta)
-        own = isinstance(drafter, Drafter) and not isinstance(drafter, type)
-        way = "sampled" if mode == "paper" else "coupled"
-        self.drafter: Drafter = drafter if own else ModelDrafter(drafter, mode=way, name=name)
+        current = isinstance(drafter, Drafter) and not isinstance(drafter, type)
+        direction = "sampled" if mode == "paper" else "coupled"
+        self.drafter: Drafter = (
+            drafter if current else ModelDrafter(drafter, mode=direction, name=name)
+        )
         self.kind = self.drafter.kind
         self.name = name
         self.mode = mode
@@ -108,26 +110,28 @@ class RapidSession:
     """A drafter over another beginning of the same text; see `Rapid`."""
 
     def __init__(self, drafter: Drafter, request: DraftRequest) -> None:
-        own = request.prompt if request.draft_prompt is None else request.draft_prompt
-        law = request.law
+        current = request.prompt if request.draft_prompt is None else request.draft_prompt
+        distribution = request.law
         self._drafter = drafter
         self._request = replace(
             request,
-            prompt=tuple(own),
+            prompt=tuple(current),
             spans=(),
             draft_prompt=None,
             # Penalties count what was generated, which begins elsewhere here.
-            law=None if law is None else TokenLaw(law.sampling, law.noise, len(own)),
+            law=None
+            if distribution is None
+            else TokenLaw(distribution.sampling, distribution.noise, len(current)),
         )
-        self._tokens = list(own)
-        self._length = len(own)
+        self._tokens = list(current)
+        self._length = len(current)
         self._seen: int | None = None  # tokens of the text that are here, too
         self._session: DraftSession | None = None
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the drafter's tree below the text, as far as it sees it."""
-        seen = context.prompt_length if self._seen is None else self._seen
-        self._tokens += context.tokens[seen:]
+        known = context.prompt_length if self._seen is None else self._seen
+        self._tokens += context.tokens[known:]
         self._seen = len(context.tokens)
         if self._session is None:
             self._session = self._drafter.open(replace(self._request, prompt=tuple(self._tokens)))

@@ -65,16 +65,16 @@ class Steering:
         """Return the steering of one text."""
         from ragspec.drafters.model.cache import DraftCache
 
-        own = start.prompt if start.draft_prompt is None else start.draft_prompt
-        cache = DraftCache(self.model, start.vocab_size, len(own) + 256)
-        return SteeredText(start, own, cache, self)
+        current = start.prompt if start.draft_prompt is None else start.draft_prompt
+        cache = DraftCache(self.model, start.vocab_size, len(current) + 256)
+        return SteeredText(start, current, cache, self)
 
 
 class SteeredText:
     """One text that is steered; see `Steering`. drift: mean total variation of the places asked."""
 
     def __init__(
-        self, start: TextStart, own: Sequence[int], cache: DraftCache, steering: Steering
+        self, start: TextStart, current: Sequence[int], cache: DraftCache, steering: Steering
     ) -> None:
         self._taken = start.law.without_lazy()
         self._known = _by_which_known(self._taken)
@@ -83,7 +83,7 @@ class SteeredText:
         self._scale, self._alpha = scale, steering.alpha
         self._cache = cache
         self._prompt_length = len(start.prompt)
-        self._text = list(own)
+        self._text = list(current)
         self._generated = 0
         self._tree = DraftTree.empty()
         self._context: Sequence[int] = ()
@@ -116,25 +116,27 @@ class SteeredText:
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
         """Return the steered logits f64 [1, V] after a node; the target's own without a q."""
-        found = self._found(node)
-        if found is None or not self._scale:
+        result = self._found(node)
+        if result is None or not self._scale:
             self._drifts.append(0.0)
             return logits
         path = self._path(node)
         p = self._probabilities(self._known, logits, path)
-        q = self._probabilities(self._known, found.to(logits.device), path)
+        q = self._probabilities(self._known, result.to(logits.device), path)
         steered = logits.double() + shift(p, q, self._scale, self._alpha)
         if self._known is not self._taken:  # greedy: what is taken is one token
             p = self._probabilities(self._taken, logits, path)
-        apart = (self._probabilities(self._taken, steered, path) - p).abs().sum()
-        self._drifts.append(0.5 * float(apart))
+        difference = (self._probabilities(self._taken, steered, path) - p).abs().sum()
+        self._drifts.append(0.5 * float(difference))
         return steered
 
     def _probabilities(
-        self, law: TokenLaw, logits: torch.Tensor, path: Sequence[int]
+        self, distribution: TokenLaw, logits: torch.Tensor, path: Sequence[int]
     ) -> torch.Tensor:
         """Return the law after draft tokens: logits [1, V] -> f64 [1, V]."""
-        return law.probabilities(law.process(logits, self._context[: self._length], [path]))
+        return distribution.probabilities(
+            distribution.process(logits, self._context[: self._length], [path])
+        )
 
     def _found(self, node: int) -> torch.Tensor | None:
         """Return the model's logits [1, V] after a node, None where it cannot read the text."""

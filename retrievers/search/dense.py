@@ -150,15 +150,15 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
     """
     if not isinstance(name, str | Path):
         return name
-    found = resolve_model(name)
-    if found.origin is Origin.PACKAGE:
-        check_pinned(found.name, found.folder)
-    prints = fingerprint(found.folder)
+    result = resolve_model(name)
+    if result.origin is Origin.PACKAGE:
+        check_pinned(result.name, result.folder)
+    prints = fingerprint(result.folder)
     mark = prints.weights + prints.tokenizer
-    refuse_causal(str(name), found.folder)
-    if is_static(found.folder):
-        return StaticEmbedder(str(name), found.folder, mark)
-    return SentenceEmbedder(str(name), found.folder, mark)
+    refuse_causal(str(name), result.folder)
+    if is_static(result.folder):
+        return StaticEmbedder(str(name), result.folder, mark)
+    return SentenceEmbedder(str(name), result.folder, mark)
 
 
 def check_pinned(name: str, folder: Path) -> None:
@@ -169,10 +169,10 @@ def check_pinned(name: str, folder: Path) -> None:
                 f"{file} of the package {name} is missing in {folder}; expected the files of the "
                 "release that was examined. Reinstall the pinned version."
             )
-        found = sha256_file(folder / file)
-        if found != expected:
+        result = sha256_file(folder / file)
+        if result != expected:
             raise ModelError(
-                f"{file} of the package {name} has SHA-256 {found}, expected {expected}; it is not "
+                f"{file} of the package {name} has SHA-256 {result}, expected {expected}; it is not "
                 "the release that was examined. Reinstall the pinned version."
             )
 
@@ -221,7 +221,7 @@ class DenseIndex:
         *,
         kind: str = FLAT,
         known: Mapping[str, Floats] = MappingProxyType({}),
-        told: Told = lambda what, done, total: None,
+        on_progress: Told = lambda what, done, total: None,
     ) -> DenseIndex:
         """Embed the passages' texts and index their vectors.
 
@@ -229,15 +229,15 @@ class DenseIndex:
         Raises InputError for another kind, and where faiss is missing that it needs.
         """
         new = list(dict.fromkeys(text for text in texts if text not in known))
-        made = dict(known)
+        instance = dict(known)
         for start in range(0, len(new), ROUND):
-            told("embedding passages", start, len(new))
+            on_progress("embedding passages", start, len(new))
             some = new[start : start + ROUND]
-            made.update(zip(some, embedder.encode(some), strict=True))
+            instance.update(zip(some, embedder.encode(some), strict=True))
         if not texts:
             return cls(embedder.encode([]), embedder)
-        vectors = np.stack([made[text] for text in texts])
-        told("indexing vectors", 0, len(vectors))
+        vectors = np.stack([instance[text] for text in texts])
+        on_progress("indexing vectors", 0, len(vectors))
         return cls(vectors, embedder, build_nearest(vectors, kind))
 
     def search(self, query: str, k: int) -> list[tuple[int, float]]:

@@ -94,7 +94,7 @@ def load_documents(
     *,
     max_bytes: int = MAX_BYTES,
     known: Mapping[str, Document] = MappingProxyType({}),
-    told: Told = lambda what, done, total: None,
+    on_progress: Told = lambda what, done, total: None,
 ) -> Collection:
     """Read files and folders (recursively, sorted, hidden names left out).
 
@@ -104,17 +104,17 @@ def load_documents(
     see `Told`. Raises DocumentError for an unusable file, a missing path, and a folder that holds
     no usable file.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    if not given:
+    values = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if not values:
         raise DocumentError("No path was given; name at least one file or folder of documents.")
     documents: list[Document] = []
     skipped: list[Skipped] = []
     read: set[str] = set()
-    for path in map(Path, given):
+    for path in map(Path, values):
         if path.is_dir():
-            found = load_folder(path, max_bytes, known, told, read)
-            documents += found.documents
-            skipped += found.skipped
+            result = load_folder(path, max_bytes, known, on_progress, read)
+            documents += result.documents
+            skipped += result.skipped
         elif _first(path, read):
             documents.append(load_document(path, max_bytes=max_bytes, known=known))
     return Collection(tuple(with_unique_names(documents)), tuple(skipped))
@@ -124,7 +124,7 @@ def load_folder(
     folder: Path,
     max_bytes: int = MAX_BYTES,
     known: Mapping[str, Document] = MappingProxyType({}),
-    told: Told = lambda what, done, total: None,
+    on_progress: Told = lambda what, done, total: None,
     read: set[str] | None = None,
 ) -> Collection:
     """Read every usable file below a folder; raises DocumentError where there is none.
@@ -136,7 +136,7 @@ def load_folder(
     files = list_files(folder)
     new = [path for path in files if _first(path, set() if read is None else read)]
     for number, path in enumerate(new):
-        told("reading documents", number, len(new))
+        on_progress("reading documents", number, len(new))
         try:
             name = path.relative_to(folder).as_posix()
             documents.append(load_document(path, name=name, max_bytes=max_bytes, known=known))
@@ -171,15 +171,15 @@ def list_files(folder: Path) -> list[Path]:
     """
     if is_store(folder):
         raise DocumentError(f"{folder} is {_advice(folder)}.")
-    found: list[Path] = []
+    results: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=raise_unreadable):
         if is_store(Path(root)):  # an index that was written among the documents it was made of
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         links = [name for name in folders if Path(root, name).is_symlink()]
-        found += [Path(root, name) for name in (*names, *links) if not name.startswith(".")]
-    return sorted(found, key=lambda path: path.as_posix())
+        results += [Path(root, name) for name in (*names, *links) if not name.startswith(".")]
+    return sorted(results, key=lambda path: path.as_posix())
 
 
 def _advice(folder: Path) -> str:
@@ -201,16 +201,16 @@ def raise_unreadable(error: OSError) -> None:
 
 def with_unique_names(documents: Sequence[Document]) -> list[Document]:
     """Give documents of equal name (from several folders) the name of their path, or a number."""
-    seen: set[str] = set()
+    known: set[str] = set()
     result = []
     for document in documents:
         name = document.name
-        if name in seen and document.path is not None:
+        if name in known and document.path is not None:
             name = Path(document.path).as_posix()
         base, number = name, 2
-        while name in seen:
+        while name in known:
             name, number = f"{base} ({number})", number + 1
-        seen.add(name)
+        known.add(name)
         result.append(replace(document, name=name))
     return result
 

@@ -215,12 +215,12 @@ class Approximate:
             options = faiss.SearchParametersHNSW(efSearch=most)
         elif (copy := self._on_gpu(most)) is not None:
             # Alone, for kernels go by the size of the batch: a neighbour must move no answer.
-            found = np.concatenate([copy.search(query[None], count)[1] for query in queries])
-            return [row[row >= 0] for row in found]
+            result = np.concatenate([copy.search(query[None], count)[1] for query in queries])
+            return [row[row >= 0] for row in result]
         else:
             options = faiss.SearchParametersIVF(nprobe=self.parameters["searched"])
-        _, found = self._index.search(queries, count, params=options)
-        return [row[row >= 0] for row in found]
+        _, result = self._index.search(queries, count, params=options)
+        return [row[row >= 0] for row in result]
 
     def _on_gpu(self, most: int) -> Any | None:
         """Return a copy on the first GPU, made when first asked for; None where it cannot serve."""

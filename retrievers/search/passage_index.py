@@ -115,7 +115,7 @@ class PassageIndex:
         sparse: bool = True,
         fusion: Fusion | None = None,
         paths: Iterable[str | os.PathLike[str]] = (),
-        told: Told = lambda what, done, total: None,
+        on_progress: Told = lambda what, done, total: None,
     ) -> PassageIndex:
         """Cut documents into passages of about `words` words and index them.
 
@@ -133,8 +133,8 @@ class PassageIndex:
         by_meaning = None
         if embedder is not None:
             model = load_embedder(embedder)
-            by_meaning = DenseIndex.build(texts, model, kind=dense, told=told)
-        told("indexing words", 0, len(texts))
+            by_meaning = DenseIndex.build(texts, model, kind=dense, on_progress=on_progress)
+        on_progress("indexing words", 0, len(texts))
         return cls(
             documents,
             passages,
@@ -148,7 +148,7 @@ class PassageIndex:
         self,
         documents: Iterable[Document],
         origin: Origin,
-        told: Told = lambda what, done, total: None,
+        on_progress: Told = lambda what, done, total: None,
     ) -> PassageIndex:
         """Return an index of other documents; what is the same in both is not embedded again."""
         documents = tuple(documents)
@@ -159,8 +159,8 @@ class PassageIndex:
             old = [searched_text(self.documents[p.document], p) for p in self.passages]
             known = dict(zip(old, self.dense.vectors, strict=True))
             model, kind = self.dense.embedder, self.dense.nearest.kind
-            dense = DenseIndex.build(texts, model, kind=kind, known=known, told=told)
-        told("indexing words", 0, len(texts))
+            dense = DenseIndex.build(texts, model, kind=kind, known=known, on_progress=on_progress)
+        on_progress("indexing words", 0, len(texts))
         sparse = SparseIndex.build(texts) if self.sparse is not None and texts else None
         return PassageIndex(
             documents, passages, dense=dense, sparse=sparse, fusion=self.fusion, origin=origin
@@ -206,27 +206,27 @@ class PassageIndex:
         lists: list[dict[str, Ranking]] = [{} for _ in queries]
         if mode is not SearchMode.SPARSE:
             vectors = [query.vector for query in queries if query.vector is not None]
-            for own, ranking in zip(
+            for current, ranking in zip(
                 lists, self._dense.search_vectors(np.stack(vectors), depth), strict=True
             ):
-                own["dense"] = ranking
+                current["dense"] = ranking
         if mode is not SearchMode.DENSE:
-            for own, query in zip(lists, queries, strict=True):
-                own["sparse"] = self._sparse.search(query.text, depth)
-        return [fuse_rankings(own, self.fusion)[:k] for own in lists]
+            for current, query in zip(lists, queries, strict=True):
+                current["sparse"] = self._sparse.search(query.text, depth)
+        return [fuse_rankings(local, self.fusion)[:k] for local in lists]
 
     def best_of(self, query: Query, numbers: Sequence[int], mode: SearchMode) -> int | None:
         """Return the best of some passages (ascending numbers) by the scores of a search.
 
         None where a search would find none of them.
         """
-        own: dict[str, Ranking] = {}
+        current: dict[str, Ranking] = {}
         if mode is not SearchMode.SPARSE and query.vector is not None:
-            own["dense"] = _ordered(numbers, self._dense.scores(query.vector, numbers).tolist())
+            current["dense"] = _ordered(numbers, self._dense.scores(query.vector, numbers).tolist())
         if mode is not SearchMode.DENSE:
             ranking = _ordered(numbers, self._sparse.scores(query.text, numbers))
-            own["sparse"] = [(number, score) for number, score in ranking if score > 0]
-        best = fuse_rankings(own, self.fusion)[:1]
+            current["sparse"] = [(number, score) for number, score in ranking if score > 0]
+        best = fuse_rankings(current, self.fusion)[:1]
         return best[0][0] if best else None
 
     def hits(self, ranked: Sequence[Ranked]) -> list[tuple[int, Hit]]:

@@ -96,8 +96,8 @@ def pieces(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
     begin = span[0]
     for match in break_at.finditer(text, *span):
         # What the pattern takes besides white space (closing quotes) stays with the piece.
-        kept = match.start() + len(match[0].rstrip())
-        if (piece := stripped(text, begin, kept))[0] < piece[1]:
+        selected = match.start() + len(match[0].rstrip())
+        if (piece := stripped(text, begin, selected))[0] < piece[1]:
             yield piece
         begin = match.end()
     if (piece := stripped(text, begin, span[1]))[0] < piece[1]:

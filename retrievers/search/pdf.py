@@ -60,10 +60,10 @@ def read_pdf(path: Path, data: bytes) -> tuple[str, list[str]]:
 
 def cleaned(pages: Sequence[str]) -> list[str]:
     """Return the pages without running lines, ligatures and words cut in two."""
-    found = [PILCROW.sub("", page.translate(LIGATURES)) for page in pages]
-    found = without_running_lines(found)
-    known = {word.lower() for page in found for word in WORD.findall(page)}
-    return [CUT_WORD.sub(lambda match: _joined(match, known), page) for page in found]
+    results = [PILCROW.sub("", page.translate(LIGATURES)) for page in pages]
+    results = without_running_lines(results)
+    known = {word.lower() for page in results for word in WORD.findall(page)}
+    return [CUT_WORD.sub(lambda match: _joined(match, known), page) for page in results]
 
 
 def _joined(match: re.Match[str], known: set[str]) -> str:
@@ -76,11 +76,11 @@ def without_running_lines(pages: Sequence[str]) -> list[str]:
     split = [page.split("\n") for page in pages]
     counts = Counter(key for lines in split for key in {key for key, _ in _edges(lines)})
     least = max(FEWEST, RUNNING * len(pages))
-    kept = []
+    selected = []
     for lines in split:
         running = {place for key, place in _edges(lines) if counts[key] >= least}
-        kept.append("\n".join(line for place, line in enumerate(lines) if place not in running))
-    return kept
+        selected.append("\n".join(line for place, line in enumerate(lines) if place not in running))
+    return selected
 
 
 def _edges(lines: Sequence[str]) -> Iterator[tuple[tuple[bool, str], int]]:

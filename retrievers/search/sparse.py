@@ -77,8 +77,8 @@ class SparseIndex:
 
     def scores(self, query: str, numbers: Sequence[int]) -> list[float]:
         """Return the scores of some passages (ascending numbers), bit for bit those of `search`."""
-        wanted, known = np.asarray(numbers, np.int64), self._scorer.vocab_dict
-        total = np.zeros(len(wanted), np.float32)
+        selection, known = np.asarray(numbers, np.int64), self._scorer.vocab_dict
+        total = np.zeros(len(selection), np.float32)
         parts = self._scorer.scores
         for word in words_of(query):
             number = known.get(word)
@@ -86,9 +86,11 @@ class SparseIndex:
                 continue
             have = slice(parts["indptr"][number], parts["indptr"][number + 1])
             passages, added = parts["indices"][have], parts["data"][have]
-            places = np.minimum(np.searchsorted(passages, wanted), max(len(passages) - 1, 0))
-            found = passages[places] == wanted if len(passages) else np.zeros(len(wanted), bool)
-            total[found] += added[places[found]]
+            places = np.minimum(np.searchsorted(passages, selection), max(len(passages) - 1, 0))
+            result = (
+                passages[places] == selection if len(passages) else np.zeros(len(selection), bool)
+            )
+            total[result] += added[places[result]]
         return [float(score) for score in total]
 
     def coverage(self, query: str, texts: Sequence[str]) -> float:
@@ -100,8 +102,8 @@ class SparseIndex:
         whole = sum(rarity.values())
         if not whole:
             return 1.0
-        found = (set(words_of(text)) & rarity.keys() for text in texts)
-        return max((sum(map(rarity.__getitem__, words)) for words in found), default=0.0) / whole
+        result = (set(words_of(text)) & rarity.keys() for text in texts)
+        return max((sum(map(rarity.__getitem__, words)) for words in result), default=0.0) / whole
 
     def _rarity(self, word: str) -> float:
         """Return a word's inverse document frequency, as BM25 has it."""

@@ -75,7 +75,7 @@ def add(
     paths: Paths,
     *,
     embedder: str | Path | Embedder | None = None,
-    told: Told = lambda what, done, total: None,
+    on_progress: Told = lambda what, done, total: None,
 ) -> Change:
     """Read files and folders into an index; a file that it holds is read again.
 
@@ -85,18 +85,18 @@ def add(
     new = [os.path.abspath(each) for each in paths]
 
     def plan(index: PassageIndex) -> Plan:
-        found = load_documents(new, known=_known(index), told=told)
-        read = {_place(document) for document in found.documents}
-        kept = [each for each in index.documents if _place(each) not in read]
+        result = load_documents(new, known=_known(index), on_progress=on_progress)
+        read = {_place(document) for document in result.documents}
+        selected = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
         removed = [each for each in origin.removed if not _within(each, new)]
         paths = list(dict.fromkeys((*origin.paths, *new)))
         paths = [each for each in paths if not _within(each, {*paths} - {each})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
-        documents = [*kept, *_as_before(index, found.documents)]
-        return Plan(with_unique_names(documents), origin, found.skipped)
+        documents = [*selected, *_as_before(index, result.documents)]
+        return Plan(with_unique_names(documents), origin, result.skipped)
 
-    return _change(path, plan, embedder, told)
+    return _change(path, plan, embedder, on_progress)
 
 
 def remove(
@@ -104,38 +104,38 @@ def remove(
     names: Iterable[str | os.PathLike[str]],
     *,
     embedder: str | Path | Embedder | None = None,
-    told: Told = lambda what, done, total: None,
+    on_progress: Told = lambda what, done, total: None,
 ) -> Change:
     """Take documents out of an index, by name, file or folder; `refresh` leaves them out too.
 
     Raises StoreError for no index, InputError for a name that leads to no document, and where none
     would be left.
     """
-    given = [os.fspath(name) for name in names]
+    inputs = [os.fspath(name) for name in names]
 
     def plan(index: PassageIndex) -> Plan:
-        gone = {name for each in given for name in _named(index, each)}
-        kept = [each for each in index.documents if each.name not in gone]
-        if not kept:
+        gone = {name for each in inputs for name in _named(index, each)}
+        selected = [each for each in index.documents if each.name not in gone]
+        if not selected:
             raise InputError(
                 f"removing all {len(gone)} documents would leave nothing to search in; delete the "
                 "folder of the index instead."
             )
-        folders = [os.path.abspath(each) for each in given]
+        folders = [os.path.abspath(each) for each in inputs]
         paths = tuple(each for each in index.origin.paths if not _within(each, folders))
         places = [_place(each) for each in index.documents if each.name in gone and each.path]
         places = [each for each in (*index.origin.removed, *places) if _within(each, paths)]
         removed = tuple(dict.fromkeys(places))
-        return Plan(kept, replace(index.origin, paths=paths, removed=removed))
+        return Plan(selected, replace(index.origin, paths=paths, removed=removed))
 
-    return _change(path, plan, embedder, told)
+    return _change(path, plan, embedder, on_progress)
 
 
 def refresh(
     path: str | os.PathLike[str],
     *,
     embedder: str | Path | Embedder | None = None,
-    told: Told = lambda what, done, total: None,
+    on_progress: Told = lambda what, done, total: None,
 ) -> Change:
     """Read the files of an index again: new ones come, changed ones are replaced, lost ones leave.
 
@@ -148,25 +148,27 @@ def refresh(
         origin = index.origin
         paths = origin.paths or tuple(_place(each) for each in index.documents if each.path)
         known, missing, skipped = _known(index), list[Skipped](), list[Skipped]()
-        read, seen = list[Document](), set[str]()
+        read, visible = list[Document](), set[str]()
         for path in paths:
             try:
-                found = load_documents(path, known=known, told=told)
+                result = load_documents(path, known=known, on_progress=on_progress)
             except DocumentError as error:
                 missing.append(Skipped(path, str(error).removeprefix(f"{path} ")))
                 continue
-            read += [each for each in found.documents if _place(each) not in seen]
-            seen |= {_place(each) for each in found.documents}
-            skipped += found.skipped
+            read += [each for each in result.documents if _place(each) not in visible]
+            visible |= {_place(each) for each in result.documents}
+            skipped += result.skipped
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
         lost = [each.path for each in missing]
-        kept = [each for each in index.documents if not each.path or _within(_place(each), lost)]
+        selected = [
+            each for each in index.documents if not each.path or _within(_place(each), lost)
+        ]
         new = [each for each in read if _place(each) not in origin.removed]
-        documents = with_unique_names([*kept, *_as_before(index, new)])
+        documents = with_unique_names([*selected, *_as_before(index, new)])
         return Plan(documents, origin, skipped, missing)
 
-    return _change(path, plan, embedder, told)
+    return _change(path, plan, embedder, on_progress)
 
 
 def described(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -205,7 +207,7 @@ def _change(
     path: str | os.PathLike[str],
     planned: Callable[[PassageIndex], Plan],
     embedder: str | Path | Embedder | None,
-    told: Told,
+    on_progress: Told,
 ) -> Change:
     """Change an index as a plan says; where it says nothing new, nothing is written."""
     root = Path(path)
@@ -218,7 +220,7 @@ def _change(
         changes.append(_compared(index.documents, plan))
         if not changes[0] and plan.origin == index.origin:
             raise _Unchanged
-        new = index.rebuilt(plan.documents, plan.origin, told)
+        new = index.rebuilt(plan.documents, plan.origin, on_progress)
         new.write(folder)
         return new.contents()
 
@@ -268,17 +270,19 @@ def _within(path: str, folders: Iterable[str]) -> bool:
     return any(path == each or path.startswith(each.rstrip(os.sep) + os.sep) for each in folders)
 
 
-def _named(index: PassageIndex, given: str) -> list[str]:
+def _named(index: PassageIndex, inputs: str) -> list[str]:
     """Return the names of the documents that a name, a file or a folder stands for."""
     names = [each.name for each in index.documents]
-    if given in names:
-        return [given]
-    place = os.path.abspath(given)
-    found = [each.name for each in index.documents if each.path and _within(_place(each), [place])]
-    found += [name for name in names if name.startswith(given.rstrip("/") + "/")]
-    if not found:
+    if inputs in names:
+        return [inputs]
+    place = os.path.abspath(inputs)
+    results = [
+        each.name for each in index.documents if each.path and _within(_place(each), [place])
+    ]
+    results += [name for name in names if name.startswith(inputs.rstrip("/") + "/")]
+    if not results:
         raise InputError(
-            f"got {given!r}, which is no document of the index; expected a name, a file or a "
-            f"folder of it.{did_you_mean(given, names)} `ragspec index info` lists them."
+            f"got {inputs!r}, which is no document of the index; expected a name, a file or a "
+            f"folder of it.{did_you_mean(inputs, names)} `ragspec index info` lists them."
         )
-    return found
+    return results

@@ -117,12 +117,12 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         self.schedule.search.further = self.searcher.further
         self.schedule.most = min(self.schedule.most, self.searcher.most)
         first = self.searcher.query(())
-        found = [] if first is None else self._search([first], self.prefetch)[0]
-        if not found:
+        results = [] if first is None else self._search([first], self.prefetch)[0]
+        if not results:
             raise InputError("The search found nothing for the question; put it in other words.")
         self._beginning += self.report.events[-1].milliseconds
         with ThreadPoolExecutor(1, "ragspec-search") as worker:
-            answer, ahead = found[0], None
+            answer, ahead = results[0], None
             while True:
                 answer, ahead, ended = self._round(answer, ahead, worker)
                 self._tell(len(self.strides))
@@ -153,9 +153,9 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
             return answer, None, True
         overlapped = plan.overlapped and not ended
         self._plans.append(replace(plan, strides=len(guesses), overlapped=overlapped))
-        found, ahead = self._check(plan, guesses, worker if overlapped else None)
+        result, ahead = self._check(plan, guesses, worker if overlapped else None)
         right = 0
-        for guess, answers in zip(guesses, found, strict=True):
+        for guess, answers in zip(guesses, result, strict=True):
             truth = answers[0] if answers else answer
             self._known.update(dict.fromkeys(answers))
             if plan.guesses and guess.query is not None:
@@ -187,8 +187,8 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
                 return guesses, True
             began = time.perf_counter()
             query = self.searcher.query(self.strides)
-            found = self._guess(query) if plan.guesses else None
-            before, best = answer, answer if found is None else found
+            result = self._guess(query) if plan.guesses else None
+            before, best = answer, answer if result is None else result
             answer = before if self.schedule.stays or query is None else best
             guesses.append(Guess(len(self.strides), query, answer, best, before))
             self._note("guess", began)
@@ -224,26 +224,26 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
             ahead = self.writer.write(guesses[-1].answer, self.strides)
             self._note("ahead", before)
         finally:  # also where the writer fails: no search goes on behind the caller's back
-            found = searching.result()
+            result = searching.result()
         both, schedule = 1000.0 * (time.perf_counter() - began), self.schedule
         schedule.learn_overlap(schedule.stride_ms, schedule.search.of(len(queries)), both)
-        return _spread(guesses, found), ahead
+        return _spread(guesses, result), ahead
 
     def _search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
         began = time.perf_counter()
-        found = self._timed(queries, k)
+        result = self._timed(queries, k)
         self.schedule.search.learn(len(queries), 1000.0 * (time.perf_counter() - began))
-        for answers in found[:1] if not self.strides else ():
+        for answers in result[:1] if not self.strides else ():
             self._known.update(dict.fromkeys(answers))
-        return found
+        return result
 
     def _timed(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
         began = time.perf_counter()
-        found = self.searcher.search(queries, max(1, k))
+        result = self.searcher.search(queries, max(1, k))
         self._note("search", began, len(queries))
         self.report.calls += 1
         self.report.queries += len(queries)
-        return found
+        return result
 
     def _count(self, plan: Plan, right: int, *, wrong: bool) -> None:
         if plan.guesses:
@@ -286,7 +286,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         return milliseconds
 
 
-def _spread(guesses: Sequence[Guess[Query, Found]], found: list[list[Found]]) -> list[list[Found]]:
+def _spread(guesses: Sequence[Guess[Query, Found]], result: list[list[Found]]) -> list[list[Found]]:
     """Return the answers to every guess's query, none where there was no query."""
-    left = iter(found)
+    left = iter(result)
     return [[] if guess.query is None else next(left) for guess in guesses]

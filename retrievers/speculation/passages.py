@@ -69,7 +69,7 @@ class IndexSearcher(Generic[Text]):
 
     def guess(self, query: Query, known: Sequence[Found]) -> Found | None:
         """Return the known passage that the measure of the search puts first."""
-        by_number = {found.number: found for found in known}
+        by_number = {result.number: result for result in known}
         best = self.index.best_of(query, sorted(by_number), self.mode)
         return None if best is None else by_number[best]
 
@@ -117,6 +117,6 @@ class RetrieverSearcher(Generic[Text]):
             return None
         if self._scorer is None or self._seen != known:
             self._seen = tuple(known)
-            self._scorer = SparseIndex.build([found.hit.passage.text for found in known])
+            self._scorer = SparseIndex.build([result.hit.passage.text for result in known])
         best = self._scorer.search(query, 1)
         return self._seen[best[0][0]] if best else None

@@ -153,8 +153,8 @@ class Schedule:
 
     def rate(self, plan: Plan) -> float:
         """Return the strides that a round is expected to keep in a millisecond."""
-        kept, milliseconds = self._expected(plan)
-        return kept / max(milliseconds, 1e-9)
+        selected, milliseconds = self._expected(plan)
+        return selected / max(milliseconds, 1e-9)
 
     def _expected(self, plan: Plan) -> tuple[float, float]:
         """Return the strides that a round is expected to keep, and its milliseconds."""
@@ -168,10 +168,10 @@ class Schedule:
         beside: milliseconds that a text takes either way.
         """
         rounds = [self._expected(plan) for plan in plans]
-        kept, milliseconds = sum(each for each, _ in rounds), sum(each for _, each in rounds)
+        selected, milliseconds = sum(each for each, _ in rounds), sum(each for _, each in rounds)
         if milliseconds <= 0.0:
             return 1.0
-        return (kept / self.rate(Plan()) + beside) / (milliseconds + beside)
+        return (selected / self.rate(Plan()) + beside) / (milliseconds + beside)
 
     def gain(self, plan: Plan) -> float:
         """Return by what factor a plan is expected to be faster than checking each stride."""
@@ -213,8 +213,8 @@ class Schedule:
         for overlapped in (False, True) if self.overlap is None else (self.overlap,):
             shared = self.shared if overlapped else 0.0
             for strides in range(1, self.most + 1):
-                kept, spent = expected(strides, chance, a, self.search.of(strides), shared)
-                rate = kept / max(spent, 1e-9)
+                selected, spent = expected(strides, chance, a, self.search.of(strides), shared)
+                rate = selected / max(spent, 1e-9)
                 if rate > most:
                     best, most = (strides, overlapped), rate
         return Plan(*best)
@@ -243,8 +243,8 @@ def expected(strides: int, chance: float, a: float, b: float, shared: float) -> 
     overlap hides.
     """
     whole = chance**strides
-    kept = (1.0 - whole) / (1.0 - chance)
-    return kept, strides * a + b - whole * shared * min(a, b)
+    selected = (1.0 - whole) / (1.0 - chance)
+    return selected, strides * a + b - whole * shared * min(a, b)
 
 
 def _cores() -> int:

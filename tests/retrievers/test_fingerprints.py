@@ -35,13 +35,13 @@ def test_a_tokenizer_without_a_backend_is_told_by_its_vocabulary() -> None:
 
 def test_a_model_is_its_weights_and_not_its_dtype() -> None:
     model = tiny.model(dtype=torch.bfloat16)
-    found = model_fingerprint(model)
+    result = model_fingerprint(model)
     wide = copy.deepcopy(model).to(torch.float64)
-    assert model_fingerprint(wide) == found
-    assert model_fingerprint(tiny.model(seed=1, dtype=torch.bfloat16)) != found
+    assert model_fingerprint(wide) == result
+    assert model_fingerprint(tiny.model(seed=1, dtype=torch.bfloat16)) != result
     with torch.no_grad():
         next(wide.parameters())[0, 0] += 1.0
-    assert model_fingerprint(wide) != found
+    assert model_fingerprint(wide) != result
 
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

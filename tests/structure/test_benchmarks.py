@@ -46,16 +46,16 @@ def zipped(path: Path, value: Any) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a tiny model, its tokenizer, and data in the layout of the scripts."""
-    made = tmp_path_factory.mktemp("data")
-    copy.deepcopy(tiny.model("llama")).save_pretrained(made)
-    tiny.tokenizer().save_pretrained(made)
+    instance = tmp_path_factory.mktemp("data")
+    copy.deepcopy(tiny.model("llama")).save_pretrained(instance)
+    tiny.tokenizer().save_pretrained(instance)
     prompts = [{"ids": [5, 6, 7, 8, 9, 5, 6, 7]}, {"ids": [3, 4, 3, 4]}, {"ids": [1, 2]}]
-    (made / "prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
-    zipped(made / "store.json.gz", [[5, 6, 7, 8, 40, 41], [3, 4, 50, 51]])
-    zipped(made / "history.json.gz", [{"prompt": [3, 4], "answer": [3, 4, 60]}])
-    (made / "docqa").mkdir()
+    (instance / "prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
+    zipped(instance / "store.json.gz", [[5, 6, 7, 8, 40, 41], [3, 4, 50, 51]])
+    zipped(instance / "history.json.gz", [{"prompt": [3, 4], "answer": [3, 4, 60]}])
+    (instance / "docqa").mkdir()
     document = {"doc_id": "d", "title": "Words", "text": WORDS}
-    zipped(made / "docqa" / "documents.jsonl.gz", document)
+    zipped(instance / "docqa" / "documents.jsonl.gz", document)
     start = WORDS.index("word200 word201 word202")
     item = {
         "id": "1",
@@ -67,12 +67,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evidence": "word200 word201 word202",
         "evidence_span": [start, start + 23],
     }
-    (made / "docqa" / "items.jsonl").write_text(json.dumps(item), encoding="utf-8")
-    (made / "longdocs").mkdir()
-    with gzip.open(made / "longdocs" / "w.txt.gz", "wt", encoding="utf-8") as file:
+    (instance / "docqa" / "items.jsonl").write_text(json.dumps(item), encoding="utf-8")
+    (instance / "longdocs").mkdir()
+    with gzip.open(instance / "longdocs" / "w.txt.gz", "wt", encoding="utf-8") as file:
         file.write(WORDS)
     index = {"name": "w", "file": "w.txt.gz", "title": "Words"}
-    (made / "longdocs" / "index.jsonl").write_text(json.dumps(index), encoding="utf-8")
+    (instance / "longdocs" / "index.jsonl").write_text(json.dumps(index), encoding="utf-8")
     task = {
         "id": "w-0",
         "doc": "w",
@@ -80,8 +80,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cue": "word200 word201",
         "reference_span": [start + 16, start + 39],
     }
-    (made / "longdocs" / "quote_tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
-    return made
+    (instance / "longdocs" / "quote_tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
+    return instance
 
 
 def test_probe(folder: Path, tmp_path: Path) -> None:
@@ -144,8 +144,10 @@ def test_budget(tmp_path: Path) -> None:
     for row in rows.values():
         assert set(row["fixed"]) == {"4", "8", "13", "16", "32"}
         assert set(row["auto"]) == {"quiet", "worst"}
-        for made in row["auto"].values():
-            assert made["of_best"] == pytest.approx(made["to_plain"] / row["best"], abs=0.001)
+        for instance in row["auto"].values():
+            assert instance["of_best"] == pytest.approx(
+                instance["to_plain"] / row["best"], abs=0.001
+            )
     assert "| **worst** |" in printed
     before = out.read_text()
     run(*arguments)
@@ -171,17 +173,17 @@ def test_the_walk_that_is_timed_asks_about_every_node(monkeypatch: pytest.Monkey
     assert spec is not None and spec.loader is not None
     costs = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(costs)
-    asked: list[int] = []
+    requests: list[int] = []
     token = RowView.token
 
     def counted(view: RowView, node: int) -> int:
-        asked.append(node)
+        requests.append(node)
         return token(view, node)
 
     def once(run: Callable[[], Any]) -> int:
-        asked.clear()
+        requests.clear()
         run()
-        return len(set(asked))
+        return len(set(requests))
 
     monkeypatch.setattr(RowView, "token", counted)
     monkeypatch.setattr(costs, "milliseconds", once)
@@ -245,11 +247,13 @@ def test_long_documents(folder: Path, tmp_path: Path) -> None:
         *("long_documents.py", "--data", folder, "--model", folder, "--json", out),
         *("--tokens", "60", "--documents", "1", "--dtype", "float32", "--start", "10"),
     )
-    found = json.loads(out.read_text())
-    (row,) = found["rows"]
+    result = json.loads(out.read_text())
+    (row,) = result["rows"]
     assert row["equal"] and row["tokens"] > 60 and row["kept, first"] > 0
-    assert set(found["ratios"]) == {
-        f"anew to {way}, {what}" for way in ("kept", "disk") for what in ("first", "whole")
+    assert set(result["ratios"]) == {
+        f"anew to {direction}, {what}"
+        for direction in ("kept", "disk")
+        for what in ("first", "whole")
     }
 
 
@@ -261,12 +265,14 @@ def test_long_heads(folder: Path, tmp_path: Path) -> None:
         *("--tokens", "60", "--documents", "1", "--questions", "3", "--dtype", "float32"),
         *("--start", "10", "--new-tokens", "12", "--budget", "4", "--json", out),
     )
-    found = json.loads(out.read_text())
-    assert len(found["rows"]) == 3
-    for row in found["rows"]:
+    result = json.loads(out.read_text())
+    assert len(result["rows"]) == 3
+    for row in result["rows"]:
         assert row["equal"] and row["chunks"] > 0
         assert row["ways"]["head, chunks"]["head"] > 0 == row["ways"]["auto"]["head"]
-    assert found["figures"]["plain"]["decode"] == found["figures"]["plain"]["tokens a forward"] == 1
+    assert (
+        result["figures"]["plain"]["decode"] == result["figures"]["plain"]["tokens a forward"] == 1
+    )
 
 
 @pytest.fixture(scope="module")
@@ -279,14 +285,14 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_latent_paths(latents: Path, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    given = ("--set", latents, "--images", "5", "--batch", "3", "--ways", "plain,aligned,path")
-    printed = run("latent_paths.py", *given, "--json", out)
-    found = json.loads(out.read_text())
-    assert list(found) == ["plain", "aligned", "path"]
+    inputs = ("--set", latents, "--images", "5", "--batch", "3", "--ways", "plain,aligned,path")
+    printed = run("latent_paths.py", *inputs, "--json", out)
+    result = json.loads(out.read_text())
+    assert list(result) == ["plain", "aligned", "path"]
     noise = [float(each) for each in printed.splitlines()[0].split()[1:]]
     # What plain drawing has is the seeds' noise, step by step.
-    assert found["plain"]["by_step"] == pytest.approx(noise, abs=1e-3)
-    for row in found.values():
+    assert result["plain"]["by_step"] == pytest.approx(noise, abs=1e-3)
+    for row in result.values():
         assert row["images"] == 5 and row["latents"] == 5 * models.SIDE**2
         assert len(row["by_step"]) == 5 and 0.5 < row["total"] < 1.5
     assert "path         5 images: all steps" in printed
@@ -305,11 +311,11 @@ def test_latent_curves(latents: Path, tmp_path: Path) -> None:
 
 def test_image_sizes(tmp_path: Path) -> None:
     run("image_sizes.py", "--small", "--draw", "--repeats", "1", "--json", tmp_path / "out.json")
-    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    assert found["label"] == "random weights" and found["size"] == "small"
-    assert found["memory_MB"]["weights"] == 4 * found["parameters"] / 1e6
-    assert found["table"]["table_MB"] == 4 * found["table"]["codes"] * found["table"]["k"] / 1e6
-    plain, *others = found["pictures"]
+    result = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert result["label"] == "random weights" and result["size"] == "small"
+    assert result["memory_MB"]["weights"] == 4 * result["parameters"] / 1e6
+    assert result["table"]["table_MB"] == 4 * result["table"]["codes"] * result["table"]["k"] / 1e6
+    plain, *others = result["pictures"]
     assert plain["forwards"] == 16 and len(others) == 3
     for row in others:
         assert row["forwards"] < 16
@@ -318,12 +324,12 @@ def test_image_sizes(tmp_path: Path) -> None:
 
 def test_server(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    given = ("--rounds", "2", "--requests", "24", "--json", out)
-    run("server.py", "--only", "stream,prediction,soak", *given)
-    found = json.loads(out.read_text())
-    assert found["stream"]["token_ratio"] > 0 < found["stream"]["first_ms"][1]
-    assert found["prediction"]["right"] > 3 * found["prediction"]["none"] / 2
-    assert found["soak"]["requests"] == 24 and found["soak"]["threads"][0] > 1
+    inputs = ("--rounds", "2", "--requests", "24", "--json", out)
+    run("server.py", "--only", "stream,prediction,soak", *inputs)
+    result = json.loads(out.read_text())
+    assert result["stream"]["token_ratio"] > 0 < result["stream"]["first_ms"][1]
+    assert result["prediction"]["right"] > 3 * result["prediction"]["none"] / 2
+    assert result["soak"]["requests"] == 24 and result["soak"]["threads"][0] > 1
 
 
 def test_gpu_probe(tmp_path: Path) -> None:
@@ -331,21 +337,21 @@ def test_gpu_probe(tmp_path: Path) -> None:
     printed = run(
         *("gpu_probe.py", "--small", "--device", "cpu", "--repeats", "1", "--json", out),
     )
-    found = json.loads(out.read_text(encoding="utf-8"))
-    assert found["device"] == "cpu" and found["versions"]["torch"] == torch.__version__
-    assert found["weight_bytes"] < 4 * found["parameters"] and found["copy_GB_per_second"] > 0
-    seen = {
+    result = json.loads(out.read_text(encoding="utf-8"))
+    assert result["device"] == "cpu" and result["versions"]["torch"] == torch.__version__
+    assert result["weight_bytes"] < 4 * result["parameters"] and result["copy_GB_per_second"] > 0
+    known = {
         (*(row[k] for k in ("part", "batch", "length", "rows", "law", "mode")),): row
-        for row in found["cases"]
+        for row in result["cases"]
     }
     lengths, rows, modes = (48, 96, 192), (1, 16, 32), ("off", "eager")
-    assert set(seen) == {
+    assert set(known) == {
         *(("single", 1, n, r, "greedy", m) for n in lengths for r in rows for m in modes),
         *(
-            ("batch", 4, n, r, law, m)
+            ("batch", 4, n, r, dist, m)
             for n in lengths
             for r in rows
-            for law in ("greedy", "top-p")
+            for dist in ("greedy", "top-p")
             for m in modes
         ),
         *(
@@ -355,15 +361,15 @@ def test_gpu_probe(tmp_path: Path) -> None:
             for m in modes
         ),
     }
-    for (part, _, _, n, law, _), row in seen.items():
+    for (part, _, _, n, distribution, _), row in known.items():
         figures = ("ms", "ms_q1", "ms_q3", "floor_ms", "over_floor", "verify_ms", "operators")
         assert all(row[name] > 0 for name in figures) and row["ms_q1"] <= row["ms_q3"]
         # Two of a stub's nodes are right, all of the context's and of the draft model's.
         tokens = {"context": 16, "draft": 6}.get(part, 1 if n == 1 else 3)
         assert (row["tokens"], row["nodes"]) == (tokens, tokens - 1 if n is None else n - 1)
-        assert ("forward_ms" in row) == ((n, law) == (16, "top-p"))
-    assert len(found["bars"]) > 5
-    for bar in found["bars"]:
+        assert ("forward_ms" in row) == ((n, distribution) == (16, "top-p"))
+    assert len(result["bars"]) > 5
+    for bar in result["bars"]:
         assert (bar["measured"], bar["met"]) == ("not measured", None)
     assert "| 32 rows over plain at 32768 | <= 1.3 | not measured |" in printed
 
@@ -373,14 +379,14 @@ def test_gpu_probe_asks_for_an_accelerator(
 ) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
     probe = importlib.import_module("gpu_probe")
-    for given, said in (
+    for inputs, said in (
         (["--device", "cpu"], "got cpu without --small; expected a CUDA device"),
         (["--device", "cpu", "--small", "--modes", "graph"], "got --modes graph for cpu"),
         (["--device", "tpu9"], "device 'tpu9' is unknown to torch"),
         (["--small", "--only", "single,signle"], "got --only 'signle'; expected some of single"),
         (["--small", "--repeats", "0"], "got --repeats 0; expected at least 1"),
     ):
-        monkeypatch.setattr(sys, "argv", ["gpu_probe.py", *given])
+        monkeypatch.setattr(sys, "argv", ["gpu_probe.py", *inputs])
         with pytest.raises(SystemExit) as ended:
             probe.main()
         assert ended.value.code == 2 and said in capsys.readouterr().err
@@ -403,14 +409,14 @@ def test_gpu_bars(monkeypatch: pytest.MonkeyPatch) -> None:
         row("graph", 1, 5.0, 4096),
         {"part": "single", "length": 4096, "rows": 32, "mode": "graph", "skipped": "memory ended"},
     ]
-    found = {bar["name"]: bar for bar in bars(rows, measured=True)}
-    told = {name: (bar["measured"], bar["mode"], bar["met"]) for name, bar in found.items()}
-    assert told["plain at 512 over its bytes"] == (1.2, "compile", True)
-    assert told["plain at 512 over its bytes (stretch)"] == (1.2, "compile", False)
-    assert told["32 rows over plain at 512"] == (1.0769, "graph", True)
-    assert told["16 texts of 16 rows, top-p, at 512: step over forward"] == (1.2, "graph", False)
-    assert told["graph against today's step, 1 rows at 512"] == (1.3846, "graph", False)
-    assert told["32 rows over plain at 4096"] == ("not measured", None, None)
+    record = {bar["name"]: bar for bar in bars(rows, measured=True)}
+    fields = {name: (bar["measured"], bar["mode"], bar["met"]) for name, bar in record.items()}
+    assert fields["plain at 512 over its bytes"] == (1.2, "compile", True)
+    assert fields["plain at 512 over its bytes (stretch)"] == (1.2, "compile", False)
+    assert fields["32 rows over plain at 512"] == (1.0769, "graph", True)
+    assert fields["16 texts of 16 rows, top-p, at 512: step over forward"] == (1.2, "graph", False)
+    assert fields["graph against today's step, 1 rows at 512"] == (1.3846, "graph", False)
+    assert fields["32 rows over plain at 4096"] == ("not measured", None, None)
     assert {bar["measured"] for bar in bars(rows, measured=False)} == {"not measured"}
 
 

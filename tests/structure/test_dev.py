@@ -49,10 +49,10 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def installs(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Count set-ups instead of making them; each entry tells whether .venv had moved."""
-    made: list[bool] = []
-    monkeypatch.setattr(dev, "make_venv", lambda moved: made.append(moved))
+    instance: list[bool] = []
+    monkeypatch.setattr(dev, "make_venv", lambda moved: instance.append(moved))
     monkeypatch.setattr(dev, "must", lambda *command, why: None)
-    return made
+    return instance
 
 
 def test_a_second_set_up_installs_nothing(dev: ModuleType, installs: list[bool]) -> None:

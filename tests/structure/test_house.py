@@ -119,24 +119,24 @@ def part_of(dotted: str) -> str:
 
 def arrows(modules: dict[str, Path]) -> dict[str, set[str]]:
     """Return which modules each module imports, doors left out."""
-    found: dict[str, set[str]] = {}
+    record: dict[str, set[str]] = {}
     for module, path in modules.items():
         if path.name in DOORS:
             continue
-        found[module] = set()
+        record[module] = set()
         for dotted in imported(parse(path)):
             while dotted.startswith("ragspec.") and dotted not in modules:
                 dotted = dotted.rpartition(".")[0]
             if dotted in modules and dotted != module:
-                found[module].add(dotted)
-    return found
+                record[module].add(dotted)
+    return record
 
 
-def strangers(found: dict[str, set[str]]) -> list[str]:
+def strangers(result: dict[str, set[str]]) -> list[str]:
     """Return the imports of a layer that is not below; a door is named by its folder's layer."""
     return [
         f"{module} imports {other}"
-        for module, others in found.items()
+        for module, others in result.items()
         for other in sorted(others)
         if other != "ragspec"
         and part_of(other) != part_of(module)
@@ -144,26 +144,26 @@ def strangers(found: dict[str, set[str]]) -> list[str]:
     ]
 
 
-def circles(found: dict[str, set[str]]) -> list[list[str]]:
+def circles(result: dict[str, set[str]]) -> list[list[str]]:
     """Return the groups that import each other, directly or not."""
-    reach = {one: set(others) for one, others in found.items()}
+    accept_prob = {one: set(others) for one, others in result.items()}
     while True:
         wider = {
-            one: others.union(*(reach.get(other, set()) for other in others))
-            for one, others in reach.items()
+            one: others.union(*(accept_prob.get(other, set()) for other in others))
+            for one, others in accept_prob.items()
         }
-        if wider == reach:
+        if wider == accept_prob:
             break
-        reach = wider
+        accept_prob = wider
     together = {
-        tuple(sorted(other for other in others | {one} if one in reach.get(other, set())))
-        for one, others in reach.items()
+        tuple(sorted(other for other in others | {one} if one in accept_prob.get(other, set())))
+        for one, others in accept_prob.items()
         if one in others
     }
     return sorted(map(list, together))
 
 
-def folders_of(found: dict[str, set[str]]) -> dict[str, set[str]]:
+def folders_of(result: dict[str, set[str]]) -> dict[str, set[str]]:
     """Return the same arrows between folders, save those between a folder and what lies in it.
 
     Modules directly below `ragspec` stay themselves.
@@ -177,7 +177,7 @@ def folders_of(found: dict[str, set[str]]) -> dict[str, set[str]]:
         return module if above in ("", "ragspec") else above
 
     between: dict[str, set[str]] = {}
-    for module, others in found.items():
+    for module, others in result.items():
         ours = between.setdefault(folder(module), set())
         theirs = {folder(other) for other in others}
         ours |= {each for each in theirs if not nested(each, folder(module))}
@@ -307,14 +307,14 @@ def test_bundled_files_stay_small() -> None:
 # --- light import and public names --------------------------------------------------------------
 
 
-def loaded_by(modules: list[str], wanted: tuple[str, ...]) -> dict[str, str]:
-    """Return which of the `wanted` top modules a fresh interpreter loads, and who brought them."""
+def loaded_by(modules: list[str], selection: tuple[str, ...]) -> dict[str, str]:
+    """Return which of the `selection` top modules a fresh interpreter loads, and who brought them."""
     code = f"""
 import importlib, json, sys
 blame = {{}}
 for module in {modules!r}:
     importlib.import_module(module)
-    for found in set({wanted!r}) & set(sys.modules):
+    for found in set({selection!r}) & set(sys.modules):
         blame.setdefault(found, module)
 print(json.dumps(blame))
 """

@@ -70,17 +70,17 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     model = tiny.model("llama")
     engine = Engine(model, drafter="toy", budget=4)
-    found = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
+    result = engine.generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
     plain = Engine(model, drafter=None).generate([5, 6, 7], max_new_tokens=12, ignore_eos=True)
-    assert found.tokens == plain.tokens
-    assert found.report.drafted_by_source["toy"] > 0
+    assert result.tokens == plain.tokens
+    assert result.report.drafted_by_source["toy"] > 0
     assert describe("toy").paper == "nobody's"
     assert compose("toy", Sources()).name == build_method("toy", Sources()).name == "toy"  # type: ignore[union-attr]
     assert "toy" in known_variants()
     assert "| `toy` | the last token, again and again | nobody's |" in method_rows()
-    with Console(width=120) as console, console.capture() as shown:
+    with Console(width=120) as console, console.capture() as text:
         console.print(method_table())
-    assert "again and again" in shown.get()
+    assert "again and again" in text.get()
     assert slots_of(["toy"]) == {"toy": 6}
     assert Speculation(drafter="toy").drafter == "toy"
 

@@ -51,8 +51,8 @@ def test_every_python_snippet_runs(page: Path, tmp_path: Path) -> None:
 def shown(page: Path) -> list[str]:
     """Return the lines of a page's console blocks that call `ragspec`, without that word."""
     lines = "\n".join(blocks(page, "bash", "console", "sh", "shell", "text")).splitlines()
-    found = (re.match(r"(?:\$ )?(?:python3? -m )?ragspec (.*)", line) for line in lines)
-    return [match[1] for match in found if match]
+    result = (re.match(r"(?:\$ )?(?:python3? -m )?ragspec (.*)", line) for line in lines)
+    return [match[1] for match in result if match]
 
 
 def commands() -> list[str]:

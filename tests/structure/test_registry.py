@@ -13,16 +13,16 @@ ENTRIES = [(kind, name) for kind, table in NAMES.items() for name in table]
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
 def test_every_entry_leads_to_a_class_or_a_descriptor(kind: str, name: str) -> None:
-    found = resolve(kind, name)
-    assert isinstance(found, type | Method if kind == "drafter" else type)
+    result = resolve(kind, name)
+    assert isinstance(result, type | Method if kind == "drafter" else type)
     if kind == "rule":
-        assert vars(found)["name"] == name
+        assert vars(result)["name"] == name
     elif kind == "family":
-        assert callable(getattr(found, "from_pretrained"))  # noqa: B009
+        assert callable(getattr(result, "from_pretrained"))  # noqa: B009
     else:
         method = describe(name)
         assert method.drafts_from and method.paper
-        assert isinstance(found, type) or method.make is not None
+        assert isinstance(result, type) or method.make is not None
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_a_name_near_nothing_gets_the_list_and_no_guess() -> None:
         ("head", r"'head' got no head.*HeadDrafter\(folder\)"),
     ],
 )
-def test_what_needs_more_than_its_name_says_what_to_pass(name: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_needs_more_than_its_name_says_what_to_pass(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         build(name, Sources())
 
 

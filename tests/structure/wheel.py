@@ -41,10 +41,10 @@ The keepers grew potatoes behind the tower and sold them in the harbour on Frida
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
     """Return what a command wrote to stdout; end the run with all it wrote when it fails."""
-    shown = [str(part) for part in command]
-    done = subprocess.run(shown, cwd=cwd, capture_output=True, encoding="utf-8", check=False)
+    display = [str(part) for part in command]
+    done = subprocess.run(display, cwd=cwd, capture_output=True, encoding="utf-8", check=False)
     if done.returncode:
-        sys.exit(f"exit code {done.returncode} from {shown}\n{done.stdout}\n{done.stderr}")
+        sys.exit(f"exit code {done.returncode} from {display}\n{done.stdout}\n{done.stderr}")
     return done.stdout
 
 
@@ -189,13 +189,13 @@ def requirements(wheel: Path) -> list[str]:
     return re.findall(r"^Requires-Dist: (.*)$", text, re.MULTILINE)
 
 
-def needed(wanted: Iterable[str], own: Sequence[str], extra: str) -> set[str]:
+def needed(selection: Iterable[str], current: Sequence[str], extra: str) -> set[str]:
     """Return the distributions that ragspec with an extra brings, by canonical name."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
     names: set[str] = set()
-    queue = [(text, extra) for text in wanted]
+    queue = [(text, extra) for text in selection]
     while queue:
         text, of_extra = queue.pop()
         requirement = Requirement(text)
@@ -203,7 +203,7 @@ def needed(wanted: Iterable[str], own: Sequence[str], extra: str) -> set[str]:
             continue
         name = canonicalize_name(requirement.name)
         if name == "ragspec":
-            queue += [(each, inner) for inner in requirement.extras for each in own]
+            queue += [(each, inner) for inner in requirement.extras for each in current]
             continue
         if name in names and not requirement.extras:
             continue
@@ -220,12 +220,12 @@ def check_extra(python: Path, wheel: Path, desk: Path, extra: str) -> None:
     """Run the shortest use of an extra with every distribution hidden that it does not bring."""
     from packaging.utils import canonicalize_name
 
-    own = requirements(wheel)
-    brought = needed(own, own, extra) | {"ragspec", "setuptools", "pip"}
+    current = requirements(wheel)
+    supplied = needed(current, current, extra) | {"ragspec", "setuptools", "pip"}
     hidden = [
         top
         for top, names in importlib.metadata.packages_distributions().items()
-        if not {canonicalize_name(name) for name in names} & brought
+        if not {canonicalize_name(name) for name in names} & supplied
     ]
     environment = {**os.environ, "HIDDEN": ",".join(hidden), "HF_HUB_OFFLINE": "1"}
     command = [str(python), "-P", "-c", HIDE + USES[extra]]

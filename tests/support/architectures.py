@@ -158,5 +158,5 @@ def _build(name: str, dtype: torch.dtype, seed: int) -> Any:
     config = AutoConfig.for_model(name, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return made.eval()
+        instance = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return instance.eval()

@@ -238,7 +238,7 @@ def examine(model_type: str) -> Finding:
     try:
         model = build(model_type)
         texts = [_text(n) for n in TEXTS]
-        own = [_greedy(model, text) for text in texts]
+        current = [_greedy(model, text) for text in texts]
     except NotBuilt as error:
         return Finding(model_type, "not built", str(error))
     try:
@@ -254,7 +254,7 @@ def examine(model_type: str) -> Finding:
         model_type,
         verdict.mode,
         "" if verdict.mode == "tree" else verdict.reason,
-        plain == own,
+        plain == current,
         [out.tokens for out in drafted] == plain and not any(out.report.faults for out in drafted),
         sum(out.report.accepted for out in drafted),
     )
@@ -269,13 +269,15 @@ def build(model_type: str) -> Any:
             _expect_tiny(AutoModelForCausalLM.from_config(tiny_config(model_type)))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            made = AutoModelForCausalLM.from_config(tiny_config(model_type), dtype=torch.float64)
-            _stir(made)
+            instance = AutoModelForCausalLM.from_config(
+                tiny_config(model_type), dtype=torch.float64
+            )
+            _stir(instance)
     except NotBuilt:
         raise
     except Exception as error:  # whatever a configuration of another time may raise
         raise NotBuilt(f"{type(error).__name__}: {error}") from error
-    model = made.eval()
+    model = instance.eval()
     try:
         model(input_ids=torch.tensor([[1, 2, 3]]))
     except Exception:  # grouped products and some states know no float64
@@ -302,21 +304,21 @@ def _tiny(config: Any) -> dict[str, Any]:
 
     known = config.to_dict()
     default = {name: _get(config, name) for name in [*SIZES, *known]}
-    found = {
+    record = {
         name: value
         for name, value in SIZES.items()
         if (name in known or default[name] is not _MISSING) and not _derived(config, name)
     }
     for name, part in default.items():
         if isinstance(part, PreTrainedConfig):
-            found[name] = _tiny(part)
+            record[name] = _tiny(part)
         elif name.endswith("token_id") and isinstance(part, int) and part >= VOCAB:
-            found[name] = VOCAB - 2
-    if "kv_lora_rank" in found:
-        found["num_key_value_heads"] = found["num_attention_heads"]  # latents have no groups
+            record[name] = VOCAB - 2
+    if "kv_lora_rank" in record:
+        record["num_key_value_heads"] = record["num_attention_heads"]  # latents have no groups
     if "is_decoder" in default:
-        found["is_decoder"] = True
-    return found | {"tie_word_embeddings": False} | _layers(config)
+        record["is_decoder"] = True
+    return record | {"tie_word_embeddings": False} | _layers(config)
 
 
 def _get(config: Any, name: str) -> Any:
@@ -340,9 +342,9 @@ def _layers(config: Any) -> dict[str, Any]:
     kinds = [str(kind) for kind in zip(*lists.values(), strict=True)]
     firsts = sorted({kinds.index(kind) for kind in kinds})[:MOST_LAYERS]
     firsts = firsts if len(firsts) > 1 else firsts * 2
-    found: dict[str, Any] = {k: [v[i] for i in firsts] for k, v in lists.items()}
+    record: dict[str, Any] = {k: [v[i] for i in firsts] for k, v in lists.items()}
     named = [n for n in ("num_hidden_layers", "num_layers", "n_layer") if n in default]
-    return found | dict.fromkeys(named, len(firsts))
+    return record | dict.fromkeys(named, len(firsts))
 
 
 def _expect_tiny(model: Any) -> None:
@@ -379,23 +381,23 @@ def _greedy(model: Any, text: Sequence[int]) -> list[int]:
 
 def table(findings: Sequence[Finding]) -> str:
     """Return the findings as lines of text, and how many there are of each mode."""
-    width = max(len(found.model_type) for found in findings)
+    width = max(len(match.model_type) for match in findings)
     head = f"{'type':{width}}  {'verifies':9}  {'plain':9}  {'drafted':9}  accepted  why"
     lines = [head, "-" * len(head)]
-    for found in findings:
-        ran = found.mode in ("tree", "chain")
-        plain = ("equal" if found.plain else "DIFFERS") if ran else ""
-        drafted = ("equal" if found.drafted else "DIFFERS") if ran else ""
-        accepted = str(found.accepted) if ran else ""
-        reason = " ".join(found.reason.split())[:120]
+    for result in findings:
+        ran = result.mode in ("tree", "chain")
+        plain = ("equal" if result.plain else "DIFFERS") if ran else ""
+        drafted = ("equal" if result.drafted else "DIFFERS") if ran else ""
+        accepted = str(result.accepted) if ran else ""
+        reason = " ".join(result.reason.split())[:120]
         lines.append(
-            f"{found.model_type:{width}}  {found.mode:9}  {plain:9}  {drafted:9}  {accepted:>8}"
+            f"{result.model_type:{width}}  {result.mode:9}  {plain:9}  {drafted:9}  {accepted:>8}"
             f"  {reason}".rstrip()
         )
-    counts = Counter(found.mode for found in findings)
-    told = ", ".join(f"{count} {mode}" for mode, count in counts.most_common())
-    wrong = sum(not found.right for found in findings)
-    return "\n".join([*lines, f"{len(findings)} types: {told}; {wrong} wrong"])
+    counts = Counter(match.mode for match in findings)
+    message = ", ".join(f"{count} {mode}" for mode, count in counts.most_common())
+    wrong = sum(not match.right for match in findings)
+    return "\n".join([*lines, f"{len(findings)} types: {message}; {wrong} wrong"])
 
 
 def main(names: Sequence[str]) -> int:
@@ -407,7 +409,7 @@ def main(names: Sequence[str]) -> int:
     torch.set_num_threads(1)
     findings = [examine(name) for name in names or model_types()]
     sys.stdout.write(table(findings) + "\n")
-    return int(not all(found.right for found in findings))
+    return int(not all(result.right for result in findings))
 
 
 if __name__ == "__main__":

@@ -60,24 +60,24 @@ def sampled(*widths: int) -> Grow:
     return partial(grow, widths=widths)
 
 
-def law_after(laws: Laws, context: Sequence[int] = ()) -> Law:
-    found: Law = laws.target(tuple(context)).numpy()
-    return found
+def law_after(distributions: Laws, context: Sequence[int] = ()) -> Law:
+    result: Law = distributions.target(tuple(context)).numpy()
+    return result
 
 
 def variation(p: Law, q: Law) -> float:
     return float(np.abs(p - q).sum() / 2)
 
 
-def chi_square(found: Law, expected: Law) -> float:
+def chi_square(result: Law, expected: Law) -> float:
     """Return the p-value of counts [V] against expected ones; cells below 5 are merged."""
     small = expected < 5
     if small.any():
-        found = np.append(found[~small], found[small].sum())
+        result = np.append(result[~small], result[small].sum())
         expected = np.append(expected[~small], expected[small].sum())
-    kept = expected > 0
-    score = float(((found - expected)[kept] ** 2 / expected[kept]).sum())
-    freedom = torch.tensor((int(kept.sum()) - 1) / 2)
+    selected = expected > 0
+    score = float(((result - expected)[selected] ** 2 / expected[selected]).sum())
+    freedom = torch.tensor((int(selected.sum()) - 1) / 2)
     return float(torch.special.gammaincc(freedom, torch.tensor(score / 2)))
 
 
@@ -86,24 +86,24 @@ def broken(module: ModuleType, old: str, new: str) -> ModuleType:
     assert module.__file__ is not None
     source = Path(module.__file__).read_text(encoding="utf-8")
     assert old in source, f"{module.__name__} no longer contains {old!r}: mend this mutant"
-    made = ModuleType(f"broken_{module.__name__.replace('.', '_')}")
-    sys.modules[made.__name__] = made
+    instance = ModuleType(f"broken_{module.__name__.replace('.', '_')}")
+    sys.modules[instance.__name__] = instance
     try:
-        exec(compile(source.replace(old, new), made.__name__, "exec"), made.__dict__)
+        exec(compile(source.replace(old, new), instance.__name__, "exec"), instance.__dict__)
     finally:
-        del sys.modules[made.__name__]
-    return made
+        del sys.modules[instance.__name__]
+    return instance
 
 
-def first_law(rule: Rule, laws: Laws, tree: Grow) -> Law:
+def first_law(rule: Rule, distributions: Laws, tree: Grow) -> Law:
     """Return the exact law of the first code that one step emits."""
-    outcomes = enumerate_outcomes(lambda noise: generate(rule, laws, noise, tree))
-    found = np.zeros(laws.vocab)
+    outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, tree))
+    result = np.zeros(distributions.vocab)
     for text, weight in outcomes.items():
-        found[text[0]] += weight
-    return found
+        result[text[0]] += weight
+    return result
 
 
-def first_excess(rule: Rule, laws: Laws, tree: Grow, seed: int = 0) -> float:
+def first_excess(rule: Rule, distributions: Laws, tree: Grow, seed: int = 0) -> float:
     noise = NoiseStream(seed)
-    return judged(rule, tree(laws, noise, ()), laws, noise).excess[0]
+    return judged(rule, tree(distributions, noise, ()), distributions, noise).excess[0]

@@ -40,8 +40,8 @@ class FixedDrafter:
         if self.matched is not None:
             session.matched = self.matched  # type: ignore[attr-defined]
         if self.laws is not None:
-            laws = self.laws
-            session.laws = lambda: laws  # type: ignore[attr-defined]
+            distributions = self.laws
+            session.laws = lambda: distributions  # type: ignore[attr-defined]
         return session
 
 
@@ -57,7 +57,7 @@ class FixedSession:
             drafter.tokens[:n],
             [-1] * n if drafter.siblings else parents,
             drafter.name,
-            reach=None if drafter.reach is None else drafter.reach[:n],
+            accept_prob=None if drafter.reach is None else drafter.reach[:n],
             origin=np.asarray([drafter.origin] * n, dtype=np.int64),
             kind=drafter.kind,
         )

@@ -26,10 +26,10 @@ TRAINING = HeadTraining(steps=100, batch_size=16, length=40, learning_rate=1e-2,
 def model(dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
     """Return a text model of one layer, 32 wide; the same weights in every dtype."""
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 64}
-    made = copy.deepcopy(tiny.model("llama", vocab_size=VOCAB, seed=seed, **sizes))
+    instance = copy.deepcopy(tiny.model("llama", vocab_size=VOCAB, seed=seed, **sizes))
     with torch.no_grad():
-        made.model.layers[0].self_attn.o_proj.weight *= 0.1
-    return made.to(dtype)
+        instance.model.layers[0].self_attn.o_proj.weight *= 0.1
+    return instance.to(dtype)
 
 
 @cache
@@ -70,12 +70,12 @@ def laws_below(
     first state that is known.
     """
     known = states(target, tokens)[:, first:-1]
-    found = []
+    results = []
     for depth in range(len(path) + 1):
         text = torch.tensor([[*tokens[first + 1 :], *path[:depth]]])
         with torch.no_grad():
             guessed = head(target.embed(text), known)[:, -1:]
             position = torch.tensor([[len(tokens) + depth - 1]])
-            found.append(target.head_logits(guessed, position)[0, 0])
+            results.append(target.head_logits(guessed, position)[0, 0])
         known = torch.cat([known, guessed], 1)
-    return torch.stack(found)
+    return torch.stack(results)

@@ -38,61 +38,63 @@ def model(condition: str = "class", seed: int = 0, layers: int = 2, book: int = 
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = LlamaGenModel(config)
-    return made.double().eval()
+        instance = LlamaGenModel(config)
+    return instance.double().eval()
 
 
-def given(made: Any) -> torch.Tensor:
+def given(instance: Any) -> torch.Tensor:
     """Return three conditions: the class labels, or three captions' features."""
-    if made.config.condition == "class":
+    if instance.config.condition == "class":
         return torch.arange(CLASSES)
     generator = torch.Generator().manual_seed(5)
     return torch.randn(CLASSES, LENGTH, FEATURES, generator=generator, dtype=torch.float64)
 
 
-def table(made: Any, padding: Sequence[int] = ()) -> ConditionTable:
+def table(instance: Any, padding: Sequence[int] = ()) -> ConditionTable:
     """Return the conditions of `given`, and that of none; padding: see `ConditionTable.of_rows`."""
     with torch.no_grad():
-        told = made.condition(given(made)), made.unconditional(1)[0]
-        return ConditionTable.of_rows(*told, padding)
+        message = instance.condition(given(instance)), instance.unconditional(1)[0]
+        return ConditionTable.of_rows(*message, padding)
 
 
 def target(
-    made: Any, scale: float = 3.0, padding: Sequence[int] = (), **settings: Any
+    instance: Any, scale: float = 3.0, padding: Sequence[int] = (), **settings: Any
 ) -> ImageTarget:
     """Return the model as a target with its three conditions."""
-    return ImageTarget(made, table(made, padding), scale, **settings)
+    return ImageTarget(instance, table(instance, padding), scale, **settings)
 
 
 def masked(size: int, padding: int) -> torch.Tensor:
     """Return LlamaGen's mask of a prompt padded on the left: bool [1, 1, size, size]."""
-    seen = torch.ones(size, size, dtype=torch.bool).tril()
-    seen[:, :padding] = False
-    return (seen | torch.eye(size, dtype=torch.bool))[None, None]
+    visible = torch.ones(size, size, dtype=torch.bool).tril()
+    visible[:, :padding] = False
+    return (visible | torch.eye(size, dtype=torch.bool))[None, None]
 
 
 def guided(
-    made: Any, row: int, codes: Sequence[int], scale: float = 3.0, padding: int = 0
+    instance: Any, row: int, codes: Sequence[int], scale: float = 3.0, padding: int = 0
 ) -> torch.Tensor:
     """Return the guided logits after these codes, by two forwards over everything: [n + 1, V].
 
     padding: as many first places of the condition are masked, in both.
     """
     ids = torch.tensor([list(codes)], dtype=torch.int64)
-    size = made.config.condition_length + len(codes)
+    size = instance.config.condition_length + len(codes)
     mask = masked(size, padding) if padding else None
     with torch.no_grad():
-        own = made.condition(given(made)[row : row + 1])
+        current = instance.condition(given(instance)[row : row + 1])
         pair = [
-            made(ids, condition_embeds=each, attention_mask=mask).logits[0, own.shape[1] - 1 :]
-            for each in (own, made.unconditional(1))
+            instance(ids, condition_embeds=each, attention_mask=mask).logits[
+                0, current.shape[1] - 1 :
+            ]
+            for each in (current, instance.unconditional(1))
         ]
     combined: torch.Tensor = pair[1] + scale * (pair[0] - pair[1])
     return combined
 
 
 def plain(
-    made: Any,
+    instance: Any,
     row: int,
     sampling: Sampling,
     seed: int = 0,
@@ -103,9 +105,9 @@ def plain(
     padding: int = 0,
 ) -> list[int]:
     """Return the codes that plain decoding draws, without a cache and one row at a time."""
-    law = TokenLaw(sampling, NoiseStream(seed, sample), 0)
+    distribution = TokenLaw(sampling, NoiseStream(seed, sample), 0)
     codes: list[int] = []
     for index in range(count):
-        logits = guided(made, row, codes, scale, padding)[-1:]
-        codes.append(int(law.select(law.process(logits, codes, [[]]), [index])))
+        logits = guided(instance, row, codes, scale, padding)[-1:]
+        codes.append(int(distribution.select(distribution.process(logits, codes, [[]]), [index])))
     return codes

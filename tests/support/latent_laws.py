@@ -24,18 +24,18 @@ OTHER_SEEDS = 10**6  # those of samples that share no noise with what is tested
 class Linear(torch.nn.Module):
     """A head whose chain is linear and Gaussian. apart: how far from the head of `apart` 0."""
 
-    def __init__(self, width: int, hidden: int, apart: float = 0.0) -> None:
+    def __init__(self, width: int, hidden: int, difference: float = 0.0) -> None:
         super().__init__()
-        drawn = torch.Generator().manual_seed(5)
-        weight, other = torch.randn(2, width, hidden, generator=drawn).double()
+        sample = torch.Generator().manual_seed(5)
+        weight, other = torch.randn(2, width, hidden, generator=sample).double()
         self.state = torch.nn.Linear(hidden, width, bias=False).double()
-        self.state.weight.data = 0.15 * (weight + apart * other)
+        self.state.weight.data = 0.15 * (weight + difference * other)
         self.write = torch.nn.Linear(1, width).double()
-        self.share = 0.4 - 0.5 * apart
+        self.share = 0.4 - 0.5 * difference
 
-    def denoise(self, noisy: Any, times: Any, told: Any) -> torch.Tensor:
+    def denoise(self, noisy: Any, times: Any, message: Any) -> torch.Tensor:
         """Return clean latents of noisy ones."""
-        out: torch.Tensor = self.share * noisy * times[:, None] + told
+        out: torch.Tensor = self.share * noisy * times[:, None] + message
         return out
 
 
@@ -55,49 +55,49 @@ def pair(kind: str, drafter: str, *, scale: float = 1.0, spread: float = 1.0) ->
     "jacobi" drafts with the target's own head in another state, "model" with a head of its own,
     whose deviations are `spread` times the target's.
     """
-    apart = 0.15 if kind == "linear" else 0.05
+    difference = 0.15 if kind == "linear" else 0.05
     target = models.target(models.model(strength=STRENGTH), scale=scale, steps=3)
     if kind == "linear":
         target.sampler.head = Linear(models.WIDTH, HIDDEN)
-    drawn = torch.Generator().manual_seed(11)
-    p, other = torch.randn(2, HIDDEN * target.copies, generator=drawn, dtype=torch.float64)
+    sample = torch.Generator().manual_seed(11)
+    p, other = torch.randn(2, HIDDEN * target.copies, generator=sample, dtype=torch.float64)
     if drafter == "jacobi":
-        return Pair(target, target, p, p + apart * other)
-    made = models.model(strength=STRENGTH)
+        return Pair(target, target, p, p + difference * other)
+    instance = models.model(strength=STRENGTH)
     with torch.no_grad():
-        for weight in made.head.parameters():
-            weight += 0.004 * torch.randn(weight.shape, generator=drawn)
-    draft = models.target(made, scale=scale, steps=3, table=target.table)
+        for weight in instance.head.parameters():
+            weight += 0.004 * torch.randn(weight.shape, generator=sample)
+    draft = models.target(instance, scale=scale, steps=3, table=target.table)
     if kind == "linear":
-        draft.sampler.head = Linear(models.WIDTH, HIDDEN, apart=0.1)
+        draft.sampler.head = Linear(models.WIDTH, HIDDEN, difference=0.1)
     draft.sampler.deviations *= spread
     return Pair(target, draft, p, p)
 
 
 def view_of(target: LatentTarget, state: torch.Tensor, tree: DraftTree, seed: int) -> LatentView:
     """Return the view of a root in that state [C * H], with the tree below an empty text."""
-    law = TokenLaw(Sampling(temperature=1.0), NoiseStream(seed), 1)
+    distribution = TokenLaw(Sampling(temperature=1.0), NoiseStream(seed), 1)
     states = state.expand(len(tree) + 1, -1)
     stop = StopRule(frozenset(), models.SIDE**2).open(None)
-    return target.open_view(states, tree, law, stop, [7])
+    return target.open_view(states, tree, distribution, stop, [7])
 
 
 @torch.no_grad()
-def emitted(rule: Any, given: Pair, count: int) -> tuple[torch.Tensor, float]:
+def emitted(rule: Any, inputs: Pair, count: int) -> tuple[torch.Tensor, float]:
     """Return what a rule puts first, f64 [count, D], and the share of drafts that it keeps."""
-    target = given.target
+    target = inputs.target
     noise = torch.cat([target.noise(NoiseStream(seed), [0]) for seed in range(count)])
-    drafted = given.draft.add(given.q.expand(count, -1), noise, [0] * count)
+    drafted = inputs.draft.add(inputs.q.expand(count, -1), noise, [0] * count)
     before = target.table.latents[drafted.start : drafted.stop].clone()
     trees = [DraftTree.chain([each], "draft", kind=DraftKind.COUPLED) for each in drafted]
-    views = [view_of(target, given.p, tree, seed) for seed, tree in enumerate(trees)]
+    views = [view_of(target, inputs.p, tree, seed) for seed, tree in enumerate(trees)]
     target.draw(views)
     first = []
     for number, tree, view in zip(drafted, trees, views, strict=True):
         verdict = rule.judge(tree, view)
         first.append(number if verdict.path else int(verdict.token))
-    found = target.table.latents[torch.tensor(first)]
-    return found, float((found == before).all(-1).double().mean())
+    result = target.table.latents[torch.tensor(first)]
+    return result, float((result == before).all(-1).double().mean())
 
 
 @torch.no_grad()
@@ -105,8 +105,8 @@ def plain(target: LatentTarget, state: torch.Tensor, count: int) -> torch.Tensor
     """Return latents that a target draws in a state, by other seeds: f64 [count, D]."""
     seeds = range(OTHER_SEEDS, OTHER_SEEDS + count)
     noise = torch.cat([target.noise(NoiseStream(seed), [0]) for seed in seeds])
-    drawn = target.add(state.expand(count, -1), noise, [0] * count)
-    return target.table.latents[drawn.start : drawn.stop]
+    sample = target.add(state.expand(count, -1), noise, [0] * count)
+    return target.table.latents[sample.start : sample.stop]
 
 
 def differs(first: torch.Tensor, second: torch.Tensor) -> float:
@@ -114,11 +114,14 @@ def differs(first: torch.Tensor, second: torch.Tensor) -> float:
 
     By Kolmogorov and Smirnov, and of means and variances; the tails bound p from above.
     """
-    drawn = torch.Generator().manual_seed(3)
-    ways = torch.cat([torch.eye(first.shape[1]), torch.randn(6, first.shape[1], generator=drawn)])
+    sample = torch.Generator().manual_seed(3)
+    ways = torch.cat([torch.eye(first.shape[1]), torch.randn(6, first.shape[1], generator=sample)])
     values = []
-    for way in ways.double():
-        a, b = (first.double() @ way).sort().values, (second.double() @ way).sort().values
+    for direction in ways.double():
+        a, b = (
+            (first.double() @ direction).sort().values,
+            (second.double() @ direction).sort().values,
+        )
         both = torch.cat([a, b])
         gap = torch.searchsorted(a, both, right=True) / len(a) - torch.searchsorted(
             b, both, right=True

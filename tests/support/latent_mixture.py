@@ -30,9 +30,9 @@ class MixtureHead(nn.Module):
         self.latent_dim, self.floor = latent_dim, floor
         self.state = nn.Linear(hidden, components * (1 + 2 * latent_dim))
 
-    def law(self, told: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def law(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return log weights [n, K], means and deviations [n, K, D] of what `state` gave [n, .]."""
-        parts = told.reshape(len(told), -1, 1 + 2 * self.latent_dim)
+        parts = message.reshape(len(message), -1, 1 + 2 * self.latent_dim)
         means, logs = parts[..., 1:].chunk(2, -1)
         return parts[..., 0].log_softmax(-1), means, logs.exp() + self.floor
 
@@ -51,22 +51,22 @@ class MixtureSampler(Sampler):
         """Normal numbers of one latent: 2 D."""
         return 2 * self.head.latent_dim
 
-    def draw(self, told: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
+    def draw(self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
         """Return latents of what places are told [n, 1, .] and noise [n, 2, D], in one step."""
-        logs, means, deviations = self.head.law(told[:, 0])
+        logs, means, deviations = self.head.law(message[:, 0])
         picked = torch.special.ndtr(noise[:, 1, :1])
         component = (logs.exp().cumsum(-1) < picked).sum(-1).clamp(max=logs.shape[1] - 1)
-        rows = torch.arange(len(told))
+        rows = torch.arange(len(message))
         mean = means[rows, component]
         latents = mean + deviations[rows, component] * noise[:, 0]
         path = torch.stack([latents, noise[:, 1]], 1)
-        return Drawn(path, mean[:, None], told, deviations[rows, component][:, None])
+        return Drawn(path, mean[:, None], message, deviations[rows, component][:, None])
 
-    def log_density(self, told: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
+    def log_density(self, message: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Return log densities f64 [n] of latents [n, D], at one place told of [1, .]."""
-        logs, means, deviations = (part.double() for part in self.head.law(told))
-        apart = (latents.double()[:, None] - means) / deviations
-        inner = 0.5 * (apart.square() + math.log(2.0 * math.pi)) + deviations.log()
+        logs, means, deviations = (part.double() for part in self.head.law(message))
+        difference = (latents.double()[:, None] - means) / deviations
+        inner = 0.5 * (difference.square() + math.log(2.0 * math.pi)) + deviations.log()
         return (logs - inner.sum(-1)).logsumexp(-1)
 
 

@@ -96,10 +96,10 @@ class LawTarget:
 
 def texts(tree: DraftTree) -> dict[int, Tokens]:
     """Return the tokens from the root down to each node, the root's own being none."""
-    found: dict[int, Tokens] = {ROOT: ()}
+    record: dict[int, Tokens] = {ROOT: ()}
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
-        found[node] = (*found[int(parent)], int(token))
-    return found
+        record[node] = (*record[int(parent)], int(token))
+    return record
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def draw_distinct(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> 
 
 
 def grow(
-    laws: Laws,
+    distributions: Laws,
     noise: NoiseStream,
     context: Tokens,
     widths: Sequence[int],
@@ -146,16 +146,16 @@ def grow(
     tokens: list[int] = []
     parents: list[int] = []
     level: list[tuple[int, Tokens]] = [(ROOT, context)]
-    rows = [laws.draft(context)]
+    rows = [distributions.draft(context)]
     for width in widths:
         following: list[tuple[int, Tokens]] = []
         for parent, text in level:
             place = Place(len(context), len(text), parent)
-            for token in draw(noise, place, laws.draft(text), width):
+            for token in draw(noise, place, distributions.draft(text), width):
                 following.append((len(tokens), (*text, token)))
                 tokens.append(token)
                 parents.append(parent)
-                rows.append(laws.draft((*text, token)))
+                rows.append(distributions.draft((*text, token)))
         level = following
     return DraftTree.build(tokens, parents, "drawn", kind=kind, q=torch.stack(rows))
 
@@ -163,14 +163,16 @@ def grow(
 Grow = Callable[[Laws, NoiseStream, Tokens], DraftTree]
 
 
-def generate(rule: Rule, laws: Laws, noise: NoiseStream, grow: Grow, steps: int = 1) -> Tokens:
+def generate(
+    rule: Rule, distributions: Laws, noise: NoiseStream, grow: Grow, steps: int = 1
+) -> Tokens:
     """Return what some steps of draft and verdict emit."""
     context: Tokens = ()
     for _ in range(steps):
-        if laws.end in context:
+        if distributions.end in context:
             break
-        tree = grow(laws, noise, context)
-        verdict = rule.judge(tree, LawTarget(laws, tree, context, noise))
+        tree = grow(distributions, noise, context)
+        verdict = rule.judge(tree, LawTarget(distributions, tree, context, noise))
         context = (*context, *emitted(tree, verdict))
     return context
 
@@ -183,55 +185,57 @@ def emitted(tree: DraftTree, verdict: Verdict) -> Tokens:
     return (*(int(tree.tokens[node]) for node in verdict.path), *last)
 
 
-def judged(rule: Rule, tree: DraftTree, laws: Laws, noise: NoiseStream) -> Verdict:
+def judged(rule: Rule, tree: DraftTree, distributions: Laws, noise: NoiseStream) -> Verdict:
     """Return the rule's verdict on a tree below an empty context."""
-    return rule.judge(tree, LawTarget(laws, tree, (), noise))
+    return rule.judge(tree, LawTarget(distributions, tree, (), noise))
 
 
-def deviation(outcomes: Outcomes, laws: Laws, length: int) -> float:
+def deviation(outcomes: Outcomes, distributions: Laws, length: int) -> float:
     """Return the total variation between the first `length` tokens and the target's own law.
 
     Shorter outcomes go on by the target's law. Also asserts that no run, be its probability
     zero, emitted a token that the target forbids.
     """
-    found = np.zeros((laws.vocab,) * length)
-    expected = np.zeros_like(found)
-    for text in itertools.product(range(laws.vocab), repeat=length):
-        expected[text] = _likelihood(laws, (), text)
+    result = np.zeros((distributions.vocab,) * length)
+    expected = np.zeros_like(result)
+    for text in itertools.product(range(distributions.vocab), repeat=length):
+        expected[text] = _likelihood(distributions, (), text)
     for outcome, weight in outcomes.items():
-        assert _likelihood(laws, (), outcome) > 0.0, f"{outcome} has no probability"
+        assert _likelihood(distributions, (), outcome) > 0.0, f"{outcome} has no probability"
         start = outcome[:length]
-        for rest in itertools.product(range(laws.vocab), repeat=length - len(start)):
-            found[start + rest] += weight * _likelihood(laws, start, rest)
-    return float(np.abs(found - expected).sum() / 2)
+        for rest in itertools.product(range(distributions.vocab), repeat=length - len(start)):
+            result[start + rest] += weight * _likelihood(distributions, start, rest)
+    return float(np.abs(result - expected).sum() / 2)
 
 
-def _likelihood(laws: Laws, start: Tokens, rest: Tokens) -> float:
+def _likelihood(distributions: Laws, start: Tokens, rest: Tokens) -> float:
     """Return the target's probability of `rest` after `start`."""
     likelihood = 1.0
     for place, token in enumerate(rest):
-        likelihood *= float(laws.target(start + rest[:place])[token])
+        likelihood *= float(distributions.target(start + rest[:place])[token])
     return likelihood
 
 
 def law_deviation(
-    rule: Rule, laws: Laws, grow: Grow, length: int, steps: int = 1, reuse: bool = False
+    rule: Rule, distributions: Laws, grow: Grow, length: int, steps: int = 1, reuse: bool = False
 ) -> float:
     """Return how far the output's exact law lies from the target's, as a total variation."""
-    outcomes = enumerate_outcomes(lambda noise: generate(rule, laws, noise, grow, steps), reuse)
+    outcomes = enumerate_outcomes(
+        lambda noise: generate(rule, distributions, noise, grow, steps), reuse
+    )
     assert abs(sum(outcomes.values()) - 1.0) < 1e-12
-    return deviation(outcomes, laws, length)
+    return deviation(outcomes, distributions, length)
 
 
-def mean_length(rule: Rule, laws: Laws, grow: Grow) -> float:
+def mean_length(rule: Rule, distributions: Laws, grow: Grow) -> float:
     """Return the expected number of tokens that one step emits."""
-    outcomes = enumerate_outcomes(lambda noise: generate(rule, laws, noise, grow))
+    outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, grow))
     return sum(weight * len(outcome) for outcome, weight in outcomes.items())
 
 
 def sampled_deviation(
     rule: Rule,
-    laws: Laws,
+    distributions: Laws,
     grow: Grow,
     length: int,
     samples: int,
@@ -243,7 +247,9 @@ def sampled_deviation(
     """
     outcomes: defaultdict[Tokens, float] = defaultdict(float)
     for seed in range(samples):
-        outcomes[generate(rule, laws, noise(seed), grow, steps=length)[:length]] += 1 / samples
-    cells = laws.vocab**length
+        outcomes[generate(rule, distributions, noise(seed), grow, steps=length)[:length]] += (
+            1 / samples
+        )
+    cells = distributions.vocab**length
     bound = 0.5 * ((cells - 1) / samples) ** 0.5 + (np.log(1e6) / (2 * samples)) ** 0.5
-    return deviation(dict(outcomes), laws, length), float(bound)
+    return deviation(dict(outcomes), distributions, length), float(bound)

@@ -34,30 +34,30 @@ class LinearHead(torch.nn.Module):
         self.where = where
 
     def forward(
-        self, noisy: torch.Tensor, times: torch.Tensor, told: torch.Tensor
+        self, noisy: torch.Tensor, times: torch.Tensor, message: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the noise, by which the clean latent is told and a share of the noisy one."""
-        kept = self.kept[times][:, None]
-        clean = told + 0.3 * (1.0 - kept) * noisy
-        noise = (noisy - kept.sqrt() * clean) / (1.0 - kept).sqrt()
+        selected = self.kept[times][:, None]
+        clean = message + 0.3 * (1.0 - selected) * noisy
+        noise = (noisy - selected.sqrt() * clean) / (1.0 - selected).sqrt()
         return noise, torch.full_like(noisy, self.where)
 
 
-def model(apart: float = 0.0, side: int = SIDE) -> MaskedModel:
+def model(difference: float = 0.0, side: int = SIDE) -> MaskedModel:
     """Return a model in float64 whose latents hang on each other and are linear in its states.
 
-    apart: what is added to all that its head is told; its variances are others, too, then.
+    difference: what is added to all that its head is told; its variances are others, too, then.
     """
     config = MaskedConfig(WIDTH, 12, 1, 1, 3, None, side, 3, 2, 10, 1)
     dice = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
-        made = MaskedModel(config)
-    made.diffloss.net = LinearHead(12, 0.2 if apart else 0.0)  # type: ignore[assignment]
+        instance = MaskedModel(config)
+    instance.diffloss.net = LinearHead(12, 0.2 if difference else 0.0)  # type: ignore[assignment]
     with torch.no_grad():
-        for weight in made.double().eval().parameters():
+        for weight in instance.double().eval().parameters():
             weight.copy_(0.5 * torch.randn(weight.shape, generator=dice, dtype=torch.float64))
-        made.head.cond_embed.bias.add_(apart)
-    return made
+        instance.head.cond_embed.bias.add_(difference)
+    return instance
 
 
 def drawn(
@@ -65,8 +65,8 @@ def drawn(
     drafts: str | None,
     count: int,
     *,
-    made_by: type[MaskedTarget] = MaskedTarget,
-    apart: float = 0.2,
+    built_by: type[MaskedTarget] = MaskedTarget,
+    difference: float = 0.2,
     spread: float = 1.0,
     side: int = SIDE,
     window: int = 3,
@@ -76,42 +76,42 @@ def drawn(
 ) -> tuple[torch.Tensor, list[Generation]]:
     """Return pictures f64 [count, N, D] of seeds from `first` on, and what the engine tells.
 
-    drafts: "jacobi", "model" (whose latents are `apart`, and last deviation `spread` times the
+    drafts: "jacobi", "model" (whose latents are `difference`, and last deviation `spread` times the
     target's) or None.
     """
-    made, schedule = model(side=side), LearnedSchedule(STEPS, FLOOR)
+    instance, schedule = model(side=side), LearnedSchedule(STEPS, FLOOR)
     labels = (torch.arange(count) + first) % 3
     noises = [NoiseStream(seed) for seed in range(first, first + count)]
     ahead = window if drafts == "jacobi" else 0
-    target = made_by(made, schedule, labels, noises, SCALE, ahead=ahead)
+    target = built_by(instance, schedule, labels, noises, SCALE, ahead=ahead)
     drafter: Any = None
     if drafts == "jacobi":
         drafter = MaskedJacobiDrafter(target, window, 0.0, begin)
     if drafts == "model":
         other = LearnedSchedule(STEPS, spread * FLOOR)
-        parts = (model(apart, side=side), other, labels, noises, SCALE)
-        smaller = made_by(*parts, table=target.table)
+        parts = (model(difference, side=side), other, labels, noises, SCALE)
+        smaller = built_by(*parts, table=target.table)
         drafter = LatentDrafter(smaller, target, window, 0.0, begin)
-    given = {"batch_size": count} | engine
-    running = Engine(target, None, drafter, budget=window, rule=rule, **given)
-    found = running.generate(
+    inputs = {"batch_size": count} | engine
+    running = Engine(target, None, drafter, budget=window, rule=rule, **inputs)
+    result = running.generate(
         [target.prompt(picture) for picture in range(count)],
         Sampling(temperature=1.0, seed=[noise.seed for noise in noises]),
-        max_new_tokens=made.places,
+        max_new_tokens=instance.places,
         ignore_eos=True,
     )
-    return latents_of(target, [torch.tensor(each.tokens) for each in found]), found
+    return latents_of(target, [torch.tensor(each.tokens) for each in result]), result
 
 
 def plain(count: int, first: int = OTHER_SEEDS, side: int = SIDE) -> torch.Tensor:
     """Return pictures f64 [count, N, D] of one place an iteration, without the engine."""
-    made, schedule = model(side=side), LearnedSchedule(STEPS, FLOOR)
+    instance, schedule = model(side=side), LearnedSchedule(STEPS, FLOOR)
     noises = [NoiseStream(seed) for seed in range(first, first + count)]
     labels = (torch.arange(count) + first) % 3
-    return MaskedSampler(made, schedule, made.places, SCALE).draw(labels, noises)
+    return MaskedSampler(instance, schedule, instance.places, SCALE).draw(labels, noises)
 
 
-def kept(found: list[Generation]) -> float:
+def kept(result: list[Generation]) -> float:
     """Return the share of drafted latents that stand in the pictures."""
-    drafted = sum(each.report.drafted for each in found)
-    return sum(each.report.accepted for each in found) / max(1, drafted)
+    drafted = sum(each.report.drafted for each in result)
+    return sum(each.report.accepted for each in result) / max(1, drafted)

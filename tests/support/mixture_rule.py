@@ -23,25 +23,25 @@ class MixtureRule(Coupled):
         """Return 1: a latent is drawn at once."""
         return 1
 
-    def log_ratio(self, view: LatentView, drafted: int, own: int) -> float:
+    def log_ratio(self, view: LatentView, drafted: int, current: int) -> float:
         """Return log p / q of a drafted latent."""
         table = view.target.table
         latent = table.latents[drafted][None]
-        return float(_log_density(table, own, latent) - _log_density(table, drafted, latent))
+        return float(_log_density(table, current, latent) - _log_density(table, drafted, latent))
 
-    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
         """Return a latent [D] of max(0, p - q), by tries of the target's law."""
         table = view.target.table
 
         def propose(tries: range) -> tuple[torch.Tensor, torch.Tensor]:
-            told = table.told[own].expand(len(tries), -1, -1)
+            message = table.told[current].expand(len(tries), -1, -1)
             noise = fresh_noise(view, index, tries, 2).to(table.paths)
-            latents = table.sampler(own).draw(told, noise).latents
-            by_target = _log_density(table, own, latents)
+            latents = table.sampler(current).draw(message, noise).latents
+            by_target = _log_density(table, current, latents)
             return latents, by_target - _log_density(table, drafted, latents)
 
-        found = first_kept(view, index, propose)
-        return table.latents[own] if found is None else found
+        result = first_kept(view, index, propose)
+        return table.latents[current] if result is None else result
 
 
 def _log_density(table: LatentTable, number: int, latents: torch.Tensor) -> torch.Tensor:

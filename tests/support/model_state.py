@@ -21,10 +21,10 @@ def state_of(model: torch.nn.Module) -> dict[str, Any]:
 
     Two such states are equal where nothing changed; weights are told by place, version and sum.
     """
-    found: dict[str, Any] = {}
+    record: dict[str, Any] = {}
     for name, module in model.named_modules():
         config: Any = getattr(module, "config", None)
-        found[name] = (
+        record[name] = (
             {key: id(value) for key, value in vars(module).items() if key != "training"},
             module.training,
             [len(getattr(module, hooks)) for hooks in _HOOKS],
@@ -32,5 +32,5 @@ def state_of(model: torch.nn.Module) -> dict[str, Any]:
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         known = tensor.data_ptr(), tensor._version, tensor.requires_grad, tensor.grad is None
-        found[f"{name} (tensor)"] = (*known, float(tensor.detach().double().sum()))
-    return found
+        record[f"{name} (tensor)"] = (*known, float(tensor.detach().double().sum()))
+    return record

@@ -23,19 +23,19 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 def published(seed: int = 0, strength: float = 1.0) -> Weights:
     """Return random float64 weights by the published names; strength: of what the head predicts."""
     dice = torch.Generator().manual_seed(seed)
-    made: Weights = {}
+    instance: Weights = {}
 
     def table(name: str, *shape: int) -> None:
-        made[name] = 0.5 * torch.randn(shape, generator=dice, dtype=torch.float64)
+        instance[name] = 0.5 * torch.randn(shape, generator=dice, dtype=torch.float64)
 
     def linear(name: str, inner: int, outer: int, scale: float = 1.0) -> None:
         values = torch.randn(outer, inner, generator=dice, dtype=torch.float64)
-        made[f"{name}.weight"] = scale * values / math.sqrt(inner)
-        made[f"{name}.bias"] = 0.1 * torch.randn(outer, generator=dice, dtype=torch.float64)
+        instance[f"{name}.weight"] = scale * values / math.sqrt(inner)
+        instance[f"{name}.bias"] = 0.1 * torch.randn(outer, generator=dice, dtype=torch.float64)
 
     def norm(name: str, width: int) -> None:
         table(f"{name}.weight", width)
-        made[f"{name}.weight"] = 1.0 + 0.4 * made[f"{name}.weight"]
+        instance[f"{name}.weight"] = 1.0 + 0.4 * instance[f"{name}.weight"]
         table(f"{name}.bias", width)
 
     table("class_emb.weight", CLASSES, HIDDEN)
@@ -70,7 +70,7 @@ def published(seed: int = 0, strength: float = 1.0) -> Weights:
         linear(f"{name}.adaLN_modulation.1", HEAD_WIDTH, 3 * HEAD_WIDTH)
     linear(f"{net}.final_layer.linear", HEAD_WIDTH, 2 * WIDTH, strength)
     linear(f"{net}.final_layer.adaLN_modulation.1", HEAD_WIDTH, 2 * HEAD_WIDTH)
-    return made
+    return instance
 
 
 def silu(x: Array) -> Array:
@@ -135,17 +135,19 @@ class Plain:
         waves = [time * 10000.0 ** (-i / 128) for i in range(128)]
         clock = np.array([math.cos(a) for a in waves] + [math.sin(a) for a in waves])
         clock = self.linear(f"{net}.time_embed.mlp.0", clock)
-        told = self.linear(f"{net}.time_embed.mlp.2", silu(clock))
-        told = told + self.linear(f"{net}.cond_embed", state)
+        message = self.linear(f"{net}.time_embed.mlp.2", silu(clock))
+        message = message + self.linear(f"{net}.cond_embed", state)
         x = self.linear(f"{net}.input_proj", noisy)
         for layer in range(HEAD_LAYERS):
             name = f"{net}.res_blocks.{layer}"
-            shift, scale, gate = np.split(self.linear(f"{name}.adaLN_modulation.1", silu(told)), 3)
+            shift, scale, gate = np.split(
+                self.linear(f"{name}.adaLN_modulation.1", silu(message)), 3
+            )
             inner = self.norm(f"{name}.in_ln", x) * (1 + scale) + shift
             inner = self.linear(f"{name}.mlp.2", silu(self.linear(f"{name}.mlp.0", inner)))
             x = x + gate * inner
         name = f"{net}.final_layer"
-        shift, scale = np.split(self.linear(f"{name}.adaLN_modulation.1", silu(told)), 2)
+        shift, scale = np.split(self.linear(f"{name}.adaLN_modulation.1", silu(message)), 2)
         out = self.linear(f"{name}.linear", whitened(x) * (1 + scale) + shift)
         return out[:WIDTH], out[WIDTH:]
 
@@ -178,13 +180,13 @@ class Plain:
         self, states: tuple[Array, Array], noise: Array, steps: int, scale: float, heat: float
     ) -> Array:
         """Return one latent [D] by improved DDPM on `steps` of 1,000 steps."""
-        times, kept = respaced(steps)
+        times, selected = respaced(steps)
         x = noise[steps]
         for step in reversed(range(steps)):
             noise_with, where = self.head(x, times[step], states[0])
             noise_without, _ = self.head(x, times[step], states[1])
             guided = noise_without + scale * (noise_with - noise_without)
-            mean, log_variance = posterior(kept, step, x, guided, where, self.clip)
+            mean, log_variance = posterior(selected, step, x, guided, where, self.clip)
             x = mean
             if step:
                 x = mean + heat * np.exp(0.5 * log_variance) * noise[step]
@@ -197,30 +199,30 @@ def respaced(steps: int) -> tuple[list[int], list[float]]:
     def left(t: float) -> float:
         return math.cos((t + 0.008) / 1.008 * math.pi / 2) ** 2
 
-    kept, total = [], 1.0
+    selected, total = [], 1.0
     for t in range(1000):
         total *= 1.0 - min(1.0 - left((t + 1) / 1000) / left(t / 1000), 0.999)
-        kept.append(total)
+        selected.append(total)
     times = [round(i * 999 / (steps - 1)) for i in range(steps)]
-    return times, [kept[t] for t in times]
+    return times, [selected[t] for t in times]
 
 
 def posterior(
-    kept: list[float], step: int, x: Array, noise: Array, where: Array, clip: float = math.inf
+    selected: list[float], step: int, x: Array, noise: Array, where: Array, clip: float = math.inf
 ) -> tuple[Array, Array]:
     """Return mean and log variance of the state before, by way of the predicted latent."""
 
     def spread(at: int) -> tuple[float, float, float]:
-        before = kept[at - 1] if at else 1.0
-        beta = 1.0 - kept[at] / before
-        return before, beta, beta * (1.0 - before) / (1.0 - kept[at])
+        before = selected[at - 1] if at else 1.0
+        beta = 1.0 - selected[at] / before
+        return before, beta, beta * (1.0 - before) / (1.0 - selected[at])
 
     before, beta, least = spread(step)
     if step == 0:
         least = spread(1)[2]
-    clean = x / math.sqrt(kept[step]) - math.sqrt(1.0 / kept[step] - 1.0) * noise
+    clean = x / math.sqrt(selected[step]) - math.sqrt(1.0 / selected[step] - 1.0) * noise
     clean = np.clip(clean, -clip, clip)
-    mean = beta * math.sqrt(before) / (1.0 - kept[step]) * clean
-    mean = mean + (1.0 - before) * math.sqrt(1.0 - beta) / (1.0 - kept[step]) * x
+    mean = beta * math.sqrt(before) / (1.0 - selected[step]) * clean
+    mean = mean + (1.0 - before) * math.sqrt(1.0 - beta) / (1.0 - selected[step]) * x
     share = (where + 1.0) / 2.0
     return mean, share * math.log(beta) + (1.0 - share) * math.log(least)

@@ -115,8 +115,8 @@ class Plain:
         normed = self.norm(f"{name}.norm", x)
         q, k, v = (self.conv(f"{name}.{part}", normed).flatten(2) for part in "qkv")
         share = torch.einsum("bci,bcj->bij", q, k).div(math.sqrt(q.shape[1])).softmax(-1)
-        found = torch.einsum("bij,bcj->bci", share, v).view_as(x)
-        return x + self.conv(f"{name}.proj_out", found)
+        result = torch.einsum("bij,bcj->bci", share, v).view_as(x)
+        return x + self.conv(f"{name}.proj_out", result)
 
     def middle(self, name: str, x: torch.Tensor) -> torch.Tensor:
         x = self.attention(f"{name}.mid.1", self.residual(f"{name}.mid.0", x))
@@ -161,5 +161,5 @@ class Plain:
         """Return codes [B, h * w] of pictures [B, 3, H, W]."""
         x = self.conv("encoder.conv_in", images, padding=1)
         x = self.middle("encoder", self.levels("encoder", x, self.down))
-        found = self.conv("quant_conv", self.end("encoder", x)).flatten(2)
-        return torch.einsum("bcn,vc->bnv", found, self.book()).argmax(-1)
+        result = self.conv("quant_conv", self.end("encoder", x)).flatten(2)
+        return torch.einsum("bcn,vc->bnv", result, self.book()).argmax(-1)

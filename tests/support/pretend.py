@@ -50,7 +50,7 @@ class PretendTensor(torch.Tensor):
     def __new__(cls, data_here: torch.Tensor) -> PretendTensor:
         """Wrap data of the CPU, of which views stay views."""
         assert data_here.device.type == "cpu" and not isinstance(data_here, PretendTensor)
-        made: PretendTensor = torch.Tensor._make_wrapper_subclass(
+        instance: PretendTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             data_here.size(),
             strides=data_here.stride(),
@@ -58,16 +58,16 @@ class PretendTensor(torch.Tensor):
             dtype=data_here.dtype,
             device=torch.device(NAME, 0),
         )
-        made.data_here = data_here
-        return made
+        instance.data_here = data_here
+        return instance
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"PretendTensor({tuple(self.shape)}, {self.dtype})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PretendTensor:
-        found = memo.setdefault(id(self), PretendTensor(self.data_here.clone()))
-        assert isinstance(found, PretendTensor)
-        return found
+        result = memo.setdefault(id(self), PretendTensor(self.data_here.clone()))
+        assert isinstance(result, PretendTensor)
+        return result
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -144,37 +144,39 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("is_pinned", "_pin_memory"):
             return self._pin(args[0]) if name == "_pin_memory" else self._is_pinned(args[0])
         tensors = list(_tensors((*args, *kwargs.values())))
-        asked = kwargs.get("device")
-        wanted = None if asked is None else torch.device(asked).type
+        request = kwargs.get("device")
+        selection = None if request is None else torch.device(request).type
         there = any(isinstance(each, PretendTensor) for each in tensors)
-        if not there and wanted != NAME:
+        if not there and selection != NAME:
             return self._here(func, args, kwargs)
         if name in ("_to_copy", "copy_"):
-            return self._copy(func, name, args, kwargs, wanted)
+            return self._copy(func, name, args, kwargs, selection)
         if there:
             _check_devices(operator, args, tensors)
             self._note_waits(name, args, tensors)
-        if wanted is not None:
+        if selection is not None:
             kwargs["device"] = "cpu"
         kwargs.pop("pin_memory", None)
         if operator.launches:
             self._device.note(Cause.KERNEL, name)
-        found = _carry_out(func, name, _inside(args), _inside(kwargs))
-        if wanted == "cpu" or not isinstance(found, (torch.Tensor, list, tuple)):
-            return found
+        result = _carry_out(func, name, _inside(args), _inside(kwargs))
+        if selection == "cpu" or not isinstance(result, (torch.Tensor, list, tuple)):
+            return result
         known = {id(each.data_here): each for each in tensors if isinstance(each, PretendTensor)}
-        return _outside(found, known)
+        return _outside(result, known)
 
     def _here(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Carry out what concerns the CPU alone; memory is pinned in name only."""
         if not kwargs.pop("pin_memory", None):
             return func(*args, **kwargs)
-        made = func(*args, **kwargs)
-        return self._note_pinned(made)
+        instance = func(*args, **kwargs)
+        return self._note_pinned(instance)
 
-    def _note_pinned(self, made: torch.Tensor) -> torch.Tensor:
-        self._pinned[made.untyped_storage().data_ptr()] = made  # kept, lest others lie there
-        return made
+    def _note_pinned(self, instance: torch.Tensor) -> torch.Tensor:
+        self._pinned[instance.untyped_storage().data_ptr()] = (
+            instance  # kept, lest others lie there
+        )
+        return instance
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, PretendTensor):
@@ -182,30 +184,30 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._note_pinned(tensor.clone())
 
     def _is_pinned(self, tensor: torch.Tensor) -> bool:
-        own = not isinstance(tensor, PretendTensor)
-        return own and tensor.untyped_storage().data_ptr() in self._pinned
+        current = not isinstance(tensor, PretendTensor)
+        return current and tensor.untyped_storage().data_ptr() in self._pinned
 
     def _copy(
-        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], wanted: str | None
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], selection: str | None
     ) -> Any:
         """Carry out a copy between the devices, or on one."""
         source = args[0] if name == "_to_copy" else args[1]
         if name == "copy_":
-            wanted = NAME if isinstance(args[0], PretendTensor) else "cpu"
+            selection = NAME if isinstance(args[0], PretendTensor) else "cpu"
         soon = bool(kwargs.pop("non_blocking", False) or (name == "copy_" and any(args[2:])))
         size, out = source.numel() * source.element_size(), isinstance(source, PretendTensor)
         kwargs.pop("device", None)
-        found = func(*_inside(args[:2] if name == "copy_" else args), **_inside(kwargs))
+        result = func(*_inside(args[:2] if name == "copy_" else args), **_inside(kwargs))
         if not out:
             soon = soon and self._is_pinned(source)
             self._device.note(Cause.COPY_IN_ASYNC if soon else Cause.COPY_IN, name, size)
-        elif wanted == "cpu":
+        elif selection == "cpu":
             soon = soon and (name == "_to_copy" or self._is_pinned(args[0]))
             self._device.note(Cause.COPY_OUT_ASYNC if soon else Cause.COPY_OUT, name, size)
-            return args[0] if name == "copy_" else found
+            return args[0] if name == "copy_" else result
         else:
             self._device.note(Cause.KERNEL, name)
-        return args[0] if name == "copy_" else PretendTensor(found)
+        return args[0] if name == "copy_" else PretendTensor(result)
 
     def _note_waits(self, name: str, args: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Note what the host waits for in an operator over tensors of the device."""
@@ -238,11 +240,11 @@ class _Calls(TorchFunctionMode):
 
     def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.tensor` and its like: made here, then copied."""
-        own = func.__name__ == "new_tensor" and isinstance(args[0], PretendTensor)
-        device = kwargs.pop("device", NAME if own else None)
+        current = func.__name__ == "new_tensor" and isinstance(args[0], PretendTensor)
+        device = kwargs.pop("device", NAME if current else None)
         if device is None or torch.device(device).type != NAME:
             return func(*args, **kwargs, **({} if device is None else {"device": device}))
-        if own:
+        if current:
             kwargs.setdefault("dtype", args[0].dtype)
             func, args = torch.tensor, args[1:]
         return func(*args, **kwargs).to(NAME)
@@ -292,8 +294,8 @@ def _listed(part: Any) -> bool:
 
 
 def _index(part: Any) -> torch.Tensor:
-    made = torch.as_tensor(part)
-    return made if made.numel() else made.long()
+    instance = torch.as_tensor(part)
+    return instance if instance.numel() else instance.long()
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,8 +378,8 @@ def _inside(value: Any) -> Any:
 def _outside(value: Any, known: dict[int, PretendTensor]) -> Any:
     """Return results as pretended tensors; what was written to stays the tensor that it was."""
     if isinstance(value, torch.Tensor):
-        found = known.get(id(value))
-        return PretendTensor(value) if found is None else found
+        result = known.get(id(value))
+        return PretendTensor(value) if result is None else result
     if isinstance(value, (list, tuple)):
         return type(value)(_outside(each, known) for each in value)
     return value

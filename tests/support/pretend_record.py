@@ -93,7 +93,9 @@ class Record:
 
     def table(self, steps: int = 1) -> str:
         """Return what there was a step, by cause and line, as text; kernels by line only."""
-        found = Counter((e.where, e.cause, e.what if e.cause in WAITS else "") for e in self.events)
+        result = Counter(
+            (e.where, e.cause, e.what if e.cause in WAITS else "") for e in self.events
+        )
         crossed = Counter[tuple[str, Cause, str]]()
         for event in self.events:
             key = (event.where, event.cause, event.what if event.cause in WAITS else "")
@@ -103,7 +105,7 @@ class Record:
             f"{self.bytes_in / steps:.0f} bytes in, {self.bytes_out / steps:.0f} out, "
             f"{self.kernels / steps:.1f} kernels ({self.kernels_beside / steps:.1f} beside modules)"
         ]
-        for key, count in sorted(found.items(), key=lambda item: (item[0][1], -item[1])):
+        for key, count in sorted(result.items(), key=lambda item: (item[0][1], -item[1])):
             where, cause, what = key
             lines.append(
                 f"{count / steps:8.2f} {cause:<22} {crossed[key] / steps:8.0f} B {where} {what}"
@@ -143,7 +145,7 @@ def _place(name: str) -> str:
     The environment of the tests, which may lie in a hidden folder of it, is elsewhere.
     """
     try:
-        found = Path(name).resolve().relative_to(ROOT)
+        result = Path(name).resolve().relative_to(ROOT)
     except ValueError:
         return ""
-    return "" if found.parts[0].startswith(".") else found.as_posix()
+    return "" if result.parts[0].startswith(".") else result.as_posix()

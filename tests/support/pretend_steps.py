@@ -93,16 +93,16 @@ def count_steps(
     new: int = _NEW,
 ) -> Steps:
     """Return what steps cost in which all prompts are written on, once the first are taken."""
-    found = Steps()
-    with _recording(device, found, len(prompts)):
+    result = Steps()
+    with _recording(device, result, len(prompts)):
         engine.generate(prompts, sampling, max_new_tokens=new, ignore_eos=True)
-    assert len(found.records) > _BEGUN, "too few steps"
-    found.records = found.records[_BEGUN:]
-    return found
+    assert len(result.records) > _BEGUN, "too few steps"
+    result.records = result.records[_BEGUN:]
+    return result
 
 
 @contextmanager
-def _recording(device: Pretend, found: Steps, rows: int) -> Iterator[None]:
+def _recording(device: Pretend, result: Steps, rows: int) -> Iterator[None]:
     """Record each step of a loop in which so many rows are written on."""
     step = Loop.step
 
@@ -110,7 +110,7 @@ def _recording(device: Pretend, found: Steps, rows: int) -> Iterator[None]:
         with device.recording() as record:
             emitted = step(self)
         if len(self._live) == rows and len(emitted) == rows:
-            found.records.append(record)
+            result.records.append(record)
         return emitted
 
     with patch.object(Loop, "step", recorded):

@@ -42,11 +42,11 @@ class ReferenceLookup:
         low, high = self._bucket(context)
         if low == high:
             return Match(0, 0, 0)
-        wanted, text = list(context[: -max_match - 1 : -1]), self._text(max_match)
-        at = bisect_left(self._suffixes, wanted, low, high, key=text)
+        selection, text = list(context[: -max_match - 1 : -1]), self._text(max_match)
+        at = bisect_left(self._suffixes, selection, low, high, key=text)
         beside = [self._suffixes[index] for index in (at - 1, at) if low <= index < high]
-        length = max(_shared(text(position), wanted) for position in beside)
-        return Match(length, *self._interval(wanted, length, (low, high), (at, at)))
+        length = max(_shared(text(position), selection) for position in beside)
+        return Match(length, *self._interval(selection, length, (low, high), (at, at)))
 
     def _bucket(self, context: Sequence[int]) -> tuple[int, int]:
         """Return the interval of the last token, the empty one at 0 where there is none."""
@@ -64,12 +64,12 @@ class ReferenceLookup:
         return text
 
     def _interval(
-        self, wanted: Sequence[int], length: int, outer: tuple[int, int], inner: tuple[int, int]
+        self, selection: Sequence[int], length: int, outer: tuple[int, int], inner: tuple[int, int]
     ) -> tuple[int, int]:
         """Return the interval of a length: within that of the last token, around a longer one's."""
         if length == 1:
             return outer
-        phrase, text = list(wanted[:length]), self._text(length)
+        phrase, text = list(selection[:length]), self._text(length)
         low = bisect_left(self._suffixes, phrase, outer[0], inner[0], key=text)
         return low, bisect_right(self._suffixes, phrase, inner[1], outer[1], key=text)
 
@@ -115,10 +115,10 @@ class ReferenceLookup:
     ) -> Iterator[Match]:
         """Yield the longest match, then the wider intervals of shorter suffixes."""
         yield match
-        outer, inner, wanted = self._bucket(context), (match.low, match.high), context[::-1]
+        outer, inner, selection = self._bucket(context), (match.low, match.high), context[::-1]
         for length in options.shorter:
             if length < match.length:
-                interval = self._interval(wanted, length, outer, inner)
+                interval = self._interval(selection, length, outer, inner)
                 if interval != inner:
                     yield Match(length, *interval)
                 inner = interval
@@ -137,15 +137,15 @@ class ReferenceLookup:
         at = np.flatnonzero(flags)  # by depth, then by row: a node's first row
         level, low = np.divmod(at, n)
         high = np.minimum(np.append(at[1:], depth * n), (level + 1) * n) - level * n
-        reach, count = np.zeros(len(at)), np.zeros(len(at), dtype=np.int64)
+        accept_prob, count = np.zeros(len(at)), np.zeros(len(at), dtype=np.int64)
         for c, stride in enumerate(rows.strides):
             through = np.concatenate(([0], np.cumsum(context == c)))
             part = through[high] - through[low]
-            reach += rows.weights[c, level] * part
+            accept_prob += rows.weights[c, level] * part
             count += part * stride
         token = table.T.ravel()[at]
-        reach[token == separator] = -1.0
-        best = _largest(reach, budget)
+        accept_prob[token == separator] = -1.0
+        best = _largest(accept_prob, budget)
         level, low, high = level[best], low[best], high[best]
         number = np.full(len(at), -1)
         number[best] = np.arange(len(best))
@@ -153,7 +153,13 @@ class ReferenceLookup:
         parents = np.where(level > 0, number[above], -1)
         origin = self._origins(rows.starts, order, level, low, high, parents)
         return Draft(
-            token[best].astype(np.int64), parents, reach[best], count[best], level, origin, length
+            token[best].astype(np.int64),
+            parents,
+            accept_prob[best],
+            count[best],
+            level,
+            origin,
+            length,
         )
 
     def _origins(
@@ -179,11 +185,11 @@ def _shared(a: Sequence[int], b: Sequence[int]) -> int:
     return shared
 
 
-def _largest(reach: Floats, budget: int) -> Ints:
+def _largest(accept_prob: Floats, budget: int) -> Ints:
     """Return the indices of the `budget` largest values above 0, largest first, stable."""
-    if len(reach) > budget:
-        least = np.partition(reach, len(reach) - budget)[len(reach) - budget]
-        near = np.flatnonzero(reach >= max(least, 0.0))
+    if len(accept_prob) > budget:
+        least = np.partition(accept_prob, len(accept_prob) - budget)[len(accept_prob) - budget]
+        near = np.flatnonzero(accept_prob >= max(least, 0.0))
     else:
-        near = np.flatnonzero(reach >= 0.0)
-    return near[np.argsort(-reach[near], kind="stable")][:budget]
+        near = np.flatnonzero(accept_prob >= 0.0)
+    return near[np.argsort(-accept_prob[near], kind="stable")][:budget]

@@ -48,11 +48,13 @@ def listening(app: Server) -> Iterator[str]:
 
 @contextmanager
 def served(
-    made: Engine | None = None, settings: ServerSettings | None = None, **options: Any
+    instance: Engine | None = None, settings: ServerSettings | None = None, **options: Any
 ) -> Iterator[tuple[httpx.Client, Serving]]:
     """Serve an engine; yield a client of it and what is served."""
     settings = settings or ServerSettings()
-    serving = Serving(made or engine(), NAME, slots=settings.slots, queue=settings.queue, **options)
+    serving = Serving(
+        instance or engine(), NAME, slots=settings.slots, queue=settings.queue, **options
+    )
     app = build_app(serving, settings)
     with listening(app) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield client, serving
@@ -66,9 +68,9 @@ def events(response: httpx.Response) -> list[Any]:
     return [json.loads(line[6:]) for line in lines[:-1]]
 
 
-def text_of(found: list[Any], index: int = 0) -> str:
+def text_of(result: list[Any], index: int = 0) -> str:
     """Return the text of one choice of a stream."""
-    choices = [choice for each in found for choice in each["choices"] if choice["index"] == index]
+    choices = [choice for each in result for choice in each["choices"] if choice["index"] == index]
     return "".join(
         choice["delta"].get("content", "") if "delta" in choice else choice["text"]
         for choice in choices

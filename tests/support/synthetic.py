@@ -75,8 +75,8 @@ class SyntheticSession(DraftSession):
         first = context.generated
         last = min(first + min(budget, context.remaining - 1), len(self._truth))
         tokens = [self._token(index) for index in range(first, last)]
-        reach = [self._acceptance ** (depth + 1) for depth in range(len(tokens))]
-        return DraftTree.chain(tokens, SyntheticDrafter.name, reach=reach)
+        accept_prob = [self._acceptance ** (depth + 1) for depth in range(len(tokens))]
+        return DraftTree.chain(tokens, SyntheticDrafter.name, accept_prob=accept_prob)
 
     def _token(self, index: int) -> int:
         right = int(self._truth[index])

@@ -38,10 +38,10 @@ MODES = {
 
 @pytest.mark.parametrize("model_type", MODES)
 def test_types_outside_the_list_of_architectures(model_type: str) -> None:
-    found = examine(model_type)
-    assert found.mode == MODES[model_type], found.reason
-    assert found.right, found
-    assert found.accepted > 0 or found.mode == "refused"
+    result = examine(model_type)
+    assert result.mode == MODES[model_type], result.reason
+    assert result.right, result
+    assert result.accepted > 0 or result.mode == "refused"
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_a_wrong_text_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_is_not_tiny_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "MOST_WEIGHTS", 100)
-    found = examine("arcee")
-    assert found.mode == "not built"
-    assert "which is not tiny" in found.reason
+    result = examine("arcee")
+    assert result.mode == "not built"
+    assert "which is not tiny" in result.reason
     assert examine("no such type").mode == "not built"
 
 
@@ -103,13 +103,15 @@ def findings() -> dict[str, Finding]:
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", model_types())
 def test_every_type_is_right_or_refused(model_type: str, findings: dict[str, Finding]) -> None:
-    found = findings[model_type]
-    if found.mode == "not built":
-        pytest.skip(found.reason)
-    assert found.right, found
+    result = findings[model_type]
+    if result.mode == "not built":
+        pytest.skip(result.reason)
+    assert result.right, result
 
 
 @pytest.mark.slow
 def test_nearly_every_type_is_built(findings: dict[str, Finding]) -> None:
-    missing = {name: found.reason for name, found in findings.items() if found.mode == "not built"}
+    missing = {
+        name: result.reason for name, result in findings.items() if result.mode == "not built"
+    }
     assert len(missing) < SHARE * len(findings), missing

@@ -16,8 +16,8 @@ from tests.support.pretend_record import Cause
 
 @pytest.fixture
 def device() -> Iterator[Pretend]:
-    with Pretend() as found:
-        yield found
+    with Pretend() as result:
+        yield result
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_a_model_computes_there_as_on_the_cpu(device: Pretend) -> None:
     model = tiny.model("llama")
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad(), device.recording() as record:
-        found = pretend(model)(ids.to(NAME)).logits
-    assert torch.equal(found.cpu(), model(ids).logits)
+        result = pretend(model)(ids.to(NAME)).logits
+    assert torch.equal(result.cpu(), model(ids).logits)
     assert record.kernels > record.kernels_beside
     assert next(model.parameters()).device.type == "cpu"
 

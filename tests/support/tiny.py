@@ -76,8 +76,8 @@ def _model(
     config = AutoConfig.for_model(architecture, **settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return made.eval()
+        instance = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return instance.eval()
 
 
 @cache
@@ -94,7 +94,7 @@ def tokenizer(*, chat: bool = False) -> Any:
     vocabulary = {character: i for i, character in enumerate(characters)}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(
+    instance = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=EOS,
         pad_token=EOS,
@@ -102,11 +102,11 @@ def tokenizer(*, chat: bool = False) -> Any:
         model_max_length=512,
     )
     if chat:
-        made.chat_template = (
+        instance.chat_template = (
             "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}\n"
             "{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
         )
-    return made
+    return instance
 
 
 TEXT = (

@@ -17,9 +17,9 @@ CLASSES = ("red", "green/leaf", "blue")
 
 def model(condition: str = "class", *, layers: int = 2, codes: int = CODES, seed: int = 0) -> Any:
     """Return a tiny LlamaGen model with laws that are far from flat."""
-    given: dict[str, Any] = {"num_classes": len(CLASSES), "id2label": dict(enumerate(CLASSES))}
+    inputs: dict[str, Any] = {"num_classes": len(CLASSES), "id2label": dict(enumerate(CLASSES))}
     if condition == "features":
-        given = {"condition_length": 4, "caption_dim": 224}
+        inputs = {"condition_length": 4, "caption_dim": 224}
     config = LlamaGenConfig(
         vocab_size=codes,
         hidden_size=32,
@@ -29,7 +29,7 @@ def model(condition: str = "class", *, layers: int = 2, codes: int = CODES, seed
         grid_size=SIDE,
         condition=condition,
         initializer_range=0.3,
-        **given,
+        **inputs,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

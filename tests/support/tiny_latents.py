@@ -38,34 +38,34 @@ def model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = LatentModel(config).eval().to(dtype)
+        instance = LatentModel(config).eval().to(dtype)
     with torch.no_grad():
-        made.head.state.weight.mul_(strength)
-        made.head.write.weight.mul_(strength)
-    return made
+        instance.head.state.weight.mul_(strength)
+        instance.head.write.weight.mul_(strength)
+    return instance
 
 
 def target(
-    made: Any,
+    instance: Any,
     rows: int = 1,
     scale: float = 1.0,
     steps: int = 5,
-    made_by: type[LatentTarget] = LatentTarget,
+    built_by: type[LatentTarget] = LatentTarget,
     table: LatentTable | None = None,
 ) -> LatentTarget:
     """Return the target of some rows, their classes one after the other; table: it draws into."""
     labels = torch.arange(rows) % CLASSES
     conditions = ConditionTable.of_rows(
-        made.trunk.condition(labels).detach(), made.trunk.unconditional(1)[0].detach()
+        instance.trunk.condition(labels).detach(), instance.trunk.unconditional(1)[0].detach()
     )
-    return made_by(made, conditions, scale, Schedule(steps, 0.1), table)
+    return built_by(instance, conditions, scale, Schedule(steps, 0.1), table)
 
 
 def save(root: Path, strength: float = 0.2) -> Path:
     """Write a model and a tokenizer to a folder for `LatentPipeline.from_pretrained`."""
-    made = model(dtype=torch.float32, strength=strength)
-    made.config.id2label = {}
-    made.save_pretrained(root / "target")
+    instance = model(dtype=torch.float32, strength=strength)
+    instance.config.id2label = {}
+    instance.save_pretrained(root / "target")
     draft = model(7, torch.float32, strength=strength, hidden=16, head_width=12)
     draft.save_pretrained(root / "draft")
     tiny_images.tokenizer().save_pretrained(root / "tokenizer", dtype=torch.float32)

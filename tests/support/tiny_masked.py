@@ -48,7 +48,7 @@ def kl_weights() -> dict[str, Any]:
 
 def kl_published(weights: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return them by the published names: LDM's, the decoder's levels from the widest on."""
-    found, levels = {}, len(plain_vq.WIDTHS)
+    result, levels = {}, len(plain_vq.WIDTHS)
     for name, value in (kl_weights() if weights is None else weights).items():
         parts = name.split(".")
         if parts[1] == "conv_blocks":
@@ -58,14 +58,14 @@ def kl_published(weights: dict[str, Any] | None = None) -> dict[str, Any]:
         named = {"res": "block"}
         if parts[1] == "mid":
             parts[2] = {"0": "block_1", "1": "attn_1", "2": "block_2"}[parts[2]]
-        found[".".join(named.get(part, part) for part in parts)] = value
-    return found
+        result[".".join(named.get(part, part) for part in parts)] = value
+    return result
 
 
 def kl_file(path: Path, weights: dict[str, Any] | None = None) -> Path:
     """Write an autoencoder as it was published, with a part that only training needs."""
-    made = kl_published() if weights is None else weights
-    torch.save({"model": made | {"loss.logvar": torch.zeros(())}}, path)
+    instance = kl_published() if weights is None else weights
+    torch.save({"model": instance | {"loss.logvar": torch.zeros(())}}, path)
     return path
 
 
@@ -75,9 +75,9 @@ def save(root: Path) -> Path:
     config = MaskedConfig(DIM, 12, 1, 1, 3, None, 3, 3, 2, 10, 2, clip=2.0, id2label=names)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = MaskedModel(config)
-        for weight in made.parameters():
+        instance = MaskedModel(config)
+        for weight in instance.parameters():
             weight.data.normal_(0.0, 0.3)
-    made.save_pretrained(root / "target")
+    instance.save_pretrained(root / "target")
     tiny_images.tokenizer().save_pretrained(root / "tokenizer", dtype=torch.float32)
     return root

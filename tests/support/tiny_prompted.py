@@ -86,12 +86,12 @@ class Seeded(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         logits = scores[:, self.codes]
         if bool(logits.isinf().all()):
             return scores
-        kept = torch.full_like(scores, float("-inf"))
-        for row, law in enumerate(self.laws):
-            told = law.process(logits[row : row + 1], [0] * self.index, [[]])
-            kept[row, self.codes[int(law.select(told, [self.index]))]] = 0.0
+        selected = torch.full_like(scores, float("-inf"))
+        for row, distribution in enumerate(self.laws):
+            message = distribution.process(logits[row : row + 1], [0] * self.index, [[]])
+            selected[row, self.codes[int(distribution.select(message, [self.index]))]] = 0.0
         self.index += 1
-        return kept
+        return selected
 
 
 def tokenizer(kind: str) -> Any:
@@ -99,20 +99,20 @@ def tokenizer(kind: str) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(
+    instance = Tokenizer(
         models.WordLevel({word: at for at, word in enumerate(_ALL)}, unk_token="<unk>")
     )
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    instance.pre_tokenizer = pre_tokenizers.Whitespace()
     if kind != "emu3":
-        made.post_processor = processors.TemplateProcessing(
+        instance.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 1)]
         )
-    told = PreTrainedTokenizerFast(
-        tokenizer_object=made, padding_side="left", extra_special_tokens=IMAGE_MARKS, **MARKS
+    message = PreTrainedTokenizerFast(
+        tokenizer_object=instance, padding_side="left", extra_special_tokens=IMAGE_MARKS, **MARKS
     )
     if kind == "janus":
-        told.chat_template = CHAT
-    return told
+        message.chat_template = CHAT
+    return message
 
 
 @cache
@@ -150,10 +150,10 @@ def janus_vq(seed: int = 0, embeddings: int = BOOK) -> Any:
 
 def chameleon_vq() -> Any:
     """Return a decoder of the tiny Chameleon's codes."""
-    made = janus_vq()
+    instance = janus_vq()
     book = model("chameleon").model.vqmodel.quantize.embedding.weight
-    made.quantize.embedding.load_state_dict({"weight": book.float()})
-    return made
+    instance.quantize.embedding.load_state_dict({"weight": book.float()})
+    return instance
 
 
 def _janus_book(embeddings: int = BOOK) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def _janus() -> Any:
 
     vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes = {"image_size": 6, "patch_size": 2, "projection_dim": 32, "num_image_tokens": SIDE**2}
-    made = JanusForConditionalGeneration(
+    instance = JanusForConditionalGeneration(
         JanusConfig(
             text_config={"model_type": "llama", **TEXT},
             vision_config=vision | sizes,
@@ -175,15 +175,15 @@ def _janus() -> Any:
             image_token_id=_ALL.index("<image>"),
         )
     )
-    for part in (made.model.generation_embeddings, made.model.generation_head):
+    for part in (instance.model.generation_embeddings, instance.model.generation_head):
         for weight in part.parameters():
             torch.nn.init.normal_(weight, std=0.5)
-    for weight in made.model.generation_aligner.parameters():
+    for weight in instance.model.generation_aligner.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    asked = made.generation_config
-    asked.generation_kwargs = {"boi_token_id": _ALL.index("<boi>")}
-    asked.bos_token_id, asked.pad_token_id = 1, 0
-    return made
+    request = instance.generation_config
+    request.generation_kwargs = {"boi_token_id": _ALL.index("<boi>")}
+    request.bos_token_id, request.pad_token_id = 1, 0
+    return instance
 
 
 def _emu3() -> Any:

@@ -15,8 +15,8 @@ def pdf_of(*pages: str | Sequence[str]) -> bytes:
         b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
     ]
     for number, lines in enumerate(listed):
-        shown = " 0 -20 Td ".join(f"({line}) Tj" for line in lines)
-        stream = f"BT /F1 12 Tf 40 700 Td {shown} ET".encode("latin-1")
+        text = " 0 -20 Td ".join(f"({line}) Tj" for line in lines)
+        stream = f"BT /F1 12 Tf 40 700 Td {text} ET".encode("latin-1")
         objects += [
             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents %d 0 R "
             b"/Resources << /Font << /F1 3 0 R >> >> >>" % (5 + 2 * number),

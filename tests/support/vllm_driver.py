@@ -73,7 +73,7 @@ class Request:
 
 def requests(count: int, seed: int = 0, shared: int = 2) -> list[Request]:
     """Return texts that quote their prompts; `shared` of them at a time have one prompt."""
-    found = []
+    results = []
     for number in range(count):
         rng = np.random.default_rng([seed, number // shared])
         document = rng.integers(0, VOCAB, 60).tolist()
@@ -83,12 +83,12 @@ def requests(count: int, seed: int = 0, shared: int = 2) -> list[Request]:
             start = int(rng.integers(0, 50))
             text += rng.integers(0, VOCAB, 2).tolist()
             text += document[start : start + int(rng.integers(4, 12))]
-        found.append(Request([*document, 7], text[:80]))
-    return found
+        results.append(Request([*document, 7], text[:80]))
+    return results
 
 
 def drive(
-    proposer: Any, asked: Sequence[Request], seed: int = 0, rows: int = 4, preempt: float = 0.0
+    proposer: Any, request: Sequence[Request], seed: int = 0, rows: int = 4, preempt: float = 0.0
 ) -> None:
     """Decode all texts, at most `rows` at a time, in rows that change at every step.
 
@@ -97,8 +97,8 @@ def drive(
     rng = np.random.default_rng(seed)
     # Rows are reused: what stood in them before stays behind the new text.
     table = np.zeros((rows, LIMIT), dtype=np.int32)
-    while any(not each.finished for each in asked):
-        open_ones = [each for each in asked if not each.finished]
+    while any(not each.finished for each in request):
+        open_ones = [each for each in request if not each.finished]
         rng.shuffle(open_ones)
         lengths = np.zeros(rows, dtype=np.int32)
         sampled: list[list[int]] = []

@@ -67,8 +67,8 @@ def test_answers_that_loop_are_left_out(
     engine = Engine(tiny.model(), tiny.tokenizer(chat=True), drafter=None)
     parts = scripts[0].turn_parts(engine.tokenizer)
     monkeypatch.setattr(scripts[0], "NEW_TOKENS", 8)
-    made = list(scripts[0].answered(engine, ["What is it?", "Why?"], parts))
-    for record, prompt in zip(made, ["What is it?", "Why?"], strict=True):
+    instance = list(scripts[0].answered(engine, ["What is it?", "Why?"], parts))
+    for record, prompt in zip(instance, ["What is it?", "Why?"], strict=True):
         assert record["text"].startswith(f"<user> {prompt}\n<assistant> ")
     monkeypatch.setattr(scripts[0], "repeats", lambda tokens: True)
     assert not list(scripts[0].answered(engine, ["What is it?"], parts))
@@ -86,13 +86,13 @@ def test_a_head_is_trained_in_two_stages_and_goes_on_where_it_was_left(
     rows = [{"text": "<user> Why?\n<assistant> " + tiny.TEXT[i : i + 60]} for i in range(24)]
     chats.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     work, out = tmp_path / "work", tmp_path / "head"
-    asked = f"--shared {shared} --chats {chats} --work {work} --out {out} --model {model}"
+    template = f"--shared {shared} --chats {chats} --work {work} --out {out} --model {model}"
     more = "--dtype float32 --passages 6 --vocabulary 20 --depth 2 --minutes 0.002 0.002"
-    monkeypatch.setattr("sys.argv", ["chat_head.py", *asked.split(), *more.split()])
+    monkeypatch.setattr("sys.argv", ["chat_head.py", *template.split(), *more.split()])
     scripts[1].main()
     stages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [Path(made["out"]).name for made in stages] == ["first", "second"]
-    assert [made["texts"] for made in stages] == [30, 24]
+    assert [Path(instance["out"]).name for instance in stages] == ["first", "second"]
+    assert [instance["texts"] for instance in stages] == [30, 24]
     head = FeatureHead.load(out)
     assert head.config.draft_vocab_size == 20
     weights = FeatureHead.load(work / "second").fc.weight

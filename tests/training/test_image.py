@@ -29,8 +29,8 @@ def made_up(tmp_path: Path) -> Path:
     folder = tmp_path / "data" / "images"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
-    for kind, count, ground in (("emoji", 24, 255), ("tiles", 40, 0)):
-        images = np.full((count, 32, 32, 3), ground, dtype=np.uint8)
+    for kind, count, draft_state in (("emoji", 24, 255), ("tiles", 40, 0)):
+        images = np.full((count, 32, 32, 3), draft_state, dtype=np.uint8)
         for image in images:
             top, left = rng.integers(4, 14, 2)
             image[top : top + 14, left : left + 14] = rng.integers(40, 220, 3)
@@ -47,48 +47,48 @@ def made_up(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_sets_are_read_and_split(made_up: Path) -> None:
+def test_sets_are_read_and_split(built_up: Path) -> None:
     data = module("image_data")
-    emoji = data.read_pictures(made_up, "emoji")
-    assert len(emoji) == 18 and len(data.read_pictures(made_up, "emoji", tones=True)) == 24
+    emoji = data.read_pictures(built_up, "emoji")
+    assert len(emoji) == 18 and len(data.read_pictures(built_up, "emoji", tones=True)) == 24
     assert emoji.images.shape == (18, 3, 32, 32) and not emoji.classes
     assert float(emoji.images.min()) >= -1 and float(emoji.images[:, :, 0].min()) == 1
-    tiles = data.read_pictures(made_up, "tiles")
+    tiles = data.read_pictures(built_up, "tiles")
     assert tiles.labels.tolist() == [n % 32 for n in range(40)] and len(tiles.classes) == 32
-    kept, held = data.split(tiles)
-    assert (len(kept), len(held)) == (30, 10)
-    assert sorted(kept.names + held.names) == sorted(tiles.names)
-    assert [name for name in kept.names if name in held.names] == []
+    selected, held = data.split(tiles)
+    assert (len(selected), len(held)) == (30, 10)
+    assert sorted(selected.names + held.names) == sorted(tiles.names)
+    assert [name for name in selected.names if name in held.names] == []
     assert data.split(tiles)[1].names == held.names
 
 
 @pytest.mark.parametrize(("kind", "ground"), [("emoji", 1.0), ("tiles", -1.0)])
 def test_augmentation_keeps_the_ground_and_the_picture(
-    made_up: Path, kind: str, ground: float
+    built_up: Path, kind: str, draft_state: float
 ) -> None:
     data = module("image_data")
-    images = data.read_pictures(made_up, kind).images
+    images = data.read_pictures(built_up, kind).images
     rng = torch.Generator().manual_seed(5)
-    changed = data.augment(images, ground, rng)
+    changed = data.augment(images, draft_state, rng)
     assert changed.shape == images.shape and float(changed.abs().max()) <= 1
-    assert bool((changed[:, :, 0, :] == ground).all()), "the edge is ground"
-    drawn = [(picture != ground).any(1).sum((1, 2)) for picture in (images, changed)]
-    assert torch.equal(drawn[0], drawn[1]), "a rectangle keeps its size"
+    assert bool((changed[:, :, 0, :] == draft_state).all()), "the edge is ground"
+    sample = [(picture != draft_state).any(1).sum((1, 2)) for picture in (images, changed)]
+    assert torch.equal(sample[0], sample[1]), "a rectangle keeps its size"
     assert not torch.equal(changed, images)
-    still = data.augment(images, ground, rng, strength=0.0)
-    mirrored, kept = (
+    still = data.augment(images, draft_state, rng, strength=0.0)
+    mirrored, selected = (
         torch.isclose(still, other, atol=1e-6).flatten(1).all(1)
         for other in (images.flip(3), images)
     )
-    assert bool((mirrored | kept).all())
+    assert bool((mirrored | selected).all())
     assert bool(mirrored.any())
 
 
-def test_conditions_are_labels_or_token_vectors(made_up: Path) -> None:
+def test_conditions_are_labels_or_token_vectors(built_up: Path) -> None:
     data = module("image_data")
-    tiles = data.read_pictures(made_up, "tiles")
+    tiles = data.read_pictures(built_up, "tiles")
     assert torch.equal(data.conditions(tiles, EMBEDDER), tiles.labels)
-    features = data.conditions(data.read_pictures(made_up, "emoji"), EMBEDDER)
+    features = data.conditions(data.read_pictures(built_up, "emoji"), EMBEDDER)
     assert features.shape == (18, data.CAPTION_LENGTH, 224)
     assert bool(features[:, 0].any()) and not bool(features[:, -1].any())
 
@@ -100,18 +100,18 @@ def tokenizer_trainer(seed: int = 1) -> Any:
 
 
 def test_the_tokenizer_learns_and_uses_its_book(
-    made_up: Path, monkeypatch: pytest.MonkeyPatch
+    built_up: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, data = module("image_tokenizer"), module("image_data")
     monkeypatch.setattr(script, "WARM_UP", 20)
     trainer = tokenizer_trainer()
-    images = data.read_pictures(made_up, "tiles").images[:8]
+    images = data.read_pictures(built_up, "tiles").images[:8]
     losses = [trainer.update(images, 1.0)["loss"] for _ in range(80)]
     assert losses[-1] < 0.6 * losses[0]
     tokenizer = trainer.tokenizer()
     assert torch.allclose(tokenizer.codebook(), trainer.book, atol=1e-6), "the trained book"
     assert len(tokenizer.encode(images).unique()) > 4
-    assert script.codes_in_use(tokenizer, [data.read_pictures(made_up, "tiles")]) <= 32
+    assert script.codes_in_use(tokenizer, [data.read_pictures(built_up, "tiles")]) <= 32
 
 
 def test_unused_codes_move_to_badly_served_latents() -> None:
@@ -127,11 +127,11 @@ def test_unused_codes_move_to_badly_served_latents() -> None:
 
 
 def test_the_tokenizer_run_resumes(
-    made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, data = module("image_tokenizer"), module("image_data")
     monkeypatch.setattr(script, "WARM_UP", 2)
-    parts = {name: data.read_pictures(made_up, "tiles") for name in script.SHARES}
+    parts = {name: data.read_pictures(built_up, "tiles") for name in script.SHARES}
     straight = tokenizer_trainer()
     for _ in range(5):
         straight.update(script.batch(parts, 8, straight.rng), 1.0)
@@ -149,9 +149,9 @@ def test_the_tokenizer_run_resumes(
         assert torch.equal(ours, theirs)
 
 
-def test_a_frozen_tokenizer_keeps_its_codes(made_up: Path) -> None:
+def test_a_frozen_tokenizer_keeps_its_codes(built_up: Path) -> None:
     trainer = tokenizer_trainer()
-    images = module("image_data").read_pictures(made_up, "tiles").images
+    images = module("image_data").read_pictures(built_up, "tiles").images
     trainer.freeze()
     before = trainer.tokenizer()
     for _ in range(3):
@@ -165,20 +165,20 @@ def test_a_frozen_tokenizer_keeps_its_codes(made_up: Path) -> None:
 # --- targets and drafts --------------------------------------------------------------------------
 
 
-def pair_trainer(made_up: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> Any:
+def pair_trainer(built_up: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> Any:
     script, data = module("image_train"), module("image_data")
     monkeypatch.setattr(module("image_model"), "SHAPES", SMALL)
     monkeypatch.setattr(script, "BATCH", 8)
     tokenizer = VQTokenizer(module("image_tokenizer").build_model(widths=(8, 8, 8)))
-    parts = data.split(data.read_pictures(made_up, kind))
+    parts = data.split(data.read_pictures(built_up, kind))
     rows, held = (script.Rows(tokenizer, part, EMBEDDER) for part in parts)
     return script.Trainer(kind, rows, held, 1, torch.tensor([[6e-3, 1e-2], [6e-3, 1e-2]]))
 
 
 @pytest.mark.parametrize("kind", ["emoji", "tiles"])
-def test_target_and_draft_learn(made_up: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_target_and_draft_learn(built_up: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     torch.manual_seed(0)
-    trainer = pair_trainer(made_up, monkeypatch, kind)
+    trainer = pair_trainer(built_up, monkeypatch, kind)
     lines = [trainer.update(1.0) for _ in range(25)]
     for name in ("target", "draft"):
         assert lines[-1][name] < lines[0][name] - 0.5
@@ -187,43 +187,43 @@ def test_target_and_draft_learn(made_up: Path, monkeypatch: pytest.MonkeyPatch, 
     assert 0 < figures["entropy"] < 6.94
 
 
-def test_rare_classes_are_drawn_more_often(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = pair_trainer(made_up, monkeypatch, "tiles").rows
+def test_rare_classes_are_drawn_more_often(built_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pair_trainer(built_up, monkeypatch, "tiles").rows
     sizes = torch.bincount(rows.given)[rows.given]
     assert torch.allclose(rows.odds, sizes.float().rsqrt())
-    codes, given = rows.draw(6, torch.Generator().manual_seed(0))
-    assert codes.shape == (6, 64) and codes.dtype == torch.int64 and given.shape == (6,)
+    codes, inputs = rows.draw(6, torch.Generator().manual_seed(0))
+    assert codes.shape == (6, 64) and codes.dtype == torch.int64 and inputs.shape == (6,)
 
 
-def test_dropped_conditions_are_not_seen(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = pair_trainer(made_up, monkeypatch, "tiles")
+def test_dropped_conditions_are_not_seen(built_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = pair_trainer(built_up, monkeypatch, "tiles")
     codes, _ = trainer.rows.draw(2, trainer.rng)
     codes = codes[:1].expand(2, -1)
-    given = torch.tensor([3, 20])
+    inputs = torch.tensor([3, 20])
     with torch.no_grad():
-        seen = trainer.target.logits(codes, given, torch.tensor([False, False])).chunk(2)
-        unseen = trainer.target.logits(codes, given, torch.tensor([True, True])).chunk(2)
+        visible = trainer.target.logits(codes, inputs, torch.tensor([False, False])).chunk(2)
+        unseen = trainer.target.logits(codes, inputs, torch.tensor([True, True])).chunk(2)
     assert torch.equal(unseen[0], unseen[1])
-    assert not torch.equal(seen[0], seen[1])
+    assert not torch.equal(visible[0], visible[1])
 
 
 def test_some_names_are_replaced_by_those_of_the_subgroup(
-    made_up: Path, monkeypatch: pytest.MonkeyPatch
+    built_up: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = pair_trainer(made_up, monkeypatch, "emoji").rows
+    rows = pair_trainer(built_up, monkeypatch, "emoji").rows
     assert set(rows.pictures.groups) == {"cold shape", "warm shape"}
     groups = module("image_data").captions(["cold shape", "warm shape"], EMBEDDER)
     monkeypatch.setattr(rows, "encode", lambda images: images)
-    given = rows.draw(200, torch.Generator().manual_seed(0))[1]
-    replaced = (given[:, None] == groups).all((2, 3)).any(1).float().mean()
+    inputs = rows.draw(200, torch.Generator().manual_seed(0))[1]
+    replaced = (inputs[:, None] == groups).all((2, 3)).any(1).float().mean()
     assert 0.05 < float(replaced) < 0.3
     assert rows.pictures.part(torch.tensor([1])).groups == [rows.pictures.groups[1]]
 
 
-def test_the_run_resumes(made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    straight = pair_trainer(made_up, monkeypatch, "tiles")
-    first = pair_trainer(made_up, monkeypatch, "tiles")
-    second = pair_trainer(made_up, monkeypatch, "tiles")
+def test_the_run_resumes(built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = pair_trainer(built_up, monkeypatch, "tiles")
+    first = pair_trainer(built_up, monkeypatch, "tiles")
+    second = pair_trainer(built_up, monkeypatch, "tiles")
     for one in (first, second):
         one.rows = straight.rows  # the same tokenizer
     for _ in range(4):
@@ -241,10 +241,10 @@ def test_the_run_resumes(made_up: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_export_writes_the_running_mean(
-    made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     export = module("image_export")
-    trainer = pair_trainer(made_up, monkeypatch, "tiles")
+    trainer = pair_trainer(built_up, monkeypatch, "tiles")
     monkeypatch.setattr(export, "SHAPES", SMALL)
     trainer.update(1.0)
     trainer.save(tmp_path / "tiles.pt")
@@ -266,16 +266,16 @@ def test_drawing_is_one_law_however_it_is_asked(monkeypatch: pytest.MonkeyPatch)
     sheet, build = module("image_sheet"), module("image_model")
     torch.manual_seed(0)
     model = build.build_model("tiles", "draft", grid_size=2, vocab_size=16).eval()
-    given = torch.tensor([0, 5, 5])
-    drawn = [
-        sheet.draw(model, given, 1.5, 1.0, 8, torch.Generator().manual_seed(4)) for _ in range(2)
+    inputs = torch.tensor([0, 5, 5])
+    sample = [
+        sheet.draw(model, inputs, 1.5, 1.0, 8, torch.Generator().manual_seed(4)) for _ in range(2)
     ]
-    assert torch.equal(drawn[0][0], drawn[1][0])
-    codes, entropy = drawn[0]
+    assert torch.equal(sample[0][0], sample[1][0])
+    codes, entropy = sample[0]
     assert codes.shape == entropy.shape == (3, 4)
     assert float(entropy.max()) <= np.log(8) + 1e-6
-    found = sheet.agreement(model, model, given, codes)
-    assert found == pytest.approx({"overlap": 1.0, "first_choice": 1.0}, abs=1e-5)
+    result = sheet.agreement(model, model, inputs, codes)
+    assert result == pytest.approx({"overlap": 1.0, "first_choice": 1.0}, abs=1e-5)
 
 
 @pytest.mark.parametrize("script", ["tokenizer", "train", "export", "sheet", "card"])
@@ -289,7 +289,7 @@ def test_scripts_explain_themselves(
 
 
 def test_latents_are_learnt_kept_and_drawn(
-    made_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ragspec.visual import LatentPipeline
 
@@ -297,7 +297,7 @@ def test_latents_are_learnt_kept_and_drawn(
     monkeypatch.setattr(latents, "BATCH", 4)
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     monkeypatch.setattr(latents, "TRUNK", small)
-    pictures = module("image_data").read_pictures(made_up, "tiles")
+    pictures = module("image_data").read_pictures(built_up, "tiles")
     tokenizer = VQTokenizer.from_pretrained(latents.TOKENIZER)
     trainer = latents.Trainer(pictures, tokenizer, steps=4)
     before = trainer.measure()
@@ -311,8 +311,8 @@ def test_latents_are_learnt_kept_and_drawn(
     pipe = LatentPipeline.from_pretrained(tmp_path / "set", tokenizer=latents.TOKENIZER)
     pipe.set_progress_bar_config(disable=True)
     assert pipe.class_names[3] == "class 3"
-    found = pipe(class_labels=["class 3"], generator=torch.Generator().manual_seed(0))
-    assert found.images[0].size == (32, 32) and found.latents.shape == (1, 8, 8, 8)
+    result = pipe(class_labels=["class 3"], generator=torch.Generator().manual_seed(0))
+    assert result.images[0].size == (32, 32) and result.latents.shape == (1, 8, 8, 8)
     learns_to_draft(latents, pictures, tokenizer, tmp_path / "set")
 
 
@@ -323,10 +323,10 @@ def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: 
 
     teacher = load_latents(place / "target", "cpu", "float32")
     trainer = latents.Trainer(pictures, tokenizer, steps=4, teacher=teacher)
-    before, kept = trainer.measure(), teacher.head.write.weight.clone()
+    before, selected = trainer.measure(), teacher.head.write.weight.clone()
     for _ in range(12):
         trainer.update(1.0)
-    assert trainer.measure() < before and torch.equal(teacher.head.write.weight, kept)
+    assert trainer.measure() < before and torch.equal(teacher.head.write.weight, selected)
     trainer.export(place)
     pipe = LatentPipeline.from_pretrained(place, "model", tokenizer=latents.TOKENIZER)
     assert pipe.draft.config.head_width == latents.DRAFT_HEAD[0]
@@ -334,14 +334,14 @@ def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: 
 
 
 def test_emoji_latents_are_learnt_from_their_names(
-    made_up: Path, monkeypatch: pytest.MonkeyPatch
+    built_up: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     latents = module("latent_train")
     monkeypatch.setattr(latents, "BATCH", 4)
     monkeypatch.setattr(
         latents, "TRUNK", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     )
-    pictures = module("image_data").read_pictures(made_up, "emoji")
+    pictures = module("image_data").read_pictures(built_up, "emoji")
     tokenizer = VQTokenizer.from_pretrained(latents.TOKENIZER)
     trainer = latents.Trainer(pictures, tokenizer, steps=4)
     before = trainer.measure()
@@ -350,23 +350,27 @@ def test_emoji_latents_are_learnt_from_their_names(
     assert trainer.measure() < before and trainer.model.trunk.config.condition == "features"
 
 
-def test_a_trunk_of_codes_is_taken_as_it_is(made_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trunk_of_codes_is_taken_as_it_is(
+    built_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     latents = module("latent_train")
     for name, value in (("BATCH", 4), ("READ_STEPS", 30), ("READ_PICTURES", 64)):
         monkeypatch.setattr(latents, name, value)
-    pictures = module("image_data").read_pictures(made_up, "tiles")
+    pictures = module("image_data").read_pictures(built_up, "tiles")
     tokenizer = VQTokenizer.from_pretrained(latents.TOKENIZER)
     source = Path("ragspec/starter/images/tiles/target")
     trainer = latents.Trainer(pictures, tokenizer, steps=4, taken=source)
     model, before = trainer.model, trainer.measure()
-    kept = {name: value.clone() for name, value in model.trunk.state_dict().items()}
+    selected = {name: value.clone() for name, value in model.trunk.state_dict().items()}
     head = model.head.write.weight.detach().clone()
     for _ in range(6):
         trainer.update(1.0)
     weights = load_file(source / "model.safetensors")
     taken = "layers.0.attention.qkv_proj.weight"
-    assert torch.equal(kept[taken], weights[taken].float())
-    assert all(torch.equal(value, kept[name]) for name, value in model.trunk.state_dict().items())
+    assert torch.equal(selected[taken], weights[taken].float())
+    assert all(
+        torch.equal(value, selected[name]) for name, value in model.trunk.state_dict().items()
+    )
     assert not torch.equal(model.head.write.weight, head) and trainer.measure() < before
     with pytest.raises(ValueError, match="does not fit"):
         latents.Trainer(pictures, tokenizer, steps=4, taken=source.parent / "draft")

@@ -38,8 +38,8 @@ def test_heads_are_written_beside_their_targets(
     monkeypatch.setattr(script, "Rows", Codes)
     monkeypatch.setattr(script.VQTokenizer, "from_pretrained", lambda path: None)
     image_models.model("class").save_pretrained(tmp_path / "tiles" / "target")
-    asked = ["--sets", "tiles", "--models", str(tmp_path), "--steps", "3", "--pictures", "100"]
-    monkeypatch.setattr("sys.argv", ["image_head.py", *asked])
+    requests = ["--sets", "tiles", "--models", str(tmp_path), "--steps", "3", "--pictures", "100"]
+    monkeypatch.setattr("sys.argv", ["image_head.py", *requests])
     script.main()
     assert "step 0" in capsys.readouterr().out
     head = FeatureHead.load(tmp_path / "tiles" / "head")

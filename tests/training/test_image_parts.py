@@ -13,13 +13,13 @@ pytestmark = pytest.mark.usefixtures("training_path")
 
 def test_hue_and_edges_count() -> None:
     loss = module("image_tokenizer").picture_loss
-    wanted = torch.zeros(1, 3, 8, 8)
+    selection = torch.zeros(1, 3, 8, 8)
     grey, red = torch.full((1, 3, 8, 8), 0.1), torch.zeros(1, 3, 8, 8)
     red[:, 0] = 0.3
-    assert float(loss(wanted, wanted)) == 0
-    assert float(loss(red, wanted)) > 2 * float(loss(grey, wanted))
+    assert float(loss(selection, selection)) == 0
+    assert float(loss(red, selection)) > 2 * float(loss(grey, selection))
     striped = grey * torch.tensor([1.0, -1.0]).repeat(4)
-    assert float(loss(striped, wanted)) > 1.5 * float(loss(grey, wanted))
+    assert float(loss(striped, selection)) > 1.5 * float(loss(grey, selection))
 
 
 def test_spread_is_least_for_an_even_spread() -> None:

@@ -15,8 +15,8 @@ def test_answers_are_counted() -> None:
     module = importlib.import_module("image_recognition")
     answers = module.read_answers("0 fish\n2 -\n1 Red Heart\n", 3)
     assert answers == ["fish", "red heart", "-"]
-    found = module.score(["fish", "green heart", "fish"], answers)
-    assert found["right"] == 1 and found["by_name"] == {"fish": 1, "green heart": 0}
+    result = module.score(["fish", "green heart", "fish"], answers)
+    assert result["right"] == 1 and result["by_name"] == {"fish": 1, "green heart": 0}
 
 
 @pytest.mark.parametrize("text", ["0 fish\n", "0 fish\n1 red hart\n", ""])

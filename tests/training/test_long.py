@@ -51,15 +51,15 @@ def test_pairs_are_those_of_a_heads_cache(scripts: tuple[Any, Any]) -> None:
     def states(start: int, end: int) -> tuple[int, torch.Tensor]:
         return start, torch.arange(start, end, dtype=torch.float32)[:, None]
 
-    made = scripts[1].paired(
+    instance = scripts[1].paired(
         [100 + n for n in range(20)], [states(2, 5), states(8, 10), states(12, 20)], 15
     )
-    pairs = list(zip(made.tokens[1:].tolist(), made.states[:-1, 0].tolist(), strict=True))
+    pairs = list(zip(instance.tokens[1:].tolist(), instance.states[:-1, 0].tolist(), strict=True))
     expected = [2, 3, 4, 8, 9, *range(12, 19)]
     assert pairs == [(100 + n + 1, float(n)) for n in expected]
-    assert made.places[1:].tolist() == [n + 1 for n in expected]
-    assert made.tokens[made.learned] == 115  # the answer's first token
-    alone = scripts[1].without_chunks(made)
+    assert instance.places[1:].tolist() == [n + 1 for n in expected]
+    assert instance.tokens[instance.learned] == 115  # the answer's first token
+    alone = scripts[1].without_chunks(instance)
     assert alone.tokens[1:].tolist() == [100 + n for n in range(13, 20)]
     assert alone.states[:-1, 0].tolist() == [float(n) for n in range(12, 19)]
     assert alone.tokens[alone.learned] == 115
@@ -85,10 +85,10 @@ def test_questions_are_about_the_part(scripts: tuple[Any, Any], places: tuple[Pa
     assert [document.title for document in documents] == ["Drafting"]  # no share-alike text
     part = scripts[0].cut_part(documents, chosen)
     assert part.text in documents[0].text
-    asked = scripts[0].questions_over(part, chosen)
-    assert len(asked) <= scripts[0].QUESTIONS
-    assert sum(question in scripts[0].WHOLE for question in asked) >= scripts[0].OVER_ALL - 1
-    assert len(set(asked)) > scripts[0].OVER_ALL
+    request = scripts[0].questions_over(part, chosen)
+    assert len(request) <= scripts[0].QUESTIONS
+    assert sum(question in scripts[0].WHOLE for question in request) >= scripts[0].OVER_ALL - 1
+    assert len(set(request)) > scripts[0].OVER_ALL
 
 
 def test_a_head_learns_from_answers_over_documents(
@@ -103,22 +103,22 @@ def test_a_head_learns_from_answers_over_documents(
     monkeypatch.setattr(scripts[0], "PART", (600, 900))
     monkeypatch.setattr(scripts[0], "QUESTIONS", 5)
     monkeypatch.setattr(scripts[0], "NEW_TOKENS", 12)
-    asked = f"--shared {shared} --out {answers} --model {model} --dtype float32 --minutes 0.0001"
+    request = f"--shared {shared} --out {answers} --model {model} --dtype float32 --minutes 0.0001"
     for _ in range(2):
-        monkeypatch.setattr("sys.argv", ["long_answers.py", *asked.split()])
+        monkeypatch.setattr("sys.argv", ["long_answers.py", *request.split()])
         scripts[0].main()
     records = [json.loads(line) for line in answers.read_text().splitlines()]
     assert [record["round"] for record in records] == [0, 1]
     assert all(chat["answer"] for record in records for chat in record["chats"])
     start = heads.fresh(CausalTarget(tiny.model(max_position_embeddings=1 << 14)))
     start.save(tmp_path / "start")
-    given = f"--answers {answers} --start {tmp_path / 'start'} --work {work} --model {model}"
+    inputs = f"--answers {answers} --start {tmp_path / 'start'} --work {work} --model {model}"
     for last in ("", f"--out {out} --minutes 0.01 --depth 2"):
         monkeypatch.setattr(
-            "sys.argv", ["long_head.py", *given.split(), "--dtype", "float32", *last.split()]
+            "sys.argv", ["long_head.py", *inputs.split(), "--dtype", "float32", *last.split()]
         )
         scripts[1].main()
-        told = capsys.readouterr().out
-        assert told.count("answers\n") == (0 if last else 2)  # read once
-    assert "before:" in told
+        message = capsys.readouterr().out
+        assert message.count("answers\n") == (0 if last else 2)  # read once
+    assert "before:" in message
     assert not torch.equal(FeatureHead.load(out).fc.weight, start.fc.weight)

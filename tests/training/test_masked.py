@@ -60,8 +60,8 @@ def test_masked_latents_are_learnt_kept_and_drawn(
     )
     pipe.set_progress_bar_config(disable=True)
     assert pipe.class_names[3] == "class 3"
-    found = pipe("class 3", generator=torch.Generator().manual_seed(0))
-    assert found.images[0].size == (32, 32) and found.latents.shape == (1, 8, 8, 8)
+    result = pipe("class 3", generator=torch.Generator().manual_seed(0))
+    assert result.images[0].size == (32, 32) and result.latents.shape == (1, 8, 8, 8)
 
 
 def test_the_loss_of_a_masked_model_is_noise_and_the_divergence_of_a_step() -> None:
@@ -69,24 +69,30 @@ def test_the_loss_of_a_masked_model_is_noise_and_the_divergence_of_a_step() -> N
     model = MaskedModel(MaskedConfig(4, 12, 1, 1, 3, None, 3, 3, 2, 10, 1)).double()
     for weight in model.parameters():
         weight.data.normal_(0.0, 0.4)
-    clean, told = torch.randn(6, 4).double(), torch.randn(6, 10).double()
+    clean, message = torch.randn(6, 4).double(), torch.randn(6, 10).double()
     dice = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        found = module("masked_train").noise_loss(model, LearnedSchedule(1000), told, clean, dice)
+        result = module("masked_train").noise_loss(
+            model, LearnedSchedule(1000), message, clean, dice
+        )
     dice = torch.Generator().manual_seed(3)
     times = torch.randint(1000, (6,), generator=dice)
     noise = torch.randn(6, 4, generator=dice, dtype=torch.float32).double()
-    _, kept = plain_mar.respaced(1000)
+    _, selected = plain_mar.respaced(1000)
     total = 0.0
     for row, at in enumerate(times.tolist()):
-        noisy = kept[at] ** 0.5 * clean[row] + (1 - kept[at]) ** 0.5 * noise[row]
+        noisy = selected[at] ** 0.5 * clean[row] + (1 - selected[at]) ** 0.5 * noise[row]
         with torch.no_grad():
-            told_noise, where = model.head(noisy[None], torch.tensor([at]), told[row : row + 1])
+            message_noise, where = model.head(
+                noisy[None], torch.tensor([at]), message[row : row + 1]
+            )
         least = np.full(4, -1.0)
-        true = plain_mar.posterior(kept, at, noisy.numpy(), noise[row].numpy(), least)
-        mine = plain_mar.posterior(kept, at, noisy.numpy(), told_noise[0].numpy(), where[0].numpy())
-        apart = np.square(true[0] - mine[0]) / np.exp(mine[1])
-        divergence = 0.5 * (mine[1] - true[1] + np.exp(true[1] - mine[1]) + apart - 1.0)
-        error = np.square(told_noise[0].numpy() - noise[row].numpy())
+        true = plain_mar.posterior(selected, at, noisy.numpy(), noise[row].numpy(), least)
+        mine = plain_mar.posterior(
+            selected, at, noisy.numpy(), message_noise[0].numpy(), where[0].numpy()
+        )
+        difference = np.square(true[0] - mine[0]) / np.exp(mine[1])
+        divergence = 0.5 * (mine[1] - true[1] + np.exp(true[1] - mine[1]) + difference - 1.0)
+        error = np.square(message_noise[0].numpy() - noise[row].numpy())
         total += float((error + divergence / np.log(2.0)).mean())
-    assert abs(float(found) / (total / 6) - 1.0) < 1e-3
+    assert abs(float(result) / (total / 6) - 1.0) < 1e-3

@@ -30,13 +30,13 @@ def work(rank: int, folder: Path) -> None:
     layer(row).square().sum().backward()
     before = layer.weight.grad.clone() if layer.weight.grad is not None else None
     team.average_gradients(layer.parameters())
-    found = {
+    record = {
         "own": before,
         "mean": layer.weight.grad,
         "size": team.team_size(),
         "agreed": team.agreed(10.0 + rank),
     }
-    torch.save(found, folder / f"{rank}.pt")
+    torch.save(record, folder / f"{rank}.pt")
 
 
 def test_a_team_learns_from_the_rows_of_all(tmp_path: Path) -> None:
@@ -84,20 +84,20 @@ def answering() -> Any:
 
 
 def test_human_questions_come_with_passages_as_a_retriever_ranks_them() -> None:
-    made, rng, first = answering(), random.Random(3), 0
-    assert len(made.questions) == 2
+    instance, rng, first = answering(), random.Random(3), 0
+    assert len(instance.questions) == 2
     for _ in range(30):
-        asked, passages = made.human(12, 3, rng)
-        assert len(passages) == 3 and asked.passage in passages
-        assert asked.evidence in asked.passage.text
-        first += passages[0] == asked.passage
+        request, passages = instance.human(12, 3, rng)
+        assert len(passages) == 3 and request.passage in passages
+        assert request.evidence in request.passage.text
+        first += passages[0] == request.passage
     assert first == 30, "the words of these questions stand nowhere else"
 
 
 def test_more_human_questions_are_asked_about_the_same_passages() -> None:
-    made, rng = answering(), random.Random(5)
-    asked, passages = made.human(200, 1, rng)
-    rest = made.rest(asked, passages, 1.0, rng)
-    others = {question.question for question in made.questions} - {asked.question}
+    instance, rng = answering(), random.Random(5)
+    request, passages = instance.human(200, 1, rng)
+    rest = instance.rest(request, passages, 1.0, rng)
+    others = {question.question for question in instance.questions} - {request.question}
     assert rest[0].question in others
-    assert all(each.evidence != asked.evidence for each in rest)
+    assert all(each.evidence != request.evidence for each in rest)

@@ -97,10 +97,10 @@ def test_made_questions_use_words_of_their_sentence() -> None:
     rng = random.Random(0)
     for sentence in SENTENCES * 20:
         assert questions.is_askable(sentence)
-        made = questions.make_question(sentence, "Almen", rng)
-        assert made is not None and made.answer in sentence
+        instance = questions.make_question(sentence, "Almen", rng)
+        assert instance is not None and instance.answer in sentence
         stems = {word[:4].lower() for word in re.findall(r"\w+", sentence)}
-        assert any(word[:4].lower() in stems for word in re.findall(r"\w{4,}", made.question))
+        assert any(word[:4].lower() in stems for word in re.findall(r"\w{4,}", instance.question))
 
 
 @pytest.mark.parametrize("hardness", [0.0, 1.0])
@@ -115,9 +115,9 @@ def test_every_evidence_line_quotes_the_passage_it_names(tokenizer: Any, hardnes
         text = tokenizer.decode(sample.tokens)
         context = text.partition("\n\nQuestion:")[0].removeprefix("Context:\n")
         passages = re.split(r"\n\n(?=\[\d\] )", context)
-        found = re.findall(r"\nEvidence: \[(\d)\] ([^\n]*)\nAnswer: [^\n]*<\|endoftext\|>", text)
-        assert found
-        for number, quote in found:
+        result = re.findall(r"\nEvidence: \[(\d)\] ([^\n]*)\nAnswer: [^\n]*<\|endoftext\|>", text)
+        assert result
+        for number, quote in result:
             assert quote in passages[int(number) - 1]
 
 

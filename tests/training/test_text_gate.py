@@ -33,27 +33,31 @@ def test_the_gate_judges_quotes() -> None:
     wrong = judge(item(LINES[0]), f" [1] {LINES[2]}\nAnswer: peat", False)
     assert wrong["verbatim"]
     assert not any(wrong[key] for key in ("overlap", "ended", "answer", "label"))
-    made_up = judge(item(LINES[0]), " [1] The harbour of Almen was built by French hands", True)
-    assert not made_up["verbatim"] and not made_up["overlap"]
+    built_up = judge(item(LINES[0]), " [1] The harbour of Almen was built by French hands", True)
+    assert not built_up["verbatim"] and not built_up["overlap"]
     short = judge(item(LINES[0]), " [1] The harbour of Almen\nAnswer: it", True)
     assert not short["verbatim"]
 
 
 def test_the_gate_takes_the_shared_records_of_valid_documents(tmp_path: Path) -> None:
     context = "Context:\n[1] Almen\nIt is a harbour.\n\n[2] Peat\nPeat burns well."
-    asked = "\n\nQuestion: What burns?\nEvidence: [2] Peat burns well.\nAnswer: Peat"
+    request = "\n\nQuestion: What burns?\nEvidence: [2] Peat burns well.\nAnswer: Peat"
     records = [
-        {"id": "r1", "kind": "qa", "text": context + asked},
-        {"id": "r2", "kind": "qa", "text": (context + asked).replace("[2] Peat\n", "[2] Other\n")},
-        {"id": "r3", "kind": "docs", "text": context + asked},
+        {"id": "r1", "kind": "qa", "text": context + request},
+        {
+            "id": "r2",
+            "kind": "qa",
+            "text": (context + request).replace("[2] Peat\n", "[2] Other\n"),
+        },
+        {"id": "r3", "kind": "docs", "text": context + request},
     ]
     titles = [{"title": "Peat", "split": "valid"}, {"title": "Other", "split": "train"}]
     for name, lines in (("docqa/documents", titles), ("lm/valid", records)):
         path = tmp_path / "data" / f"{name}.jsonl.gz"
         path.parent.mkdir(parents=True)
         path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
-    (found,) = module("text_gate").read_records(tmp_path, "valid")
-    assert found.name == "r1" and found.evidence == "Peat burns well."
-    assert found.prompt == context + "\n\nQuestion: What burns?\nEvidence:"
-    assert found.passages == ["It is a harbour.", "Peat burns well."]
-    assert found.answers == ["Peat"]
+    (result,) = module("text_gate").read_records(tmp_path, "valid")
+    assert result.name == "r1" and result.evidence == "Peat burns well."
+    assert result.prompt == context + "\n\nQuestion: What burns?\nEvidence:"
+    assert result.passages == ["It is a harbour.", "Peat burns well."]
+    assert result.answers == ["Peat"]

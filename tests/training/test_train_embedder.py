@@ -29,13 +29,13 @@ def script(root: Path) -> ModuleType:
 
 def passages() -> list[tuple[str, str, list[str]]]:
     rng = random.Random(0)
-    made = []
+    instance = []
     for number in range(240):
         subject = SUBJECTS[number % len(SUBJECTS)]
         lines = [f"The {subject} {rng.choice(VERBS)} the {rng.choice(THINGS)}." for _ in range(4)]
         questions = [f"What does the {subject} do?"] if number % 3 == 0 else []
-        made.append((f"About the {subject}", " ".join(lines), questions))
-    return made
+        instance.append((f"About the {subject}", " ".join(lines), questions))
+    return instance
 
 
 def test_training_lowers_the_loss_and_the_saved_model_finds_the_subject(
@@ -72,5 +72,5 @@ def test_share_alike_records_are_left_out(script: ModuleType, tmp_path: Path) ->
 
     lines = '{"license": "CC-BY-SA-4.0", "n": 1}\n{"license": "MIT", "n": 2}\n{"n": 3}\n'
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    kept = [record["n"] for record in script.read_jsonl(tmp_path / "a.jsonl.gz")]
-    assert kept == [2, 3]
+    selected = [record["n"] for record in script.read_jsonl(tmp_path / "a.jsonl.gz")]
+    assert selected == [2, 3]

@@ -86,13 +86,13 @@ def make_rule(
     rules that have them; None stands for the default. Raises InputError for a setting that the rule
     has not, or a table of another code-book; UnknownNameError.
     """
-    given = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
-    given = {key: value for key, value in given.items() if value is not None}
+    inputs = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
+    inputs = {key: value for key, value in inputs.items() if value is not None}
     if name != EXACT and name not in names("rule"):
         raise UnknownNameError(unknown("rule", name, [EXACT, *names("rule")]))
-    made = resolve("rule", "walk" if name == EXACT else name)
-    known = settings_of(made)
-    foreign = sorted(given.keys() - known)
+    instance = resolve("rule", "walk" if name == EXACT else name)
+    known = settings_of(instance)
+    foreign = sorted(inputs.keys() - known)
     if foreign:
         raise InputError(
             f"rule {name!r} has no {', '.join(foreign)}; it takes "
@@ -100,40 +100,40 @@ def make_rule(
         )
     if "neighbours" in known:
         table = _table(name, codebook, neighbours, normalised)
-        given["neighbours"] = table.with_marks(marks) if marks else table
+        inputs["neighbours"] = table.with_marks(marks) if marks else table
         for setting, default in (("lam", default_lam), ("delta", default_delta)):
             if setting in known:
-                given.setdefault(setting, default(len(codebook)))
+                inputs.setdefault(setting, default(len(codebook)))
     if "partition" in known:
         clusters = _partition(codebook, partition, normalised)
-        given["partition"] = clusters.with_marks(marks) if marks else clusters
+        inputs["partition"] = clusters.with_marks(marks) if marks else clusters
     if isinstance(tv_budget, Real):
-        given["tv_budget"] = TVBudget(float(tv_budget), positions)
+        inputs["tv_budget"] = TVBudget(float(tv_budget), positions)
     elif tv_budget is not None and not isinstance(tv_budget, TVBudget):
         raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
-    rule: Rule = made(**given)
+    rule: Rule = instance(**inputs)
     return rule
 
 
 def _table(
-    name: str, codebook: Any, wanted: int | CodeNeighbours | None, normalised: bool
+    name: str, codebook: Any, selection: int | CodeNeighbours | None, normalised: bool
 ) -> CodeNeighbours:
-    if isinstance(wanted, CodeNeighbours):
-        wanted.check(codebook)
-        return wanted
-    k = default_neighbours(len(codebook), name) if wanted is None else wanted
+    if isinstance(selection, CodeNeighbours):
+        selection.check(codebook)
+        return selection
+    k = default_neighbours(len(codebook), name) if selection is None else selection
     return CodeNeighbours.build(codebook, k, normalised)
 
 
 def _partition(
-    codebook: Any, wanted: int | CodePartition | None, normalised: bool
+    codebook: Any, selection: int | CodePartition | None, normalised: bool
 ) -> CodePartition:
-    if isinstance(wanted, CodePartition):
-        if wanted.size != len(codebook):
+    if isinstance(selection, CodePartition):
+        if selection.size != len(codebook):
             raise InputError(
-                f"got a partition of {wanted.size} codes for a code-book of {len(codebook)}; "
+                f"got a partition of {selection.size} codes for a code-book of {len(codebook)}; "
                 "expected one made from it."
             )
-        return wanted
-    clusters = default_clusters(len(codebook)) if wanted is None else wanted
+        return selection
+    clusters = default_clusters(len(codebook)) if selection is None else selection
     return CodePartition.build(codebook, clusters, normalised=normalised)

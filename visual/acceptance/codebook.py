@@ -70,11 +70,11 @@ class CodeNeighbours:
         them by plain distance. Of codes at one distance the lower id comes first. Raises InputError
         for k outside 1 .. V - 1 and for rows that cannot be normalised.
         """
-        codes, k = _compared(codebook, normalised), whole(given := k) or 0
+        codes, k = _compared(codebook, normalised), whole(inputs := k) or 0
         lengths = np.zeros(len(codes)) if normalised else np.square(codes).sum(1) / 2
         if not 1 <= k < len(codes):
             raise InputError(
-                f"got k={given!r} neighbours for {len(codes)} codes; expected 1 to "
+                f"got k={inputs!r} neighbours for {len(codes)} codes; expected 1 to "
                 f"{len(codes) - 1}, a whole number."
             )
         rows = np.empty((len(codes), k), dtype=np.int32)
@@ -82,9 +82,9 @@ class CodeNeighbours:
         for start in range(0, len(codes), block):
             near = codes[start : start + block] @ codes.T
             near -= lengths
-            own = np.arange(start, start + len(near))
-            near[np.arange(len(near)), own] = -np.inf  # by id: a twin of the code stays in
-            rows[own] = _largest(near, k)
+            current = np.arange(start, start + len(near))
+            near[np.arange(len(near)), current] = -np.inf  # by id: a twin of the code stays in
+            rows[current] = _largest(near, k)
         return cls(rows, codebook_fingerprint(codebook))
 
     def with_marks(self, count: int) -> CodeNeighbours:
@@ -169,10 +169,10 @@ class CodePartition:
         from. Raises InputError for a number of clusters outside 1 .. V and for rows that cannot be
         normalised.
         """
-        codes, clusters = _compared(codebook, normalised), whole(given := clusters) or 0
+        codes, clusters = _compared(codebook, normalised), whole(inputs := clusters) or 0
         if not 1 <= clusters <= len(codes):
             raise InputError(
-                f"got {given!r} clusters of {len(codes)} codes; expected 1 to that, a whole number."
+                f"got {inputs!r} clusters of {len(codes)} codes; expected 1 to that, a whole number."
             )
         start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
         centres, belongs = codes[start], np.full(len(codes), -1)
@@ -190,11 +190,11 @@ class CodePartition:
     def with_marks(self, count: int) -> CodePartition:
         """Return the partition with as many ids behind it that are no codes, each by itself."""
         marks = np.arange(count, dtype=np.int32) + self.clusters.max() + np.int32(1)
-        made = CodePartition(np.concatenate([self.clusters, marks]).astype(np.int32))
+        instance = CodePartition(np.concatenate([self.clusters, marks]).astype(np.int32))
         if self._units is not None:
             rows = np.zeros((count, self._units.shape[1]))
-            made._units = np.concatenate([self._units, rows])
-        return made
+            instance._units = np.concatenate([self._units, rows])
+        return instance
 
     @cached_property
     def mates(self) -> list[Codes]:

@@ -152,16 +152,16 @@ class RelaxedRow:
 
         offered: the drafted codes and their nodes. gains: what the draft promises below them.
         """
-        worth = [each for each, gain in gains.items() if gain >= self.least_gain]
-        if not worth:
+        min_gain = [each for each, gain in gains.items() if gain >= self.least_gain]
+        if not min_gain:
             return offered.get(code), 0.0
         left = self.spending.left(target.index(node))
         if kind is DraftKind.COUPLED:
-            chosen = code if code in offered else self._stand_in(worth, code, target, node, left)
+            chosen = code if code in offered else self._stand_in(min_gain, code, target, node, left)
             spent = 0.0 if chosen in (code, None) else 1.0
         else:
             p = self._law(target, node)
-            chosen, spent = self._shares(list(offered), worth, code, p, left)
+            chosen, spent = self._shares(list(offered), min_gain, code, p, left)
             chosen = code if code in offered else chosen
         self.spending.spend(spent)
         return (None if chosen is None else offered[chosen]), spent
@@ -180,7 +180,7 @@ class RelaxedRow:
         return None
 
     def _shares(
-        self, drafted: Sequence[int], worth: Sequence[int], code: int, p: Law, left: float
+        self, drafted: Sequence[int], min_gain: Sequence[int], code: int, p: Law, left: float
     ) -> tuple[int | None, float]:
         """Return the drafted code that stands for the target's, and the mass of all replaced codes.
 
@@ -192,7 +192,7 @@ class RelaxedRow:
             return chosen, spent
         fresh = p.copy()  # what no drafted code carries or stands for yet
         fresh[drafted] = 0.0
-        for each in worth:
+        for each in min_gain:
             codes = related(self.relation, each, p).codes
             if not len(codes):
                 continue

@@ -57,13 +57,13 @@ class Nearest:
     """
 
     def __init__(self, neighbours: CodeNeighbours, k: int | None = None) -> None:
-        wanted = neighbours.k if k is None else whole(k)
-        if wanted is None or not 0 <= wanted <= neighbours.k:
+        selection = neighbours.k if k is None else whole(k)
+        if selection is None or not 0 <= selection <= neighbours.k:
             raise InputError(
                 f"got k={k!r}; the table holds {neighbours.k} neighbours of each code. Give a whole"
                 " number of at most that, or build a table with more."
             )
-        self.k = wanted
+        self.k = selection
         self.neighbours = neighbours
         self._rows = neighbours.rows[:, : self.k]
 
@@ -182,10 +182,10 @@ def related(relation: Relation, code: int, p: Law) -> Related:
 
 def relaxed_law(p: Law, code: int, among: Related) -> Law:
     """Return p [V] with all that is on the related codes moved to `code`."""
-    law = p.copy()
-    law[among.codes] = 0.0
-    law[code] = p[code] + among.mass
-    return law
+    distribution = p.copy()
+    distribution[among.codes] = 0.0
+    distribution[code] = p[code] + among.mass
+    return distribution
 
 
 def check_size(relation: Relation, size: int) -> None:

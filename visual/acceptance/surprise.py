@@ -32,15 +32,15 @@ class Surprising(Around):
             codes.append(verdict.token)
         nodes = nodes[: len(codes)]
         if isinstance(target, RowView):
-            laws = target.laws(nodes)
+            distributions = target.laws(nodes)
         else:
-            laws = torch.stack([target.probabilities(node) for node in nodes])
-        return replace(verdict, surprise=surprise_of(laws, codes))
+            distributions = torch.stack([target.probabilities(node) for node in nodes])
+        return replace(verdict, surprise=surprise_of(distributions, codes))
 
 
-def surprise_of(laws: torch.Tensor, codes: list[int]) -> tuple[float, ...]:
+def surprise_of(distributions: torch.Tensor, codes: list[int]) -> tuple[float, ...]:
     """Return -log p(code) - H(p) of codes, each under its law f64 [n, V]."""
-    logs = laws.clamp_min(LEAST).log()
-    own = logs[torch.arange(len(codes)), codes]
-    found: list[float] = ((laws * logs).sum(-1) - own).tolist()
-    return tuple(found)
+    logs = distributions.clamp_min(LEAST).log()
+    current = logs[torch.arange(len(codes)), codes]
+    result: list[float] = ((distributions * logs).sum(-1) - current).tolist()
+    return tuple(result)

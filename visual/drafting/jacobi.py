@@ -113,25 +113,27 @@ class JacobiSession:
         size = max(0, min(drafter.window, room, context.remaining - 1))
         written = context.tokens[context.prompt_length :]
         self._first, self._drafted = first, []
-        laws: list[torch.Tensor] = []
+        distributions: list[torch.Tensor] = []
         for node, index in enumerate(range(first, first + size)):
             fresh = self._fresh([*written, *self._drafted], index, context.tokens[-1])
             if drafter.form == "coupled":
                 self._drafted.append(self._guesses.get(index, [fresh])[0])
                 continue
-            law = self._laws.get(index)
-            if law is not None:
-                self._drafted.append(_drawn(law, self._noise.uniform(first, Stream.DRAFT, node)))
+            distribution = self._laws.get(index)
+            if distribution is not None:
+                self._drafted.append(
+                    _drawn(distribution, self._noise.uniform(first, Stream.DRAFT, node))
+                )
             else:
-                law = torch.zeros(self._vocab_size, dtype=torch.float64)
-                law[fresh] = 1.0
+                distribution = torch.zeros(self._vocab_size, dtype=torch.float64)
+                distribution[fresh] = 1.0
                 self._drafted.append(fresh)
-            laws.append(law)
+            distributions.append(distribution)
         q = None
-        if laws:
-            q = torch.stack([*laws, torch.zeros_like(laws[0])])
-        name, kind, reach = drafter.name, drafter.kind, self._reach(first, size)
-        chain = DraftTree.chain(self._drafted, name, reach=reach, kind=kind, q=q)
+        if distributions:
+            q = torch.stack([*distributions, torch.zeros_like(distributions[0])])
+        name, kind, accept_prob = drafter.name, drafter.kind, self._reach(first, size)
+        chain = DraftTree.chain(self._drafted, name, accept_prob=accept_prob, kind=kind, q=q)
         return self._branched(chain, budget) if drafter.branches else chain
 
     def observe(self, step: Step) -> None:
@@ -155,8 +157,8 @@ class JacobiSession:
         for index, _ in zip(indices, nodes, strict=False):
             self._ages[index] = ages.get(index, 0) + 1
         if self._drafter.form == "sampled":
-            laws = map(step.view.probabilities, nodes)
-            self._laws = dict(zip(indices, laws, strict=False))
+            distributions = map(step.view.probabilities, nodes)
+            self._laws = dict(zip(indices, distributions, strict=False))
         elif nodes:
             choices = step.view.choices(nodes, 1 + self._drafter.branches)
             self._guesses = dict(zip(indices, choices, strict=False))
@@ -167,10 +169,10 @@ class JacobiSession:
         The chain comes first: what stands far down is mostly wrong, but thought over again.
         """
         tokens, parents = chain.tokens.tolist(), chain.parents.tolist()
-        reach = chain.reach.tolist()
+        accept_prob = chain.reach.tolist()
         offers = []
         for node in range(len(chain)):
-            missed = (reach[node - 1] if node else 1.0) - reach[node]
+            missed = (accept_prob[node - 1] if node else 1.0) - accept_prob[node]
             beside = self._guesses.get(self._first + node, [])[1:]
             for code, second in zip(beside, self._seconds, strict=False):
                 if code != tokens[node]:
@@ -178,8 +180,10 @@ class JacobiSession:
         for chance, node, code in sorted(offers, reverse=True)[: max(0, budget - len(chain))]:
             tokens.append(code)
             parents.append(-node - 1)
-            reach.append(chance)
-        return DraftTree.build(tokens, parents, chain.sources[0], reach=reach, kind=chain.kind)
+            accept_prob.append(chance)
+        return DraftTree.build(
+            tokens, parents, chain.sources[0], accept_prob=accept_prob, kind=chain.kind
+        )
 
     def _fresh(self, codes: Sequence[int], index: int, last: int) -> int:
         """Return the code beside a position that no forward has reached."""
@@ -188,8 +192,8 @@ class JacobiSession:
             return end
         left = index - 1 if width is None or index % width else -1
         above = -1 if width is None else index - width
-        wanted = (left, above) if self._drafter.start == "left" else (above, left)
-        place = next((at for at in (*wanted, index - 1) if at >= 0), -1)
+        selection = (left, above) if self._drafter.start == "left" else (above, left)
+        place = next((at for at in (*selection, index - 1) if at >= 0), -1)
         return codes[place] if place >= 0 else last
 
     def _age(self, index: int) -> int:
@@ -198,27 +202,27 @@ class JacobiSession:
 
     def _reach(self, first: int, size: int) -> list[float]:
         """Return the chance of each node of the chain; no code that was drawn has a part in it."""
-        reach, above = [], 1.0
+        accept_prob, above = [], 1.0
         for index in range(first, first + size):
             above *= self._rates[self._age(index)]
-            reach.append(above)
-        return reach
+            accept_prob.append(above)
+        return accept_prob
 
 
 def _chain(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
     """Return the nodes of a chain of tokens below the root, as far as the tree holds it."""
     pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
     child = {pair: node for node, pair in enumerate(pairs)}
-    found: list[int] = []
+    results: list[int] = []
     for token in tokens:
-        node = child.get((found[-1] if found else ROOT, token))
+        node = child.get((results[-1] if results else ROOT, token))
         if node is None:
             break
-        found.append(node)
-    return found
+        results.append(node)
+    return results
 
 
-def _drawn(law: torch.Tensor, number: float) -> int:
+def _drawn(distribution: torch.Tensor, number: float) -> int:
     """Return the code at a number in (0, 1) of the law's cumulative sum: f64 [V]."""
-    bounds = law.cumsum(0)
+    bounds = distribution.cumsum(0)
     return bisect_right((bounds / bounds[-1]).tolist(), number)

@@ -44,7 +44,7 @@ class LatentDrafter:
         draft: Any,
         target: LatentDraws,
         window: int = 16,
-        worth: float = WORTH,
+        min_gain: float = WORTH,
         begin: int = 0,
     ) -> None:
         if not isinstance(draft, LatentDraws) or draft.table is not target.table:
@@ -52,10 +52,10 @@ class LatentDrafter:
                 f"got a {type(draft).__name__} to draft with; expected a LatentTarget or a "
                 "MaskedTarget over the smaller model that was made with table=target.table."
             )
-        check_window(window, worth)
+        check_window(window, min_gain)
         self.draft: Any = draft
         self.window = window
-        self.worth = worth
+        self.worth = min_gain
         self.begin = begin
 
     def open(self, request: DraftRequest) -> LatentSession:
@@ -65,10 +65,12 @@ class LatentDrafter:
         return LatentSession(self, noise, cache)
 
 
-def check_window(window: int, worth: float) -> None:
+def check_window(window: int, min_gain: float) -> None:
     """Raise InputError for a window without latents, and a worth that is no chance."""
-    if window < 1 or not 0.0 <= worth < 1.0:
-        raise InputError(f"got window {window} and worth {worth}; expected at least 1, and 0 to 1.")
+    if window < 1 or not 0.0 <= min_gain < 1.0:
+        raise InputError(
+            f"got window {window} and worth {min_gain}; expected at least 1, and 0 to 1."
+        )
 
 
 class ChainSession:
@@ -81,7 +83,7 @@ class ChainSession:
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a chain of at most `budget` latents; none before the drafter begins."""
-        drafter, drafted, reach = self._drafter, self._drafted, list[float]()
+        drafter, drafted, accept_prob = self._drafter, self._drafted, list[float]()
         drafted.clear()
         size = min(drafter.window, budget, context.remaining - 1, self.room(context))
         while len(drafted) < size and context.generated >= drafter.begin:
@@ -92,8 +94,8 @@ class ChainSession:
             if number is None:
                 break
             drafted.append(number)
-            reach.append(chance)
-        return DraftTree.chain(drafted, drafter.name, reach=reach, kind=drafter.kind)
+            accept_prob.append(chance)
+        return DraftTree.chain(drafted, drafter.name, accept_prob=accept_prob, kind=drafter.kind)
 
     def observe(self, step: Step) -> None:
         """Learn how much of the draft the target kept."""

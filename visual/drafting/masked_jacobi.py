@@ -28,10 +28,10 @@ class MaskedJacobiDrafter:
     kind = DraftKind.COUPLED
 
     def __init__(
-        self, target: MaskedTarget, window: int = 12, worth: float = WORTH, begin: int = 0
+        self, target: MaskedTarget, window: int = 12, min_gain: float = WORTH, begin: int = 0
     ) -> None:
-        check_window(window, worth)
-        self.target, self.window, self.worth, self.begin = target, window, worth, begin
+        check_window(window, min_gain)
+        self.target, self.window, self.worth, self.begin = target, window, min_gain, begin
 
     def open(self, request: DraftRequest) -> MaskedJacobiSession:
         """Return a session for the picture that the prompt names."""

@@ -71,11 +71,11 @@ class Watching(LatentDraws):
     def distances(self, numbers: Sequence[int]) -> torch.Tensor:
         """Return how far kept latents are from the target's own, in deviations; NaN of others."""
         judged = [self.judged[number] for number in numbers]
-        own = torch.tensor([each.own for each in judged])
-        apart = self.table.latents[torch.tensor(numbers)] - self.table.latents[own]
-        found: torch.Tensor = torch.linalg.vector_norm(apart.double(), dim=-1).cpu()
-        found[[not each.kept for each in judged]] = torch.nan
-        return found
+        current = torch.tensor([each.own for each in judged])
+        difference = self.table.latents[torch.tensor(numbers)] - self.table.latents[current]
+        result: torch.Tensor = torch.linalg.vector_norm(difference.double(), dim=-1).cpu()
+        result[[not each.kept for each in judged]] = torch.nan
+        return result
 
 
 class WatchedTarget(Watching, LatentTarget):

@@ -68,8 +68,8 @@ class _Layer(nn.Module):
         self.first = nn.Linear(width, width)
         self.second = nn.Linear(width, width)
 
-    def forward(self, states: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
-        shift, scale, gate = self.told(functional.silu(told)).chunk(3, dim=-1)
+    def forward(self, states: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
+        shift, scale, gate = self.told(functional.silu(message)).chunk(3, dim=-1)
         inner = self.norm(states) * (1.0 + scale) + shift
         out: torch.Tensor = states + gate * self.second(functional.silu(self.first(inner)))
         return out
@@ -93,7 +93,9 @@ class DiffusionHead(nn.Module):
         """Return clean latents [N, D] of noisy ones [N, D], times [N] or [1], states [N, H]."""
         return self.denoise(noisy, times, self.state(states))
 
-    def denoise(self, noisy: torch.Tensor, times: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
+    def denoise(
+        self, noisy: torch.Tensor, times: torch.Tensor, message: torch.Tensor
+    ) -> torch.Tensor:
         """Return the same of states that `state` has read, which all steps share.
 
         noisy [..., D], times [...], told [..., width]: broadcast against each other, so that what
@@ -101,10 +103,10 @@ class DiffusionHead(nn.Module):
         """
         scales = torch.exp(torch.arange(_WAVES, device=noisy.device) * (math.log(1000.0) / _WAVES))
         angles = times[..., None] * scales.to(noisy.dtype)
-        told = told + self.time(torch.cat([angles.sin(), angles.cos()], dim=-1))
+        message = message + self.time(torch.cat([angles.sin(), angles.cos()], dim=-1))
         states = self.read(noisy)
         for layer in self.layers:
-            states = layer(states, told)
+            states = layer(states, message)
         out: torch.Tensor = self.write(self.norm(states))
         return out.clamp(-MOST, MOST)
 
@@ -141,13 +143,13 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
     def standardised(self, latents: torch.Tensor) -> torch.Tensor:
         """Return latents [..., D] as the model reads them."""
-        found: torch.Tensor = (latents - self.mean) / self.deviation
-        return found
+        result: torch.Tensor = (latents - self.mean) / self.deviation
+        return result
 
     def restored(self, latents: torch.Tensor) -> torch.Tensor:
         """Return what the model wrote [..., D] as the autoencoder knows it."""
-        found: torch.Tensor = latents * self.deviation + self.mean
-        return found
+        result: torch.Tensor = latents * self.deviation + self.mean
+        return result
 
     def states(self, latents: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
         """Return what the head is told before each of n latents: [B, n, H].
@@ -161,5 +163,5 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             logits_to_keep=latents.shape[1],
             output_hidden_states=True,
         )
-        found: torch.Tensor = out.hidden_states[0]
-        return found
+        result: torch.Tensor = out.hidden_states[0]
+        return result

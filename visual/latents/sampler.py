@@ -61,27 +61,27 @@ class Sampler:
 
     def told(self, states: torch.Tensor) -> torch.Tensor:
         """Return what the head is told by states [n, C, H]: [n, C, width]."""
-        found: torch.Tensor = self.head.state(states)
-        return found
+        result: torch.Tensor = self.head.state(states)
+        return result
 
-    def draw(self, told: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
+    def draw(self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
         """Return latents of places [n, C, width] and noise [n, T + 1, D], by step.
 
-        told: [1, C, width] where all n are of one place, which the head then reads once. start: the
+        message: [1, C, width] where all n are of one place, which the head then reads once. start: the
         first state is x_start, which stands in noise[:, start]; None is T.
         """
         last = int(self.schedule.steps) if start is None else start
         path, means, deviations = [noise[:, last]], [], []
         for step in range(last, 0, -1):
-            mean, deviation = self.gaussian(told, path[-1], torch.tensor([step]))
+            mean, deviation = self.gaussian(message, path[-1], torch.tensor([step]))
             means.append(mean)
             deviations.append(deviation.expand(len(mean), -1))
             path.append(mean + (deviation * noise[:, step - 1]).to(mean))
         parts = (torch.stack(each[::-1], 1) for each in (path, means, deviations))
-        return Drawn(next(parts), next(parts), told, next(parts))
+        return Drawn(next(parts), next(parts), message, next(parts))
 
     def gaussian(
-        self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
+        self, message: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return means [n, D] and deviations of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
 
@@ -89,15 +89,17 @@ class Sampler:
         """
         kind = torch.promote_types(noisy.dtype, torch.float32)
         deviations = self.deviations[steps - 1, None].to(noisy.device, kind)
-        return self.means(told, noisy, steps), deviations
+        return self.means(message, noisy, steps), deviations
 
-    def means(self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
+    def means(
+        self, message: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
+    ) -> torch.Tensor:
         """Return the means [n, D] of x_(t - 1) given x_t [n, D], for steps t i64 [n] or [1]."""
         times = (steps.to(noisy.dtype) / self.schedule.steps).to(noisy.device)
-        clean = self.head.denoise(noisy[:, None], times[:, None], told)
+        clean = self.head.denoise(noisy[:, None], times[:, None], message)
         guided = clean[:, 0]
-        if told.shape[1] == 2:
+        if message.shape[1] == 2:
             guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
         to_clean, to_noisy = self.factors[steps - 1].to(noisy).unbind(-1)
-        found: torch.Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy
-        return found
+        result: torch.Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy
+        return result

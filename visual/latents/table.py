@@ -43,16 +43,16 @@ class LatentTable:
         assert sampler is not None
         return sampler
 
-    def add(self, drawn: Drawn, indices: Sequence[int], samplers: Sequence[Sampler]) -> range:
+    def add(self, sample: Drawn, indices: Sequence[int], samplers: Sequence[Sampler]) -> range:
         """Keep latents that samplers drew for these indices, one each, and return their numbers.
 
         Raises InputError where a call draws more than there are numbers for.
         """
         numbers = self._numbers(len(indices))
-        self.paths[numbers.start : numbers.stop] = drawn.path
-        self.means[numbers.start : numbers.stop] = drawn.means
-        self.deviations[numbers.start : numbers.stop] = drawn.deviations
-        self.told.extend(drawn.told)
+        self.paths[numbers.start : numbers.stop] = sample.path
+        self.means[numbers.start : numbers.stop] = sample.means
+        self.deviations[numbers.start : numbers.stop] = sample.deviations
+        self.told.extend(sample.told)
         self.indices.extend(indices)
         self._samplers.extend(samplers)
         return numbers

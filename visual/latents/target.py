@@ -46,25 +46,25 @@ class LatentDraws:
         self,
         states: torch.Tensor,
         tree: DraftTree,
-        law: TokenLaw,
+        distribution: TokenLaw,
         stop: StopState,
         context: Sequence[int],
         chosen: Sequence[int] | None = None,
         transform: RowTransform | None = None,
     ) -> LatentView:
         """Return what a rule sees of one row's states [N + 1, C * H]."""
-        return LatentView(states, tree, law, stop, context, target=self)
+        return LatentView(states, tree, distribution, stop, context, target=self)
 
     def draw(self, views: Sequence[LatentView]) -> None:
         """Draw the target's own latents at every place of all views, all at once."""
-        asked = [self.asked(view) for view in views]
+        requests = [self.asked(view) for view in views]
         noise = torch.cat(
-            [self.noise(view.noise, each) for view, (_, each) in zip(views, asked, strict=True)]
+            [self.noise(view.noise, each) for view, (_, each) in zip(views, requests, strict=True)]
         )
-        indices = [index for _, each in asked for index in each]
-        numbers = self.add(torch.cat([states for states, _ in asked]), noise, indices)
+        indices = [index for _, each in requests for index in each]
+        numbers = self.add(torch.cat([states for states, _ in requests]), noise, indices)
         start = 0
-        for view, (_, each) in zip(views, asked, strict=True):
+        for view, (_, each) in zip(views, requests, strict=True):
             view.own = numbers[start : start + len(each)]
             start += len(each)
 
@@ -75,9 +75,9 @@ class LatentDraws:
     @torch.no_grad()
     def add(self, states: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> range:
         """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
-        told = self.sampler.told(states.reshape(len(states), self.copies, -1))
-        drawn = self.sampler.draw(told, noise.to(told))
-        return self.table.add(drawn, indices, [self.sampler] * len(indices))
+        message = self.sampler.told(states.reshape(len(states), self.copies, -1))
+        sample = self.sampler.draw(message, noise.to(message))
+        return self.table.add(sample, indices, [self.sampler] * len(indices))
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
         """Return the normal numbers of latents: f64 [n, T + 1, D]."""
@@ -88,11 +88,11 @@ class LatentDraws:
 
 def expect_steps(table: LatentTable, steps: int, width: int) -> None:
     """Raise InputError for a table of latents of another width, or in another number of steps."""
-    wanted = table.means.shape
-    if wanted[1:] != (steps, width):
+    selection = table.means.shape
+    if selection[1:] != (steps, width):
         raise InputError(
-            f"got latents of {width} numbers in {steps} steps; expected {wanted[2]} in "
-            f"{wanted[1]}, as the target's. Draft with a model of the same latents, on the "
+            f"got latents of {width} numbers in {steps} steps; expected {selection[2]} in "
+            f"{selection[1]}, as the target's. Draft with a model of the same latents, on the "
             "target's schedule."
         )
 
@@ -172,13 +172,13 @@ class LatentView(RowView):
         self,
         states: torch.Tensor,
         tree: DraftTree,
-        law: TokenLaw,
+        distribution: TokenLaw,
         stop: StopState,
         context: Sequence[int],
         *,
         target: LatentDraws,
     ) -> None:
-        super().__init__(states, tree, law, stop, context)
+        super().__init__(states, tree, distribution, stop, context)
         self.states = states
         self.target = target
         self.own: Sequence[int] = ()

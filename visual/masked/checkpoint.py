@@ -99,17 +99,17 @@ def _config(weights: Tensors, origin: str, heads: int | None) -> MaskedConfig:
 
 def _layers(weights: Tensors, blocks: str) -> int:
     """Return how many blocks there are of a kind."""
-    found: Any = (re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) for name in weights)
-    return 1 + max(int(each[1]) for each in found if each)
+    result: Any = (re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) for name in weights)
+    return 1 + max(int(each[1]) for each in result if each)
 
 
 def _check_kind(weights: Tensors, origin: str) -> None:
     """Raise ModelError for weights of something else."""
     lacking = [n for n, axes in _NEEDED.items() if n not in weights or weights[n].ndim != axes]
     if lacking:
-        told = ", ".join(sorted(weights)[:3]) or "no tensors"
+        message = ", ".join(sorted(weights)[:3]) or "no tensors"
         raise ModelError(
-            f"{origin} is no MAR model: it holds {told}, and no {lacking[0]} of "
+            f"{origin} is no MAR model: it holds {message}, and no {lacking[0]} of "
             f"{_NEEDED[lacking[0]]} axes; expected the weights of one under "
             f"{', '.join(_PLACES)} or at the top."
         )

@@ -40,22 +40,22 @@ class NoiseSampler(Sampler):
 
     def told(self, states: torch.Tensor) -> torch.Tensor:
         """Return what the head is told by states [..., H]: [..., width]."""
-        found: torch.Tensor = self.head.cond_embed(states)
-        return found
+        result: torch.Tensor = self.head.cond_embed(states)
+        return result
 
     def gaussian(
-        self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
+        self, message: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return means and deviations [n, D] of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
 
         told [n or 1, C, width]: by the conditional row, and with guidance by the other after it.
         """
-        copies, size = told.shape[1], len(noisy)
+        copies, size = message.shape[1], len(noisy)
         times = self._times[steps - 1].to(noisy.device)
-        rows = noisy.to(told.dtype).repeat(copies, 1)
+        rows = noisy.to(message.dtype).repeat(copies, 1)
         times = times.repeat(copies) if len(times) > 1 else times
-        told = told.expand(size, -1, -1).transpose(0, 1).flatten(0, 1)
-        noise, variance = self.head(rows, times, told)
+        message = message.expand(size, -1, -1).transpose(0, 1).flatten(0, 1)
+        noise, variance = self.head(rows, times, message)
         noise, variance = noise.to(noisy), variance[:size].to(noisy)
         if copies == 2:
             noise = noise[size:] + self.scale * (noise[:size] - noise[size:])

@@ -51,9 +51,9 @@ class _Block(nn.Module):
         self.mlp = _mlp(width, width)
         self.adaLN_modulation = _modulation(width, 3)
 
-    def forward(self, states: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
         """Return states [n, width] after the block, moved by what is told [n, width]."""
-        shift, scale, gate = self.adaLN_modulation(told).chunk(3, dim=-1)
+        shift, scale, gate = self.adaLN_modulation(message).chunk(3, dim=-1)
         out: torch.Tensor = states + gate * self.mlp(self.in_ln(states) * (1.0 + scale) + shift)
         return out
 
@@ -65,9 +65,9 @@ class _Last(nn.Module):
         self.linear = Still(width, out)
         self.adaLN_modulation = _modulation(width, 2)
 
-    def forward(self, states: torch.Tensor, told: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
         """Return [n, out] of states [n, width]."""
-        shift, scale = self.adaLN_modulation(told).chunk(2, dim=-1)
+        shift, scale = self.adaLN_modulation(message).chunk(2, dim=-1)
         out: torch.Tensor = self.linear(self.norm_final(states) * (1.0 + scale) + shift)
         return out
 
@@ -84,15 +84,15 @@ class NoiseHead(nn.Module):
         self.final_layer = _Last(width, 2 * latent_dim)
 
     def forward(
-        self, noisy: torch.Tensor, times: torch.Tensor, told: torch.Tensor
+        self, noisy: torch.Tensor, times: torch.Tensor, message: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the noise [n, D] and where variances lie, -1 to 1, of noisy latents [n, D].
 
         times [n] or [1]: of 0 to 999. told [n, width]: by `cond_embed`, which all steps share.
         """
-        told = told + self.time_embed(times)
+        message = message + self.time_embed(times)
         states = self.input_proj(noisy)
         for block in self.res_blocks:
-            states = block(states, told)
-        noise, variance = self.final_layer(states, told).chunk(2, dim=-1)
+            states = block(states, message)
+        noise, variance = self.final_layer(states, message).chunk(2, dim=-1)
         return noise, variance

@@ -84,10 +84,10 @@ class MaskedConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
                 f"{self.hidden_size}; expected a number of heads that divides it."
             )
         for name in ("mean", "deviation"):
-            told = getattr(self, name)
-            if isinstance(told, list) and len(told) != self.latent_dim:
+            message = getattr(self, name)
+            if isinstance(message, list) and len(message) != self.latent_dim:
                 raise InputError(
-                    f"got {len(told)} numbers as {name}; expected {self.latent_dim}, or one for "
+                    f"got {len(message)} numbers as {name}; expected {self.latent_dim}, or one for "
                     "all numbers of a latent."
                 )
 
@@ -99,12 +99,12 @@ class _Attention(nn.Module):
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.proj = nn.Linear(hidden, hidden)
 
-    def forward(self, states: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
         """Let all positions of states [B, n, H] attend to all, or to those seen: bool [B, n]."""
         parts = self.qkv(states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mask = None if seen is None else seen[:, None, None]
-        found = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
-        out: torch.Tensor = self.proj(found.transpose(1, 2).flatten(2))
+        mask = None if visible is None else visible[:, None, None]
+        result = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
+        out: torch.Tensor = self.proj(result.transpose(1, 2).flatten(2))
         return out
 
 
@@ -128,9 +128,9 @@ class _Layer(nn.Module):
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=EPS)
         self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
 
-    def forward(self, states: torch.Tensor, seen: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
         """Return states [B, n, H] after the layer; seen: those that are attended to, None all."""
-        states = states + self.attn(self.norm1(states), seen)
+        states = states + self.attn(self.norm1(states), visible)
         out: torch.Tensor = states + self.mlp(self.norm2(states))
         return out
 
@@ -178,8 +178,8 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
     def condition(self, labels: torch.Tensor) -> torch.Tensor:
         """Return what stands for classes i64 [B]: [B, H]."""
-        found: torch.Tensor = self.class_emb(labels.to(self.fake_latent.device))
-        return found
+        result: torch.Tensor = self.class_emb(labels.to(self.fake_latent.device))
+        return result
 
     def unconditional(self, rows: int) -> torch.Tensor:
         """Return what stands for no class [rows, H]."""
@@ -196,9 +196,9 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         return latents * deviation + mean
 
     def _scales(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        given = (self.config.mean, self.config.deviation)
+        inputs = (self.config.mean, self.config.deviation)
         mean, deviation = (
-            torch.tensor(each, device=like.device, dtype=like.dtype) for each in given
+            torch.tensor(each, device=like.device, dtype=like.dtype) for each in inputs
         )
         return mean, deviation
 
@@ -216,10 +216,10 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         places, fill it up; None for all k.
         """
         rows, buffer = len(latents), self.config.buffer_size
-        real = seen = None
+        real = visible = None
         if counts is not None:
             real = torch.arange(known.shape[1], device=known.device) < counts[:, None]
-            seen = torch.cat([real.new_ones(rows, buffer), real], 1)
+            visible = torch.cat([real.new_ones(rows, buffer), real], 1)
         places = self._rows(known, self.config.hidden_size)
         read = self.z_proj(latents.gather(1, self._rows(known, latents.shape[-1])))
         table = self.encoder_pos_embed_learned.expand(rows, -1, -1)
@@ -227,12 +227,12 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         states = torch.cat([front, read + table[:, buffer:].gather(1, places)], 1)
         states = self.z_proj_ln(states)
         for layer in self.encoder_blocks:
-            states = layer(states, seen)
+            states = layer(states, visible)
         states = self.decoder_embed(self.encoder_norm(states)).to(self.mask_token.dtype)
-        found = states[:, buffer:]
+        result = states[:, buffer:]
         if real is not None:
-            found = torch.where(real[..., None], found, self.mask_token)
-        whole = self.mask_token.expand(rows, self.places, -1).scatter(1, places, found)
+            result = torch.where(real[..., None], result, self.mask_token)
+        whole = self.mask_token.expand(rows, self.places, -1).scatter(1, places, result)
         states = torch.cat([states[:, :buffer], whole], 1) + self.decoder_pos_embed_learned
         for layer in self.decoder_blocks:
             states = layer(states)

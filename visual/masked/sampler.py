@@ -72,12 +72,14 @@ class MaskedSampler:
         for left in self.left:
             now = places - left
             known = orders[:, :done].sort(-1).values.to(model.device)
-            given = latents.to(model.dtype).repeat(self.copies, 1, 1)
-            states = model.states(given, known.repeat(self.copies, 1), condition)
-            wanted = orders[:, done:now]
-            drawn = self._denoised(states, wanted, noises, guidance_at(self.scale, places, left))
-            there = wanted.to(model.device)[..., None].expand_as(drawn)
-            latents.scatter_(1, there, drawn.to(kind))
+            inputs = latents.to(model.dtype).repeat(self.copies, 1, 1)
+            states = model.states(inputs, known.repeat(self.copies, 1), condition)
+            selection = orders[:, done:now]
+            sample = self._denoised(
+                states, selection, noises, guidance_at(self.scale, places, left)
+            )
+            there = selection.to(model.device)[..., None].expand_as(sample)
+            latents.scatter_(1, there, sample.to(kind))
             done = now
             if on_iteration is not None and not on_iteration(done, latents):
                 break
@@ -86,21 +88,24 @@ class MaskedSampler:
     def _denoised(
         self,
         states: torch.Tensor,
-        wanted: torch.Tensor,
+        selection: torch.Tensor,
         noises: Sequence[NoiseStream],
         scale: float,
     ) -> torch.Tensor:
         """Return latents [B, m, D] at the wanted places i64 [B, m] of states [C * B, N, H]."""
-        rows, count = wanted.shape
-        picked = wanted.to(states.device).repeat(self.copies, 1)[..., None]
-        found = states.gather(1, picked.expand(-1, -1, states.shape[-1]))
+        rows, count = selection.shape
+        picked = selection.to(states.device).repeat(self.copies, 1)[..., None]
+        result = states.gather(1, picked.expand(-1, -1, states.shape[-1]))
         kind = torch.promote_types(states.dtype, torch.float32)
         noise = torch.cat(
-            [self.noise(one, places) for one, places in zip(noises, wanted.tolist(), strict=True)]
+            [
+                self.noise(one, places)
+                for one, places in zip(noises, selection.tolist(), strict=True)
+            ]
         ).to(states.device, kind)
         sampler = self.open_sampler(scale)
-        told = sampler.told(found.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3))
-        return sampler.draw(told.flatten(0, 1), noise).latents.reshape(rows, count, -1)
+        message = sampler.told(result.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3))
+        return sampler.draw(message.flatten(0, 1), noise).latents.reshape(rows, count, -1)
 
     def open_sampler(self, scale: float) -> NoiseSampler:
         """Return what denoises latents under a scale of guidance."""

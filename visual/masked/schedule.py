@@ -63,23 +63,26 @@ class LearnedSchedule:
 
     def clean(self, step: Step, noisy: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return the latents [..., D] by states x_step and the noise that is told in them."""
-        rest, kept = _at((1.0 - self.kept).sqrt(), step, noisy), _at(self.kept.sqrt(), step, noisy)
-        return (noisy - rest * noise) / kept
+        rest, selected = (
+            _at((1.0 - self.kept).sqrt(), step, noisy),
+            _at(self.kept.sqrt(), step, noisy),
+        )
+        return (noisy - rest * noise) / selected
 
     def mean(self, step: Step, noisy: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
         """Return the mean [..., D] of x_(step - 1), given x_step and the latent."""
         return _at(self.to_clean, step, noisy) * clean + _at(self.to_noisy, step, noisy) * noisy
 
-    def log_variance(self, step: Step, told: torch.Tensor) -> torch.Tensor:
+    def log_variance(self, step: Step, message: torch.Tensor) -> torch.Tensor:
         """Return log variances [..., D] of x_(step - 1); told: -1 the least, 1 the most."""
-        least, most = _at(self.least, step, told), _at(self.most, step, told)
-        return least + (told + 1.0) / 2.0 * (most - least)
+        least, most = _at(self.least, step, message), _at(self.most, step, message)
+        return least + (message + 1.0) / 2.0 * (most - least)
 
-    def deviation(self, step: Step, told: torch.Tensor) -> torch.Tensor:
+    def deviation(self, step: Step, message: torch.Tensor) -> torch.Tensor:
         """Return deviations [..., D] of x_(step - 1): the floor's in the last step."""
-        found = (0.5 * self.log_variance(step, told)).exp()
-        last = torch.as_tensor(step, device=told.device) == 1
-        return torch.where(last[..., None], self.floor, found)
+        result = (0.5 * self.log_variance(step, message)).exp()
+        last = torch.as_tensor(step, device=message.device) == 1
+        return torch.where(last[..., None], self.floor, result)
 
 
 def _at(table: torch.Tensor, step: Step, like: torch.Tensor) -> torch.Tensor:
@@ -90,8 +93,8 @@ def _at(table: torch.Tensor, step: Step, like: torch.Tensor) -> torch.Tensor:
 def _betas() -> torch.Tensor:
     """Return the share of noise that each of the 1,000 steps adds, f64."""
     times = torch.arange(TRAINED + 1, dtype=torch.float64) / TRAINED
-    kept = ((times + _OFFSET) / (1.0 + _OFFSET) * (math.pi / 2.0)).cos().square()
-    return (1.0 - kept[1:] / kept[:-1]).clamp(max=_MOST_BETA)
+    selected = ((times + _OFFSET) / (1.0 + _OFFSET) * (math.pi / 2.0)).cos().square()
+    return (1.0 - selected[1:] / selected[:-1]).clamp(max=_MOST_BETA)
 
 
 def masked_counts(places: int, iterations: int) -> list[int]:
@@ -107,8 +110,8 @@ def masked_counts(places: int, iterations: int) -> list[int]:
         )
     left, counts = places, []
     for done in range(1, count):
-        wanted = math.floor(places * math.cos(math.pi / 2.0 * done / count))
-        left = max(1, min(left - 1, wanted))
+        selection = math.floor(places * math.cos(math.pi / 2.0 * done / count))
+        left = max(1, min(left - 1, selection))
         counts.append(left)
     return [*counts, 0]
 

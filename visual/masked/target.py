@@ -115,8 +115,10 @@ class MaskedTarget(LatentDraws, CausalTarget):
             whole, places = whole.repeat(2, 1, 1), places.repeat(2, 1)
             counts = None if counts is None else counts.repeat(2)
         states = model.states(whole, places, condition, counts)
-        told: torch.Tensor = states.reshape(self.copies, rows, model.places, -1).permute(1, 2, 0, 3)
-        return told
+        message: torch.Tensor = states.reshape(self.copies, rows, model.places, -1).permute(
+            1, 2, 0, 3
+        )
+        return message
 
     def at(self, states: torch.Tensor, picture: int, indices: Sequence[int]) -> torch.Tensor:
         """Return the states [n, C * H] of the latents at some indices, of all places [N, C, H]."""
@@ -127,14 +129,14 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self,
         states: torch.Tensor,
         tree: DraftTree,
-        law: TokenLaw,
+        distribution: TokenLaw,
         stop: StopState,
         context: Sequence[int],
         chosen: Sequence[int] | None = None,
         transform: RowTransform | None = None,
     ) -> MaskedView:
         """Return what a rule sees of one row's states [N + 1, C * H]."""
-        return MaskedView(states, tree, law, stop, context, target=self)
+        return MaskedView(states, tree, distribution, stop, context, target=self)
 
     def draw(self, views: Sequence[LatentView]) -> None:
         """Draw the target's own latents at every place of all views, and those ahead of them."""
@@ -163,15 +165,15 @@ class MaskedTarget(LatentDraws, CausalTarget):
     def add(self, states: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> range:
         """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
         samplers = [self.sampler_at(index) for index in indices]
-        told = samplers[0].told(states.reshape(len(states), self.copies, -1))
-        drawn = self._drawn(told, noise.to(self.table.paths), indices)
-        return self.table.add(drawn, indices, samplers)
+        message = samplers[0].told(states.reshape(len(states), self.copies, -1))
+        sample = self._drawn(message, noise.to(self.table.paths), indices)
+        return self.table.add(sample, indices, samplers)
 
-    def _drawn(self, told: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> Drawn:
+    def _drawn(self, message: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> Drawn:
         listed = [[self.scale_at(each)] for each in indices]
         scales = torch.tensor(listed, dtype=torch.float64).to(noise)
         sampler = NoiseSampler(self.model, self.schedule, scales, self.temperature)
-        return sampler.draw(told, noise)
+        return sampler.draw(message, noise)
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
         """Return the normal numbers of latents, which go by their places: f64 [n, T + 1, D]."""

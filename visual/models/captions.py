@@ -71,8 +71,8 @@ class CaptionEncoder:
         Raises InputError for a text that is empty or holds no token that the embedder knows.
         """
         features = torch.zeros(len(texts), self.length, self.width)
-        found = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        for row, (text, encoding) in enumerate(zip(texts, found, strict=True)):
+        result = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        for row, (text, encoding) in enumerate(zip(texts, result, strict=True)):
             if not encoding.ids:
                 raise InputError(
                     f"got the prompt {text!r}, which holds no word; expected a few words such as "
@@ -107,14 +107,14 @@ class TextEncoder:
         folder = resolve_model(str(name)).folder
         try:
             config = AutoConfig.from_pretrained(folder)
-            made = AutoModelForTextEncoding.from_pretrained(folder, config=config, dtype=dtype)
+            instance = AutoModelForTextEncoding.from_pretrained(folder, config=config, dtype=dtype)
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
                 f"{folder} holds no text encoder that transformers can load ({error}); expected "
                 "one such as T5 with its tokenizer, the one that the image model was trained with."
             ) from error
-        return cls(tokenizer, made.to(device).eval(), length)
+        return cls(tokenizer, instance.to(device).eval(), length)
 
     @property
     def width(self) -> int:
@@ -133,7 +133,7 @@ class TextEncoder:
         ids, mask = (part[:, : self.length] for part in (read.input_ids, read.attention_mask))
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
         states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return [row[own.bool()] for row, own in zip(states, mask, strict=True)]
+        return [row[current.bool()] for row, current in zip(states, mask, strict=True)]
 
 
 def _warn_of_length(text: str, count: int, length: int) -> None:

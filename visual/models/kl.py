@@ -111,8 +111,8 @@ class KLAutoencoder:
                 f"got pictures of shape {list(images.shape)}; expected [B, C, H, W] whose sides "
                 f"are multiples of {self.reduction}."
             )
-        found = self.model.encode(images.to(self.model.device, self.model.dtype)).latent_dist.mean
-        laid: torch.Tensor = found.flatten(2).transpose(1, 2).float()
+        result = self.model.encode(images.to(self.model.device, self.model.dtype)).latent_dist.mean
+        laid: torch.Tensor = result.flatten(2).transpose(1, 2).float()
         return laid
 
     @torch.no_grad()
@@ -141,9 +141,9 @@ def load_kl(
     from diffusers import AutoencoderKL
 
     origin = Path(path).name
-    found, _ = read_checkpoint(path, allow_namespace)
+    result, _ = read_checkpoint(path, allow_namespace)
     published = {
-        name: value.to(dtype) for name, value in found.items() if not name.startswith(_TRAINING)
+        name: value.to(dtype) for name, value in result.items() if not name.startswith(_TRAINING)
     }
     _check_kind(published, origin)
     check_finite(published, origin)
@@ -161,16 +161,16 @@ def load_kl(
 
 def _from_widest(name: str, levels: int) -> str:
     """Return the name of a decoder's block counted from the widest, as diffusers counts."""
-    found = _UP.match(name)
-    return name if found is None else _UP.sub(f"decoder.up.{levels - 1 - int(found[1])}.", name)
+    result = _UP.match(name)
+    return name if result is None else _UP.sub(f"decoder.up.{levels - 1 - int(result[1])}.", name)
 
 
 def _check_kind(published: Tensors, origin: str) -> None:
     """Raise ModelError for weights of something else."""
     lacking = [name for name in _NEEDED if not is_convolution(published, name)]
     if lacking:
-        told = ", ".join(sorted(published)[:3]) or "no tensors"
+        message = ", ".join(sorted(published)[:3]) or "no tensors"
         raise ModelError(
-            f"{origin} is no KL autoencoder in the published layout: it holds {told}, and no "
+            f"{origin} is no KL autoencoder in the published layout: it holds {message}, and no "
             f"{lacking[0]}; expected encoder and decoder under model or at the top."
         )

@@ -106,9 +106,9 @@ def check_weights(
             if ours in expected and weights[ours].shape != expected[ours].shape
         ],
     }
-    told = [f"{how} {', '.join(what[:3])}" for how, what in faults.items() if what]
-    if told:
+    message = [f"{how} {', '.join(what[:3])}" for how, what in faults.items() if what]
+    if message:
         raise ModelError(
             f"the weights of {origin} are not those of one {kind}: it "
-            f"{'; it '.join(told)}. Expected all of a published one, and nothing else."
+            f"{'; it '.join(message)}. Expected all of a published one, and nothing else."
         )

@@ -226,29 +226,29 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         """Where inputs go; the weights of an offloaded model wait elsewhere."""
         return input_device(self.embed_tokens)
 
-    def condition(self, given: torch.Tensor) -> torch.Tensor:
+    def condition(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return condition embeddings [B, L, hidden].
 
-        given: class labels i64 [B] (num_classes = no class), or features [B, L, caption_dim].
+        inputs: class labels i64 [B] (num_classes = no class), or features [B, L, caption_dim].
         Raises InputError for labels and shapes that the model was not made for.
         """
         config = self.config
         if config.condition == "class":
             known = config.num_classes
-            if given.dtype != torch.int64 or given.ndim != 1 or not _within(given, known):
+            if inputs.dtype != torch.int64 or inputs.ndim != 1 or not _within(inputs, known):
                 raise InputError(
-                    f"got class labels {_told(given)}; expected whole numbers [B] from 0 to "
+                    f"got class labels {_told(inputs)}; expected whole numbers [B] from 0 to "
                     f"{known - 1}, or {known} for no class."
                 )
-            labelled: torch.Tensor = self.class_embedding(given.to(self._place))[:, None]
+            labelled: torch.Tensor = self.class_embedding(inputs.to(self._place))[:, None]
             return labelled
-        wanted = (config.condition_length, config.caption_dim)
-        if not given.is_floating_point() or given.ndim != 3 or given.shape[1:] != wanted:
+        selection = (config.condition_length, config.caption_dim)
+        if not inputs.is_floating_point() or inputs.ndim != 3 or inputs.shape[1:] != selection:
             raise InputError(
-                f"got caption features of {given.dtype} with shape {list(given.shape)}; expected "
-                f"floats [B, {wanted[0]}, {wanted[1]}]. Pad or cut the caption."
+                f"got caption features of {inputs.dtype} with shape {list(inputs.shape)}; expected "
+                f"floats [B, {selection[0]}, {selection[1]}]. Pad or cut the caption."
             )
-        captioned: torch.Tensor = self.caption(given.to(self._place, self.dtype))
+        captioned: torch.Tensor = self.caption(inputs.to(self._place, self.dtype))
         return captioned
 
     def unconditional(self, rows: int) -> torch.Tensor:
@@ -297,8 +297,10 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         rotation = self.rotary.rotation(position_ids, states.dtype)
         for layer in self.layers:
             states = layer(states, rotation, mask, past_key_values)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        states = self.norm(states[:, kept])
+        selected = (
+            slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        )
+        states = self.norm(states[:, selected])
         return CausalLMOutputWithPast(
             logits=self.lm_head(states),
             past_key_values=past_key_values,
@@ -310,7 +312,7 @@ def _within(labels: torch.Tensor, highest: int) -> bool:
     return not labels.numel() or (int(labels.min()) >= 0 and int(labels.max()) <= highest)
 
 
-def _told(given: torch.Tensor) -> str:
-    if given.ndim == 1 and len(given) <= 8:
-        return str(given.tolist())
-    return f"of {given.dtype} with shape {list(given.shape)}"
+def _told(inputs: torch.Tensor) -> str:
+    if inputs.ndim == 1 and len(inputs) <= 8:
+        return str(inputs.tolist())
+    return f"of {inputs.dtype} with shape {list(inputs.shape)}"

@@ -92,9 +92,9 @@ def load_llamagen(
 def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
     """Return the weights by our names, and those that a model does not need by their own."""
     if "tok_embeddings.weight" not in weights:
-        told = ", ".join(sorted(weights)[:3]) or "no tensors"
+        message = ", ".join(sorted(weights)[:3]) or "no tensors"
         raise ModelError(
-            f"{file.name} is no LlamaGen generator: it holds {told}; expected tok_embeddings.weight"
+            f"{file.name} is no LlamaGen generator: it holds {message}; expected tok_embeddings.weight"
             f" under {', '.join(PLACES)} or at the top."
         )
     renamed: Tensors = {}
@@ -114,14 +114,16 @@ def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
         else:
             unknown.append(name)
     numbers = {layer[1] for layer in map(_LAYER.fullmatch, weights) if layer} | {"0"}
-    wanted = [f"layers.{i}.{name}" for i in sorted(numbers) for name in (*_LAYER_NAMES, _GATE, _UP)]
-    wanted += ["output.weight", "norm.weight"]
-    lacking = [name for name in wanted if name not in weights]
+    selection = [
+        f"layers.{i}.{name}" for i in sorted(numbers) for name in (*_LAYER_NAMES, _GATE, _UP)
+    ]
+    selection += ["output.weight", "norm.weight"]
+    lacking = [name for name in selection if name not in weights]
     if unknown or lacking:
-        told = ", ".join((unknown or lacking)[:3])
+        message = ", ".join((unknown or lacking)[:3])
         raise ModelError(
             f"{file.name} is no LlamaGen generator that can be read here: it "
-            f"{'also holds' if unknown else 'lacks'} {told}. Expected the weights of one of the "
+            f"{'also holds' if unknown else 'lacks'} {message}. Expected the weights of one of the "
             "published class- or text-conditional models."
         )
     _check_shapes({name: value for name, value in weights.items() if name not in dropped}, file)

@@ -81,8 +81,8 @@ class ConditionTable:
         """
         rows, length, hidden = conditions.shape
         embeddings = torch.cat([conditions, unconditional.to(conditions)]).reshape(-1, hidden)
-        own = torch.arange(rows * length, device=conditions.device)
-        partners = torch.cat([own + rows * length] * 2)
+        current = torch.arange(rows * length, device=conditions.device)
+        partners = torch.cat([current + rows * length] * 2)
         counts = torch.tensor([*padding, *unconditional_padding], device=conditions.device)
         hides = torch.arange(length, device=conditions.device) < counts[:, None]
         return cls(embeddings, partners, length, (), hides.reshape(-1) if any(counts) else None)
@@ -153,10 +153,10 @@ class ImageTarget(CausalTarget):
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise InputError for a prompt that does not begin with exactly L condition ids."""
         length, size = self.condition_length, self.vocab_size
-        found = next((i for i, token in enumerate(tokens) if token < size), len(tokens))
-        if found != length or max(tokens[length:], default=0) >= size:
+        result = next((i for i, token in enumerate(tokens) if token < size), len(tokens))
+        if result != length or max(tokens[length:], default=0) >= size:
             raise InputError(
-                f"got a prompt of {len(tokens)} ids that begins with {found} condition ids; "
+                f"got a prompt of {len(tokens)} ids that begins with {result} condition ids; "
                 f"expected {length} of them (ids from {size} to {self.input_size - 1}) and codes "
                 "after them. Use target.prompt(row)."
             )
@@ -198,14 +198,14 @@ class ImageTarget(CausalTarget):
                 embedded = embedded if self.copies == 1 else embedded.repeat(2, 1, 1)
             positions = view.positions
             hidden = [row[copy] for copy in range(self.copies) for row in book.hidden]
-            apart = any(len(set(row)) > 1 for row in book.hidden)
+            difference = any(len(set(row)) > 1 for row in book.hidden)
             # What one sequence sees fits both of its rows, unless their padding differs.
-            seen = _doubled(view) if self.copies == 2 and (len(tokens) > 1 or apart) else view
+            known = _doubled(view) if self.copies == 2 and (len(tokens) > 1 or difference) else view
             if any(hidden):
-                hidden = hidden[: len(seen.positions)]
-                seen = hiding(seen, hidden)
-            with tree_view(seen):
-                logits = self.run(embedded, self.placed(seen.positions, hidden), cache, keep)
+                hidden = hidden[: len(known.positions)]
+                known = hiding(known, hidden)
+            with tree_view(known):
+                logits = self.run(embedded, self.placed(known.positions, hidden), cache, keep)
         cache.advance(tokens.shape[1])
         return self._guided(
             logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
@@ -265,10 +265,10 @@ class ImageTarget(CausalTarget):
         fixed = self._fixed
         if fixed is None:
             return None
-        wanted = fixed[index.clamp(0, len(fixed) - 1)]
-        free = (wanted < 0) | (index < 0) | (index >= len(fixed))
+        selection = fixed[index.clamp(0, len(fixed) - 1)]
+        free = (selection < 0) | (index < 0) | (index >= len(fixed))
         every = torch.arange(self.vocab_size, device=fixed.device)
-        return free[..., None] | (every == wanted[..., None])
+        return free[..., None] | (every == selection[..., None])
 
     def _embedded(self, tokens: torch.Tensor, partners: torch.Tensor | None) -> torch.Tensor:
         """Return embeddings [B, n, hidden] of ids, conditions replaced by their partners if any."""
@@ -343,7 +343,7 @@ def _check(
         raise InputError(f"got conditions of {conditions.length} ids; expected 1 to {most}.")
 
 
-def _is_interval(given: Any) -> bool:
-    if not isinstance(given, Sequence) or len(given) != 2:
+def _is_interval(inputs: Any) -> bool:
+    if not isinstance(inputs, Sequence) or len(inputs) != 2:
         return False
-    return all(isinstance(end, Integral) for end in given) and 0 <= given[0] < given[1]
+    return all(isinstance(end, Integral) for end in inputs) and 0 <= inputs[0] < inputs[1]

@@ -230,8 +230,8 @@ class Emu3Target(_InText):
     def allowed(self, index: torch.Tensor) -> torch.Tensor:
         """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]."""
         fitting = (index % (self.width + 1) == self.width)[..., None] == self._is_end
-        given = super().allowed(index)
-        return fitting if given is None else fitting & given
+        inputs = super().allowed(index)
+        return fitting if inputs is None else fitting & inputs
 
     def picture(self, tokens: Ids) -> list[list[int]]:
         """Return the rows of codes, without their ends, of the tokens of a whole picture."""
@@ -336,14 +336,14 @@ def prompt_table(
     padded = [[row[0]] * pad + row for row, pad in zip([*rows, *beside], padding, strict=True)]
     with torch.no_grad():
         embedded = embedding(torch.tensor(padded, device=input_device(embedding)))
-    own, none = embedded.split(len(rows))
-    return ConditionTable.of_pairs(own, none, padding[: len(rows)], padding[len(rows) :])
+    current, none = embedded.split(len(rows))
+    return ConditionTable.of_pairs(current, none, padding[: len(rows)], padding[len(rows) :])
 
 
-def _partners(given: Any, count: int) -> list[list[int]]:
+def _partners(inputs: Any, count: int) -> list[list[int]]:
     """Return the unconditional prompt of each of `count` prompts, given one for all or for each."""
-    each = len(given) > 0 and whole(given[0]) is None
-    rows = _ids(given if each else [given])
+    each = len(inputs) > 0 and whole(inputs[0]) is None
+    rows = _ids(inputs if each else [inputs])
     if len(rows) not in (1, count):
         raise InputError(
             f"got {len(rows)} unconditional prompts for {count} prompts; expected one, or one each."
@@ -356,13 +356,13 @@ def _ids(prompts: Any) -> list[list[int]]:
         rows = [[whole(token) for token in prompt] for prompt in prompts]
     except TypeError:  # a number where a list is expected
         rows = [[None]]
-    found = [[token for token in row if token is not None] for row in rows]
-    if found != rows:
+    results = [[token for token in row if token is not None] for row in rows]
+    if results != rows:
         raise InputError(
             f"got the prompts {prompts!r}; expected a list of lists of token ids, whole numbers. "
             "Make them with the model's own tokenizer."
         )
-    return found
+    return results
 
 
 def _in_order(text_ids: Mapping[int, int]) -> list[int]:
@@ -376,9 +376,9 @@ def _in_order(text_ids: Mapping[int, int]) -> list[int]:
 
 
 def _expect(model: Any, kind: str) -> None:
-    found = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if found != kind:
+    result = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if result != kind:
         raise UnsupportedModelError(
-            f"got a model of type {found!r}; expected {kind!r}. Use the target class that is made "
+            f"got a model of type {result!r}; expected {kind!r}. Use the target class that is made "
             "for it."
         )

@@ -134,16 +134,16 @@ class VQTokenizer:
         """
         self._check_images(images)
         weight = self.model.quant_conv.weight
-        found = self.model.quant_conv(self.model.encoder(images.to(weight.device, weight.dtype)))
-        found = found.flatten(2).transpose(1, 2).float()
-        return functional.normalize(found, dim=-1) if self.normalised else found
+        result = self.model.quant_conv(self.model.encoder(images.to(weight.device, weight.dtype)))
+        result = result.flatten(2).transpose(1, 2).float()
+        return functional.normalize(result, dim=-1) if self.normalised else result
 
     @torch.no_grad()
     def encode(self, images: torch.Tensor) -> torch.Tensor:
         """Return codes i64 [B, h * w], row by row, of pictures [B, C, H, W] in [-1, 1]."""
-        found, book = self.latents(images), self._book().float()
+        result, book = self.latents(images), self._book().float()
         # |z - e|^2 without |z|^2, which all codes share; exact for books of any lengths.
-        return (found @ book.T - book.square().sum(-1) / 2).argmax(-1)
+        return (result @ book.T - book.square().sum(-1) / 2).argmax(-1)
 
     @torch.no_grad()
     def decode(self, codes: torch.Tensor) -> torch.Tensor:

@@ -46,11 +46,11 @@ def load_llamagen_vq(
     allow_namespace: see `read_checkpoint`. Raises ModelNotFoundError, ModelError for files that
     hold other objects, other weights or weights that are not finite.
     """
-    found, settings = read_checkpoint(path, allow_namespace, _PLACES)
+    result, settings = read_checkpoint(path, allow_namespace, _PLACES)
     pixels = getattr(settings, "image_size", None)
     origin = Path(path).name
     weights = {
-        name: value.to(dtype) for name, value in found.items() if not name.startswith(_DROPPED)
+        name: value.to(dtype) for name, value in result.items() if not name.startswith(_DROPPED)
     }
     check_finite(weights, origin)
     return _vq_model(weights, origin, pixels if isinstance(pixels, int) and pixels > 0 else PIXELS)
@@ -95,10 +95,10 @@ def _check_kind(weights: Tensors, published: Tensors, origin: str) -> None:
     book = weights.get("quantize.embedding.weight")
     lacking = [name for name in _NEEDED if not is_convolution(weights, name)]
     if lacking or book is None or book.ndim != _BOOK:
-        told = ", ".join(sorted(published)[:3]) or "no tensors"
+        message = ", ".join(sorted(published)[:3]) or "no tensors"
         generator = "tok_embeddings.weight" in published
         raise ModelError(
-            f"{origin} is no LlamaGen tokenizer: it holds {told}; expected encoder, decoder and "
+            f"{origin} is no LlamaGen tokenizer: it holds {message}; expected encoder, decoder and "
             f"quantize.embedding.weight under {', '.join(PLACES)} or at the top."
             + (" It is a generator: open it with load_llamagen." if generator else "")
         )

@@ -42,13 +42,13 @@ def read_checkpoint(
     if not isinstance(content, Mapping):
         raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
     inner = next((content[p] for p in places if isinstance(content.get(p), Mapping)), content)
-    found = {}
+    record = {}
     for name, value in inner.items():
         for prefix in _PREFIXES:
             name = str(name).removeprefix(prefix)
         if isinstance(value, torch.Tensor):
-            found[name] = value
-    return found, content.get("args")
+            record[name] = value
+    return record, content.get("args")
 
 
 def check_finite(weights: Tensors, origin: str) -> None:
@@ -81,14 +81,14 @@ def _open_pickle(file: Path, allow_namespace: bool) -> Any:
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a refusal, or whatever a damaged file may raise
         # Torch's own text tells how to run what the file holds: it is shown to nobody.
-        found = _REFUSED.search(str(error))
-        if found is None:
-            told = str(error) if isinstance(error, OSError) else type(error).__name__
+        result = _REFUSED.search(str(error))
+        if result is None:
+            message = str(error) if isinstance(error, OSError) else type(error).__name__
             raise ModelError(
-                f"{file.name} cannot be read as a torch file of tensors ({told}); expected what "
+                f"{file.name} cannot be read as a torch file of tensors ({message}); expected what "
                 "torch.save writes, whole. Copy it again, or save its weights as safetensors."
             ) from None
-        what = found.group(1)
+        what = result.group(1)
         advice = (
             "If you trust its source, pass allow_namespace=True: it is opened as plain settings."
             if what == "argparse.Namespace"

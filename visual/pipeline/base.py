@@ -78,10 +78,10 @@ def chosen_rule(
         return expect_rule(rule), rule.name, {}
     there = relaxation if relaxation is not None and relaxation.is_file() else None
     settings = settings or settings_of(there, rule)
-    made = make_rule(
+    instance = make_rule(
         rule, codebook, positions=positions, normalised=normalised, marks=marks, **settings
     )
-    return made, rule, settings
+    return instance, rule, settings
 
 
 class CodePipeline(Manners):
@@ -141,8 +141,8 @@ class CodePipeline(Manners):
         )
         prompts = [target.prompt(row) for row in rows]
         began = time.perf_counter()
-        drawn = self._draw(engine, prompts, sampling, callback, self._raster(target))
-        return self._output(drawn, time.perf_counter() - began, output_type, target)
+        sample = self._draw(engine, prompts, sampling, callback, self._raster(target))
+        return self._output(sample, time.perf_counter() - began, output_type, target)
 
     def _draw(
         self,
@@ -159,21 +159,21 @@ class CodePipeline(Manners):
             options: dict[str, Any] = {"max_new_tokens": tokens, "ignore_eos": True}
             if callback is not None:
                 options["stopping_criteria"] = [lambda ids, scores: self._interrupt]
-            drawn: list[Generation] = engine.generate(
+            sample: list[Generation] = engine.generate(
                 prompts, sampling, on_step=progress.step, **options
             )
             progress.finish()
-        return drawn
+        return sample
 
     def _output(
-        self, drawn: list[Generation], seconds: float, output_type: str, target: ImageTarget
+        self, sample: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> ImageOutput:
         raster = self._raster(target)
-        codes = codes_of(drawn, raster)
+        codes = codes_of(sample, raster)
         return ImageOutput(
             images=self.decode(codes, output_type),
-            stats=stats_of(drawn, seconds, raster, self._repeatable),
-            acceptance_map=acceptance_of(drawn, raster),
-            label=label_for(drawn, raster),
+            stats=stats_of(sample, seconds, raster, self._repeatable),
+            acceptance_map=acceptance_of(sample, raster),
+            label=label_for(sample, raster),
             codes=codes,
         )

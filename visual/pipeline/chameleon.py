@@ -35,19 +35,19 @@ class ChameleonPipeline(PromptPipeline):
     kind = "chameleon"
     guidance = 3.0
 
-    def _vq(self, model: Any, given: Any) -> Any:
-        own = BookAlone(model.model.vqmodel)
-        if given is None:
-            return own
-        made = given if isinstance(given, VQTokenizer) else _opened(given)
-        book, known = made.model.quantize.embedding.weight, own.codebook()
+    def _vq(self, model: Any, inputs: Any) -> Any:
+        current = BookAlone(model.model.vqmodel)
+        if inputs is None:
+            return current
+        instance = inputs if isinstance(inputs, VQTokenizer) else _opened(inputs)
+        book, known = instance.model.quantize.embedding.weight, current.codebook()
         if book.shape != known.shape or _differ(book, known):
             raise TokenizerMismatchError(
                 f"got a decoder with a code-book of {list(book.shape)} that is not the model's, of "
                 f"{list(known.shape)}; expected the one that it was trained with."
             )
-        made.model.to(model.device)
-        return made
+        instance.model.to(model.device)
+        return instance
 
     def _own_raster(self, model: Any) -> Raster:
         config = model.model.vqmodel.config
@@ -80,46 +80,46 @@ class ChameleonPipeline(PromptPipeline):
         return text_ids(self.text_tokenizer, begin, begin)
 
     @staticmethod
-    def _target(model: Any, conditions: PromptConditions, drawing: Drawing) -> ImageTarget:
+    def _target(model: Any, conditions: PromptConditions, image: Drawing) -> ImageTarget:
         return ChameleonTarget(
             model,
             conditions.prompts,
             conditions.unconditional,
-            drawing.guidance_scale,
-            drawing.guidance_interval,
-            raster=drawing.raster,
-            fixed=drawing.fixed,
+            image.guidance_scale,
+            image.guidance_interval,
+            raster=image.raster,
+            fixed=image.fixed,
         )
 
 
 def _differ(book: torch.Tensor, known: torch.Tensor) -> bool:
     """Tell whether two code-books differ by more than how their numbers were rounded."""
-    found = book.detach().float().to(known.device)
-    return bool((found - known).abs().mean() > _ROUNDED * known.abs().mean())
+    result = book.detach().float().to(known.device)
+    return bool((result - known).abs().mean() > _ROUNDED * known.abs().mean())
 
 
-def _opened(given: Any) -> VQTokenizer:
+def _opened(inputs: Any) -> VQTokenizer:
     """Return the tokenizer of a model, a file or a folder; codes are told by plain distance."""
-    if not isinstance(given, str | Path):
-        return VQTokenizer(given, normalised=False)
-    config = Path(given).expanduser() / "config.json"
+    if not isinstance(inputs, str | Path):
+        return VQTokenizer(inputs, normalised=False)
+    config = Path(inputs).expanduser() / "config.json"
     if config.is_file() and _model_type(config) == JANUS:
         from transformers.models.janus.modeling_janus import JanusVQVAE
 
         try:
-            made = JanusVQVAE.from_pretrained(config.parent, local_files_only=True)
+            instance = JanusVQVAE.from_pretrained(config.parent, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ModelError(
-                f"{given} does not load as a JanusVQVAE ({error}); expected what its "
+                f"{inputs} does not load as a JanusVQVAE ({error}); expected what its "
                 "save_pretrained wrote."
             ) from error
-        return VQTokenizer(made, normalised=False)
-    return VQTokenizer.from_pretrained(Path(given).expanduser(), normalised=False)
+        return VQTokenizer(instance, normalised=False)
+    return VQTokenizer.from_pretrained(Path(inputs).expanduser(), normalised=False)
 
 
 def _model_type(config: Path) -> Any:
     try:
-        told = json.loads(config.read_text(encoding="utf-8"))
+        message = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return told.get("model_type") if isinstance(told, dict) else None
+    return message.get("model_type") if isinstance(message, dict) else None

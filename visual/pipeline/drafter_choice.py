@@ -49,16 +49,16 @@ class Conditions:
     def table(self, model: Any) -> ConditionTable:
         """Return what the condition ids stand for in a model; raises InputError."""
         with torch.no_grad():
-            own = model.condition(self.given)
+            current = model.condition(self.given)
             if self.negative is None:
-                return ConditionTable.of_rows(own, model.unconditional(1)[0], self.padding)
+                return ConditionTable.of_rows(current, model.unconditional(1)[0], self.padding)
             none = model.condition(self.negative)
-        rows = len(own)
+        rows = len(current)
         padding = self.padding or (0,) * rows
         beside = self.negative_padding or (0,) * len(none)
         repeated = none.expand(rows, -1, -1) if len(none) == 1 else none
         every = beside * rows if len(none) == 1 else beside
-        return ConditionTable.of_pairs(own, repeated, padding, every)
+        return ConditionTable.of_pairs(current, repeated, padding, every)
 
     def target(self, model: Any, like: ImageTarget) -> ImageTarget:
         """Return a target over another model, guided and laid out as `like`."""
@@ -104,7 +104,7 @@ class ModelSource:
         from ragspec.drafters.model.drafter import ModelDrafter
 
         draft = conditions.target(self.model, target)
-        return ModelDrafter(draft, self.depth, self.width, mode=self.mode, worth=self.worth)
+        return ModelDrafter(draft, self.depth, self.width, mode=self.mode, min_gain=self.worth)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +122,7 @@ class HeadSource:
         from ragspec.drafters.eagle.drafter import HeadDrafter
 
         return HeadDrafter(
-            self.head, target, self.depth, self.width, mode=self.mode, worth=self.worth
+            self.head, target, self.depth, self.width, mode=self.mode, min_gain=self.worth
         )
 
 
@@ -182,7 +182,7 @@ def draft_source(
     model: Any,
     folder: ImageFolder | None,
     mode: str | None = None,
-    worth: float | None = None,
+    min_gain: float | None = None,
 ) -> DraftSource:
     """Return what makes the drafters of a pipeline.
 
@@ -197,20 +197,22 @@ def draft_source(
     if drafter is None:
         return FixedSource(None)
     if isinstance(drafter, list | tuple):
-        made = tuple(draft_source(each, rule, model, folder, mode, worth) for each in drafter)
-        return SeveralSources(made) if len(made) > 1 else [*made, FixedSource(None)][0]
+        instance = tuple(
+            draft_source(each, rule, model, folder, mode, min_gain) for each in drafter
+        )
+        return SeveralSources(instance) if len(instance) > 1 else [*instance, FixedSource(None)][0]
     mode = mode or mode_for(rule)
     if isinstance(drafter, str) and drafter == "auto":
         drafter = "starter" if mode == DraftKind.DETERMINISTIC.value else "jacobi"
     if isinstance(drafter, str) and drafter == "jacobi":
         return jacobi_source(mode, int(model.config.grid_size))
     if isinstance(drafter, str | Path):
-        return _from_folder(_where(drafter, folder), model, mode, worth)
+        return _from_folder(_where(drafter, folder), model, mode, min_gain)
     if isinstance(drafter, FeatureHead):
-        return HeadSource(drafter, mode, worth=worth)
+        return HeadSource(drafter, mode, worth=min_gain)
     if hasattr(drafter, "config") and hasattr(drafter, "condition"):
         check_draft(model, drafter)
-        return ModelSource(drafter, mode, worth=worth)
+        return ModelSource(drafter, mode, worth=min_gain)
     expect_drafter(drafter)
     return FixedSource(drafter)
 
@@ -265,23 +267,23 @@ def _where(drafter: str | Path, folder: ImageFolder | None) -> Path:
         "model": lambda parts: parts.draft,
         "head": lambda parts: parts.head,
     }
-    found = None if folder is None else choices[text](folder)
-    if found is None:
+    result = None if folder is None else choices[text](folder)
+    if result is None:
         name = "the given model" if folder is None else folder.name
         raise ModelNotFoundError(
             f"drafter {text!r}: nothing of that kind lies with {name}; expected draft/ or head/ "
             "beside target/. Give the folder of a draft model, 'jacobi', or None."
         )
-    return found
+    return result
 
 
-def _from_folder(path: Path, model: Any, mode: str, worth: float | None) -> DraftSource:
+def _from_folder(path: Path, model: Any, mode: str, min_gain: float | None) -> DraftSource:
     try:
         kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("kind")
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{path / CONFIG} cannot be read ({error}); expected JSON.") from error
     if kind == KIND:
-        return HeadSource(FeatureHead.load(path), mode, worth=worth)
+        return HeadSource(FeatureHead.load(path), mode, worth=min_gain)
     draft = load_model(path, model.device, model.dtype)
     check_draft(model, draft)
-    return ModelSource(draft, mode, worth=worth)
+    return ModelSource(draft, mode, worth=min_gain)

@@ -29,8 +29,8 @@ class Emu3Pipeline(PromptPipeline):
     kind = "emu3"
     guidance = 3.0
 
-    def _vq(self, model: Any, given: Any) -> Any:
-        if given is not None:
+    def _vq(self, model: Any, inputs: Any) -> Any:
+        if inputs is not None:
             raise InputError("got vq for Emu3, which has a decoder of its own; leave it out.")
         return Emu3VQ(model.model.vqmodel)
 
@@ -52,13 +52,13 @@ class Emu3Pipeline(PromptPipeline):
         return self._ids("", raster)
 
     @staticmethod
-    def _target(model: Any, conditions: PromptConditions, drawing: Drawing) -> ImageTarget:
+    def _target(model: Any, conditions: PromptConditions, image: Drawing) -> ImageTarget:
         return Emu3Target(
             model,
             conditions.prompts,
-            *drawing.raster.shape,
+            *image.raster.shape,
             conditions.unconditional,
-            drawing.guidance_scale,
-            drawing.guidance_interval,
-            fixed=drawing.fixed,
+            image.guidance_scale,
+            image.guidance_interval,
+            fixed=image.fixed,
         )

@@ -124,18 +124,18 @@ def load_masked(
 
 
 def _loaded(
-    made: Any, kind: str, folder: Path, device: str | torch.device, dtype: str | torch.dtype
+    instance: Any, kind: str, folder: Path, device: str | torch.device, dtype: str | torch.dtype
 ) -> Any:
     """Return a model of a class, whose configurations say `kind`."""
     from safetensors import SafetensorError
 
-    name = made.__name__
+    name = instance.__name__
     if not _is_model(folder):
         raise ModelNotFoundError(f"{folder} holds no {_CONFIG}; expected a saved {name}.")
     _expect_ours(folder, kind, name)
     place = pick_device(device)
     try:
-        model, info = made.from_pretrained(
+        model, info = instance.from_pretrained(
             folder,
             dtype=pick_dtype(dtype, place),
             local_files_only=True,
@@ -167,10 +167,10 @@ def of_masked(folder: Path) -> bool:
 
 def _kind_of(folder: Path) -> Any:
     try:
-        told = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        message = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return told.get("model_type") if isinstance(told, dict) else None
+    return message.get("model_type") if isinstance(message, dict) else None
 
 
 def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
@@ -182,26 +182,28 @@ def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
             f"no tokenizer was found for {folder.name}: expected a diffusers VQModel in "
             f"{folder.target.parent / 'tokenizer'}, or give tokenizer=PATH."
         )
-    made = VQTokenizer.from_pretrained(folder.tokenizer)
-    made.model.to(device)
-    return made
+    instance = VQTokenizer.from_pretrained(folder.tokenizer)
+    instance.model.to(device)
+    return instance
 
 
 def check_model(model: Any) -> None:
     """Raise UnsupportedModelError for a model that an image pipeline does not draw with."""
-    whose = getattr(model, "model", None) if type(model).__name__.endswith("Target") else model
-    kind = getattr(getattr(whose, "config", None), "model_type", None)
-    if kind == _OURS and whose is model:
+    owner = getattr(model, "model", None) if type(model).__name__.endswith("Target") else model
+    kind = getattr(getattr(owner, "config", None), "model_type", None)
+    if kind == _OURS and owner is model:
         return
-    made = f"{_TARGETS.get(str(kind), 'JanusTarget')}(model, ...)" if whose is model else "target"
+    instance = (
+        f"{_TARGETS.get(str(kind), 'JanusTarget')}(model, ...)" if owner is model else "target"
+    )
     advice = (
         "Give the target's model."
         if kind == _OURS
-        else f"{_drawn_by(kind)} codes of other models with Engine({made}, None, drafter), whose "
+        else f"{_drawn_by(kind)} codes of other models with Engine({instance}, None, drafter), whose "
         "targets are in ragspec.visual.models.transformers_targets."
     )
-    told = type(model).__name__ + (f" of type {kind!r}" if kind else "")
-    raise UnsupportedModelError(f"got a {told}; expected a LlamaGenModel. {advice}")
+    message = type(model).__name__ + (f" of type {kind!r}" if kind else "")
+    raise UnsupportedModelError(f"got a {message}; expected a LlamaGenModel. {advice}")
 
 
 def _drawn_by(kind: Any) -> str:
@@ -250,16 +252,16 @@ def class_names(model: Any) -> tuple[str, ...]:
     return () if unnamed else names
 
 
-def caption_encoder(model: Any, given: Any = None) -> Captions | None:
+def caption_encoder(model: Any, inputs: Any = None) -> Captions | None:
     """Return what makes features of prompts: the given encoder, or the bundled one where it fits.
 
-    given: a folder or model id of a transformers text encoder, or a function of texts. Raises
+    inputs: a folder or model id of a transformers text encoder, or a function of texts. Raises
     InputError for a model that reads no features, or others; ModelNotFoundError, ModelError.
     """
     from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, TextEncoder
 
-    if given is not None:
-        return _checked_encoder(model, given, TextEncoder)
+    if inputs is not None:
+        return _checked_encoder(model, inputs, TextEncoder)
     if model.config.condition == "class":
         return None
     folder = resolve_model(EMBEDDER, offline=True).folder
@@ -267,35 +269,35 @@ def caption_encoder(model: Any, given: Any = None) -> Captions | None:
     return encoder if encoder.width == model.config.caption_dim else None
 
 
-def _checked_encoder(model: Any, given: Any, kind: type[TextEncoder]) -> Captions:
+def _checked_encoder(model: Any, inputs: Any, kind: type[TextEncoder]) -> Captions:
     if model.config.condition == "class":
         raise InputError(
             "got a text_encoder for a model of classes; expected one that reads features. Leave it "
             "out, and draw with class_labels."
         )
-    if isinstance(given, str | Path):
+    if isinstance(inputs, str | Path):
         length = int(model.config.condition_length)
-        given = kind.from_pretrained(given, length, model.device, model.dtype)
-    width = getattr(given, "width", model.config.caption_dim)
-    if not callable(given) or width != model.config.caption_dim:
-        told = f"one of {width} numbers a token" if callable(given) else repr(given)
+        inputs = kind.from_pretrained(inputs, length, model.device, model.dtype)
+    width = getattr(inputs, "width", model.config.caption_dim)
+    if not callable(inputs) or width != model.config.caption_dim:
+        message = f"one of {width} numbers a token" if callable(inputs) else repr(inputs)
         raise InputError(
-            f"got text_encoder {told}; expected a name, a folder or a function of texts with "
+            f"got text_encoder {message}; expected a name, a folder or a function of texts with "
             f"{model.config.caption_dim} numbers a token, what the image model was trained with."
         )
-    made: Captions = given
-    return made
+    instance: Captions = inputs
+    return instance
 
 
 def _expect_ours(folder: Path, ours: str, name: str) -> None:
     """Raise UnsupportedModelError for a folder that says it holds a model of another kind."""
     try:
-        told = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        message = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return  # which loading will report
     names = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
-    found = (told.get(name) for name in names) if isinstance(told, dict) else ()
-    kind = next((each for each in found if each), None)
+    result = (message.get(name) for name in names) if isinstance(message, dict) else ()
+    kind = next((each for each in result if each), None)
     if kind not in (None, ours):
         other = f" Draw with {_PIPELINES[kind]}." if kind in _PIPELINES else ""
         raise UnsupportedModelError(

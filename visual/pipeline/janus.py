@@ -32,8 +32,8 @@ class JanusPipeline(PromptPipeline):
     kind = "janus"
     guidance = 5.0
 
-    def _vq(self, model: Any, given: Any) -> Any:
-        if given is not None:
+    def _vq(self, model: Any, inputs: Any) -> Any:
+        if inputs is not None:
             raise InputError("got vq for Janus, which has a decoder of its own; leave it out.")
         return JanusVQ(model.model.vqmodel)
 
@@ -53,19 +53,19 @@ class JanusPipeline(PromptPipeline):
         # Templates of processors read parts of a message, those of tokenizers a text.
         parts = "'text'" in chat or '"text"' in chat or ".text" in chat
         content: Any = [{"type": "text", "text": prompt}] if parts else prompt
-        told: str = self.processor.apply_chat_template(
+        message: str = self.processor.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
-        return told
+        return message
 
     def _nothing(self, ids: list[int], raster: Raster) -> list[int]:
-        asked = self.model.generation_config
+        request = self.model.generation_config
         begin = mark(self.text_tokenizer, "boi_token", "<begin_of_image>")
         known = {
-            "bos_token_id": asked.bos_token_id,
-            "pad_token_id": asked.pad_token_id,
-            "boi_token_id": (asked.generation_kwargs or {}).get("boi_token_id")
-            if hasattr(asked, "generation_kwargs")
+            "bos_token_id": request.bos_token_id,
+            "pad_token_id": request.pad_token_id,
+            "boi_token_id": (request.generation_kwargs or {}).get("boi_token_id")
+            if hasattr(request, "generation_kwargs")
             else None,
         }
         spare = {
@@ -73,14 +73,16 @@ class JanusPipeline(PromptPipeline):
             "pad_token_id": self.text_tokenizer.pad_token_id,
             "boi_token_id": self.text_tokenizer.convert_tokens_to_ids(begin),
         }
-        found = {name: spare[name] if told is None else told for name, told in known.items()}
-        lacking = [name for name, told in found.items() if told is None]
+        record = {
+            name: spare[name] if message is None else message for name, message in known.items()
+        }
+        lacking = [name for name, message in record.items() if message is None]
         if lacking:
             raise InputError(
                 f"neither the model's generation_config nor its tokenizer tells {lacking[0]}; "
                 f"expected the model's own. Set model.generation_config.{lacking[0]}."
             )
-        bos, pad, boi = found["bos_token_id"], found["pad_token_id"], found["boi_token_id"]
+        bos, pad, boi = record["bos_token_id"], record["pad_token_id"], record["boi_token_id"]
         return janus_unconditional(ids, int(bos), int(boi), int(pad))
 
     def _check_negative(self, ids: Any = None) -> None:
@@ -90,13 +92,13 @@ class JanusPipeline(PromptPipeline):
         )
 
     @staticmethod
-    def _target(model: Any, conditions: PromptConditions, drawing: Drawing) -> ImageTarget:
+    def _target(model: Any, conditions: PromptConditions, image: Drawing) -> ImageTarget:
         return JanusTarget(
             model,
             conditions.prompts,
             conditions.unconditional,
-            drawing.guidance_scale,
-            drawing.guidance_interval,
-            raster=drawing.raster,
-            fixed=drawing.fixed,
+            image.guidance_scale,
+            image.guidance_interval,
+            raster=image.raster,
+            fixed=image.fixed,
         )

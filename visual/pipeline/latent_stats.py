@@ -26,9 +26,9 @@ class DraftFigures:
     @property
     def acceptance(self) -> float | None:
         """Drafts that stayed, of those that were judged; None without drafts."""
-        kept = int((self.outcomes == OUTCOMES.index("kept")).sum())
+        selected = int((self.outcomes == OUTCOMES.index("kept")).sum())
         judged = int((self.outcomes > 0).sum())
-        return kept / judged if judged else None
+        return selected / judged if judged else None
 
     @property
     def distance_mean(self) -> float | None:
@@ -68,11 +68,11 @@ class LatentStats(DraftFigures, ImageStats):
 
 
 def latent_stats(
-    stats: ImageStats, drawn: Sequence[Generation], target: WatchedTarget, rule: Rule, side: int
+    stats: ImageStats, sample: Sequence[Generation], target: WatchedTarget, rule: Rule, side: int
 ) -> LatentStats:
     """Return the figures of images of side * side latents, drawn with a rule."""
     known = {field.name: getattr(stats, field.name) for field in fields(ImageStats)}
-    outcomes, distances = fates(drawn, target, rule, side * side)
+    outcomes, distances = fates(sample, target, rule, side * side)
     shape = (-1, side, side)
     return LatentStats(
         **known, outcomes=outcomes.reshape(shape), distances=distances.reshape(shape)
@@ -80,12 +80,12 @@ def latent_stats(
 
 
 def fates(
-    drawn: Sequence[Generation], target: Watching, rule: Rule, places: int
+    sample: Sequence[Generation], target: Watching, rule: Rule, places: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return outcomes and distances of images by the index of their latents: [B, N] both."""
-    outcomes = np.full((len(drawn), places), -1, dtype=np.int64)
+    outcomes = np.full((len(sample), places), -1, dtype=np.int64)
     distances = np.full(outcomes.shape, np.nan)
-    for row, generation in enumerate(drawn):
+    for row, generation in enumerate(sample):
         numbers = list(generation.tokens)
         outcomes[row, : len(numbers)] = [target.outcome(number, rule) for number in numbers]
         if kind_of_label(generation.label) == APPROXIMATE and numbers:

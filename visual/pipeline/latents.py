@@ -72,9 +72,9 @@ class LatentPipeline(ImagePipeline):
     ) -> None:
         CodePipeline.__init__(self)
         _check(model, tokenizer)
-        own = model.config
+        current = model.config
         self.schedule = Schedule(
-            own.steps if steps is None else steps, own.floor if floor is None else floor
+            current.steps if steps is None else steps, current.floor if floor is None else floor
         )
         self.tokenizer = tokenizer
         self.side = int(model.trunk.config.grid_size)
@@ -129,10 +129,10 @@ class LatentPipeline(ImagePipeline):
         There is no temperature but 1, no top_k, no guidance interval and no other size than the
         model's own over latents (InputError).
         """
-        given = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        inputs = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         nothing = dict.fromkeys(("guidance_interval", "codes", "height", "width"))
-        for name, only in (given | nothing).items():
-            if (told := kwargs.get(name, only)) is not only and told != only:
+        for name, only in (inputs | nothing).items():
+            if (message := kwargs.get(name, only)) is not only and message != only:
                 raise InputError(
                     f"got {name}={kwargs[name]!r}; latents are drawn from densities, which have "
                     "none of it. Leave it out, or set guidance_scale."
@@ -164,15 +164,15 @@ class LatentPipeline(ImagePipeline):
 
     @torch.no_grad()
     def _output(
-        self, drawn: list[Generation], seconds: float, output_type: str, target: ImageTarget
+        self, sample: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> LatentOutput:
         assert isinstance(target, WatchedTarget)
-        made = super()._output(drawn, seconds, "latent", target)
-        stats = latent_stats(made.stats, drawn, target, self.rule, self.side)
-        latents = self.model.restored(target.table.latents[made.codes])
+        instance = super()._output(sample, seconds, "latent", target)
+        stats = latent_stats(instance.stats, sample, target, self.rule, self.side)
+        latents = self.model.restored(target.table.latents[instance.codes])
         images = self.decode(latents, output_type)
         return LatentOutput(
-            **{**dict(made.items()), "images": images, "stats": stats}, latents=latents
+            **{**dict(instance.items()), "images": images, "stats": stats}, latents=latents
         )
 
 

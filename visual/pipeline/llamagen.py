@@ -59,11 +59,11 @@ class LlamaGenPipeline(ImagePipeline):
             drafter = _published(drafter, place, dtype, opening)
         path = Path(name).expanduser()
         if not path.is_file():
-            given: dict[str, Any] = {"tokenizer": book, "device": place, "dtype": dtype}
+            inputs: dict[str, Any] = {"tokenizer": book, "device": place, "dtype": dtype}
             if book is not None:
                 book.model.to(place)
-            given["local_files_only"] = offline
-            return super().from_pretrained(name, drafter, rule, **given, **settings)
+            inputs["local_files_only"] = offline
+            return super().from_pretrained(name, drafter, rule, **inputs, **settings)
         if book is None:
             raise InputError(
                 f"got the checkpoint {path.name} without a tokenizer of its codes; expected "
@@ -81,5 +81,5 @@ def _published(
 ) -> Any:
     """Return the model of a published file on the device."""
     kind = pick_dtype(dtype, device)
-    wanted = kind if isinstance(kind, torch.dtype) else None
-    return load_llamagen(Path(path), dtype=wanted, **opening).to(device)
+    selection = kind if isinstance(kind, torch.dtype) else None
+    return load_llamagen(Path(path), dtype=selection, **opening).to(device)

@@ -49,8 +49,8 @@ def check_loading(
         if settings.pop(name, None) is False:
             raise InputError(f"got {name}=False; {reason}. Leave it out.")
     for name, instead in _REFUSED.items():
-        if (given := settings.pop(name, None)) not in (None, False):
-            raise InputError(f"got {name}={given!r}; expected nothing there: {instead}.")
+        if (inputs := settings.pop(name, None)) not in (None, False):
+            raise InputError(f"got {name}={inputs!r}; expected nothing there: {instead}.")
     offline = bool(settings.pop("local_files_only", False))
     where = settings.pop("device_map", None)
     if isinstance(where, dict) and len(set(where.values())) == 1:
@@ -66,17 +66,17 @@ def check_loading(
     )
 
 
-def saving(given: dict[str, Any]) -> dict[str, Any]:
+def saving(inputs: dict[str, Any]) -> dict[str, Any]:
     """Return what `save_pretrained` of diffusers was told, as far as models of transformers go.
 
     Raises InputError for what is not written here.
     """
-    told = {name: value for name, value in given.items() if value is not None}
-    if told.pop("safe_serialization", True) is not True:
+    record = {name: value for name, value in inputs.items() if value is not None}
+    if record.pop("safe_serialization", True) is not True:
         raise InputError(
             "got safe_serialization=False; expected True: weights are written as safetensors "
             "alone. Leave it out."
         )
-    if "variant" in told:
-        raise InputError(f"got variant={told['variant']!r}; {_REFUSED['variant']}.")
-    return told
+    if "variant" in record:
+        raise InputError(f"got variant={record['variant']!r}; {_REFUSED['variant']}.")
+    return record

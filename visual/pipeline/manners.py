@@ -30,9 +30,9 @@ class Manners(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
 
     def modules(self) -> dict[str, torch.nn.Module]:
         """Return the modules that this pipeline computes with, by their names."""
-        found = {name: getattr(self, name, None) for name in ("model", "draft", *_AUTOENCODERS)}
-        found["text_encoder"] = getattr(getattr(self, "captions", None), "model", None)
-        return {name: each for name, each in found.items() if isinstance(each, torch.nn.Module)}
+        record = {name: getattr(self, name, None) for name in ("model", "draft", *_AUTOENCODERS)}
+        record["text_encoder"] = getattr(getattr(self, "captions", None), "model", None)
+        return {name: each for name, each in record.items() if isinstance(each, torch.nn.Module)}
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move all models to a device, and target and draft model to a dtype."""
@@ -116,8 +116,8 @@ class Manners(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     def _offloaded(self, names: tuple[str, ...]) -> list[tuple[torch.nn.Module, Any]]:
         """Return those of the modules that are offloaded whole, each with its hook."""
         modules = self.modules()
-        found = [modules[name] for name in names if name in modules]
-        hooked = [(each, getattr(each, "_hf_hook", None)) for each in found]
+        results = [modules[name] for name in names if name in modules]
+        hooked = [(each, getattr(each, "_hf_hook", None)) for each in results]
         return [(each, hook) for each, hook in hooked if type(hook).__name__ == "CpuOffload"]
 
     def _decoded(

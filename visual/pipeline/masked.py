@@ -263,13 +263,13 @@ class MaskedLatentPipeline(Manners):
             self.drafts.check(self.schedule, temperature)
         self._bring("model", "draft")
         began = time.perf_counter()
-        drawn = self._drawn(sampler, labels, seeds, callback)
-        made = self._output(drawn, seeds, time.perf_counter() - began, output_type)
-        return made if return_dict else made.to_tuple()
+        sample = self._drawn(sampler, labels, seeds, callback)
+        instance = self._output(sample, seeds, time.perf_counter() - began, output_type)
+        return instance if return_dict else instance.to_tuple()
 
-    def label_of(self, given: int | str) -> int:
+    def label_of(self, inputs: int | str) -> int:
         """Return the number of a class given by number or by name; raises InputError."""
-        return class_number(given, self.class_names, int(self.model.config.num_classes))
+        return class_number(inputs, self.class_names, int(self.model.config.num_classes))
 
     def decode(self, latents: torch.Tensor, output_type: str = "pil") -> Any:
         """Return the images of latents f32 [B, h, w, D]; output_type as for a call."""
@@ -297,11 +297,11 @@ class MaskedLatentPipeline(Manners):
         return joined(parts, len(labels))
 
     def _output(
-        self, drawn: DrawnLatents, seeds: Sequence[int], seconds: float, output_type: str
+        self, sample: DrawnLatents, seeds: Sequence[int], seconds: float, output_type: str
     ) -> MaskedOutput:
-        latents = self.model.restored(drawn.latents).unflatten(1, (self.side, self.side))
+        latents = self.model.restored(sample.latents).unflatten(1, (self.side, self.side))
         outcomes, distances, counts = (
-            placed(each, seeds) for each in (drawn.outcomes, drawn.distances, drawn.maps)
+            placed(each, seeds) for each in (sample.outcomes, sample.distances, sample.maps)
         )
         grid = Raster(self.side, self.side)
         stats = MaskedStats(
@@ -313,13 +313,13 @@ class MaskedLatentPipeline(Manners):
             floor=self.schedule.floor,
             outcomes=outcomes,
             distances=distances,
-            prefixes=drawn.prefixes,
-            reports=tuple(each.report for each in drawn.generations),
+            prefixes=sample.prefixes,
+            reports=tuple(each.report for each in sample.generations),
         )
         return MaskedOutput(
             images=self.decode(latents, output_type),
             stats=stats,
             acceptance_map=counts,
-            label=label_for(drawn.generations, grid) if drawn.generations else "exact",
+            label=label_for(sample.generations, grid) if sample.generations else "exact",
             latents=latents,
         )

@@ -127,8 +127,8 @@ class MaskedDrafts:
         options: dict[str, Any] = {"max_new_tokens": target.model.places, "ignore_eos": True}
         options["stopping_criteria"] = [lambda ids, scores: interrupted()]
         prompts = [target.prompt(picture) for picture in range(count)]
-        drawn: list[Generation] = engine.generate(prompts, sampling, on_step=on_step, **options)
-        return drawn
+        sample: list[Generation] = engine.generate(prompts, sampling, on_step=on_step, **options)
+        return sample
 
 
 def window_of(budget: Any) -> int:
@@ -163,10 +163,10 @@ class MaskedProgress(Progress):
 def latents_of(target: MaskedTarget, numbers: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the latents [B, N, D] by place that have these numbers, in the order of pictures."""
     table = target.table
-    found = table.latents.new_zeros(len(numbers), target.model.places, table.paths.shape[-1])
-    for row, order, known in zip(found, target.orders, numbers, strict=True):
-        row[order[: len(known)].to(found.device)] = table.latents[known.to(found.device)]
-    return found
+    result = table.latents.new_zeros(len(numbers), target.model.places, table.paths.shape[-1])
+    for row, order, known in zip(result, target.orders, numbers, strict=True):
+        row[order[: len(known)].to(result.device)] = table.latents[known.to(result.device)]
+    return result
 
 
 def masked_source(

@@ -16,17 +16,17 @@ Autoencoder = VQTokenizer | KLAutoencoder
 ITERATIONS = 64  # where nothing is said, and there are as many latents
 
 
-def iterations_of(given: int | None, places: int, drafted: bool) -> int:
+def iterations_of(inputs: int | None, places: int, drafted: bool) -> int:
     """Return the iterations of a picture; raises InputError for a number that cannot be."""
-    if given is None:
+    if inputs is None:
         return places if drafted else min(ITERATIONS, places)
-    masked_counts(places, given)  # which checks it
-    if drafted and given != places:
+    masked_counts(places, inputs)  # which checks it
+    if drafted and inputs != places:
         raise InputError(
-            f"got {given} iterations with a drafter; expected {places}, one a latent: drafts are "
+            f"got {inputs} iterations with a drafter; expected {places}, one a latent: drafts are "
             "judged under the law of one after the other. Leave iterations out, or the drafter."
         )
-    return given
+    return inputs
 
 
 def autoencoder_of(path: Path, allow_namespace: bool) -> Autoencoder:
@@ -45,11 +45,11 @@ def autoencoder_of(path: Path, allow_namespace: bool) -> Autoencoder:
 def masked_told(pipe: Any) -> dict[str, Any]:
     """Return what a masked pipeline's index says of how it draws."""
     schedule, drafts = pipe.schedule, pipe.drafts
-    told = {"iterations": pipe.iterations, "steps": schedule.steps, "floor": schedule.floor}
-    told |= {"batch_size": pipe.batch_size, "drafter": pipe.drafter_name or "none"}
+    record = {"iterations": pipe.iterations, "steps": schedule.steps, "floor": schedule.floor}
+    record |= {"batch_size": pipe.batch_size, "drafter": pipe.drafter_name or "none"}
     if drafts is not None:
-        told |= {"window": drafts.window, "prefill": drafts.prefill, **rule_told(pipe)}
-    return told
+        record |= {"window": drafts.window, "prefill": drafts.prefill, **rule_told(pipe)}
+    return record
 
 
 def check_parts(model: Any, autoencoder: Any) -> None:

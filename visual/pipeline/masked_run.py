@@ -69,12 +69,12 @@ class Batch:
         )
         places = target.model.places
         follow = MaskedProgress(target, pipe, self.bar, count, places, count, self.callback)
-        found = pipe.drafts.draw(target, follow.step, lambda: pipe._interrupt)
+        result = pipe.drafts.draw(target, follow.step, lambda: pipe._interrupt)
         follow.finish()
-        latents = latents_of(target, [torch.tensor(each.tokens) for each in found])
-        maps = acceptance_of(found, Raster(pipe.side, pipe.side)).reshape(count, -1)
-        told = fates(found, target, pipe.rule, places)
-        return DrawnLatents(latents, maps, *told, target.prefixes, found)
+        latents = latents_of(target, [torch.tensor(each.tokens) for each in result])
+        maps = acceptance_of(result, Raster(pipe.side, pipe.side)).reshape(count, -1)
+        message = fates(result, target, pipe.rule, places)
+        return DrawnLatents(latents, maps, *message, target.prefixes, result)
 
 
 def joined(parts: Sequence[DrawnLatents], count: int) -> DrawnLatents:
@@ -88,9 +88,9 @@ def joined(parts: Sequence[DrawnLatents], count: int) -> DrawnLatents:
         for row, fill in zip(rows, fills, strict=True)
     )
     latents = torch.cat([latents, latents.new_zeros(lacking, *latents.shape[1:])])
-    drawn = [each for part in parts for each in part.generations]
+    sample = [each for part in parts for each in part.generations]
     return DrawnLatents(
-        latents, maps, outcomes, distances, sum(part.prefixes for part in parts), drawn
+        latents, maps, outcomes, distances, sum(part.prefixes for part in parts), sample
     )
 
 
@@ -111,8 +111,8 @@ class _Follower:
         self._bar.update(self._rows * (done - self._done))
         self._done = done
         if self._callback is not None:
-            told = {"latents": latents.clone()}
-            returned = self._callback(self._pipeline, self._iteration, done, told)
+            record = {"latents": latents.clone()}
+            returned = self._callback(self._pipeline, self._iteration, done, record)
             check_returned(returned, "latents", latents)
         self._iteration += 1
         return not self._pipeline._interrupt

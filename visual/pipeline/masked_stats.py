@@ -84,8 +84,8 @@ class MaskedStats(DraftFigures):
 def placed(values: NDArray[Any], seeds: Sequence[int]) -> NDArray[Any]:
     """Return what belongs to the generated indices of images [B, N] by place: [B, h, w]."""
     places = values.shape[1]
-    found = np.empty_like(values)
+    result = np.empty_like(values)
     for row, seed in enumerate(seeds):
-        found[row, order_of(NoiseStream(seed), places).numpy()] = values[row]
+        result[row, order_of(NoiseStream(seed), places).numpy()] = values[row]
     side = int(np.sqrt(places))
-    return found.reshape(-1, side, side)
+    return result.reshape(-1, side, side)

@@ -105,8 +105,8 @@ def stats_of(
     codes = set(raster.places.tolist())
     surprises: list[float] = []
     for row, generation in zip(excess, generations, strict=True):
-        found = position_excess(generation.steps, generation.label)
-        row[: len(found)] = found
+        result = position_excess(generation.steps, generation.label)
+        row[: len(result)] = result
         surprises += _surprises(generation, codes)
     reports = tuple(generation.report for generation in generations)
     return ImageStats(
@@ -116,12 +116,12 @@ def stats_of(
 
 def _surprises(generation: Generation, codes: Container[int]) -> list[float]:
     """Return the surprise of each token that was measured and is a code."""
-    found, first = [], 0
+    result, first = [], 0
     for step in generation.steps:
-        told = enumerate(step.surprise, first)
-        found += [value for index, value in told if index in codes]
+        message = enumerate(step.surprise, first)
+        result += [value for index, value in message if index in codes]
         first += len(step.tokens)
-    return found
+    return result
 
 
 def acceptance_of(generations: Sequence[Generation], raster: Raster) -> NDArray[np.int64]:

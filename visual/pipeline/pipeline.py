@@ -79,7 +79,7 @@ class ImagePipeline(CodePipeline):
         *,
         budget: Any = NODES,
         draft_mode: str | None = None,
-        draft_worth: float | None = None,
+        draft_gain: float | None = None,
         text_encoder: Any = None,
         folder: ImageFolder | None = None,
         batch_size: int = 16,
@@ -99,7 +99,7 @@ class ImagePipeline(CodePipeline):
             relaxation=getattr(folder, "relaxation", None),
             normalised=tokenizer.normalised,
         )
-        self.source = draft_source(drafter, self.rule, model, folder, draft_mode, draft_worth)
+        self.source = draft_source(drafter, self.rule, model, folder, draft_mode, draft_gain)
         self.budget = make_budget(budget)
         self.batch_size = checked_count(batch_size, "batch_size")
         self.folder = folder
@@ -169,9 +169,9 @@ class ImagePipeline(CodePipeline):
         if self.folder is not None and self.folder.relaxation is not None:
             shutil.copyfile(self.folder.relaxation, root / self.folder.relaxation.name)
         for name in ("draft", "head"):
-            kept = getattr(self.folder, name, None)
-            if kept is not None and not (root / name).exists():
-                shutil.copytree(kept, root / name)
+            selected = getattr(self.folder, name, None)
+            if selected is not None and not (root / name).exists():
+                shutil.copytree(selected, root / name)
         write_setup(root, self, self._told())
 
     def _told(self) -> dict[str, Any]:
@@ -245,8 +245,8 @@ class ImagePipeline(CodePipeline):
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
         )
         drafter = self.source(target, conditions)
-        made = self._made(target, drafter, rows, sampling, callback, output_type)
-        return made if return_dict else made.to_tuple()
+        instance = self._made(target, drafter, rows, sampling, callback, output_type)
+        return instance if return_dict else instance.to_tuple()
 
     def encode_prompt(
         self, prompt: str | Sequence[str], num_images_per_prompt: int = 1
@@ -259,19 +259,19 @@ class ImagePipeline(CodePipeline):
         if self.trunk.config.condition == "class":
             raise InputError("got a prompt for a model of classes; expected class_labels.")
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
-        found, padded = self._features("prompt", prompt, None, None)
-        padding = torch.tensor(padded or [0] * len(found))
-        mask = (torch.arange(found.shape[1]) >= padding[:, None]).long()
-        return found.repeat_interleave(count, 0), mask.repeat_interleave(count, 0)
+        result, padded = self._features("prompt", prompt, None, None)
+        padding = torch.tensor(padded or [0] * len(result))
+        mask = (torch.arange(result.shape[1]) >= padding[:, None]).long()
+        return result.repeat_interleave(count, 0), mask.repeat_interleave(count, 0)
 
     @property
     def trunk(self) -> Any:
         """The model whose conditions and grid these are."""
         return self.model
 
-    def label_of(self, given: int | str) -> int:
+    def label_of(self, inputs: int | str) -> int:
         """Return the number of a class given by number or by name; raises InputError."""
-        return class_number(given, self.class_names, int(self.trunk.config.num_classes))
+        return class_number(inputs, self.class_names, int(self.trunk.config.num_classes))
 
     def _target(
         self,
@@ -286,22 +286,24 @@ class ImagePipeline(CodePipeline):
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
         """Return how the codes of a picture of so many pixels lie; raises InputError."""
-        given, side, reduction = (height, width), self.side, self.tokenizer.reduction
+        inputs, side, reduction = (height, width), self.side, self.tokenizer.reduction
         rows, line = (
             side if pixels is None else codes_along(pixels, reduction, side, name)
-            for pixels, name in zip(given, ("height", "width"), strict=True)
+            for pixels, name in zip(inputs, ("height", "width"), strict=True)
         )
         return Raster(rows, line)
 
     def _conditions(
         self, prompt: Any, labels: Any, embeds: Any, mask: Any, negative: tuple[Any, Any, Any]
     ) -> Conditions:
-        given = {"prompt": prompt, "class_labels": labels, "prompt_embeds": embeds}
-        named = [name for name, value in given.items() if value is not None]
+        inputs = {"prompt": prompt, "class_labels": labels, "prompt_embeds": embeds}
+        named = [name for name, value in inputs.items() if value is not None]
         classes = self.trunk.config.condition == "class"
-        wanted = "class_labels" if classes else "prompt (or prompt_embeds)"
+        selection = "class_labels" if classes else "prompt (or prompt_embeds)"
         if len(named) != 1 or (named == ["class_labels"]) != classes:
-            raise InputError(f"got {' and '.join(named) or 'nothing to draw'}; expected {wanted}.")
+            raise InputError(
+                f"got {' and '.join(named) or 'nothing to draw'}; expected {selection}."
+            )
         if classes:
             if any(part is not None for part in (mask, *negative)):
                 raise InputError(
@@ -309,16 +311,16 @@ class ImagePipeline(CodePipeline):
                     "Leave it out: guidance leads away from the model's own class of nothing."
                 )
             return Conditions(torch.tensor([self.label_of(label) for label in some(labels)]))
-        own = self._features("prompt", prompt, embeds, mask)
+        current = self._features("prompt", prompt, embeds, mask)
         if all(part is None for part in negative):
-            return Conditions(*own)
+            return Conditions(*current)
         beside = self._features("negative_prompt", *negative)
-        if len(beside[0]) not in (1, len(own[0])):
+        if len(beside[0]) not in (1, len(current[0])):
             raise InputError(
-                f"got {len(beside[0])} negative prompts for {len(own[0])} prompts; expected one "
+                f"got {len(beside[0])} negative prompts for {len(current[0])} prompts; expected one "
                 "for all, or one each."
             )
-        return Conditions(*own, *beside)
+        return Conditions(*current, *beside)
 
     def _features(
         self, name: str, texts: Any, embeds: Any, mask: Any
@@ -338,6 +340,6 @@ class ImagePipeline(CodePipeline):
                 "prompt_embeds [R, L, d]."
             )
         self._bring("text_encoder")
-        told = self.captions(checked_texts(some(texts)))
+        message = self.captions(checked_texts(some(texts)))
         self._send_away("text_encoder")
-        return checked_features(told, None, length)
+        return checked_features(message, None, length)

@@ -65,8 +65,8 @@ class Progress:
         if self._callback is not None:
             first = self._last // self._side_by_side * self._side_by_side
             least = min(self._counts[first : first + self._side_by_side])
-            told, codes = self.told(first), self._raster.codes_in(least)
-            returned = self._callback(self._pipeline, self._passes, codes, told)
+            message, codes = self.told(first), self._raster.codes_in(least)
+            returned = self._callback(self._pipeline, self._passes, codes, message)
             for name, stands in self.told(first).items():
                 check_returned(returned, name, stands)
         self._passes += 1
@@ -78,8 +78,8 @@ class Progress:
 
 def check_returned(returned: Any, name: str, stands: torch.Tensor) -> None:
     """Raise InputError where a callback would have other codes or latents than it was told."""
-    found = returned.get(name) if isinstance(returned, dict) else None
-    if found is not None and not torch.equal(torch.as_tensor(found).cpu(), stands.cpu()):
+    result = returned.get(name) if isinstance(returned, dict) else None
+    if result is not None and not torch.equal(torch.as_tensor(result).cpu(), stands.cpu()):
         raise InputError(
             f"callback_on_step_end returned other {name} than it was told; {name} that stand "
             "cannot be changed. Return them as they are, or nothing, and set "

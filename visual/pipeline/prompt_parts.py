@@ -29,9 +29,9 @@ def load_part(folder: Path, kind: str, device: torch.device, dtype: str | torch.
     from safetensors import SafetensorError
 
     _expect(folder, kind)
-    made = getattr(transformers, f"{kind.capitalize()}ForConditionalGeneration")
+    instance = getattr(transformers, f"{kind.capitalize()}ForConditionalGeneration")
     try:
-        model, info = made.from_pretrained(
+        model, info = instance.from_pretrained(
             folder,
             dtype=pick_dtype(dtype, device),
             local_files_only=True,
@@ -40,7 +40,7 @@ def load_part(folder: Path, kind: str, device: torch.device, dtype: str | torch.
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelError(
-            f"{folder} does not load as a {made.__name__} ({error}); expected what its "
+            f"{folder} does not load as a {instance.__name__} ({error}); expected what its "
             "save_pretrained wrote. Copy it again."
         ) from error
     if info["missing_keys"]:  # transformers would go on with random ones
@@ -59,8 +59,8 @@ def load_processor(folder: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if tokenizer.chat_template is None and (folder / _TEMPLATE).is_file():
-            told = json.loads((folder / _TEMPLATE).read_text(encoding="utf-8"))
-            tokenizer.chat_template = told.get("chat_template")
+            message = json.loads((folder / _TEMPLATE).read_text(encoding="utf-8"))
+            tokenizer.chat_template = message.get("chat_template")
     except Exception as error:  # a damaged tokenizer.json raises the bare class
         raise ModelError(
             f"{folder} holds no tokenizer that transformers can load ({error}); expected the "
@@ -71,10 +71,10 @@ def load_processor(folder: Path) -> Any:
 
 def expect_kind(model: Any, kind: str) -> None:
     """Raise UnsupportedModelError for a model of another kind, with what draws with it."""
-    found = getattr(getattr(model, "config", None), "model_type", None)
-    if found != kind:
+    result = getattr(getattr(model, "config", None), "model_type", None)
+    if result != kind:
         raise UnsupportedModelError(
-            f"got a {type(model).__name__} of type {found!r}; expected {kind!r}.{_advice(found)}"
+            f"got a {type(model).__name__} of type {result!r}; expected {kind!r}.{_advice(result)}"
         )
 
 
@@ -83,18 +83,18 @@ def mark(tokenizer: Any, attribute: str, *names: str) -> str:
 
     Raises InputError where it knows none.
     """
-    told = getattr(tokenizer, attribute, None)
-    if isinstance(told, str):
-        return told
+    message = getattr(tokenizer, attribute, None)
+    if isinstance(message, str):
+        return message
     known = tokenizer.get_vocab()
-    found = next((name for name in names if name in known), None)
-    if found is None:
+    result = next((name for name in names if name in known), None)
+    if result is None:
         raise InputError(
             f"got a tokenizer without {attribute}"
             + (f" and without {' or '.join(names)}" if names else "")
             + "; expected the tokenizer that the image model came with."
         )
-    return found
+    return result
 
 
 def text_ids(tokenizer: Any, text: str, last: str) -> list[int]:
@@ -112,19 +112,19 @@ def _expect(folder: Path, kind: str) -> None:
     """Raise ModelNotFoundError or UnsupportedModelError for what holds no model of the kind."""
     config = folder / "config.json"
     try:
-        told = json.loads(config.read_text(encoding="utf-8"))
-        found = told.get("model_type")
+        message = json.loads(config.read_text(encoding="utf-8"))
+        result = message.get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         target = (folder / "target" / "config.json").is_file()
         raise ModelNotFoundError(
             f"{folder} holds no config.json that can be read; expected the folder of a {kind!r} "
             "model of transformers." + (" Draw with ImagePipeline." if target else "")
         ) from error
-    if found != kind:
+    if result != kind:
         raise UnsupportedModelError(
-            f"{folder} is a {found!r} model; expected {kind!r}.{_advice(found)}"
+            f"{folder} is a {result!r} model; expected {kind!r}.{_advice(result)}"
         )
 
 
-def _advice(found: Any) -> str:
-    return f" Draw with {PIPELINES[found]}." if found in PIPELINES else ""
+def _advice(result: Any) -> str:
+    return f" Draw with {PIPELINES[result]}." if result in PIPELINES else ""

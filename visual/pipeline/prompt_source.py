@@ -57,8 +57,8 @@ class PromptConditions:
     def target(self, model: Any, like: ImageTarget) -> ImageTarget:
         """Return a target over another model, guided and laid out as `like`."""
         assert like.raster is not None
-        drawing = Drawing(like.guidance_scale, like.guidance_interval, like.raster)
-        return self.make(model, self, drawing)
+        image = Drawing(like.guidance_scale, like.guidance_interval, like.raster)
+        return self.make(model, self, image)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,8 +86,8 @@ def prompt_source(drafter: Any, model: Any, drafting: Drafting) -> DraftSource:
     if drafter is None:
         return FixedSource(None)
     if isinstance(drafter, list | tuple):
-        made = tuple(prompt_source(each, model, drafting) for each in drafter)
-        return SeveralSources(made) if len(made) > 1 else [*made, FixedSource(None)][0]
+        instance = tuple(prompt_source(each, model, drafting) for each in drafter)
+        return SeveralSources(instance) if len(instance) > 1 else [*instance, FixedSource(None)][0]
     mode = drafting.mode or mode_for(drafting.rule)
     if isinstance(drafter, str) and drafter == "auto":
         drafter = "model" if mode == DraftKind.DETERMINISTIC.value else "jacobi"
@@ -127,9 +127,9 @@ def _check(target: Any, draft: Any) -> None:
     ):
         ours, theirs = of(target), of(draft)
         if ours != theirs:
-            told = "others" if isinstance(ours, dict) else theirs
+            message = "others" if isinstance(ours, dict) else theirs
             raise TokenizerMismatchError(
-                f"got a draft model with the {what} {told}; expected "
+                f"got a draft model with the {what} {message}; expected "
                 f"{'those' if isinstance(ours, dict) else ours} of the target. Draft with a model "
                 "that shares its prompts and codes."
             )

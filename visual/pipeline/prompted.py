@@ -76,7 +76,7 @@ class PromptPipeline(CodePipeline):
         prompt_template: str | None = None,
         budget: Any = NODES,
         draft_mode: str | None = None,
-        draft_worth: float | None = None,
+        draft_gain: float | None = None,
         folder: Path | None = None,
         batch_size: int = BATCH,
         **settings: Any,
@@ -107,15 +107,15 @@ class PromptPipeline(CodePipeline):
             marks=self.raster.ends,
         )
         load = partial(load_part, kind=self.kind, device=model.device, dtype=model.dtype)
-        drafting = Drafting(self.rule, load, folder, draft_mode, draft_worth)
+        drafting = Drafting(self.rule, load, folder, draft_mode, draft_gain)
         self.source = prompt_source(drafter, model, drafting)
         self.budget = make_budget(budget)
         self.batch_size = checked_count(batch_size, "batch_size")
         self.folder = folder
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.tokenizer.reduction)
-        given = None if vq is None else self.tokenizer.model
+        inputs = None if vq is None else self.tokenizer.model
         draft = getattr(self.source, "model", None)
-        self.register_modules(model=model, vq=given, draft=draft)
+        self.register_modules(model=model, vq=inputs, draft=draft)
         self._interrupt = False
 
     @classmethod
@@ -138,22 +138,22 @@ class PromptPipeline(CodePipeline):
         dtype = settings.pop("torch_dtype", None) or dtype
         device, offline = check_loading(settings, device)
         place = pick_device(device)
-        found = resolve_model(name, offline=offline)
-        folder = Path(found.folder)
+        result = resolve_model(name, offline=offline)
+        folder = Path(result.folder)
         setup = folder / SETUP if (folder / SETUP).is_file() else None
         drafter, rule, settings = as_saved(setup, "exact", drafter, rule, settings)
         model = load_part(folder, cls.kind, place, dtype)
         processor = settings.pop("processor", None) or load_processor(folder)
-        own = folder / "vq"
-        if own.is_dir():
-            settings.setdefault("vq", own)
+        current = folder / "vq"
+        if current.is_dir():
+            settings.setdefault("vq", current)
         return cls(model, processor, drafter, rule, folder=folder, **settings)
 
     @property
     def components(self) -> dict[str, Any]:
         """The parts that further pipelines may share: `JanusPipeline(**pipe.components)`."""
-        given = None if self.vq is None else self.tokenizer
-        parts = {"model": self.model, "processor": self.processor, "vq": given}
+        inputs = None if self.vq is None else self.tokenizer
+        parts = {"model": self.model, "processor": self.processor, "vq": inputs}
         return {**parts, "folder": self.folder, "prompt_template": self.prompt_template}
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
@@ -189,15 +189,15 @@ class PromptPipeline(CodePipeline):
         They may be changed and given back as prompt_ids and negative_prompt_ids. Raises InputError.
         """
         raster = self._sized(height, width)
-        own = [self._ids(self._asked(text), raster) for text in checked_texts(some(prompt))]
+        current = [self._ids(self._asked(text), raster) for text in checked_texts(some(prompt))]
         if negative_prompt is None:
-            return own, [self._nothing(ids, raster) for ids in own]
+            return current, [self._nothing(ids, raster) for ids in current]
         self._check_negative()
         texts = some(negative_prompt)
         if not all(isinstance(text, str) for text in texts):
             raise InputError(f"got negative_prompt {negative_prompt!r}; expected texts.")
         beside = [self._ids(text, raster) for text in texts]
-        return own, _each(beside, len(own))
+        return current, _each(beside, len(current))
 
     @frees
     def __call__(
@@ -254,16 +254,16 @@ class PromptPipeline(CodePipeline):
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
         )
         drafter = self.source(target, conditions)
-        made = self._made(target, drafter, rows, sampling, callback, output_type)
-        return made if return_dict else made.to_tuple()
+        instance = self._made(target, drafter, rows, sampling, callback, output_type)
+        return instance if return_dict else instance.to_tuple()
 
     def _conditions(
         self, texts: tuple[Any, Any], ids: tuple[Any, Any], size: tuple[Any, Any]
     ) -> PromptConditions:
         """Return the conditions of texts or ids, each with those of what it is guided from."""
         if (texts[0] is None) == (ids[0] is None):
-            told = "nothing to draw" if texts[0] is None else "prompt and prompt_ids"
-            raise InputError(f"got {told}; expected a prompt, or prompt_ids.")
+            message = "nothing to draw" if texts[0] is None else "prompt and prompt_ids"
+            raise InputError(f"got {message}; expected a prompt, or prompt_ids.")
         if texts[1] is not None and (ids[1] is not None or ids[0] is not None):
             raise InputError(
                 "got negative_prompt beside ids; expected negative_prompt_ids with prompt_ids. "
@@ -273,20 +273,23 @@ class PromptPipeline(CodePipeline):
             self._check_negative(ids[0])
         raster = self._sized(*size)
         if ids[0] is None:
-            own, beside = self.encode_prompt(texts[0], texts[1], *size)
+            current, beside = self.encode_prompt(texts[0], texts[1], *size)
         else:
-            own = [list(row) for row in _rows(ids[0])]
-            beside = [self._nothing(row, raster) for row in own]
+            current = [list(row) for row in _rows(ids[0])]
+            beside = [self._nothing(row, raster) for row in current]
         if ids[1] is not None:
-            beside = _each([list(row) for row in _rows(ids[1])], len(own))
-        return PromptConditions(own, beside, self._target)
+            beside = _each([list(row) for row in _rows(ids[1])], len(current))
+        return PromptConditions(current, beside, self._target)
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
         """Return how the codes of a picture of so many pixels lie; raises InputError."""
-        own, reduction = self.raster, self.tokenizer.reduction
+        current, reduction = self.raster, self.tokenizer.reduction
         rows, line = (
             side if pixels is None else codes_along(pixels, reduction, None, name)
-            for pixels, side, name in ((height, own.height, "height"), (width, own.width, "width"))
+            for pixels, side, name in (
+                (height, current.height, "height"),
+                (width, current.width, "width"),
+            )
         )
         most = self._most_codes()
         if most is not None and rows * line > most:
@@ -294,7 +297,7 @@ class PromptPipeline(CodePipeline):
                 f"got {rows * reduction} x {line * reduction} pixels, "
                 f"{rows * line} codes; expected at most {most}, for which the model was made."
             )
-        return Raster(rows, line, own.ends)
+        return Raster(rows, line, current.ends)
 
     def _check_negative(self, ids: Any = None) -> None:
         """Raise InputError where the model has no use for a negative prompt."""
@@ -306,7 +309,7 @@ class PromptPipeline(CodePipeline):
         """Return the codes that a picture may have, None where positions alone set a bound."""
         return self.raster.codes
 
-    def _vq(self, model: Any, given: Any) -> Any:
+    def _vq(self, model: Any, inputs: Any) -> Any:
         """Return the code-book and decoder of a model."""
         raise NotImplementedError
 
@@ -328,7 +331,7 @@ class PromptPipeline(CodePipeline):
         raise NotImplementedError
 
     @staticmethod
-    def _target(model: Any, conditions: PromptConditions, drawing: Drawing) -> ImageTarget:
+    def _target(model: Any, conditions: PromptConditions, image: Drawing) -> ImageTarget:
         """Return the target of one call over a model."""
         raise NotImplementedError
 

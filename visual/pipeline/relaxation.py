@@ -24,10 +24,10 @@ def settings_of(path: Path | None, rule: str) -> dict[str, Any]:
     """
     if path is None:
         return {}
-    found = dict(_read(path)["rules"].get(rule, {}).get("settings", {}))
-    if not all(isinstance(value, _PLAIN) for value in found.values()):
-        raise _unreadable(path, f"settings {found} of {rule!r}")
-    return found
+    record = dict(_read(path)["rules"].get(rule, {}).get("settings", {}))
+    if not all(isinstance(value, _PLAIN) for value in record.values()):
+        raise _unreadable(path, f"settings {record} of {rule!r}")
+    return record
 
 
 def keep(path: Path, rule: str, settings: dict[str, Any], measured: dict[str, Any]) -> None:
@@ -45,14 +45,14 @@ def keep(path: Path, rule: str, settings: dict[str, Any], measured: dict[str, An
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _unreadable(path, str(error)) from error
-    rules = found.get("rules") if isinstance(found, dict) else None
+    rules = result.get("rules") if isinstance(result, dict) else None
     whole = isinstance(rules, dict) and all(isinstance(each, dict) for each in rules.values())
-    if not whole or found.get("format") != FORMAT:
+    if not whole or result.get("format") != FORMAT:
         raise _unreadable(path, f"no rules in format {FORMAT}")
-    return dict(found)
+    return dict(result)
 
 
 def _unreadable(path: Path, reason: str) -> ModelError:

@@ -13,10 +13,10 @@ TENSORS = ("codes",)  # what a callback may ask for
 OUTPUTS = ("pil", "np", "pt", "latent")
 
 
-def check_output_type(given: Any) -> None:
+def check_output_type(inputs: Any) -> None:
     """Raise InputError for an output_type that is none of `OUTPUTS`."""
-    if given not in OUTPUTS:
-        raise InputError(f"got output_type {given!r}; expected one of {', '.join(OUTPUTS)}.")
+    if inputs not in OUTPUTS:
+        raise InputError(f"got output_type {inputs!r}; expected one of {', '.join(OUTPUTS)}.")
 
 
 def seeds_of(
@@ -27,8 +27,8 @@ def seeds_of(
     None is torch's global generator. The seeds of the first images do not depend on how many
     follow. Raises InputError for a wrong number of generators, or for something else.
     """
-    given: Any = torch.default_generator if generator is None else generator
-    generators = [given] * count if _is_one(given) else [*given]
+    inputs: Any = torch.default_generator if generator is None else generator
+    generators = [inputs] * count if _is_one(inputs) else [*inputs]
     if not all(isinstance(each, torch.Generator) for each in generators):
         raise InputError(
             f"got generator={generator!r}; expected a torch.Generator, or a list of them. Pass "
@@ -43,59 +43,61 @@ def seeds_of(
     ]
 
 
-def some(given: Any) -> list[Any]:
+def some(inputs: Any) -> list[Any]:
     """Return what there is to draw, one thing as a list of one; raises InputError for nothing."""
-    many = [given] if _is_one(given) else list(given)
+    many = [inputs] if _is_one(inputs) else list(inputs)
     if not many:
         raise InputError("got an empty list; expected at least one prompt or class to draw.")
     return many
 
 
-def _is_one(given: Any) -> bool:
+def _is_one(inputs: Any) -> bool:
     """Tell one thing from a list of them; arrays of no dimension have an __iter__ that raises."""
-    if isinstance(given, str) or getattr(given, "ndim", None) == 0:
+    if isinstance(inputs, str) or getattr(inputs, "ndim", None) == 0:
         return True
-    return not hasattr(given, "__iter__")
+    return not hasattr(inputs, "__iter__")
 
 
-def checked_features(given: Any, mask: Any, length: int) -> tuple[torch.Tensor, tuple[int, ...]]:
+def checked_features(inputs: Any, mask: Any, length: int) -> tuple[torch.Tensor, tuple[int, ...]]:
     """Return features in place of prompts [R, L, d], and how many first ones of each are padding.
 
-    given: features [R, n, d], n at most L, or a list of R prompts' [n, d]. mask [R, n]: which of
+    inputs: features [R, n, d], n at most L, or a list of R prompts' [n, d]. mask [R, n]: which of
     them are a prompt's own, wherever they stand; None for all. As LlamaGen has it, padding comes
     first. Raises InputError for what is no tensor, empty or too long.
     """
-    if isinstance(given, list | tuple) and given and all(_is_matrix(each) for each in given):
-        return _padded([each[_own(mask, row, each)] for row, each in enumerate(given)], length)
-    if not isinstance(given, torch.Tensor) or not given.numel():
-        told = f"of shape {list(given.shape)}" if isinstance(given, torch.Tensor) else type(given)
+    if isinstance(inputs, list | tuple) and inputs and all(_is_matrix(each) for each in inputs):
+        return _padded([each[_own(mask, row, each)] for row, each in enumerate(inputs)], length)
+    if not isinstance(inputs, torch.Tensor) or not inputs.numel():
+        message = (
+            f"of shape {list(inputs.shape)}" if isinstance(inputs, torch.Tensor) else type(inputs)
+        )
         raise InputError(
-            f"got prompt_embeds {told}; expected a torch tensor of floats [R, L, d], R at least 1, "
+            f"got prompt_embeds {message}; expected a torch tensor of floats [R, L, d], R at least 1, "
             "or a list of tensors [L, d]. torch.from_numpy and torch.stack make one of arrays and "
             "lists."
         )
-    if given.ndim != 3 or (mask is None and given.shape[1] == length):
-        return given, ()  # the model says what it expects
-    if mask is not None and (getattr(mask, "shape", None) != given.shape[:2]):
+    if inputs.ndim != 3 or (mask is None and inputs.shape[1] == length):
+        return inputs, ()  # the model says what it expects
+    if mask is not None and (getattr(mask, "shape", None) != inputs.shape[:2]):
         raise InputError(
-            f"got prompt_attention_mask {_shape(mask)} for prompt_embeds {_shape(given)}; expected "
+            f"got prompt_attention_mask {_shape(mask)} for prompt_embeds {_shape(inputs)}; expected "
             "a tensor [R, L] of 0 and 1, one for each feature."
         )
-    return _padded([each[_own(mask, row, each)] for row, each in enumerate(given)], length)
+    return _padded([each[_own(mask, row, each)] for row, each in enumerate(inputs)], length)
 
 
-def checked_codes(given: Any, count: int, size: int) -> torch.Tensor | None:
+def checked_codes(inputs: Any, count: int, size: int) -> torch.Tensor | None:
     """Return the codes that are given i64 [n], -1 where one is to be drawn; None for none.
 
-    given: a tensor of at most `count` whole numbers below `size`. Raises InputError for others.
+    inputs: a tensor of at most `count` whole numbers below `size`. Raises InputError for others.
     """
-    if given is None:
+    if inputs is None:
         return None
-    whole = isinstance(given, torch.Tensor) and given.dtype == torch.int64
-    flat = given.flatten() if whole else torch.zeros(0, dtype=torch.int64)
+    whole = isinstance(inputs, torch.Tensor) and inputs.dtype == torch.int64
+    flat = inputs.flatten() if whole else torch.zeros(0, dtype=torch.int64)
     if not (whole and 0 < len(flat) <= count and int(flat.min()) >= -1 and int(flat.max()) < size):
         raise InputError(
-            f"got codes {_shape(given)}; expected whole numbers i64 [h, w] or [n], at most "
+            f"got codes {_shape(inputs)}; expected whole numbers i64 [h, w] or [n], at most "
             f"{count}, from 0 to {size - 1}, and -1 where one is to be drawn."
         )
     return flat
@@ -106,18 +108,18 @@ def _own(mask: Any, row: int, features: torch.Tensor) -> torch.Tensor:
     if mask is None:
         return torch.ones(len(features), dtype=torch.bool, device=features.device)
     try:
-        own = torch.as_tensor(mask[row], device=features.device)
+        current = torch.as_tensor(mask[row], device=features.device)
     except (IndexError, TypeError, ValueError) as error:
         raise InputError(
             f"got prompt_attention_mask {_shape(mask)}, which has no row {row} of 0 and 1; "
             "expected one for each prompt."
         ) from error
-    if own.shape != features.shape[:1] or not bool(((own == 0) | (own == 1)).all()):
+    if current.shape != features.shape[:1] or not bool(((current == 0) | (current == 1)).all()):
         raise InputError(
-            f"got prompt_attention_mask {own.tolist() if own.numel() < 9 else _shape(own)} for "
+            f"got prompt_attention_mask {current.tolist() if current.numel() < 9 else _shape(current)} for "
             f"{len(features)} features; expected a 0 or 1 for each of them."
         )
-    return own.bool()
+    return current.bool()
 
 
 def _padded(prompts: list[torch.Tensor], length: int) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -137,13 +139,13 @@ def _padded(prompts: list[torch.Tensor], length: int) -> tuple[torch.Tensor, tup
     return features, tuple(length - size for size in sizes)
 
 
-def _is_matrix(given: Any) -> bool:
-    return isinstance(given, torch.Tensor) and given.ndim == 2 and given.numel() > 0
+def _is_matrix(inputs: Any) -> bool:
+    return isinstance(inputs, torch.Tensor) and inputs.ndim == 2 and inputs.numel() > 0
 
 
-def _shape(given: Any) -> str:
-    shape = getattr(given, "shape", None)
-    return f"{given!r}" if shape is None else f"of shape {list(shape)}"
+def _shape(inputs: Any) -> str:
+    shape = getattr(inputs, "shape", None)
+    return f"{inputs!r}" if shape is None else f"of shape {list(shape)}"
 
 
 def checked_texts(texts: list[Any]) -> list[str]:
@@ -165,8 +167,8 @@ def checked_callback(
 
     names: of `known`; None for all. Raises InputError for others.
     """
-    given = [names] if isinstance(names, str) else list(known if names is None else names)
-    foreign = [name for name in given if name not in known]
+    values = [names] if isinstance(names, str) else list(known if names is None else names)
+    foreign = [name for name in values if name not in known]
     if foreign or isinstance(names, str):
         raise InputError(
             f"got callback_on_step_end_tensor_inputs={names!r}; expected a list of what there is: "
@@ -175,7 +177,7 @@ def checked_callback(
     if callback is None:
         return None
 
-    def told(pipeline: Any, step: int, codes: int, tensors: dict[str, torch.Tensor]) -> Any:
-        return callback(pipeline, step, codes, {name: tensors[name] for name in given})
+    def on_progress(pipeline: Any, step: int, codes: int, tensors: dict[str, torch.Tensor]) -> Any:
+        return callback(pipeline, step, codes, {name: tensors[name] for name in values})
 
-    return told
+    return on_progress

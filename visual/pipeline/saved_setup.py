@@ -42,17 +42,17 @@ def write_setup(root: Path, pipe: Any, values: dict[str, Any]) -> None:
 
 def told_of(pipe: Any, drafter: str | None) -> dict[str, Any]:
     """Return what an image pipeline's index says of how it draws; warns of what it cannot say."""
-    told: dict[str, Any] = {"batch_size": pipe.batch_size, **rule_told(pipe)}
+    record: dict[str, Any] = {"batch_size": pipe.batch_size, **rule_told(pipe)}
     if isinstance(pipe.budget, FixedBudget):
-        told["budget"] = pipe.budget.nodes
+        record["budget"] = pipe.budget.nodes
     elif isinstance(pipe.budget, AutoBudget):
-        told["budget"] = AUTO
+        record["budget"] = AUTO
     if drafter is None or all(name in _NAMED for name in drafter.split("+")):
-        told["drafter"] = drafter or "none"
+        record["drafter"] = drafter or "none"
     for key, name in _DRAFTING.items():
         if (value := getattr(pipe.source, name, None)) is not None:
-            told[key] = value
-    return told
+            record[key] = value
+    return record
 
 
 def rule_told(pipe: Any) -> dict[str, Any]:
@@ -74,14 +74,14 @@ def masked_as_saved(path: Path | None, settings: dict[str, Any]) -> dict[str, An
     Where a drafter is named, or None for plain drawing, that which was saved is not taken; a rule
     that is named comes without the numbers of the saved one.
     """
-    found = read_setup(path)
-    if found is None:
+    result = read_setup(path)
+    if result is None:
         return settings
-    saved = dict(found.more)
-    if "drafter" not in settings and found.drafter not in (None, AUTO):
-        saved["drafter"] = found.drafter
-        if "rule" not in settings and found.rule:
-            saved |= {"rule": found.rule, **found.settings}
+    saved = dict(result.more)
+    if "drafter" not in settings and result.drafter not in (None, AUTO):
+        saved["drafter"] = result.drafter
+        if "rule" not in settings and result.rule:
+            saved |= {"rule": result.rule, **result.settings}
     elif settings.get("drafter") is not None:
         saved.pop("iterations", None)  # those of plain drawing
     return {**saved, **settings}
@@ -95,9 +95,9 @@ def read_setup(path: Path | None) -> Setup | None:
     if path is None:
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        found.pop("pipeline")
-        return setup_of(found)
+        result = json.loads(path.read_text(encoding="utf-8"))
+        result.pop("pipeline")
+        return setup_of(result)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(
             f"{path} cannot be read ({error!r}); expected what save_pretrained wrote. Save the "
@@ -105,15 +105,15 @@ def read_setup(path: Path | None) -> Setup | None:
         ) from error
 
 
-def setup_of(told: dict[str, Any]) -> Setup:
+def setup_of(message: dict[str, Any]) -> Setup:
     """Return the setup that an index tells."""
-    rule = dict(told.pop("rule", None) or {"name": ""})
-    drafting = {key: told.pop(key) for key in _DRAFTING if key in told}
-    drafter = told.pop("drafter", AUTO)
+    rule = dict(message.pop("rule", None) or {"name": ""})
+    drafting = {key: message.pop(key) for key in _DRAFTING if key in message}
+    drafter = message.pop("drafter", AUTO)
     if not isinstance(drafter, str) or not isinstance(rule["name"], str):
         raise TypeError(f"drafter {drafter!r}, rule {rule!r}")
     name = str(rule.pop("name"))
-    return Setup(name, rule, None if drafter == "none" else drafter, drafting, told)
+    return Setup(name, rule, None if drafter == "none" else drafter, drafting, message)
 
 
 def as_saved(
@@ -125,12 +125,12 @@ def as_saved(
     """
     if not (isinstance(rule, str) and rule == AUTO):
         return drafter, rule, settings
-    found = read_setup(path)
-    if found is None or not found.rule:
+    result = read_setup(path)
+    if result is None or not result.rule:
         return drafter, default, settings
-    kept = {**found.settings, **found.more}
+    selected = {**result.settings, **result.more}
     if isinstance(drafter, str) and drafter == AUTO:
-        drafter, kept = found.drafter, {**kept, **found.drafting}
+        drafter, selected = result.drafter, {**selected, **result.drafting}
         if drafter is not None and "+" in drafter:
             drafter = drafter.split("+")
-    return drafter, found.rule, {**kept, **settings}
+    return drafter, result.rule, {**selected, **settings}

@@ -70,10 +70,10 @@ class Batches:
 
     def digest(self) -> str:
         """Return a hash of what is learned from."""
-        found = hashlib.sha256()
+        result = hashlib.sha256()
         for piece in self.pieces:
-            found.update(array("q", piece).tobytes() + b"|")
-        return found.hexdigest()
+            result.update(array("q", piece).tobytes() + b"|")
+        return result.hexdigest()
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
         """Return batches in random order; texts of like lengths stand together among some dozens.
@@ -137,10 +137,10 @@ class StateReader:
     def __init__(
         self,
         target: CausalTarget,
-        pieces: Sequence[Sequence[int]],
+        chunks: Sequence[Sequence[int]],
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self.target, self.pieces = target, pieces
+        self.target, self.pieces = target, chunks
         self._cache: dict[int, torch.Tensor] = {}
         self._room = cache_bytes
 
@@ -164,10 +164,10 @@ class StateReader:
         """Return the states [copies, T, H] of pieces that the target reads side by side."""
         return read_states(self.target, [self.pieces[number] for number in numbers])
 
-    def _together(self, numbers: Sequence[int], found: Sequence[torch.Tensor]) -> Reading:
+    def _together(self, numbers: Sequence[int], result: Sequence[torch.Tensor]) -> Reading:
         device = self.target.device
         embedded, states = list[torch.Tensor](), list[torch.Tensor]()
-        for number, text in zip(numbers, found, strict=True):
+        for number, text in zip(numbers, result, strict=True):
             tokens = torch.tensor([list(self.pieces[number])], device=device)
             with torch.no_grad():
                 read = self.target.embed(tokens)[:, -text.shape[1] :]

@@ -56,11 +56,11 @@ class HeadModel(CausalTarget):
             embedded = self.target.embed(tokens)
             self.guessed = self.head(embedded, self.states, view.positions, cache)
             cache.advance(tokens.shape[1])
-            kept = slice(-keep, None) if isinstance(keep, int) else keep
-            states = self.guessed[:, kept].to(self.dtype)
+            selected = slice(-keep, None) if isinstance(keep, int) else keep
+            states = self.guessed[:, selected].to(self.dtype)
             if self.vocabulary is not None:
                 return self.vocabulary.spread(self.vocabulary(states))
-            return self.target.head_logits(states, view.positions[:, kept] + self.first)
+            return self.target.head_logits(states, view.positions[:, selected] + self.first)
 
 
 class HeadCache(DraftCache):
@@ -107,10 +107,10 @@ class HeadCache(DraftCache):
         fresh = [tokens[place + 1] for place in places]
         n = len(fresh)
         causal = start == 0 or n == 1
-        seen = None if causal else np.tri(n, dtype=np.bool_)
+        visible = None if causal else np.tri(n, dtype=np.bool_)
         self._head.states = self._states[:, start:end]
         positions = [place - self._places[0] for place in places]
-        logits = self._forward(fresh, positions, seen, 1)
+        logits = self._forward(fresh, positions, visible, 1)
         self._guessed = self._head.guessed[:, -1:]
         self._cache.commit([range(n)])
         return logits

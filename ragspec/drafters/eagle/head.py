@@ -125,7 +125,7 @@ class FeatureHead(nn.Module):
         hidden = _states_size(target)
         heads = int(getattr(config, "num_attention_heads", 0) or 1)
         first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-        made = cls(
+        instance = cls(
             HeadConfig(
                 embedding_size=target.embed(first).shape[-1],
                 hidden_size=hidden,
@@ -136,18 +136,18 @@ class FeatureHead(nn.Module):
                 draft_vocab_size=None if tokens is None else len(tokens),
             )
         )
-        made.reset(generator)
+        instance.reset(generator)
         if tokens is not None:
-            made.tokens = torch.tensor(tokens)
-        return made.to(target.device)
+            instance.tokens = torch.tensor(tokens)
+        return instance.to(target.device)
 
     def reset(self, generator: torch.Generator) -> None:
         """Draw all weights anew; a fresh head repeats the state that it is given."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.dim() > 1:
-                    made = torch.randn(weight.shape, generator=generator) * _STD
-                    weight.copy_(made)
+                    instance = torch.randn(weight.shape, generator=generator) * _STD
+                    weight.copy_(instance)
                 elif name.endswith("bias"):
                     weight.zero_()
             width = self.config.hidden_size
@@ -221,15 +221,15 @@ class FeatureHead(nn.Module):
                 "train-head` writes them."
             )
         try:
-            made = cls(_read_config(folder / CONFIG))
-            made.load_state_dict(load_file(folder / WEIGHTS))
-            made._check_tokens()
+            instance = cls(_read_config(folder / CONFIG))
+            instance.load_state_dict(load_file(folder / WEIGHTS))
+            instance._check_tokens()
         except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
             raise ModelError(
                 f"{folder} holds no feature head that can be read ({error}); train it again with "
                 "`ragspec train-head`."
             ) from error
-        return made.eval()
+        return instance.eval()
 
     def _check_tokens(self) -> None:
         """Raise ValueError for tokens that are not increasing ids of the vocabulary."""
@@ -269,11 +269,11 @@ def check_head(head: FeatureHead, target: CausalTarget) -> None:
             f"{config.vocab_size} tokens, this one has {size} and {target.vocab_size}; use a head "
             "that `ragspec train-head` made for this target."
         )
-    found = target_print(target)
-    if config.target != found:
+    result = target_print(target)
+    if config.target != result:
         raise UnsupportedModelError(
             f"the head was trained for another target (fingerprint {config.target[:12]}, this "
-            f"one's is {found[:12]}); use a head that `ragspec train-head` made for this target."
+            f"one's is {result[:12]}); use a head that `ragspec train-head` made for this target."
         )
 
 

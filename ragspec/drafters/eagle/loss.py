@@ -29,8 +29,8 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
     weights = {name: value.detach() for name, value in module.named_parameters()}
 
     def logits(states: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = functional_call(module, weights, (states.to(target.dtype),))
-        return made.float()
+        instance: torch.Tensor = functional_call(module, weights, (states.to(target.dtype),))
+        return instance.float()
 
     return logits
 
@@ -40,13 +40,13 @@ def head_loss(
     output: Output,
     read: Reading,
     *,
-    laws: float,
+    distributions: float,
     noise: torch.Tensor | float = 0.0,
     depth: int = 1,
 ) -> tuple[torch.Tensor, float]:
     """Return the loss over texts, and how often both laws have the same best token in round one.
 
-    Smooth L1 between states plus `laws` times the cross-entropy between laws, over the tokens of
+    Smooth L1 between states plus `distributions` times the cross-entropy between laws, over the tokens of
     `output`. noise [R, T - 1, H]: added to the target's states before they are read.
     """
     after, real = read.states[:, 1:], read.real[:, 1:]
@@ -55,15 +55,15 @@ def head_loss(
         guessed = guessed[:, number:]
         start = after.shape[1] - guessed.shape[1]
         learned = real[:, start:]  # elsewhere no law need be worked out
-        expected, found = after[:, start:][learned], guessed[learned]
+        expected, result = after[:, start:][learned], guessed[learned]
         with torch.no_grad():
             theirs = output(expected)
-            law = theirs.softmax(-1)
-        apart = functional.smooth_l1_loss(found, expected, reduction="none").mean(-1)
-        ours = output(found)
-        if laws:
-            apart = apart - laws * (law * ours.log_softmax(-1)).sum(-1)
-        total = total + apart.sum() / max(1, len(apart))
+            distribution = theirs.softmax(-1)
+        difference = functional.smooth_l1_loss(result, expected, reduction="none").mean(-1)
+        ours = output(result)
+        if distributions:
+            difference = difference - distributions * (distribution * ours.log_softmax(-1)).sum(-1)
+        total = total + difference.sum() / max(1, len(difference))
         if not number:
             hits = ours.argmax(-1) == theirs.argmax(-1)
             agreement = float(hits.sum() / max(1, len(hits)))
@@ -82,13 +82,13 @@ def rounds(
     embedded, before = read.embedded[:, 1:], read.states[:, :-1] + noise
     places = None if read.places is None else read.places[:, 1:] - read.places[:, 1:2]
     start = _first_learned(read) if depth > 1 else 0
-    given = [before]
+    inputs = [before]
     for _ in range(1, depth):
         with torch.no_grad():
-            last = _forward(head, embedded, given, places, start)[-1]
+            last = _forward(head, embedded, inputs, places, start)[-1]
         last = last[:, last.shape[1] - before.shape[1] + start :]
-        given.append(torch.cat([before[:, start : start + 1], last[:, :-1]], 1))
-    return _forward(head, embedded, given, places, start)
+        inputs.append(torch.cat([before[:, start : start + 1], last[:, :-1]], 1))
+    return _forward(head, embedded, inputs, places, start)
 
 
 def _first_learned(read: Reading) -> int:
@@ -100,20 +100,20 @@ def _first_learned(read: Reading) -> int:
 def _forward(
     head: FeatureHead,
     embedded: torch.Tensor,
-    given: list[torch.Tensor],
+    inputs: list[torch.Tensor],
     places: torch.Tensor | None,
     start: int,
 ) -> list[torch.Tensor]:
     """Read rounds of states side by side, and return what each guesses; see `rounds`."""
-    count, n = len(given), embedded.shape[1]
+    count, n = len(inputs), embedded.shape[1]
     if count == 1:
-        return [head(embedded, given[0], places).float()]
+        return [head(embedded, inputs[0], places).float()]
     if places is None:
         places = torch.arange(n, device=embedded.device)[None]
     mask = round_mask(n, count, embedded.device, start)[None, None]
     again = [places, *[places[:, start:]] * (count - 1)]
     tokens = [embedded, *[embedded[:, start:]] * (count - 1)]
-    guessed = head(torch.cat(tokens, 1), torch.cat(given, 1), torch.cat(again, 1), mask=mask)
+    guessed = head(torch.cat(tokens, 1), torch.cat(inputs, 1), torch.cat(again, 1), mask=mask)
     return list(guessed.float().split([n, *[n - start] * (count - 1)], 1))
 
 
@@ -140,12 +140,12 @@ def agreement(head: FeatureHead, target: CausalTarget, reads: Sequence[Reading])
     The mean over readings, each of one text or more; nan where there are none.
     """
     ours, theirs = (frozen_output(target, tokens) for tokens in (head.tokens, None))
-    found = []
+    results = []
     for read in reads:
         places = None if read.places is None else read.places[:, 1:] - read.places[:, 1:2]
         best = ours(head(read.embedded[:, 1:], read.states[:, :-1], places)).argmax(-1)
         best = best if head.tokens is None else head.tokens[best]
         real = read.real[:, 1:]
         hits = (best == theirs(read.states[:, 1:]).argmax(-1)) & real
-        found.append(float(hits.sum() / real.sum().clamp(min=1)))
-    return sum(found) / len(found) if found else nan
+        results.append(float(hits.sum() / real.sum().clamp(min=1)))
+    return sum(results) / len(results) if results else nan

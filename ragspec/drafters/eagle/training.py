@@ -70,16 +70,16 @@ class HeadTraining:
         wrong = [n for n, low in counts.items() if not _reaches(getattr(self, n), low, Integral)]
         wrong += [n for n, low in least.items() if not _reaches(getattr(self, n), low, Real)]
         if wrong:
-            told = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
+            message = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise InputError(
-                f"got {told}; expected at least one step, text a step, round and token, texts of "
+                f"got {message}; expected at least one step, text a step, round and token, texts of "
                 f"{SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, and "
                 "nothing infinite or below 0."
             )
 
 
-def _reaches(given: Any, least: float, kind: Any) -> bool:
-    return isinstance(given, kind) and math.isfinite(given) and given >= least
+def _reaches(inputs: Any, least: float, kind: Any) -> bool:
+    return isinstance(inputs, kind) and math.isfinite(inputs) and inputs >= least
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +188,17 @@ class HeadTrainer:
         self.head.train()
         read = self._reader.read(self.batches.of(self.steps))
         settings, shape = self.settings, read.states[:, 1:].shape
-        drawn = torch.rand(shape, generator=seeded(settings.seed, 2, self.steps))
-        noise = settings.noise * (drawn - 0.5).to(read.states.device)
+        sample = torch.rand(shape, generator=seeded(settings.seed, 2, self.steps))
+        noise = settings.noise * (sample - 0.5).to(read.states.device)
         half = self.target.dtype == torch.bfloat16  # needs no scaled loss, unlike float16
         with torch.autocast(read.states.device.type, torch.bfloat16, enabled=half):
             loss, agreement = head_loss(
-                self.head, self._output, read, laws=settings.laws, noise=noise, depth=settings.depth
+                self.head,
+                self._output,
+                read,
+                distributions=settings.laws,
+                noise=noise,
+                depth=settings.depth,
             )
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -227,9 +232,9 @@ class HeadTrainer:
 
     def _marks(self) -> dict[str, Any]:
         """Return what has to be the same when a run goes on; the end may be put elsewhere."""
-        kept = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
+        selected = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
         texts = {"texts": self.batches.digest(), "conditions": self._begins()}
-        return {**kept, **texts, "model": asdict(self.head.config)}
+        return {**selected, **texts, "model": asdict(self.head.config)}
 
     def _begins(self) -> str:
         """Return a hash of what is embedded of first tokens: ids of conditions say nothing."""

@@ -78,8 +78,8 @@ class DraftCache:
         start, fresh = len(self), list(tokens[len(self) :])
         n = len(fresh)
         causal = start == 0 or n == 1
-        seen = None if causal else np.tri(n, dtype=np.bool_)
-        logits = self._forward(fresh, list(range(start, start + n)), seen, 1)
+        visible = None if causal else np.tri(n, dtype=np.bool_)
+        logits = self._forward(fresh, list(range(start, start + n)), visible, 1)
         self._cache.commit([range(n)])
         return logits
 
@@ -99,8 +99,8 @@ class DraftCache:
         related = self._seen[before : before + n, : before + n]
         root = self._root()
         positions = [root + depth for depth in self._depths]
-        seen = None if n == 1 and related.all() else related
-        return self._forward(tokens, positions, seen, n)
+        known = None if n == 1 and related.all() else related
+        return self._forward(tokens, positions, known, n)
 
     def _root(self) -> int:
         """Return the logical position of the root, which was read."""
@@ -118,15 +118,15 @@ class DraftCache:
         """
         if not self._depths:
             return
-        kept: list[int] = []
+        selected: list[int] = []
         at = ROOT
         for token in tokens[:-1]:
-            found = self._slots.get((at, token))
-            if found is None:
+            result = self._slots.get((at, token))
+            if result is None:
                 break
-            kept.append(found)
-            at = found
-        self._cache.commit([kept])
+            selected.append(result)
+            at = result
+        self._cache.commit([selected])
         self._slots.clear()
         self._depths.clear()
 
@@ -140,7 +140,7 @@ class DraftCache:
         self,
         tokens: Sequence[int],
         positions: Sequence[int],
-        seen: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None,
+        visible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None,
         keep: int,
     ) -> torch.Tensor:
         """Run one forward over n new slots; return the logits of the last `keep`: [keep, V].
@@ -157,7 +157,7 @@ class DraftCache:
             lengths=numbers[0, -1:],
             positions=numbers[:, m - n : m],
             slot_positions=numbers[:, :m],
-            related=None if seen is None else torch.from_numpy(seen)[None].to(device),
+            related=None if visible is None else torch.from_numpy(visible)[None].to(device),
         )
         self.forwards += 1
         logits = self.model.forward(numbers[:, m : m + n], view, self._cache, keep)
@@ -195,9 +195,9 @@ class Ground:
 
 def fitted(logits: torch.Tensor, size: int) -> torch.Tensor:
     """Return logits [n, V] over the target's vocabulary: padding cut off, or put at -inf."""
-    own = logits.shape[-1]
-    if own == size:
+    current = logits.shape[-1]
+    if current == size:
         return logits
-    if own > size:
+    if current > size:
         return logits[:, :size]
-    return torch.nn.functional.pad(logits, (0, size - own), value=float("-inf"))
+    return torch.nn.functional.pad(logits, (0, size - current), value=float("-inf"))

@@ -58,16 +58,16 @@ class CandidateNodes:
 
     def best(self, budget: int) -> list[int]:
         """Return the nodes of largest reach, best first; earlier ones first among equals."""
-        reach = self.reach
-        return sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:budget]
+        accept_prob = self.reach
+        return sorted(range(len(accept_prob)), key=accept_prob.__getitem__, reverse=True)[:budget]
 
     def path(self, node: int) -> list[int]:
         """Return the tokens from below the root to the node."""
-        found: list[int] = []
+        results: list[int] = []
         while node != ROOT:
-            found.append(self.tokens[node])
+            results.append(self.tokens[node])
             node = self.parents[node]
-        return found[::-1]
+        return results[::-1]
 
 
 class CoupledGrowth:
@@ -81,8 +81,8 @@ class CoupledGrowth:
 
     kind = DraftKind.COUPLED
 
-    def __init__(self, law: TokenLaw, name: str, width: int) -> None:
-        self.law = law
+    def __init__(self, distribution: TokenLaw, name: str, width: int) -> None:
+        self.law = distribution
         self.name = name
         self.width = width
         self.error = _ERROR
@@ -93,18 +93,18 @@ class CoupledGrowth:
         self._noise: dict[int, torch.Tensor] = {}
         self._candidates = 1 if width == 1 else max(width, _CANDIDATES)
 
-    def grow(self, ground: Ground) -> DraftTree:
+    def grow(self, draft_state: Ground) -> DraftTree:
         """Return a tree of first choices on this ground."""
-        nodes, budget = self._begin(), ground.budget
-        cache = ground.cache
-        past = [index for index in self._noise if index < ground.context.generated]
+        nodes, budget = self._begin(), draft_state.budget
+        cache = draft_state.cache
+        past = [index for index in self._noise if index < draft_state.context.generated]
         for index in past:
             del self._noise[index]
-        wanted = self._wanted(budget)
-        self._choose(nodes, [ROOT], ground.logits, ground.context, wanted)
+        selection = self._wanted(budget)
+        self._choose(nodes, [ROOT], draft_state.logits, draft_state.context, selection)
         while True:
-            kept = self._kept_of(nodes, budget)
-            fresh = self._fresh(kept, ground)
+            selected = self._kept_of(nodes, budget)
+            fresh = self._fresh(selected, draft_state)
             if not fresh:
                 break
             tokens = [nodes.tokens[i] for i in fresh]
@@ -114,8 +114,8 @@ class CoupledGrowth:
             logits = cache.extend(tokens, above)
             for slot, node in enumerate(fresh, start=first):
                 nodes.slots[node] = slot
-            self._choose(nodes, fresh, logits, ground.context, wanted)
-        self._kept = sorted(kept)
+            self._choose(nodes, fresh, logits, draft_state.context, selection)
+        self._kept = sorted(selected)
         return self._tree()
 
     def _begin(self) -> CandidateNodes:
@@ -147,33 +147,33 @@ class CoupledGrowth:
     def laws(self) -> list[KnownLaw]:
         """Return what the last draft knew at the root and at its nodes that were read."""
         place = {node: i for i, node in enumerate(self._kept)} | {ROOT: ROOT}
-        found: list[KnownLaw] = []
+        results: list[KnownLaw] = []
         for nodes, tokens, chances in self._known:
             for node, t, c in zip(nodes, tokens.tolist(), chances.tolist(), strict=True):
                 if node in place:
-                    found.append((place[node], t, c))
-        return found
+                    results.append((place[node], t, c))
+        return results
 
     def _kept_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
         """Return the candidates that stay in the tree, at most `budget`."""
         return nodes.best(budget)
 
-    def _fresh(self, kept: Sequence[int], ground: Ground) -> list[int]:
+    def _fresh(self, selected: Sequence[int], draft_state: Ground) -> list[int]:
         """Return the nodes that the next forward reads; none where it promises too little.
 
         Each node is granted one child; where the budget is used up it displaces the worst node.
         """
-        nodes, reach = self._nodes, self._nodes.reach
-        fresh = [i for i in kept if nodes.slots[i] < 0 and nodes.depths[i] < ground.depth]
+        nodes, accept_prob = self._nodes, self._nodes.reach
+        fresh = [i for i in selected if nodes.slots[i] < 0 and nodes.depths[i] < draft_state.depth]
         fresh = fresh[: self.width]
-        full = len(kept) + len(fresh) - ground.budget
+        full = len(selected) + len(fresh) - draft_state.budget
         gains = []
         for rank, node in enumerate(fresh):
-            displaced = reach[kept[-1 - rank]] if rank < full else 0.0
-            gains.append(max(0.0, self.typical * reach[node] - displaced))
-        if sum(gains) < ground.worth:
+            displaced = accept_prob[selected[-1 - rank]] if rank < full else 0.0
+            gains.append(max(0.0, self.typical * accept_prob[node] - displaced))
+        if sum(gains) < draft_state.worth:
             return []
-        least = _ROW * ground.worth
+        least = _ROW * draft_state.worth
         return [node for node, gain in zip(fresh, gains, strict=True) if gain >= least]
 
     def _choose(
@@ -185,13 +185,15 @@ class CoupledGrowth:
         k: int,
     ) -> None:
         """Add the k first choices after each of the nodes whose logits [n, V] these are."""
-        law = self.law
-        if law.processors:
-            logits = law.process(logits, context.tokens, [nodes.path(node) for node in parents])
+        distribution = self.law
+        if distribution.processors:
+            logits = distribution.process(
+                logits, context.tokens, [nodes.path(node) for node in parents]
+            )
         depths = [0 if node == ROOT else nodes.depths[node] for node in parents]
         indices = [context.generated + depth for depth in depths]
         tokens, perturbed = self._contenders(logits, indices)
-        chances = agreement(perturbed, law.sampling.temperature, self.error)
+        chances = agreement(perturbed, distribution.sampling.temperature, self.error)
         self._known.append((parents, tokens, chances))
         for node, row in zip(parents, listed(tokens, chances, k), strict=True):
             nodes.add(node, *row)
@@ -203,12 +205,12 @@ class CoupledGrowth:
 
         Those are `log q / T + g`, f64 [R, k], up to a constant of the row; greedy: `log q`.
         """
-        law, k = self.law, min(_CONTENDERS, logits.shape[-1])
-        sampling = law.sampling
+        distribution, k = self.law, min(_CONTENDERS, logits.shape[-1])
+        sampling = distribution.sampling
         filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p
         if filtered and not sampling.greedy:
-            tokens, p = law.best(logits, indices, k)
-            return tokens, p.log() + law.noise.gumbel_rows(indices, tokens)
+            tokens, p = distribution.best(logits, indices, k)
+            return tokens, p.log() + distribution.noise.gumbel_rows(indices, tokens)
         scores = logits if logits.dtype == torch.float64 else logits.float()
         if not sampling.greedy:
             noise = self._gumbel(indices, scores)
@@ -224,21 +226,21 @@ class CoupledGrowth:
         missing = sorted(set(indices) - self._noise.keys())
         if missing:
             tokens = torch.arange(like.shape[-1], device=like.device)
-            made = self.law.noise.gumbel_rows(missing, tokens.expand(len(missing), -1))
-            self._noise.update(zip(missing, made.to(like.dtype), strict=True))
+            instance = self.law.noise.gumbel_rows(missing, tokens.expand(len(missing), -1))
+            self._noise.update(zip(missing, instance.to(like.dtype), strict=True))
         if len(set(indices)) == 1:
             return self._noise[indices[0]]
         return torch.stack([self._noise[index] for index in indices])
 
     def _tree(self) -> DraftTree:
-        nodes, kept = self._nodes, self._kept
-        place = {node: i for i, node in enumerate(kept)}
+        nodes, selected = self._nodes, self._kept
+        place = {node: i for i, node in enumerate(selected)}
         place[ROOT] = ROOT
         return DraftTree.build(
-            [nodes.tokens[i] for i in kept],
-            [place[nodes.parents[i]] for i in kept],
+            [nodes.tokens[i] for i in selected],
+            [place[nodes.parents[i]] for i in selected],
             self.name,
-            reach=[nodes.reach[i] for i in kept],
+            accept_prob=[nodes.reach[i] for i in selected],
             kind=self.kind,
         )
 

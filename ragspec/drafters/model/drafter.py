@@ -83,7 +83,7 @@ class ModelDrafter:
         mode: str = "coupled",
         tree: TreeShape | Sequence[int] | None = None,
         static: str = "auto",
-        worth: float | None = None,
+        min_gain: float | None = None,
         name: str = "model",
     ) -> None:
         if model is None:
@@ -93,7 +93,7 @@ class ModelDrafter:
             )
         self.model = draft_target(model)
         self.depth = depth
-        self.kind = checked_mode(mode, depth, worth)
+        self.kind = checked_mode(mode, depth, min_gain)
         self.widths = checked_widths(width, mode)
         self.shape = checked_shape(tree, width, mode)
         if self.shape is None and static in STATIC_MODES and static not in ("auto", "off"):
@@ -105,7 +105,7 @@ class ModelDrafter:
         self._opened: dict[str, CausalTarget] = {}
         if static != "auto":
             self._stepping(static)
-        self.worth = worth
+        self.worth = min_gain
         self.name = name
 
     def open(self, request: DraftRequest) -> ModelSession:
@@ -186,12 +186,12 @@ class ModelSession:
         cache: DraftCache,
         growth: Growth,
         depth: int | None,
-        worth: float | None,
+        min_gain: float | None,
         static: str = "off",
     ) -> None:
         self.cache = cache
         self.static = static
-        self.pace = Pace(worth)
+        self.pace = Pace(min_gain)
         self._growth = growth
         self._depth = depth
         self._drafted = False
@@ -205,20 +205,22 @@ class ModelSession:
         self._drafted = self._open = depth >= 1 and cache.readable(tokens)
         if not self._drafted:
             return DraftTree.empty(self._growth.kind)
-        worth = self.pace.worth(getattr(context.adviser, "rate", 0.0))
+        min_gain = self.pace.worth(getattr(context.adviser, "rate", 0.0))
         began, before = perf_counter(), cache.forwards
-        tree = self._drafted_tree(context, budget, depth, worth)
+        tree = self._drafted_tree(context, budget, depth, min_gain)
         self.pace.learn(1000.0 * (perf_counter() - began), cache.forwards - before)
         return tree
 
     def _drafted_tree(
-        self, context: DraftContext, budget: int, depth: int, worth: float
+        self, context: DraftContext, budget: int, depth: int, min_gain: float
     ) -> DraftTree:
         """Return the draft below a text that can be read; see `Ground`."""
         cache = self.cache
         with cache.lease():
-            ground = Ground(cache, cache.read(context.tokens), context, budget, depth, worth)
-            return self._growth.grow(ground)
+            draft_state = Ground(
+                cache, cache.read(context.tokens), context, budget, depth, min_gain
+            )
+            return self._growth.grow(draft_state)
 
     def laws(self) -> list[KnownLaw]:
         """Return what the draft model knew at the last proposal's root and nodes that were read.
@@ -242,14 +244,14 @@ class LevelSession(ModelSession):
     _growth: StaticGrowth
 
     def _drafted_tree(
-        self, context: DraftContext, budget: int, depth: int, worth: float
+        self, context: DraftContext, budget: int, depth: int, min_gain: float
     ) -> DraftTree:
         growth = self._growth
         levels = growth.levels(budget, depth)
-        found = self.cache.draft(context.tokens, growth.shape, levels)
-        if found is None:
-            return super()._drafted_tree(context, budget, depth, worth)
-        return growth.fill(found, budget, min(depth, levels + 1))
+        result = self.cache.draft(context.tokens, growth.shape, levels)
+        if result is None:
+            return super()._drafted_tree(context, budget, depth, min_gain)
+        return growth.fill(result, budget, min(depth, levels + 1))
 
 
 def draft_target(model: Any) -> CausalTarget:

@@ -27,7 +27,7 @@ class Growth(Protocol):
 
     kind: DraftKind
 
-    def grow(self, ground: Ground) -> DraftTree:
+    def grow(self, draft_state: Ground) -> DraftTree:
         """Return the draft that this ground bears."""
         ...
 
@@ -53,25 +53,27 @@ def make_growth(
     as in EAGLE-2 (arXiv 2406.16858). Coupled ones are accepted more often; but only where a draft
     does not depend on the noise can a relaxed rule know beforehand how much it may change.
     """
-    law = _law_of(request)
+    distribution = _law_of(request)
     if kind not in _BEST_FIRST:
-        return SampledGrowth(law, name, widths, kind)
+        return SampledGrowth(distribution, name, widths, kind)
     if kind is DraftKind.DETERMINISTIC:
-        law = _blind(law)
+        distribution = _blind(distribution)
     growth = (
-        CoupledGrowth(law, name, widths[0]) if shape is None else StaticGrowth(law, name, shape)
+        CoupledGrowth(distribution, name, widths[0])
+        if shape is None
+        else StaticGrowth(distribution, name, shape)
     )
     growth.kind = kind
     return growth
 
 
-def checked_mode(mode: str, depth: int | None, worth: float | None) -> DraftKind:
+def checked_mode(mode: str, depth: int | None, min_gain: float | None) -> DraftKind:
     """Return the kind of draft that a mode makes; raises InputError for what cannot be."""
     if mode not in MODES:
         raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, MODES))}.")
-    if (depth is not None and depth < 1) or (worth or 0.0) < 0.0:
+    if (depth is not None and depth < 1) or (min_gain or 0.0) < 0.0:
         raise InputError(
-            f"got depth {depth} and worth {worth}; expected at least 1, and 0 or more. Use "
+            f"got depth {depth} and worth {min_gain}; expected at least 1, and 0 or more. Use "
             "drafter=None for plain decoding."
         )
     return MODES[mode]
@@ -118,8 +120,8 @@ def _law_of(request: DraftRequest) -> TokenLaw:
     return TokenLaw(Sampling(), NoiseStream(0), len(request.prompt))
 
 
-def _blind(law: TokenLaw) -> TokenLaw:
+def _blind(distribution: TokenLaw) -> TokenLaw:
     """Return a law of the same processors that takes the most probable tokens."""
-    blind = TokenLaw(Sampling(), law.noise, law.prompt_length)
-    blind.processors = law.processors
+    blind = TokenLaw(Sampling(), distribution.noise, distribution.prompt_length)
+    blind.processors = distribution.processors
     return blind

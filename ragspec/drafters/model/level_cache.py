@@ -51,16 +51,16 @@ class LevelCache(DraftCache):
         self._reserve(needed)
         slots = slots_of(needed, self._arena.stacks.slots)
         shape = LevelShape(tree, levels, pending, slots, self.vocab_size)
-        given = np.zeros((1, pending + 2), dtype=np.int64)
-        given[0, : len(fresh)] = fresh
-        given[0, pending:] = start, len(fresh)
+        inputs = np.zeros((1, pending + 2), dtype=np.int64)
+        inputs[0, : len(fresh)] = fresh
+        inputs[0, pending:] = start, len(fresh)
         make = partial(LevelStep, self._target, self._arena.stacks, shape)
-        (packet,) = self._target.take(self._arena, shape, make, given, self._configs)
+        (packet,) = self._target.take(self._arena, shape, make, inputs, self._configs)
         self.forwards += 1 + len(places.bounds)
         self._cache.book.lengths[0] = len(tokens)
         self._cache.abandon()
-        told: torch.Tensor = packet.cpu()
-        return PlaceChoices(places.rows, told[0], told[1].view(torch.float64))
+        message: torch.Tensor = packet.cpu()
+        return PlaceChoices(places.rows, message[0], message[1].view(torch.float64))
 
     def _before(self, n: int) -> None:
         self._reserve(self._cache.book.read(n))

@@ -57,7 +57,7 @@ class ReadPlaces:
     def parents(self) -> list[int]:
         """Of each place that is read the number of the one above, its own below the root."""
         above = [self.rows[self.tree.parents[place]] - 1 for place in self.places]
-        return [own if parent < 0 else parent for own, parent in enumerate(above)]
+        return [current if parent < 0 else parent for current, parent in enumerate(above)]
 
     def picks(self, level: int, k: int) -> list[int]:
         """Return where the tokens of a level stand among the k choices of each place above."""
@@ -120,20 +120,20 @@ class LevelStep:
         pending = self.shape.pending
         lengths, count = self.given[:, pending], self.given[:, pending + 1]
         chain = self._chain.behind(lengths)
-        seen = self._seen(chain, lengths - 1)
-        logits = self._forward(0, self.given[:, :pending], chain, seen, (0, pending), count - 1)
-        found = [self._best(logits)]
+        known = self._seen(chain, lengths - 1)
+        logits = self._forward(0, self.given[:, :pending], chain, known, (0, pending), count - 1)
+        results = [self._best(logits)]
         base = lengths + count
         tree = self._tree.behind(base)
-        seen = self._seen(tree, base - 1) if self._bounds else []
+        known = self._seen(tree, base - 1) if self._bounds else []
         for level, bounds in enumerate(self._bounds):
-            tokens = found[-1][0].reshape(-1).index_select(0, self._picks[level])
+            tokens = results[-1][0].reshape(-1).index_select(0, self._picks[level])
             if self._input_size < self.shape.vocab_size:
                 tokens = tokens.clamp_max(self._input_size - 1)  # of no chance; never kept
-            logits = self._forward(level + 1, tokens[None], tree, seen, bounds, None)
-            found.append(self._best(logits))
-        values = torch.cat([value for _, value in found])
-        return torch.stack([torch.cat([token for token, _ in found]), values.view(torch.int64)])
+            logits = self._forward(level + 1, tokens[None], tree, known, bounds, None)
+            results.append(self._best(logits))
+        values = torch.cat([value for _, value in results])
+        return torch.stack([torch.cat([token for token, _ in results]), values.view(torch.int64)])
 
     def _seen(self, layout: Layout, last: torch.Tensor) -> list[torch.Tensor]:
         """Return the masks of a layout's queries, by window: [1, n, S] each.
@@ -149,20 +149,21 @@ class LevelStep:
         number: int,
         tokens: torch.Tensor,
         layout: Layout,
-        seen: Sequence[torch.Tensor],
+        visible: Sequence[torch.Tensor],
         bounds: tuple[int, int],
         last: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return the logits [n, V] of these queries of a layout, or those of the `last` i64 [1]."""
-        own = slice(*bounds)
-        self._columns[number].copy_(layout.columns[:, own])
+        current = slice(*bounds)
+        self._columns[number].copy_(layout.columns[:, current])
         masks = {
-            window: each[:, None, own] for window, each in zip(self._windows, seen, strict=True)
+            window: each[:, None, current]
+            for window, each in zip(self._windows, visible, strict=True)
         }
         keep = {"logits_to_keep": last} if self._keeps and last is not None else {}
         logits = self._model(
             input_ids=tokens,
-            position_ids=layout.positions[:, own],
+            position_ids=layout.positions[:, current],
             attention_mask=self._masks.of(masks.__getitem__),
             past_key_values=self._caches[number],
             use_cache=True,

@@ -32,32 +32,38 @@ class SampledGrowth:
     or SAMPLED_WITHOUT_REPLACEMENT (each sibling is drawn from what the ones before left of q).
     """
 
-    def __init__(self, law: TokenLaw, name: str, widths: Sequence[int], kind: DraftKind) -> None:
-        self.law = law
+    def __init__(
+        self, distribution: TokenLaw, name: str, widths: Sequence[int], kind: DraftKind
+    ) -> None:
+        self.law = distribution
         self.name = name
         self.widths = tuple(widths)
         self.kind = kind
         self._drawn: _Drawn | None = None
 
-    def grow(self, ground: Ground) -> DraftTree:
+    def grow(self, draft_state: Ground) -> DraftTree:
         """Return a tree of draws on this ground."""
-        drawn = self._drawn = _Drawn(ground)
-        logits, context, budget = ground.logits, ground.context, ground.budget
+        sample = self._drawn = _Drawn(draft_state)
+        logits, context, budget = draft_state.logits, draft_state.context, draft_state.budget
         level = [ROOT]
-        for above in range(ground.depth):
+        for above in range(draft_state.depth):
             width = self.widths[above] if above < len(self.widths) else 1
-            first, room = len(drawn.tokens), budget - len(drawn.tokens)
+            first, room = len(sample.tokens), budget - len(sample.tokens)
             parents = level[: -(-room // width)]
             if not parents:
                 break
             if above:
-                logits = drawn.read(parents)
-            q = self._laws(drawn, parents, logits, above)
-            for parent, law in zip(parents, q, strict=True):
-                count = min(width, budget - len(drawn.tokens))
-                drawn.add(parent, law, self._draw(context, len(drawn.tokens), parent, law, count))
-            level = list(range(first, len(drawn.tokens)))
-        return drawn.tree(self.name, self.kind)
+                logits = sample.read(parents)
+            q = self._laws(sample, parents, logits, above)
+            for parent, distribution in zip(parents, q, strict=True):
+                count = min(width, budget - len(sample.tokens))
+                sample.add(
+                    parent,
+                    distribution,
+                    self._draw(context, len(sample.tokens), parent, distribution, count),
+                )
+            level = list(range(first, len(sample.tokens)))
+        return sample.tree(self.name, self.kind)
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn nothing: a shape that follows the text might bias it."""
@@ -66,18 +72,18 @@ class SampledGrowth:
         """Return what the last draft knew at the root and at its nodes that were read."""
         if self._drawn is None:
             return []
-        found: list[KnownLaw] = []
+        results: list[KnownLaw] = []
         for node, q in self._drawn.laws.items():
             chances, tokens = q.topk(min(_CONTENDERS, len(q)))
-            found.append((node, tokens.tolist(), chances.tolist()))
-        return found
+            results.append((node, tokens.tolist(), chances.tolist()))
+        return results
 
     def _laws(
-        self, drawn: _Drawn, parents: Sequence[int], logits: torch.Tensor, depth: int
+        self, sample: _Drawn, parents: Sequence[int], logits: torch.Tensor, depth: int
     ) -> torch.Tensor:
         """Return q after each of the nodes, f64 [R, V] on the CPU, from their logits [R, V]."""
-        paths = [drawn.path(parent) for parent in parents] if self.law.processors else []
-        scores = self.law.process(logits, drawn.context.tokens, paths)
+        paths = [sample.path(parent) for parent in parents] if self.law.processors else []
+        scores = self.law.process(logits, sample.context.tokens, paths)
         return self.law.probabilities(scores).cpu()
 
     def _draw(
@@ -117,16 +123,16 @@ def draw_distinct(noise: NoiseStream, root: int, q: torch.Tensor, parent: int, k
     lanes = torch.arange(size) + (parent + 1) * size
     scores = q.log() + noise.gumbel(root, lanes, Stream.DRAFT)
     best, tokens = torch.topk(scores, min(k, size))
-    found: list[int] = tokens[best > float("-inf")].tolist()
-    return found
+    result: list[int] = tokens[best > float("-inf")].tolist()
+    return result
 
 
 class _Drawn:
     """What was drawn so far. Nodes with the same text share one slot of the cache."""
 
-    def __init__(self, ground: Ground) -> None:
-        self.cache = ground.cache
-        self.context = ground.context
+    def __init__(self, draft_state: Ground) -> None:
+        self.cache = draft_state.cache
+        self.context = draft_state.context
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.reach: list[float] = []
@@ -136,12 +142,12 @@ class _Drawn:
     def add(self, parent: int, q: torch.Tensor, tokens: Sequence[int]) -> None:
         """Add the children of a node and the law that they were drawn from."""
         self.laws[parent] = q
-        reach = _REACH * (1.0 if parent == ROOT else self.reach[parent])
+        accept_prob = _REACH * (1.0 if parent == ROOT else self.reach[parent])
         for token in tokens:
             self.tokens.append(token)
             self.parents.append(parent)
-            self.reach.append(reach)
-            reach *= _REACH_OF_NEXT
+            self.reach.append(accept_prob)
+            accept_prob *= _REACH_OF_NEXT
 
     def read(self, nodes: Sequence[int]) -> torch.Tensor:
         """Let the model read the nodes; return their logits [R, V], one row for each of them."""
@@ -157,16 +163,18 @@ class _Drawn:
 
     def path(self, node: int) -> list[int]:
         """Return the draft tokens from below the root to the node."""
-        found: list[int] = []
+        results: list[int] = []
         while node != ROOT:
-            found.append(self.tokens[node])
+            results.append(self.tokens[node])
             node = self.parents[node]
-        return found[::-1]
+        return results[::-1]
 
     def tree(self, name: str, kind: DraftKind) -> DraftTree:
         """Return the draft with its laws."""
         size = self.cache.vocab_size
         q = torch.zeros(len(self.tokens) + 1, size, dtype=torch.float64)
-        for node, law in self.laws.items():
-            q[node + 1] = law
-        return DraftTree.build(self.tokens, self.parents, name, reach=self.reach, kind=kind, q=q)
+        for node, distribution in self.laws.items():
+            q[node + 1] = distribution
+        return DraftTree.build(
+            self.tokens, self.parents, name, accept_prob=self.reach, kind=kind, q=q
+        )

@@ -48,10 +48,10 @@ class TreeShape:
     @property
     def depths(self) -> tuple[int, ...]:
         """The level of each place, 1 = below the root."""
-        found: list[int] = []
+        results: list[int] = []
         for parent in self.parents:
-            found.append(1 if parent == ROOT else found[parent] + 1)
-        return tuple(found)
+            results.append(1 if parent == ROOT else results[parent] + 1)
+        return tuple(results)
 
     def inner_of(self, level: int) -> list[int]:
         """Return the places of a level that have children."""
@@ -100,8 +100,8 @@ class PlaceChoices:
 class StaticGrowth(CoupledGrowth):
     """Fills one shape, as far as depth and budget allow; see `CoupledGrowth`."""
 
-    def __init__(self, law: TokenLaw, name: str, shape: TreeShape) -> None:
-        super().__init__(law, name, shape.width)
+    def __init__(self, distribution: TokenLaw, name: str, shape: TreeShape) -> None:
+        super().__init__(distribution, name, shape.width)
         self.shape = shape
         self._inner = set(shape.parents)
         self._places = {
@@ -116,10 +116,10 @@ class StaticGrowth(CoupledGrowth):
 
     def levels(self, budget: int, depth: int) -> int:
         """Return how many levels are read for a tree of at most these nodes and this depth."""
-        wanted, depths = self._wanted(budget), self.shape.depths
+        selection, depths = self._wanted(budget), self.shape.depths
         filled: set[int] = {ROOT}
         for place, (parent, rank) in enumerate(self._places):
-            if parent in filled and rank < wanted:
+            if parent in filled and rank < selection:
                 filled.add(place)
         filled.discard(ROOT)
         level = 0
@@ -129,26 +129,26 @@ class StaticGrowth(CoupledGrowth):
             level += 1
         return level
 
-    def fill(self, found: PlaceChoices, budget: int, depth: int) -> DraftTree:
+    def fill(self, result: PlaceChoices, budget: int, depth: int) -> DraftTree:
         """Return the tree that `grow` would return, whose choices were all found beforehand.
 
         depth: of the tree, at most one more than the levels that were read.
         """
         nodes = self._begin()
-        chances = agreement(found.values, self.law.sampling.temperature, self.error)
-        rows = listed(found.tokens, chances, self._wanted(budget))
-        fresh, kept = [ROOT], list[int]()
+        chances = agreement(result.values, self.law.sampling.temperature, self.error)
+        rows = listed(result.tokens, chances, self._wanted(budget))
+        fresh, selected = [ROOT], list[int]()
         self._place_of = {ROOT: ROOT}
         while fresh:
-            at = [found.rows[self._place_of[node]] for node in fresh]
-            self._known.append((fresh, found.tokens[at], chances[at]))
+            at = [result.rows[self._place_of[node]] for node in fresh]
+            self._known.append((fresh, result.tokens[at], chances[at]))
             for node, row in zip(fresh, at, strict=True):
                 nodes.add(node, *rows[row])
                 if node != ROOT:
                     nodes.slots[node] = row - 1
-            kept = self._kept_of(nodes, budget)
-            fresh = self._unread(kept, depth)
-        self._kept = sorted(kept)
+            selected = self._kept_of(nodes, budget)
+            fresh = self._unread(selected, depth)
+        self._kept = sorted(selected)
         return self._tree()
 
     def _kept_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
@@ -165,15 +165,15 @@ class StaticGrowth(CoupledGrowth):
         self._place_of = place_of
         return list(place_of)[:budget]
 
-    def _fresh(self, kept: Sequence[int], ground: Ground) -> list[int]:
+    def _fresh(self, selected: Sequence[int], draft_state: Ground) -> list[int]:
         """Return the kept nodes whose children the shape wants, a level in one forward."""
-        return self._unread(kept, ground.depth)
+        return self._unread(selected, draft_state.depth)
 
-    def _unread(self, kept: Sequence[int], depth: int) -> list[int]:
+    def _unread(self, selected: Sequence[int], depth: int) -> list[int]:
         nodes = self._nodes
         return [
             node
-            for node in kept
+            for node in selected
             if nodes.slots[node] < 0
             and nodes.depths[node] < depth
             and self._place_of[node] in self._inner

@@ -28,8 +28,10 @@ class Arena:
 
     def laws_of(self, rows: int, vocab_size: int) -> TextLaws:
         """Return the laws of the first rows of the buffers."""
-        found = self.laws.get(rows)
-        if found is None:
-            laws = RowLaws(rows, vocab_size, self.stacks.device, self.stacks.slots + MOST_QUERIES)
-            found = self.laws[rows] = TextLaws(laws, rows)
-        return found
+        result = self.laws.get(rows)
+        if result is None:
+            distributions = RowLaws(
+                rows, vocab_size, self.stacks.device, self.stacks.slots + MOST_QUERIES
+            )
+            result = self.laws[rows] = TextLaws(distributions, rows)
+        return result

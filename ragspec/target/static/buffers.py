@@ -61,8 +61,8 @@ class Stacks:
 
     def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return keys and values of each layer, views [rows, heads, slots, width]."""
-        found = [self.buffers[stack][place] for stack, place in self._where]
-        return list(zip(found[::2], found[1::2], strict=True))
+        results = [self.buffers[stack][place] for stack, place in self._where]
+        return list(zip(results[::2], results[1::2], strict=True))
 
     def change(self, change: Change) -> None:
         """Put what `change` makes of each buffer in its place; all of them, or none."""
@@ -103,7 +103,7 @@ class StackedCache(SlotCache):
             self._aside[row] = (0, (0,))
         self._recall(len(self.book.lengths))
 
-    def _window(self, wanted: set[int]) -> int:
+    def _window(self, selection: set[int]) -> int:
         return 0
 
     def _bind(self) -> None:
@@ -174,10 +174,10 @@ def compact(stacks: Stacks, source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy slots of the first B rows of every layer: `source` to `target`, i64 [B, n] each."""
     rows = len(source)
     for stack in stacks.buffers:
-        lined = stack[:, :rows]
+        active_rows = stack[:, :rows]
         shape = (len(stack), rows, stack.shape[2], source.shape[1], stack.shape[4])
-        taken = lined.gather(3, source[None, :, None, :, None].expand(shape))
-        lined.scatter_(3, target[None, :, None, :, None].expand(shape), taken)
+        taken = active_rows.gather(3, source[None, :, None, :, None].expand(shape))
+        active_rows.scatter_(3, target[None, :, None, :, None].expand(shape), taken)
 
 
 class Staging:

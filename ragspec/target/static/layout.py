@@ -117,8 +117,8 @@ def plain_mask(layout: Layout, last: torch.Tensor, counters: Counters) -> torch.
     """Return 0 where a query attends to a slot, else minus infinity: [B, n, S]."""
     behind = (counters.slots <= last[:, None])[:, None].expand(*layout.columns.shape, -1)
     mask = torch.where(behind, counters.zero, counters.never)
-    own = torch.where(layout.see, counters.zero, counters.never)
-    return mask.scatter_(2, layout.columns[:, None].expand_as(own), own)
+    current = torch.where(layout.see, counters.zero, counters.never)
+    return mask.scatter_(2, layout.columns[:, None].expand_as(current), current)
 
 
 def windowed(
@@ -155,6 +155,6 @@ def walk(
     return layout.see.gather(1, last[:, None, None].expand(-1, 1, tokens.shape[1]))[:, 0]
 
 
-def kept_first(kept: torch.Tensor) -> torch.Tensor:
+def kept_first(accepted: torch.Tensor) -> torch.Tensor:
     """Return the queries of each row, the kept ones first: bool [B, n] -> i64 [B, n]."""
-    return kept.byte().sort(dim=-1, descending=True, stable=True).indices
+    return accepted.byte().sort(dim=-1, descending=True, stable=True).indices

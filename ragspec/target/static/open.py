@@ -28,17 +28,17 @@ def open_static(
     `target.static.target`; "auto" is "graph" on CUDA, else "off". backend: of torch.compile.
     Raises InputError for an unknown mode and for "graph" without CUDA.
     """
-    wanted = _expect_mode(mode, target.device)
-    if wanted == "off" or isinstance(target, StaticTarget):
+    selection = _expect_mode(mode, target.device)
+    if selection == "off" or isinstance(target, StaticTarget):
         return target
-    found, reason = _tried(target, wanted, backend)
-    if found is None:
+    result, reason = _tried(target, selection, backend)
+    if result is None:
         target.static = f"off: {reason}"
         return target
-    return found
+    return result
 
 
-def _tried(target: CausalTarget, wanted: str, backend: str) -> tuple[StaticTarget | None, str]:
+def _tried(target: CausalTarget, selection: str, backend: str) -> tuple[StaticTarget | None, str]:
     """Return the target that passed a trial, or None and why there is none."""
     if reason := _hindrance(target):
         return None, reason
@@ -51,11 +51,11 @@ def _tried(target: CausalTarget, wanted: str, backend: str) -> tuple[StaticTarge
     for by_name in (named, not named):
         if not by_name and len(set(windows.values())) > 1:
             continue  # one mask cannot be that of two kinds of layer
-        found = StaticTarget(target.model, "eager", Masks(windows, by_name), layers, backend)
-        attempt = trial.attempt(found.open, TREES)
+        result = StaticTarget(target.model, "eager", Masks(windows, by_name), layers, backend)
+        attempt = trial.attempt(result.open, TREES)
         if attempt.passed:
-            found.static = wanted
-            return found, ""
+            result.static = selection
+            return result, ""
         stories.append(attempt.story)
     return None, f"a step of fixed shape goes wrong here ({stories[0]})"
 

@@ -44,7 +44,7 @@ class TakesSteps(Protocol):
         self,
         arena: Arena,
         shape: StepShape,
-        given: NDArray[np.int64],
+        inputs: NDArray[np.int64],
         configs: Configs,
         *,
         hidden: bool,
@@ -105,10 +105,10 @@ class StaticSession(TreeSession):
         self._wanted = sorted(rows, key=place.__getitem__)
         return list(self._wanted)
 
-    def follow(self, laws: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
+    def follow(self, distributions: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
         """Let the next forward follow the target's own tokens; see `base.StepSession`."""
-        known = all(RowLaws.takes(law) for law in laws)
-        self._laws = list(zip(laws, texts, strict=True)) if known else None
+        known = all(RowLaws.takes(distribution) for distribution in distributions)
+        self._laws = list(zip(distributions, texts, strict=True)) if known else None
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward, of fixed shape where all prompts are read; see `TargetSession`."""
@@ -117,14 +117,14 @@ class StaticSession(TreeSession):
 
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
         """Begin a forward; see `base.StepSession`."""
-        laws, self._laws = self._laws, None
+        distributions, self._laws = self._laws, None
         self.chosen = self._kept = None
         widest = 1 + max(map(len, trees))
         fits = widest <= MOST_QUERIES and all(len(row) == 1 for row in pending)
         self._static = fits and all(self.cache.length(row) for row in self._wanted)
         if self._static:
             with self._watch:
-                self._found = self._step([row[0] for row in pending], trees, laws)
+                self._found = self._step([row[0] for row in pending], trees, distributions)
             return
         self._line(self._wanted)
         logits = super().verify(self._spread(pending), self._spread(trees))
@@ -154,9 +154,9 @@ class StaticSession(TreeSession):
         """Read the prompts; see `base.CachedSession`."""
         self._static = False
         self._line(self._wanted)
-        logits, tops = super().read_prompts(self._spread(pending), k)
+        logits, top_tokens = super().read_prompts(self._spread(pending), k)
         self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
-        return logits[self._at], [tops[at] for at in self._at] if tops else []
+        return logits[self._at], [top_tokens[at] for at in self._at] if top_tokens else []
 
     def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
         """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
@@ -169,25 +169,25 @@ class StaticSession(TreeSession):
         if not self._static:
             super().commit(self._spread(paths))
             return
-        kept = self._tokens_of(paths)
+        accepted = self._tokens_of(paths)
         moved = [
             any(node != i for i, node in enumerate(path))
-            and (self._kept is None or not _begins(self._kept[row], kept[row]))
+            and (self._kept is None or not _begins(self._kept[row], accepted[row]))
             for row, path in enumerate(paths)
         ]
         if any(moved):
             self._compact(
                 [
-                    self._lying(row, path) if own else ()
-                    for row, (path, own) in enumerate(zip(paths, moved, strict=True))
+                    self._lying(row, path) if local else ()
+                    for row, (path, local) in enumerate(zip(paths, moved, strict=True))
                 ]
             )
         lengths = self.cache.book.lengths
-        for row, at, (tokens, _), own in zip(
-            self._wanted, self._at, self._given, kept, strict=True
+        for row, at, (tokens, _), current in zip(
+            self._wanted, self._at, self._given, accepted, strict=True
         ):
-            lengths[at] += 1 + len(own)
-            self._texts.grow(row, [*tokens, *own])
+            lengths[at] += 1 + len(current)
+            self._texts.grow(row, [*tokens, *current])
         self.cache.abandon()
 
     def abandon(self) -> list[int]:
@@ -196,7 +196,7 @@ class StaticSession(TreeSession):
         return super().abandon()
 
     def _step(
-        self, roots: Sequence[int], trees: Sequence[DraftTree], laws: Given | None
+        self, roots: Sequence[int], trees: Sequence[DraftTree], distributions: Given | None
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Begin a step of fixed shape; returns its packet and logits [B, n, V] of wanted rows."""
         self._cover()
@@ -206,30 +206,38 @@ class StaticSession(TreeSession):
         self._reserve(slots)
         slots = slots_of(slots, self._arena.stacks.slots)
         self._given = [([root], tree) for root, tree in zip(roots, trees, strict=True)]
-        told = None if laws is None else self._arena.laws_of(rows, self.target.vocab_size)
-        law = told and laws and told.tell(dict(zip(self._at, laws, strict=True)))
-        shape = StepShape(rows, n, slots, law or None)
-        given = np.zeros((rows, shape.width), dtype=np.int64)
-        given[:, n : 2 * n] = np.arange(n)  # a pad is its own parent
-        given[:, 3 * n] = -1
-        given[: len(book.lengths), 3 * n] += book.lengths
+        message = (
+            None if distributions is None else self._arena.laws_of(rows, self.target.vocab_size)
+        )
+        distribution = (
+            message
+            and distributions
+            and message.tell(dict(zip(self._at, distributions, strict=True)))
+        )
+        shape = StepShape(rows, n, slots, distribution or None)
+        inputs = np.zeros((rows, shape.width), dtype=np.int64)
+        inputs[:, n : 2 * n] = np.arange(n)  # a pad is its own parent
+        inputs[:, 3 * n] = -1
+        inputs[: len(book.lengths), 3 * n] += book.lengths
         for i, (at, root, tree) in enumerate(zip(self._at, roots, trees, strict=True)):
             end = 1 + len(tree)
-            given[at, 0], given[at, 1:end] = root, tree.tokens
-            given[at, n + 1 : n + end] = tree.parents + 1
-            if laws is not None:
-                given[at, 3 * n + 1] = len(laws[i][1]) - laws[i][0].prompt_length - 1
-        given[:, 2 * n : 3 * n] = ancestor_bits(given[:, n : 2 * n])
-        if told is not None and shape.reads_texts:
-            given[:, 3 * n + 2 :] = told.fresh
+            inputs[at, 0], inputs[at, 1:end] = root, tree.tokens
+            inputs[at, n + 1 : n + end] = tree.parents + 1
+            if distributions is not None:
+                inputs[at, 3 * n + 1] = (
+                    len(distributions[i][1]) - distributions[i][0].prompt_length - 1
+                )
+        inputs[:, 2 * n : 3 * n] = ancestor_bits(inputs[:, n : 2 * n])
+        if message is not None and shape.reads_texts:
+            inputs[:, 3 * n + 2 :] = message.fresh
         hidden = self._head_inputs is not None
         try:
             packet, logits, states = self._steps.take_step(
-                self._arena, shape, given, self._configs, hidden=hidden
+                self._arena, shape, inputs, self._configs, hidden=hidden
             )
         except BaseException:
-            if told is not None:
-                told.forget()
+            if message is not None:
+                message.forget()
             raise
         if packet is not None:
             again = self._steps.take_again
@@ -301,18 +309,18 @@ class StaticSession(TreeSession):
 
     def _cover(self) -> None:
         """Bring all rows in line up to the last wanted one, or the wanted ones alone."""
-        lying = self.cache.lying
-        last = 1 + max(lying.index(row) for row in self._wanted)
+        row_order = self.cache.lying
+        last = 1 + max(row_order.index(row) for row in self._wanted)
         most = self._arena.stacks.rows
         far = rows_of(last, most) > rows_of(len(self._wanted), most)
-        self._line(self._wanted if far else lying[:last])
+        self._line(self._wanted if far else row_order[:last])
 
     def _spread(self, values: Sequence[T]) -> list[T]:
         """Return what is given for each wanted row, in the order in which they lie."""
-        found = list(values)
+        result = list(values)
         for at, value in zip(self._at, values, strict=True):
-            found[at] = value
-        return found
+            result[at] = value
+        return result
 
 
 def _ends_unknown(packet: Sequence[int]) -> bool:

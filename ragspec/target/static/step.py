@@ -60,13 +60,13 @@ class Masks:
 
     def of(self, make: Callable[[Window], Any]) -> Any:
         """Return what the model is given as `attention_mask`."""
-        made: dict[Window, Any] = {}
+        instance: dict[Window, Any] = {}
         for window in self.windows.values():
-            if window not in made:
-                made[window] = make(window)
+            if window not in instance:
+                instance[window] = make(window)
         if self.by_name:
-            return {name: made[window] for name, window in self.windows.items()}
-        return next(iter(made.values()))
+            return {name: instance[window] for name, window in self.windows.items()}
+        return next(iter(instance.values()))
 
 
 class FixedStep(Protocol):
@@ -96,13 +96,13 @@ class StaticStep:
         stacks: Stacks,
         shape: StepShape,
         masks: Masks,
-        laws: RowLaws | None,
+        distributions: RowLaws | None,
         head: torch.nn.Module | None = None,
         compiler: Callable[[Any], Any] | None = None,
     ) -> None:
         self.shape = shape
         self._model, self._stacks, self._masks = model, stacks, masks
-        self._laws, self._head = laws, head
+        self._laws, self._head = distributions, head
         device = stacks.buffers[0].device
         rows, n = shape.rows, shape.queries
         self.given = torch.zeros(rows, shape.width, dtype=torch.int64, device=device)
@@ -126,11 +126,11 @@ class StaticStep:
         """
         hook = None if self._head is None else self._head.register_forward_pre_hook(self._take)
         try:
-            found: tuple[torch.Tensor, torch.Tensor] = self._run()
+            result: tuple[torch.Tensor, torch.Tensor] = self._run()
         finally:
             if hook is not None:
                 hook.remove()
-        return *found, self._states
+        return *result, self._states
 
     def again(self, packet: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """Return the packet of a step that was taken, with its tokens certain.
@@ -146,15 +146,17 @@ class StaticStep:
         tokens, parents = self.given[:, :n], self.given[:, n : 2 * n]
         before, known = packet[:, :n], packet[:, n:]
         indices = self.given[:, 3 * n + 1, None] + layout.level
-        found = self._laws.choose(logits, indices, tokens, layout.see, whole=True)
-        chosen = torch.where(known < 0, found, known)
+        result = self._laws.choose(logits, indices, tokens, layout.see, whole=True)
+        chosen = torch.where(known < 0, result, known)
         if n == 1:
             return torch.cat([before, chosen], -1)
-        kept = walk(layout, tokens, parents, chosen)
-        lying = kept_first(before).argsort(-1)  # of each query its place among those that were kept
-        source = lying.gather(1, kept_first(kept))
+        accepted = walk(layout, tokens, parents, chosen)
+        row_order = kept_first(before).argsort(
+            -1
+        )  # of each query its place among those that were kept
+        source = row_order.gather(1, kept_first(accepted))
         compact(self._stacks, layout.columns.gather(1, source), layout.columns)
-        return torch.cat([kept, chosen], -1)
+        return torch.cat([accepted, chosen], -1)
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the packet and the logits [B, n, V]; accepted paths are kept in the cache."""
@@ -183,9 +185,9 @@ class StaticStep:
         chosen = self._laws.choose(logits, indices, tokens, layout.see)
         if n == 1:
             return torch.cat([torch.ones_like(chosen), chosen], -1), logits
-        kept = walk(layout, tokens, parents, chosen)
-        compact(self._stacks, layout.columns.gather(1, kept_first(kept)), layout.columns)
-        return torch.cat([kept, chosen], -1), logits
+        accepted = walk(layout, tokens, parents, chosen)
+        compact(self._stacks, layout.columns.gather(1, kept_first(accepted)), layout.columns)
+        return torch.cat([accepted, chosen], -1), logits
 
     def _take(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         self._states = arguments[0]
@@ -233,11 +235,11 @@ class CapturedStep:
 def own_code(function: Any, name: str) -> Any:
     """Return a function of a code object of its own: compiled shapes are counted by these."""
     code: CodeType = function.__code__
-    made = FunctionType(
+    instance = FunctionType(
         code.replace(co_name=name),
         function.__globals__,
         name,
         function.__defaults__,
         function.__closure__,
     )
-    return made
+    return instance

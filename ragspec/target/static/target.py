@@ -70,12 +70,12 @@ class StaticTarget(CausalTarget):
         rows = 1 << (rows - 1).bit_length()
         slots = slots_of(capacity + MOST_QUERIES, MOST_SLOTS)
         with self._lock:
-            found = self._free.pop() if self._free else None
-        if found is None or found.stacks.rows < rows or found.stacks.slots < slots:
-            found = None  # first of all its memory is given back
-            found = Arena(Stacks(self.layers, rows, slots))
-        self.check_addresses(found)
-        return found
+            result = self._free.pop() if self._free else None
+        if result is None or result.stacks.rows < rows or result.stacks.slots < slots:
+            result = None  # first of all its memory is given back
+            result = Arena(Stacks(self.layers, rows, slots))
+        self.check_addresses(result)
+        return result
 
     def check_addresses(self, arena: Arena) -> None:
         """Forget steps that read weights where these no longer are."""
@@ -94,14 +94,14 @@ class StaticTarget(CausalTarget):
         self,
         arena: Arena,
         shape: StepShape,
-        given: NDArray[np.int64],
+        inputs: NDArray[np.int64],
         configs: Configs,
         *,
         hidden: bool,
     ) -> Found:
         """Take a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
 
-        given: see `step`; for the rest `take`.
+        inputs: see `step`; for the rest `take`.
         """
 
         def make(compiler: Compiler | None) -> FixedStep:
@@ -115,7 +115,7 @@ class StaticTarget(CausalTarget):
                 compiler=compiler,
             )
 
-        packet, logits, states = self.take(arena, (shape, hidden), make, given, configs)
+        packet, logits, states = self.take(arena, (shape, hidden), make, inputs, configs)
         return None if shape.law is None else packet, logits, states
 
     def take_again(
@@ -149,7 +149,7 @@ class StaticTarget(CausalTarget):
         arena: Arena,
         key: Hashable,
         make: Make,
-        given: NDArray[np.int64],
+        inputs: NDArray[np.int64],
         configs: Configs,
     ) -> tuple[Any, ...]:
         """Take the step of this key over an arena, made where there is none; see `FixedStep`.
@@ -165,7 +165,7 @@ class StaticTarget(CausalTarget):
                 step = arena.steps.get(key)
                 if step is None:
                     step = arena.steps[key] = self._made(make)
-                step.send(given)
+                step.send(inputs)
                 sent = step
                 return step()
             except Exception as error:
@@ -183,7 +183,7 @@ class StaticTarget(CausalTarget):
             arena.steps.clear()
             step = arena.steps[key] = self._made(make)
             if sent is None:
-                step.send(given)
+                step.send(inputs)
             else:
                 step.given.copy_(sent.given)  # of which it may have told the laws already
             return step()

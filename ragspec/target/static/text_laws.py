@@ -23,9 +23,9 @@ class TextLaws:
     of tokens that there are, which is none of them.
     """
 
-    def __init__(self, laws: RowLaws, rows: int) -> None:
-        self.laws = laws
-        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), laws.size)
+    def __init__(self, distributions: RowLaws, rows: int) -> None:
+        self.laws = distributions
+        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), distributions.size)
         self._held: list[TokenLaw | None] = [None] * rows
         self._known = [0] * rows  # tokens of each text
 
@@ -37,10 +37,10 @@ class TextLaws:
         self.fresh[:] = self.laws.size
         late: dict[int, Sequence[int]] = {}
         for row, (held, known) in enumerate(zip(self._held, self._known, strict=True)):
-            law, text = rows.get(row, (None, ()))
-            if law is not held or known == _NOTHING:
-                self.laws.set(row, law, text)
-                self._held[row], self._known[row] = law, len(text)
+            distribution, text = rows.get(row, (None, ()))
+            if distribution is not held or known == _NOTHING:
+                self.laws.set(row, distribution, text)
+                self._held[row], self._known[row] = distribution, len(text)
             elif len(text) > known:
                 new = text[known:]
                 if len(new) > FRESH:

@@ -16,12 +16,12 @@ from tests.support import tiny, tiny_images, tiny_latents, tiny_masked
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("tiny")
-    copy.deepcopy(tiny.model("llama")).save_pretrained(made)
-    tiny.tokenizer().save_pretrained(made)
+    instance = tmp_path_factory.mktemp("tiny")
+    copy.deepcopy(tiny.model("llama")).save_pretrained(instance)
+    tiny.tokenizer().save_pretrained(instance)
     rows = [{"id": i, "category": "qa", "prompt": f"ab ab {i}"} for i in range(3)]
-    (made / "data.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return made
+    (instance / "data.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return instance
 
 
 def bench(folder: Path, *more: str) -> int:

@@ -61,8 +61,8 @@ def test_decode_seconds_are_the_whole_less_the_first_token() -> None:
 
 def test_the_fastest_setting_is_kept_for_each_category() -> None:
     log: list[tuple[str, str, str, int]] = []
-    found = benchmark(log)
-    assert found.settings[("qa", "lookup")] == found.settings[("free", "lookup")] == "lookup:5"
+    result = benchmark(log)
+    assert result.settings[("qa", "lookup")] == result.settings[("free", "lookup")] == "lookup:5"
     tuned = [entry for entry in log if entry[0] == "lookup:9"]
     assert [entry[1] for entry in tuned] == ["qa"] * min(3, TUNING_ITEMS) + ["free"]
 
@@ -71,8 +71,8 @@ def test_modes_are_interleaved_and_take_turns_in_going_first() -> None:
     log: list[tuple[str, str, str, int]] = []
     benchmark(log, repeats=2)
     whole = [entry for entry in log if entry[0] not in ("lookup:7", "lookup:9")]
-    asked = [[e[0] for e in whole if e[1:] == ("qa", str(i), 30)] for i in range(3)]
-    turns = [order[-6:][:3] for order in asked]
+    requests = [[e[0] for e in whole if e[1:] == ("qa", str(i), 30)] for i in range(3)]
+    turns = [order[-6:][:3] for order in requests]
     assert turns[0] == ["hf-greedy", "plain", "lookup:5"]
     assert turns[1] == ["plain", "lookup:5", "hf-greedy"]
     assert turns[2] == ["lookup:5", "hf-greedy", "plain"]
@@ -87,20 +87,20 @@ def test_a_mode_that_tells_its_prefill_is_not_run_for_it() -> None:
 
     log: list[tuple[str, str, str, int]] = []
     variants = {"plain": [Telling("plain", log, 1.0)]}
-    found = run_benchmark(ITEMS, variants)
+    result = run_benchmark(ITEMS, variants)
     assert all(entry[3] > 1 for entry in log[1:])  # the first one warms up
-    assert {tuple(run["plain"].prefill) for run in found.measurements.values()} == {(0.25,)}
+    assert {tuple(run["plain"].prefill) for run in result.measurements.values()} == {(0.25,)}
 
 
 def test_items_that_loop_are_counted_but_left_out_of_the_ratios() -> None:
     rows = {(row.category, row.variant): row for row in benchmark([]).rows()}
     assert len(rows) == 2 * 3
-    found = rows[("qa", "lookup")]
-    assert (found.items, found.timed) == (3, 2)
-    assert found.loop_share == pytest.approx(1 / 3)
-    assert found.ratio == pytest.approx(2.0 / 0.5)
-    assert found.ratio_to_plain == pytest.approx(1.0 / 0.5)
-    assert found.setting == "lookup:5"
+    result = rows[("qa", "lookup")]
+    assert (result.items, result.timed) == (3, 2)
+    assert result.loop_share == pytest.approx(1 / 3)
+    assert result.ratio == pytest.approx(2.0 / 0.5)
+    assert result.ratio_to_plain == pytest.approx(1.0 / 0.5)
+    assert result.setting == "lookup:5"
     assert rows[("free", "plain")].items == 1
     assert rows[("qa", "plain")].equal_to_plain == 1.0
 
@@ -120,8 +120,8 @@ def test_other_tokens_than_plain_decoding_are_seen() -> None:
 
 def test_items_with_the_same_letters_are_not_taken_for_each_other() -> None:
     items = [BenchItem("xb", "a", (1, 5), 30), BenchItem("x", "ba", (2, 5), 30)]
-    found = benchmark([], items=items)
-    runs = [found.measurements[(item.category, item.id)]["plain"] for item in items]
+    result = benchmark([], items=items)
+    runs = [result.measurements[(item.category, item.id)]["plain"] for item in items]
     assert [is_timed(run.outcome.tokens) for run in runs] == [True, False]
 
 

@@ -49,8 +49,8 @@ def test_the_categories_of_spec_bench_are_pooled_and_ours_are_not(tmp_path: Path
     rows = [{**SPEC_BENCH, "question_id": i, "category": name} for i, name in enumerate(
         ("math", "math_reasoning", "rag", "coding")
     )]  # fmt: skip
-    found = read(tmp_path, *rows, {**OURS, "category": "math"}, {**OURS, "category": "coding"})
-    assert [item.category for item in found] == ["chat", "math", "rag", "chat", "math", "coding"]
+    result = read(tmp_path, *rows, {**OURS, "category": "math"}, {**OURS, "category": "coding"})
+    assert [item.category for item in result] == ["chat", "math", "rag", "chat", "math", "coding"]
 
 
 def test_a_line_break_inside_a_text_is_no_new_row(tmp_path: Path) -> None:

@@ -49,24 +49,24 @@ def row(variant: str = "context", timed: int = 2) -> Row:
 
 
 def test_sums_are_over_all_items_and_ratios_over_those_that_do_not_loop() -> None:
-    found = row()
-    assert (found.items, found.timed, found.tokens, found.forwards) == (3, 2, 120, 32)
-    assert found.seconds == pytest.approx(2.0 + 2.0 + 1.0)
-    assert found.prefill_seconds == pytest.approx(2.5)
-    assert found.tokens_per_forward == pytest.approx(120 / 32)
-    assert found.ratio == pytest.approx((2.0 + 3.0) / 2)
-    assert 2.0 <= found.ratio_low <= found.ratio <= found.ratio_high <= 3.0
-    assert found.ratio_end_to_end == pytest.approx((5 / 3 + 6.5 / 2.5) / 2)
-    assert found.ratio_to_plain == pytest.approx((1.5 + 3.0) / 2)
-    assert found.loop_share == pytest.approx(1 / 3)
-    assert found.equal_to_plain == pytest.approx(2 / 3)
+    result = row()
+    assert (result.items, result.timed, result.tokens, result.forwards) == (3, 2, 120, 32)
+    assert result.seconds == pytest.approx(2.0 + 2.0 + 1.0)
+    assert result.prefill_seconds == pytest.approx(2.5)
+    assert result.tokens_per_forward == pytest.approx(120 / 32)
+    assert result.ratio == pytest.approx((2.0 + 3.0) / 2)
+    assert 2.0 <= result.ratio_low <= result.ratio <= result.ratio_high <= 3.0
+    assert result.ratio_end_to_end == pytest.approx((5 / 3 + 6.5 / 2.5) / 2)
+    assert result.ratio_to_plain == pytest.approx((1.5 + 3.0) / 2)
+    assert result.loop_share == pytest.approx(1 / 3)
+    assert result.equal_to_plain == pytest.approx(2 / 3)
     assert row("plain").equal_to_plain == 1.0
 
 
 def test_without_the_baseline_plain_takes_its_place() -> None:
     left = [{name: run[name] for name in ("plain", "context")} for run in runs()]
-    found = summarise("docqa", "context", "context", left, left[:2], "hf-greedy")
-    assert found.ratio == found.ratio_to_plain == pytest.approx((1.5 + 3.0) / 2)
+    result = summarise("docqa", "context", "context", left, left[:2], "hf-greedy")
+    assert result.ratio == result.ratio_to_plain == pytest.approx((1.5 + 3.0) / 2)
 
 
 def test_the_fields_of_a_row_are_valid_json_even_where_every_item_loops() -> None:

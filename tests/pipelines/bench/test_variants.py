@@ -46,18 +46,18 @@ def test_every_variant_writes_the_same_tokens(variants: dict[str, list[Variant]]
     plain = variants["plain"][0].run(ITEM, 12)
     assert len(plain.tokens) == 12
     for name, settings in variants.items():
-        found = settings[0].run(ITEM, 12)
-        assert found.tokens == plain.tokens, name
-        assert 0 < found.forwards <= 12, name
-        assert found.seconds > 0
-        assert sum(found.step_tokens) == 12, name
-        assert len(found.step_tokens) <= found.forwards, name
+        result = settings[0].run(ITEM, 12)
+        assert result.tokens == plain.tokens, name
+        assert 0 < result.forwards <= 12, name
+        assert result.seconds > 0
+        assert sum(result.step_tokens) == 12, name
+        assert len(result.step_tokens) <= result.forwards, name
 
 
 def test_steps_show_what_drafts_saved(engine: Engine) -> None:
     names = ("plain", "hf-greedy", "model", "hf-assistant")
-    found = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
-    plain, greedy, ours, theirs = (found[name][0].run(ITEM, 12).step_tokens for name in names)
+    result = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
+    plain, greedy, ours, theirs = (result[name][0].run(ITEM, 12).step_tokens for name in names)
     assert plain == greedy == [1] * 12
     assert theirs == [1 + DRAFT_LENGTHS[0]] * 2
     assert sum(ours) == 12 and max(ours) > 1
@@ -70,12 +70,12 @@ def test_forwards_of_the_prompt_count_for_all_alike(variants: dict[str, list[Var
 
 
 def test_end_tokens_count_only_where_the_length_is_not_fixed(engine: Engine) -> None:
-    peer, own = (copy.deepcopy(engine.model) for _ in range(2))
+    peer, current = (copy.deepcopy(engine.model) for _ in range(2))
     theirs = TransformersVariant("hf-greedy", peer)
     whole = theirs.run(ITEM, 12).tokens
-    peer.generation_config.eos_token_id = own.generation_config.eos_token_id = whole[3]
+    peer.generation_config.eos_token_id = current.generation_config.eos_token_id = whole[3]
     ending = BenchItem("1", "docqa", PROMPT, 12)
-    ours = build_variants(["plain"], Engine(own, drafter=None), None, lambda: None)["plain"][0]
+    ours = build_variants(["plain"], Engine(current, drafter=None), None, lambda: None)["plain"][0]
     short = whole[: whole.index(whole[3]) + 1]
     for variant in (theirs, ours):
         assert variant.run(ending, 12).tokens == short
@@ -109,19 +109,19 @@ def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
         TransformersVariant("lookup", peer, prompt_lookup_num_tokens=5),
     ]
     assert not peer._forward_pre_hooks
-    seen: list[int] = []
+    known: list[int] = []
     forward = peer.forward
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        seen.append(len(peer._forward_pre_hooks))
+        known.append(len(peer._forward_pre_hooks))
         return forward(*arguments, **options)
 
     monkeypatch.setattr(peer, "forward", watched)
     for variant in (*variants, *variants):
-        seen.clear()
-        found = variant.run(ITEM, 12)
-        assert seen == [1] * found.forwards
-        assert sum(found.step_tokens) == 12
+        known.clear()
+        result = variant.run(ITEM, 12)
+        assert known == [1] * result.forwards
+        assert sum(result.step_tokens) == 12
     monkeypatch.setattr(peer, "forward", None)
     with pytest.raises(TypeError):
         variants[0].run(ITEM, 12)
@@ -130,8 +130,8 @@ def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
 
 def test_variants_that_need_a_draft_model_are_left_out_without_one(engine: Engine) -> None:
     calls: list[Any] = []
-    found = build_variants(["plain", "model", "fused", "hf-assistant"], engine, None, calls.clear)
-    assert list(found) == ["plain"]
+    result = build_variants(["plain", "model", "fused", "hf-assistant"], engine, None, calls.clear)
+    assert list(result) == ["plain"]
 
 
 @pytest.mark.parametrize("name", ["hf-greedi", "contxt"])
@@ -147,8 +147,8 @@ def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
     names = [folder, f"context+{folder}", "context"]
     variants = build_variants(names, engine, None, lambda: None)
     item = replace(ITEM, prompt=tuple(tiny.prompt(20, vocab_size=heads.VOCAB)))
-    found = {name: variant.run(item, 24) for name, (variant,) in variants.items()}
-    assert len({tuple(outcome.tokens) for outcome in found.values()}) == 1
+    record = {name: variant.run(item, 24) for name, (variant,) in variants.items()}
+    assert len({tuple(outcome.tokens) for outcome in record.values()}) == 1
     fused = [
         variant.engine.drafter
         for (variant,) in variants.values()

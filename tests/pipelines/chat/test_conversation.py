@@ -45,9 +45,9 @@ def test_every_turn_is_the_text_of_a_fresh_reading(sampling: Sampling) -> None:
         assert reply.text == fresh.text == talk.turns[-1].answer
         new = reply.report.prompt_tokens - reply.report.kept_tokens
         assert new < 60 if number else reply.report.kept_tokens == 0
-    shown = plain.tokenizer.decode(reply.generation.prompt_tokens)
-    assert shown.startswith("<system> Be brief.\n<user> Hello.\n<assistant> ")
-    assert shown.endswith("\n<user> Why is that?\n<assistant> ")
+    text = plain.tokenizer.decode(reply.generation.prompt_tokens)
+    assert text.startswith("<system> Be brief.\n<user> Hello.\n<assistant> ")
+    assert text.endswith("\n<user> Why is that?\n<assistant> ")
     talk.clear()
     assert talk.ask("Hello.", sampling, max_new_tokens=5).report.kept_tokens == 0
     assert len(talk.turns) == 1
@@ -60,10 +60,10 @@ def test_questions_bring_passages_once_and_number_them_through(documents: DocQA)
     again = talk.ask("How many continuations does the tree of drafts hold?", max_new_tokens=8)
     assert again.hits == (), "the passage is in the conversation already"
     third = talk.ask("What does the cat eat?", max_new_tokens=8)
-    shown = talk.engine.tokenizer.decode(third.generation.prompt_tokens)
+    text = talk.engine.tokenizer.decode(third.generation.prompt_tokens)
     assert [hit.document.name for hit in third.hits] == ["pets.md"]
-    assert "[1] Trees\nA tree of drafts" in shown and "[2] Pets\nThe cat sleeps" in shown
-    assert shown.count("several continuations of one text") == 1
+    assert "[1] Trees\nA tree of drafts" in text and "[2] Pets\nThe cat sleeps" in text
+    assert text.count("several continuations of one text") == 1
 
 
 def test_what_was_quoted_is_cited_from_the_passage_it_stands_in(documents: DocQA) -> None:
@@ -75,13 +75,13 @@ def test_what_was_quoted_is_cited_from_the_passage_it_stands_in(documents: DocQA
         generation = engine().generate(prompt, max_new_tokens=1)
         generation.text, generation.steps = script, []
 
-        class Pieces:
+        class chunks:
             result = generation
 
             def __iter__(self) -> Any:
                 return iter([script])
 
-        return Pieces()
+        return chunks()
 
     talk.engine.stream = scripted  # type: ignore[method-assign]
     reply = talk.ask("Does the cat sleep on the sofa?", max_new_tokens=2)
@@ -107,22 +107,22 @@ def test_a_question_that_leans_on_the_one_before_is_searched_with_it(documents: 
     talk = Conversation(engine(), documents, top_k=2)
     talk.ask("What does the cat eat?", max_new_tokens=4)
     talk.turns[0] = type(talk.turns[0])("cat walk target", "x", "y")  # its passages forgotten
-    found = talk.ask("Zebra?", max_new_tokens=4)
-    assert {hit.document.name for hit in found.hits} == {"pets.md", "rules.md"}
+    result = talk.ask("Zebra?", max_new_tokens=4)
+    assert {hit.document.name for hit in result.hits} == {"pets.md", "rules.md"}
 
 
 def test_the_oldest_turns_leave_when_the_context_is_full() -> None:
     talk = Conversation(engine(length=300))
-    left, kept = [], []
+    left, selected = [], []
     for number in range(9):
         reply = talk.ask(f"Turn {number} says some words.", max_new_tokens=24)
         left.append(reply.left)
-        kept.append(reply.report.kept_tokens)
+        selected.append(reply.report.kept_tokens)
         assert reply.report.prompt_tokens + 24 <= 300
         assert talk.turns[-1].asked.startswith(f"Turn {number}")
     assert sum(left) + len(talk.turns) == 9
     assert any(left) and not all(left[4:]), "a quarter is freed, so that not every turn pays"
-    assert all(known > 0 for known, gone in zip(kept[1:], left[1:], strict=True) if not gone)
+    assert all(known > 0 for known, gone in zip(selected[1:], left[1:], strict=True) if not gone)
 
 
 def test_a_turn_that_does_not_fit_leaves_passages_out_or_is_refused(documents: DocQA) -> None:

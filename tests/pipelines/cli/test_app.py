@@ -34,8 +34,8 @@ def run(capsys: Capture, *arguments: str) -> dict[str, Any]:
     out, err = capsys.readouterr()
     assert code == 0, err
     assert out.count("\n") == 1
-    found: dict[str, Any] = json.loads(out)
-    return found
+    result: dict[str, Any] = json.loads(out)
+    return result
 
 
 def test_help_needs_no_model_library() -> None:
@@ -98,12 +98,12 @@ def test_interrupt_before_any_text_ends_with_130(
 def test_generate_prints_one_object_and_repeats_by_seed(model: str, capsys: Capture) -> None:
     arguments = ["generate", "A draft ", "--model", model, "--max-new-tokens", "12"]
     arguments += ["--temperature", "0.8", "--seed", "4"]
-    found = run(capsys, *arguments, "--budget", "4")
+    result = run(capsys, *arguments, "--budget", "4")
     again = run(capsys, *arguments, "--drafter", "none")
-    assert found["text"] == again["text"]
-    assert found["label"] == "exact" == found["report"]["label"]
-    assert found["report"]["seed"] == 4
-    assert found["report"]["tokens"] <= 12
+    assert result["text"] == again["text"]
+    assert result["label"] == "exact" == result["report"]["label"]
+    assert result["report"]["seed"] == 4
+    assert result["report"]["tokens"] <= 12
 
 
 def test_a_predicted_text_is_copied_and_changes_nothing(
@@ -111,12 +111,12 @@ def test_a_predicted_text_is_copied_and_changes_nothing(
 ) -> None:
     arguments = ["generate", "A draft ", "--model", model, "--max-new-tokens", "30"]
     arguments += ["--budget", "8"]
-    found = run(capsys, *arguments)
-    (tmp_path / "answer.txt").write_text(found["text"])
+    result = run(capsys, *arguments)
+    (tmp_path / "answer.txt").write_text(result["text"])
     again = run(capsys, *arguments, "--prediction", f"@{tmp_path / 'answer.txt'}")
-    assert again["text"] == found["text"]
+    assert again["text"] == result["text"]
     assert again["report"]["accepted_prediction_tokens"] > 0
-    assert again["report"]["forwards"] <= found["report"]["forwards"]
+    assert again["report"]["forwards"] <= result["report"]["forwards"]
     assert main([*arguments, "--prediction", "a", "--drafter", "none"]) == 2
     assert "--prediction and --drafter none" in capsys.readouterr().err
 
@@ -137,22 +137,22 @@ def test_generate_streams_text_and_keeps_remarks_apart(
 
 def test_compare_finds_equal_texts(model: str, capsys: Capture) -> None:
     arguments = ["generate", "A tree A tree ", "--model", model, "--max-new-tokens", "16"]
-    found = run(capsys, *arguments, "--compare", "--budget", "4")["compare"]
-    assert found["equal"] is True and found["first_divergence"] is None
-    assert found["seconds_plain"] > 0 and found["seconds"] > 0
-    assert found["ratio"] == pytest.approx(found["seconds_plain"] / found["seconds"])
+    result = run(capsys, *arguments, "--compare", "--budget", "4")["compare"]
+    assert result["equal"] is True and result["first_divergence"] is None
+    assert result["seconds_plain"] > 0 and result["seconds"] > 0
+    assert result["ratio"] == pytest.approx(result["seconds_plain"] / result["seconds"])
 
 
 def test_trace_becomes_a_page(model: str, tmp_path: Path, capsys: Capture) -> None:
     trace, page = tmp_path / "t.jsonl", tmp_path / "page.html"
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "9"]
-    found = run(capsys, *arguments, "--trace", str(trace))
+    result = run(capsys, *arguments, "--trace", str(trace))
     assert main(["report", str(trace), "-o", str(page)]) == 0
     capsys.readouterr()
     assert "A tree" in page.read_text(encoding="utf-8")
     steps = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()][1:-1]
     emitted = "".join(text for step in steps for text in step["texts"])
-    assert emitted.strip() == found["text"].strip()
+    assert emitted.strip() == result["text"].strip()
 
 
 def test_interrupt_keeps_what_was_written(
@@ -172,9 +172,9 @@ def test_interrupt_keeps_what_was_written(
     monkeypatch.setattr(Loop, "_advance", interrupted)
     arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
     assert main([*arguments, "--max-new-tokens", "40"]) == INTERRUPTED
-    found = json.loads(capsys.readouterr().out)
-    assert found["finish_reason"] == "cancelled"
-    assert found["report"]["tokens"] == 4
+    result = json.loads(capsys.readouterr().out)
+    assert result["finish_reason"] == "cancelled"
+    assert result["report"]["tokens"] == 4
 
 
 @pytest.mark.parametrize("at", [3, 14])
@@ -195,9 +195,9 @@ def test_interrupt_of_a_comparison_keeps_the_answer(
     monkeypatch.setattr(Loop, "_advance", interrupted)
     arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
     assert main([*arguments, "--compare", "--max-new-tokens", "10"]) == INTERRUPTED
-    found = json.loads(capsys.readouterr().out)
-    assert found["report"]["tokens"] == (4 if at == 3 else 10)
-    assert "compare" not in found  # half a run would look like another text
+    result = json.loads(capsys.readouterr().out)
+    assert result["report"]["tokens"] == (4 if at == 3 else 10)
+    assert "compare" not in result  # half a run would look like another text
 
 
 def test_a_trace_that_cannot_be_written_costs_no_answer(
@@ -242,25 +242,25 @@ def test_a_draft_model_of_another_vocabulary_ends_with_6(
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (swapped / "tokenizer.json").write_text(json.dumps(tokens), encoding="utf-8")
     tiny.model(num_hidden_layers=1, vocab_size=50).save_pretrained(smaller)
-    asked = ["generate", "A tree ", "--model", model, "--drafter", drafter, "--draft-model"]
-    assert main([*asked, str(swapped)]) == 6
+    requests = ["generate", "A tree ", "--model", model, "--drafter", drafter, "--draft-model"]
+    assert main([*requests, str(swapped)]) == 6
     assert "differs from the target's in 2 of" in capsys.readouterr().err
-    assert main([*asked, str(smaller)]) == 6
+    assert main([*requests, str(smaller)]) == 6
     assert "50 token ids and the target 97" in capsys.readouterr().err
 
 
 def test_bench_hands_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
+    known: list[list[str]] = []
 
     class Bench:
         @staticmethod
         def main(arguments: list[str]) -> int:
-            seen.append(list(arguments))
+            known.append(list(arguments))
             return 3
 
     monkeypatch.setitem(sys.modules, "ragspec.pipelines.bench.cli", Bench)
     assert cli.main(["bench", "text", "--modes", "plain,context", "--json", "x.json"]) == 3
-    assert seen == [["text", "--modes", "plain,context", "--json", "x.json"]]
+    assert known == [["text", "--modes", "plain,context", "--json", "x.json"]]
 
 
 def test_the_line_break_that_ends_standard_input_is_not_read(

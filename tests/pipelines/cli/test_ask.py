@@ -49,19 +49,19 @@ def ask(capsys: Capture, index: str, model: str, *more: str) -> dict[str, Any]:
     code = main([*arguments, "--max-new-tokens", "40", "--json", *more])
     out, err = capsys.readouterr()
     assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
-    return found
+    result: dict[str, Any] = json.loads(out)
+    return result
 
 
 def test_answer_is_one_object_with_the_promised_fields(
     index: str, model: str, capsys: Capture
 ) -> None:
-    found = ask(capsys, index, model, "--top-passages", "1", "--seed", "3", "-t", "0.7")
-    assert {"answer", "citations", "passages", "label", "report"} <= found.keys()
-    assert found["label"] == "exact" and found["report"]["seed"] == 3
-    assert [passage["document"] for passage in found["passages"]] == ["rules.txt"]
-    assert found["report"]["milliseconds"]["retrieve"] > 0
-    assert "compare" not in found
+    result = ask(capsys, index, model, "--top-passages", "1", "--seed", "3", "-t", "0.7")
+    assert {"answer", "citations", "passages", "label", "report"} <= result.keys()
+    assert result["label"] == "exact" and result["report"]["seed"] == 3
+    assert [passage["document"] for passage in result["passages"]] == ["rules.txt"]
+    assert result["report"]["milliseconds"]["retrieve"] > 0
+    assert "compare" not in result
 
 
 @pytest.mark.parametrize("speculate", ["auto", "off", "4"])
@@ -69,28 +69,28 @@ def test_a_passage_that_is_looked_up_anew_tells_its_searches(
     index: str, model: str, capsys: Capture, speculate: str
 ) -> None:
     options = ("--iterative", "--every", "5", "--search", "sparse", "--speculate", speculate)
-    found = ask(capsys, index, model, *options, "--seed", "3", "-t", "0.7", "--compare")
-    told = found["report"]["retrieval"]
-    assert told["strides"] == len(found["passages"]) == -(-found["report"]["tokens"] // 5)
-    assert found["compare"]["equal"]
+    result = ask(capsys, index, model, *options, "--seed", "3", "-t", "0.7", "--compare")
+    message = result["report"]["retrieval"]
+    assert message["strides"] == len(result["passages"]) == -(-result["report"]["tokens"] // 5)
+    assert result["compare"]["equal"]
     if speculate == "off":
-        assert told["calls"] == told["strides"] and told["hits"] == 0
+        assert message["calls"] == message["strides"] and message["hits"] == 0
 
 
 def test_strides_are_written_on_guesses_without_drafts_too(
     index: str, model: str, capsys: Capture
 ) -> None:
     options = ("--iterative", "--search", "sparse", "--speculate", "4", "--drafter", "none")
-    told = ask(capsys, index, model, *options)["report"]["retrieval"]
-    assert told["calls"] < told["strides"] or told["rollbacks"] > 0
+    message = ask(capsys, index, model, *options)["report"]["retrieval"]
+    assert message["calls"] < message["strides"] or message["rollbacks"] > 0
 
 
 def test_the_whole_answer_may_be_written_in_rounds(index: str, model: str, capsys: Capture) -> None:
-    found = ask(capsys, index, model, "--iterative", "--rounds", "3", "--answer-anyway")
-    assert len(found["passages"]) == 3
-    assert found["report"]["retrieval"]["strides"] == 3
-    given = ["ask", "What?", "--index", index, "--model", model, "--rounds", "3"]
-    assert main(given) == 2
+    result = ask(capsys, index, model, "--iterative", "--rounds", "3", "--answer-anyway")
+    assert len(result["passages"]) == 3
+    assert result["report"]["retrieval"]["strides"] == 3
+    inputs = ["ask", "What?", "--index", index, "--model", model, "--rounds", "3"]
+    assert main(inputs) == 2
     assert "got --rounds without --iterative" in capsys.readouterr().err
 
 
@@ -100,8 +100,8 @@ def test_its_page_draws_what_was_written_and_searched(
     trace, page = str(tmp_path / "t.jsonl"), tmp_path / "page.html"
     ask(capsys, index, model, "--iterative", "--speculate", "3", "--trace", trace)
     assert main(["report", trace, "-o", str(page)]) == 0
-    drawn = page.read_text()
-    assert "Written and searched" in drawn and "Looked up" in drawn
+    sample = page.read_text()
+    assert "Written and searched" in sample and "Looked up" in sample
     ask(capsys, index, model, "--trace", trace)
     assert main(["report", trace, "-o", str(page)]) == 0
     assert "Written and searched" not in page.read_text()
@@ -129,42 +129,42 @@ def test_a_prompt_of_ones_own_is_asked_and_what_was_not_quoted_is_said(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "own.jinja").write_text("{{ passages[0].text }} {{ question }}")
-    found = ask(capsys, index, model, "--prompt", str(tmp_path / "own.jinja"))
-    assert found["evidence"] == "" and found["supported"] is bool(found["citations"])
-    assert found["cut"] is True
-    asked = ["ask", "What does the walk follow?", "--index", index, "--model", model]
-    assert main([*asked, "--prompt", "answer", "--max-new-tokens", "3"]) == 0
+    result = ask(capsys, index, model, "--prompt", str(tmp_path / "own.jinja"))
+    assert result["evidence"] == "" and result["supported"] is bool(result["citations"])
+    assert result["cut"] is True
+    requests = ["ask", "What does the walk follow?", "--index", index, "--model", model]
+    assert main([*requests, "--prompt", "answer", "--max-new-tokens", "3"]) == 0
     err = capsys.readouterr().err
     assert "nothing in your documents was quoted" in err and "cut at the limit" in err
-    assert main([*asked, "--prompt", "anser"]) == 2
+    assert main([*requests, "--prompt", "anser"]) == 2
     assert "answer" in capsys.readouterr().err
 
 
 def test_a_predicted_answer_is_copied(index: str, model: str, capsys: Capture) -> None:
-    found = ask(capsys, index, model, "--budget", "8")
-    again = ask(capsys, index, model, "--budget", "8", "--prediction", found["answer"])
-    assert again["answer"] == found["answer"]
+    result = ask(capsys, index, model, "--budget", "8")
+    again = ask(capsys, index, model, "--budget", "8", "--prediction", result["answer"])
+    assert again["answer"] == result["answer"]
     assert again["report"]["accepted_prediction_tokens"] > 0
 
 
 def test_compare_runs_plainly_over_the_same_passages(
     index: str, model: str, capsys: Capture
 ) -> None:
-    found = ask(capsys, index, model, "--compare", "--budget", "6")
-    assert found["compare"]["equal"] is True
-    assert found["report"]["drafted"] > 0
+    result = ask(capsys, index, model, "--compare", "--budget", "6")
+    assert result["compare"]["equal"] is True
+    assert result["report"]["drafted"] > 0
 
 
 def test_trace_names_the_passages_that_drafts_came_from(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     trace = tmp_path / "trace.jsonl"
-    found = ask(capsys, index, model, "--trace", str(trace), "--compare")
+    result = ask(capsys, index, model, "--trace", str(trace), "--compare")
     header = json.loads(trace.read_text(encoding="utf-8").splitlines()[0])
     names = [item["name"] for item in header["documents"]]
-    assert names == [f"{p['document']}, passage {k}" for k, p in enumerate(found["passages"], 1)]
+    assert names == [f"{p['document']}, passage {k}" for k, p in enumerate(result["passages"], 1)]
     assert header["question"] == "What does the walk follow?"
-    assert header["compare"] == found["compare"]
+    assert header["compare"] == result["compare"]
     for citation in header["citations"]:
         whole = PAGES[citation["document"]]
         assert whole[citation["start"] : citation["end"]] == citation["text"]
@@ -187,8 +187,8 @@ def test_an_interrupt_keeps_the_answer_that_is_not_shown(
     monkeypatch.setattr(Loop, "_advance", interrupted)
     arguments = ["ask", "What does the walk follow?", "--index", index, "--model", model]
     assert main([*arguments, "--drafter", "none", "--json"]) == 130
-    found = json.loads(capsys.readouterr().out)
-    assert found["report"]["tokens"] == 4 and found["skipped"] == []
+    result = json.loads(capsys.readouterr().out)
+    assert result["report"]["tokens"] == 4 and result["skipped"] == []
 
 
 def test_people_get_text_quotations_and_figures(index: str, model: str, capsys: Capture) -> None:
@@ -218,24 +218,26 @@ def test_bad_input_has_its_own_code(
 def test_another_embedder_searches_where_it_is_named(
     tmp_path: Path, model: str, capsys: Capture
 ) -> None:
-    folder, made = tmp_path / "pages", str(tmp_path / "made.idx")
+    folder, instance = tmp_path / "pages", str(tmp_path / "made.idx")
     folder.mkdir()
     for name, text in PAGES.items():
         (folder / name).write_text(text)
     toy = str(make_embedder(tmp_path / "toy"))
-    assert main(["index", str(folder), "--out", made, "--embedder", toy]) == 0, capsys.readouterr()
-    opened = DocQA.from_index(made).retriever
+    assert main(["index", str(folder), "--out", instance, "--embedder", toy]) == 0, (
+        capsys.readouterr()
+    )
+    opened = DocQA.from_index(instance).retriever
     assert isinstance(opened, PassageIndex) and opened.dense is not None
     assert opened.dense.embedder.name == toy
     capsys.readouterr()
-    assert len(ask(capsys, made, model)["passages"]) == 2
-    asked = ["ask", "What does the walk follow?", "--model", model, "--max-new-tokens", "4"]
-    assert main([*asked, "--docs", str(folder), "--embedder", toy, "--json"]) == 0
+    assert len(ask(capsys, instance, model)["passages"]) == 2
+    requests = ["ask", "What does the walk follow?", "--model", model, "--max-new-tokens", "4"]
+    assert main([*requests, "--docs", str(folder), "--embedder", toy, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["passages"]) == 2
-    assert main([*asked, "--docs", str(folder), "--embedder", str(tmp_path / "absent")]) == 5
+    assert main([*requests, "--docs", str(folder), "--embedder", str(tmp_path / "absent")]) == 5
     assert "absent" in capsys.readouterr().err
     other = str(make_embedder(tmp_path / "other", seed=1))
-    assert main([*asked, "--index", made, "--embedder", other]) == 8
+    assert main([*requests, "--index", instance, "--embedder", other]) == 8
     assert "another embedder" in capsys.readouterr().err
 
 
@@ -253,35 +255,35 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
     assert main(["index", str(folder), "--out", str(tmp_path / "made.idx")]) == 0
     err = capsys.readouterr().err
     assert "picture.png" in err and "2 documents" in err
-    found = ask(capsys, str(tmp_path / "made.idx"), model)
-    assert len(found["passages"]) == 2
+    result = ask(capsys, str(tmp_path / "made.idx"), model)
+    assert len(result["passages"]) == 2
 
 
 def test_what_no_document_speaks_of_is_not_asked_unless_one_insists(
     index: str, model: str, capsys: Capture
 ) -> None:
-    asked = ["ask", "Which tree grows on the mountain?", "--index", index, "--model", model]
-    assert main(asked) == 0
+    requests = ["ask", "Which tree grows on the mountain?", "--index", index, "--model", model]
+    assert main(requests) == 0
     out, err = capsys.readouterr()
     assert out == "The documents do not speak of this.\n"
     assert "the model was not asked: the best passage has" in err
     assert "--answer-anyway" in err and "passage 1" in err
-    assert main([*asked, "--json", "--compare", "--no-stream"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert "% of the question's words" in found["refused"] and not found["supported"]
-    assert found["report"]["forward_passes"] == 0 and "compare" not in found
-    assert main([*asked, "--answer-anyway", "--max-new-tokens", "5", "--json"]) == 0
+    assert main([*requests, "--json", "--compare", "--no-stream"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert "% of the question's words" in result["refused"] and not result["supported"]
+    assert result["report"]["forward_passes"] == 0 and "compare" not in result
+    assert main([*requests, "--answer-anyway", "--max-new-tokens", "5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["refused"] is None
-    asked[1] = "Who was Hannibal?"
-    assert main(asked) == 0
+    requests[1] = "Who was Hannibal?"
+    assert main(requests) == 0
     assert "nearest" not in capsys.readouterr().err
 
 
 def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys: Capture) -> None:
     tiny.model(max_position_embeddings=256).save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    asked = ["ask", "Does the walk follow a node?", "--index", index, "--model", str(tmp_path)]
-    assert main([*asked, "--max-new-tokens", "20"]) == 0
+    requests = ["ask", "Does the walk follow a node?", "--index", index, "--model", str(tmp_path)]
+    assert main([*requests, "--max-new-tokens", "20"]) == 0
     assert "1 of 2 passages fit the model's context" in capsys.readouterr().err
 
 
@@ -289,24 +291,24 @@ def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys
 def test_how_far_a_long_prompt_is_read_is_told_to_the_terminal(
     command: str, index: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    told = watched(monkeypatch)
+    message = watched(monkeypatch)
     documents = ["--index", index] if command == "ask" else []
     arguments = [command, "What does the walk follow?", *documents, "--model", model]
     # The plain run beside it has a spinner of its own and is not told of.
     assert main([*arguments, "--max-new-tokens", "2", "--compare"]) == 0
     capsys.readouterr()
-    assert len(told) > 2 and told[0][0] == 0 and told[-1][0] == told[-1][1]
-    assert sum(done == 0 for done, _ in told) == 1
+    assert len(message) > 2 and message[0][0] == 0 and message[-1][0] == message[-1][1]
+    assert sum(done == 0 for done, _ in message) == 1
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Let prompts be read in short pieces; return what a terminal will have been told of them."""
-    told: list[tuple[int, int]] = []
+    message: list[tuple[int, int]] = []
 
     @contextmanager
-    def reading(terminal: Terminal) -> Iterator[Callable[[int, int], None]]:
-        yield lambda done, total: told.append((done, total))
+    def job(terminal: Terminal) -> Iterator[Callable[[int, int], None]]:
+        yield lambda done, total: message.append((done, total))
 
     monkeypatch.setattr(target_reading, "PIECE", 3)
-    monkeypatch.setattr(Terminal, "reading", reading)
-    return told
+    monkeypatch.setattr(Terminal, "reading", job)
+    return message

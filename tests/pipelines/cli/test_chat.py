@@ -78,12 +78,12 @@ def test_ask_stays_for_further_questions(
     model: str, docs: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     typed(monkeypatch, "And where does it sleep?", "/stats")
-    asked = ["ask", "What does the cat eat?", "--docs", docs, "--model", model, "--follow-up"]
-    assert main([*asked, "--max-new-tokens", "6"]) == 0
+    template = ["ask", "What does the cat eat?", "--docs", docs, "--model", model, "--follow-up"]
+    assert main([*template, "--max-new-tokens", "6"]) == 0
     out, err = capsys.readouterr()
     assert len(out.rstrip("\n").split("\n")) == 2 and "2 turns" in err
     for extra in ("--json", "--compare"):
-        assert main([*asked, extra]) == 2
+        assert main([*template, extra]) == 2
         assert "got --follow-up with" in capsys.readouterr().err
 
 
@@ -100,10 +100,10 @@ def test_an_interrupt_ends_the_answer_alone(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     typed(monkeypatch, "Hello.", "And then?")
-    asked = Conversation.ask
+    template = Conversation.ask
     calls: list[str] = []
 
-    def interrupted(self: Conversation, text: str, *given: object, **options: object) -> object:
+    def interrupted(self: Conversation, text: str, *inputs: object, **options: object) -> object:
         calls.append(text)
         show = options["stream"]
 
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_the_answer_alone(
             if len(calls) == 1:
                 raise KeyboardInterrupt
 
-        return asked(self, text, *given, **options | {"stream": stream})  # type: ignore[arg-type]
+        return template(self, text, *inputs, **options | {"stream": stream})  # type: ignore[arg-type]
 
     monkeypatch.setattr(Conversation, "ask", interrupted)
     assert main(["chat", "--model", model, "--max-new-tokens", "20"]) == 0
@@ -146,11 +146,11 @@ def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys:
 
     def text(*more: str) -> str:
         assert main([*run, *more]) == 0
-        found: str = json.loads(capsys.readouterr().out)["text"]
-        return found
+        result: str = json.loads(capsys.readouterr().out)["text"]
+        return result
 
-    asked = tiny.model(max_position_embeddings=1024)
-    asked.save_pretrained(tmp_path)
+    template = tiny.model(max_position_embeddings=1024)
+    template.save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "generation_config.json").read_text())
     chosen = config | {"do_sample": True, "temperature": 0.7, "top_k": 9}
@@ -195,8 +195,8 @@ def test_a_turn_without_passages_says_so(
 def test_how_far_a_long_turn_is_read_is_told_to_the_terminal(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    told = watched(monkeypatch)
+    message = watched(monkeypatch)
     typed(monkeypatch, "Hello, how are you today?", "/exit")
     assert main(["chat", "--model", model, "--max-new-tokens", "2"]) == 0
     capsys.readouterr()
-    assert len(told) > 2 and told[0][0] == 0 and told[-1][0] == told[-1][1]
+    assert len(message) > 2 and message[0][0] == 0 and message[-1][0] == message[-1][1]

@@ -50,12 +50,12 @@ def test_an_unseeded_run_is_repeated_with_the_seed_it_drew(engine: Engine) -> No
     sampling = Sampling(temperature=1.0)
     speculative = generate(engine, sampling)
     plain = generate(plain_engine(engine), same_seed(sampling, speculative))
-    found = compare(engine, speculative, plain, sampling)
-    assert found.equal and found.first_divergence is None
-    assert found.ratio == pytest.approx(plain.report.seconds / speculative.report.seconds)
+    result = compare(engine, speculative, plain, sampling)
+    assert result.equal and result.first_divergence is None
+    assert result.ratio == pytest.approx(plain.report.seconds / speculative.report.seconds)
     decoding = plain.report.decode_seconds / speculative.report.decode_seconds
-    assert found.decode_ratio == pytest.approx(decoding)
-    assert "the same tokens" in found.summary()
+    assert result.decode_ratio == pytest.approx(decoding)
+    assert "the same tokens" in result.summary()
 
 
 def test_plain_engine_shares_the_model_and_drafts_nothing(engine: Engine) -> None:
@@ -67,13 +67,13 @@ def test_plain_engine_shares_the_model_and_drafts_nothing(engine: Engine) -> Non
 def test_greedy_margin_is_the_distance_of_the_best_two_logits(engine: Engine) -> None:
     plain = generate(engine, Sampling())
     other = changed_at(plain, 5)
-    found = compare(engine, other, plain, Sampling()).first_divergence
-    assert found is not None
-    assert (found.index, found.plain, found.speculative) == (5, plain.tokens[5], other.tokens[5])
+    result = compare(engine, other, plain, Sampling()).first_divergence
+    assert result is not None
+    assert (result.index, result.plain, result.speculative) == (5, plain.tokens[5], other.tokens[5])
     ids = torch.tensor([[*PROMPT, *plain.tokens[:5]]])
     best = tiny.model()(ids).logits[0, -1].detach().topk(2)
     assert int(best.indices[0]) == plain.tokens[5]
-    assert found.margin == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-4)
+    assert result.margin == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-4)
 
 
 def test_sampled_margin_belongs_to_the_token_that_was_drawn(engine: Engine) -> None:
@@ -89,8 +89,8 @@ def test_sampled_margin_belongs_to_the_token_that_was_drawn(engine: Engine) -> N
 def test_a_shorter_text_differs_at_its_end(engine: Engine) -> None:
     plain = generate(engine, Sampling())
     shorter = replace(plain, tokens=plain.tokens[:4])
-    found = compare(engine, shorter, plain, Sampling())
-    assert not found.equal and found.first_divergence is not None
-    assert (found.first_divergence.index, found.first_divergence.speculative) == (4, None)
-    assert "part at number 4" in found.summary()
-    assert found.to_dict()["first_divergence"]["plain"] == plain.tokens[4]
+    result = compare(engine, shorter, plain, Sampling())
+    assert not result.equal and result.first_divergence is not None
+    assert (result.first_divergence.index, result.first_divergence.speculative) == (4, None)
+    assert "part at number 4" in result.summary()
+    assert result.to_dict()["first_divergence"]["plain"] == plain.tokens[4]

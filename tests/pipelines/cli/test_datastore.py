@@ -38,16 +38,16 @@ def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
     code = main([*arguments, "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
-    return found
+    result: dict[str, Any] = json.loads(out)
+    return result
 
 
 def test_info_says_what_it_holds(store: str, capsys: Capture) -> None:
-    found = said(capsys, "datastore", "info", store)
-    assert found["documents"] == 3 and found["width"] == 64
-    assert found["keys"] > 100 and found["fits"][0]["k"] == 1
+    result = said(capsys, "datastore", "info", store)
+    assert result["documents"] == 3 and result["width"] == 64
+    assert result["keys"] > 100 and result["fits"][0]["k"] == 1
     assert main(["datastore", "info", store]) == 0
-    assert f"{found['keys']:,} keys of 64 numbers" in capsys.readouterr().out.replace("\n", " ")
+    assert f"{result['keys']:,} keys of 64 numbers" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_verify_finds_a_changed_byte(store: str, tmp_path: Path, capsys: Capture) -> None:
@@ -74,28 +74,28 @@ def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) ->
 
 
 def test_a_text_is_continued_by_it(store: str, model: str, capsys: Capture) -> None:
-    given = ("generate", "The tree", "--model", model, "--max-new-tokens", "30", "--seed", "2")
-    mixed = (*given, "-t", "0.9", "--datastore", store, "--knn", "8", "--knn-weight", "0.5")
-    found = said(capsys, *mixed, "--compare")
-    assert found["label"] == "exact-for(knn)" and found["compare"]["equal"]
-    assert found["report"]["retrieval"]["strides"] == found["report"]["tokens"]
+    inputs = ("generate", "The tree", "--model", model, "--max-new-tokens", "30", "--seed", "2")
+    mixed = (*inputs, "-t", "0.9", "--datastore", store, "--knn", "8", "--knn-weight", "0.5")
+    result = said(capsys, *mixed, "--compare")
+    assert result["label"] == "exact-for(knn)" and result["compare"]["equal"]
+    assert result["report"]["retrieval"]["strides"] == result["report"]["tokens"]
     off = said(capsys, *mixed, "--speculate", "off")
     guessed = said(capsys, *mixed, "--speculate", "3", "--drafter", "none")
-    assert off["text"] == guessed["text"] == found["text"]
+    assert off["text"] == guessed["text"] == result["text"]
     assert guessed["report"]["retrieval"]["hits"] > 0
-    assert said(capsys, *given, "-t", "0.9")["text"] != found["text"]
+    assert said(capsys, *inputs, "-t", "0.9")["text"] != result["text"]
 
 
 def test_it_streams_what_it_writes(store: str, model: str, capsys: Capture) -> None:
     capsys.readouterr()
-    given = ["generate", "The tree", "--model", model, "--datastore", store, "--knn", "8"]
-    assert main([*given, "--max-new-tokens", "20"]) == 0
+    inputs = ["generate", "The tree", "--model", model, "--datastore", store, "--knn", "8"]
+    assert main([*inputs, "--max-new-tokens", "20"]) == 0
     out, err = capsys.readouterr()
     assert out.strip() and "Looked up" in err.replace("\n", " ")
 
 
 def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: Capture) -> None:
-    given = ["generate", "The tree", "--model", model]
+    inputs = ["generate", "The tree", "--model", model]
     for more, code, message in (
         (["--knn", "4"], 2, "without --datastore"),
         (["--speculate", "off"], 2, "without --datastore"),
@@ -103,7 +103,7 @@ def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: 
         (["--datastore", store, "--knn", "99999"], 2, "k is 99999"),
         (["--datastore", store, "--speculate", "often"], 2, "speculate is 'often'"),
     ):
-        assert main([*given, *more]) == code
+        assert main([*inputs, *more]) == code
         assert message in capsys.readouterr().err.replace("\n", " ")
 
 
@@ -111,9 +111,9 @@ def test_bench_indexes_the_keys_anew(store: str, model: str, tmp_path: Path) -> 
     pytest.importorskip("faiss")
     texts, out = tmp_path / "long.jsonl", tmp_path / "rows.json"
     texts.write_text(json.dumps({"text": "tree walks " * 60}) + "\n")
-    asked = ["bench", "knn", "--datastore", store, "--texts", str(texts), "--model", model]
+    requests = ["bench", "knn", "--datastore", store, "--texts", str(texts), "--model", model]
     small = ["--items", "1", "--tokens", "6", "--knn", "4", "--search", "ivf", "--json", str(out)]
-    assert main([*asked, *small]) == 0
+    assert main([*requests, *small]) == 0
     (row,) = json.loads(out.read_text())["rows"]
     assert (row["search"], row["equal"]) == ("ivf", 1)
 
@@ -123,17 +123,17 @@ def test_bench_compares_both_ways(store: str, model: str, tmp_path: Path, capsys
     texts.write_text(
         "".join(json.dumps({"text": f"{i} tree walks " * 60}) + "\n" for i in range(3))
     )
-    asked = ["bench", "knn", "--datastore", store, "--texts", str(texts), "--model", model]
+    requests = ["bench", "knn", "--datastore", store, "--texts", str(texts), "--model", model]
     small = ["--items", "2", "--tokens", "12", "--knn", "4,16", "--drafters", "none,context"]
-    assert main([*asked, *small, "--json", str(out)]) == 0
+    assert main([*requests, *small, "--json", str(out)]) == 0
     rows = json.loads(out.read_text())["rows"]
     assert [(row["drafter"], row["k"]) for row in rows] == [
         ("none", 4), ("none", 16), ("context", 4), ("context", 16),
     ]  # fmt: skip
     for row in rows:
         assert row["equal"] == row["texts"] == 2 and row["ratio"] > 0 and row["predicted"] > 0
-    assert main([*asked, "--knn", "x"]) == 2
-    assert main([*asked, "--search", "exact"]) == 2
+    assert main([*requests, "--knn", "x"]) == 2
+    assert main([*requests, "--search", "exact"]) == 2
     short = tmp_path / "short.txt"
     short.write_text("short")
     assert (

@@ -100,8 +100,8 @@ def run(
     """Return `run_demo` over known items."""
     monkeypatch.setattr(DocQA, "from_documents", lambda *_, **__: qa)
 
-    def runs(shown: list[Item], as_json: bool) -> None:
-        monkeypatch.setattr(demo, "ask_all", lambda *_: iter(shown))
+    def runs(text: list[Item], as_json: bool) -> None:
+        monkeypatch.setattr(demo, "ask_all", lambda *_: iter(text))
         run_demo(folder, 2, str(folder / "model"), Terminal(quiet=as_json), as_json)
 
     return runs
@@ -111,8 +111,8 @@ def test_what_is_shown(
     run: Callable[..., None], items: list[Item], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(items, False)
-    shown: Any = capsys.readouterr()
-    assert "2 of 2 texts equal" in shown.out and shown.err.count("the same tokens") == 2
+    text: Any = capsys.readouterr()
+    assert "2 of 2 texts equal" in text.out and text.err.count("the same tokens") == 2
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -134,6 +134,6 @@ def test_the_bundled_demonstration_runs(capsys: pytest.CaptureFixture[str]) -> N
         if not path.exists():
             pytest.skip(f"{path.name} is not bundled yet")
     assert main(["demo", "--questions", "2", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["summary"]["equal"] == 2
-    assert all(item["answer"] and item["tokens"] for item in shown["items"])
+    text = json.loads(capsys.readouterr().out)
+    assert text["summary"]["equal"] == 2
+    assert all(item["answer"] and item["tokens"] for item in text["items"])

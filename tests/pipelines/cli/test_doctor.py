@@ -19,33 +19,33 @@ def keep_a_curve(folder: Path) -> None:
 
 def test_findings_are_json_and_name_what_is_there(tmp_path: Path) -> None:
     keep_a_curve(tmp_path)
-    found = json.loads(json.dumps(examine(["./no-such-model"], tmp_path)))
-    assert found["ragspec"] == ragspec.__version__
-    assert found["packages"]["torch"] and not found["missing"]
-    assert found["packages"].keys() >= {"transformers", "faiss-cpu"}
+    result = json.loads(json.dumps(examine(["./no-such-model"], tmp_path)))
+    assert result["ragspec"] == ragspec.__version__
+    assert result["packages"]["torch"] and not result["missing"]
+    assert result["packages"].keys() >= {"transformers", "faiss-cpu"}
     assert "accelerate" in REQUIRED
-    assert found["device"]["type"] and found["device"]["threads"] >= 1
-    names = [model["name"] for model in found["models"]]
+    assert result["device"]["type"] and result["device"]["threads"] >= 1
+    names = [model["name"] for model in result["models"]]
     assert {"starter", "starter-draft", "./no-such-model"} <= set(names)
-    absent = found["models"][names.index("./no-such-model")]
+    absent = result["models"][names.index("./no-such-model")]
     assert absent["folder"] is None and "path:" in absent["tried"][0]
-    assert [entry["key"]["model"] for entry in found["costs"]] == ["tiny-model"]
+    assert [entry["key"]["model"] for entry in result["costs"]] == ["tiny-model"]
 
 
 def test_a_model_that_is_there_is_found_by_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    found = examine([str(folder)], tmp_path)["models"][-1]
-    assert (found["origin"], found["folder"]) == ("path", str(folder))
+    result = examine([str(folder)], tmp_path)["models"][-1]
+    assert (result["origin"], result["folder"]) == ("path", str(folder))
 
 
 def test_tables_show_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep_a_curve(tmp_path)
-    found = examine([], tmp_path)
-    show(found, Terminal())
-    found["missing"], found["costs"] = ["torch"], []
-    show(found, Terminal())
+    result = examine([], tmp_path)
+    show(result, Terminal())
+    result["missing"], result["costs"] = ["torch"], []
+    show(result, Terminal())
     out = capsys.readouterr().out
     for part in ("This machine", "Packages", "starter-draft", "Cost of a forward", "cpu here"):
         assert part in out

@@ -32,10 +32,10 @@ def test_draw_writes_images_and_figures(folder: str, tmp_path: Path, capsys: Cap
     out, err = capsys.readouterr()
     assert code == 0, err
     assert "label approximate" in out and "times as fast" in out
-    found = json.loads(figures.read_text(encoding="utf-8"))
-    wanted = ("label", "forwards", "forwards_plain", "seconds", "seconds_plain", "equal")
-    assert {*wanted, "tv_excess", "images"} <= set(found)
-    assert all(Path(path).is_file() for path in found["images"])
+    result = json.loads(figures.read_text(encoding="utf-8"))
+    selection = ("label", "forwards", "forwards_plain", "seconds", "seconds_plain", "equal")
+    assert {*selection, "tv_excess", "images"} <= set(result)
+    assert all(Path(path).is_file() for path in result["images"])
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_errors_are_one_message_and_a_code(
 ) -> None:
     out = str(tmp_path / "out")
     assert main(["draw", *arguments, "--model", folder, "--out", out]) == code
-    shown, err = capsys.readouterr()
-    assert shown == ""
+    text, err = capsys.readouterr()
+    assert text == ""
     assert message in err and "Traceback" not in err
     assert not (tmp_path / "out").exists()
 
@@ -130,13 +130,13 @@ def test_latents_are_drawn_and_compared(tmp_path: Path, kind: str, rule: str | N
     saved = (tiny_latents if kind == "latents" else tiny_masked).save(tmp_path / kind)
     more = () if rule is None else ("--rule", rule, "-s", "r=0")
     subject = ("--class", "1", "--model", saved, "-s", "steps=4", *more)
-    found = draw(*subject, "--seed", 1, "--compare", tmp_path / "out")
-    assert found["denoising"] == {"steps": 4}
-    assert found["forwards"] > 0 and found["ratio"] > 0  # type: ignore[operator]
+    result = draw(*subject, "--seed", 1, "--compare", tmp_path / "out")
+    assert result["denoising"] == {"steps": 4}
+    assert result["forwards"] > 0 and result["ratio"] > 0  # type: ignore[operator]
     if kind == "latents" and rule == "near":  # r = 0 keeps the plain picture
-        assert found["equal"] is True
+        assert result["equal"] is True
     if kind == "masked" and rule is None:  # drawn as published, without drafts
-        assert found["label"] == "exact"
+        assert result["label"] == "exact"
 
 
 def test_the_same_request_may_be_repeated_and_another_is_refused(
@@ -168,8 +168,8 @@ def test_rules_have_files_of_their_own(tmp_path: Path) -> None:
 def test_without_a_seed_one_is_chosen_and_printed(
     folder: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    found = draw("--class", "1", "--model", folder, tmp_path / "out")
-    assert f"seed {found['seed']}" in capsys.readouterr().out
+    result = draw("--class", "1", "--model", folder, tmp_path / "out")
+    assert f"seed {result['seed']}" in capsys.readouterr().out
 
 
 def test_folders_of_a_failed_run_are_removed(folder: str, tmp_path: Path) -> None:

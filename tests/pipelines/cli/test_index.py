@@ -28,8 +28,10 @@ def made(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
     return out, folder, embedder
 
 
-def test_an_index_is_replaced_only_when_told(made: tuple[str, Path, str], capsys: Capture) -> None:
-    out, folder, embedder = made
+def test_an_index_is_replaced_only_when_told(
+    instance: tuple[str, Path, str], capsys: Capture
+) -> None:
+    out, folder, embedder = instance
     again = ["index", "build", str(folder), "--out", out, "--embedder", embedder]
     assert main(again) == 2
     err = capsys.readouterr().err
@@ -37,8 +39,8 @@ def test_an_index_is_replaced_only_when_told(made: tuple[str, Path, str], capsys
     assert main([*again, "--replace"]) == 0
 
 
-def test_documents_come_change_and_go(made: tuple[str, Path, str], capsys: Capture) -> None:
-    out, folder, _ = made
+def test_documents_come_change_and_go(instance: tuple[str, Path, str], capsys: Capture) -> None:
+    out, folder, _ = instance
     other = folder.parent / "rail.txt"
     other.write_text("The train has a wheel.")
     assert main(["index", "add", out, str(other)]) == 0
@@ -55,26 +57,26 @@ def test_documents_come_change_and_go(made: tuple[str, Path, str], capsys: Captu
     assert "no document of the index" in capsys.readouterr().err
 
 
-def test_info_says_what_it_holds(made: tuple[str, Path, str], capsys: Capture) -> None:
-    out, folder, embedder = made
+def test_info_says_what_it_holds(instance: tuple[str, Path, str], capsys: Capture) -> None:
+    out, folder, embedder = instance
     assert main(["index", "info", out]) == 0
-    shown = capsys.readouterr().out
-    assert "1 documents in 1 passages of about 105 words" in shown
-    assert "meaning" in shown and "words" in shown and str(folder) in shown
+    text = capsys.readouterr().out
+    assert "1 documents in 1 passages of about 105 words" in text
+    assert "meaning" in text and "words" in text and str(folder) in text
     assert main(["index", "info", out, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["documents"][0]["name"] == "pets.txt" and found["embedder"] == embedder
-    assert found["paths"] == [str(folder)] and found["bytes"] > 100
+    result = json.loads(capsys.readouterr().out)
+    assert result["documents"][0]["name"] == "pets.txt" and result["embedder"] == embedder
+    assert result["paths"] == [str(folder)] and result["bytes"] > 100
     assert main(["index", "info", str(folder)]) != 0
     assert main(["index", "--help"]) == 0
     assert "refresh" in capsys.readouterr().out
 
 
 def test_an_approximate_index_is_named_and_refreshed_as_such(
-    made: tuple[str, Path, str], capsys: Capture
+    instance: tuple[str, Path, str], capsys: Capture
 ) -> None:
     pytest.importorskip("faiss")
-    out, folder, embedder = made
+    out, folder, embedder = instance
     again = ["index", str(folder), "--out", out, "--embedder", embedder, "--replace"]
     assert main([*again, "--dense", "ivf"]) == 0
     assert main(["index", "info", out, "--json"]) == 0

@@ -34,8 +34,8 @@ def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
     code = main(["ask", "What is kept?", *arguments, "--max-new-tokens", "20", "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
-    found: dict[str, Any] = json.loads(out)
-    return found
+    result: dict[str, Any] = json.loads(out)
+    return result
 
 
 def test_a_document_is_read_kept_and_not_read_again(
@@ -55,12 +55,12 @@ def test_a_document_is_read_kept_and_not_read_again(
 def test_modes_by_name(model: str, tmp_path: Path, drafter: str, capsys: Capture) -> None:
     parts = [f"Part {i} is about trees and so on. " * 4 for i in range(4)]
     (tmp_path / "parts.txt").write_text("\n\n".join([*parts, "A rule is kept by the target."]))
-    given = ["--docs", str(tmp_path / "parts.txt"), "--long", "--model", model]
-    given += ["--drafter", drafter, "--compare"]
-    exact = said(capsys, *given)
+    inputs = ["--docs", str(tmp_path / "parts.txt"), "--long", "--model", model]
+    inputs += ["--drafter", drafter, "--compare"]
+    exact = said(capsys, *inputs)
     assert exact["compare"]["equal"] and exact["label"] == "exact"
     assert bool(exact["chunks"]) == ("rapid" in drafter)
-    steered = said(capsys, *given, "--mode", "steered", "--eta", "30")
+    steered = said(capsys, *inputs, "--mode", "steered", "--eta", "30")
     assert steered["compare"]["equal"] and steered["label"] == "exact-for(RAPID, eta 30)"
     assert steered["chunks"] and steered["report"]["drift"] > 0.0
     assert steered["answer"] != exact["answer"]
@@ -72,8 +72,8 @@ def test_the_published_way_and_a_model_that_reads_the_chunks(
     other = tmp_path / "other"
     tiny.model(seed=1).save_pretrained(other)
     tiny.tokenizer().save_pretrained(other)
-    given = ["--docs", report, "--long", "--model", model, "--draft-model", str(other)]
-    sampled = [*given, "--temperature", "1", "--seed", "3"]
+    inputs = ["--docs", report, "--long", "--model", model, "--draft-model", str(other)]
+    sampled = [*inputs, "--temperature", "1", "--seed", "3"]
     paper = said(capsys, *sampled, "--mode", "paper", "--eta", "20")
     assert paper["label"] == "approximate" and paper["report"]["tv_excess"] > 0.0
     assert paper["report"]["drafted_by_source"]["rapid"] > 0
@@ -85,8 +85,8 @@ def test_it_streams_and_says_what_it_kept(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     keep = str(tmp_path / "kept")
-    given = ["ask", "What?", "--docs", report, "--long", "--keep", keep, "--model", model]
-    assert main([*given, "--max-new-tokens", "12"]) == 0
+    inputs = ["ask", "What?", "--docs", report, "--long", "--keep", keep, "--model", model]
+    assert main([*inputs, "--max-new-tokens", "12"]) == 0
     out, err = capsys.readouterr()
     assert out.strip() and "kept in" in err
 

@@ -38,19 +38,19 @@ def start(*options: str) -> tuple[subprocess.Popen[str], str]:
 def test_it_serves_and_lets_texts_end_when_told_to_stop(tmp_path: Path) -> None:
     (tmp_path / "rules.txt").write_text("A draft is a guess at the next tokens of a text.")
     server, address = start("--docs", str(tmp_path), "--key", "alpha")
-    found: list[httpx.Response] = []
+    results: list[httpx.Response] = []
     try:
         headers = {"Authorization": "Bearer alpha"}
         messages = [{"role": "user", "content": "What is a draft of tokens?"}]
         chat = {"model": "tiny", "messages": messages, "temperature": 0, "max_tokens": 40}
-        told = httpx.post(
+        message = httpx.post(
             f"{address}/v1/chat/completions", json=chat, headers=headers, timeout=60
         ).json()
-        assert "guess at the next tokens" in told["choices"][0]["message"]["content"]
-        quoted = told["choices"][0]["message"]["annotations"][0]
+        assert "guess at the next tokens" in message["choices"][0]["message"]["content"]
+        quoted = message["choices"][0]["message"]["annotations"][0]
         assert quoted["document"] == "rules.txt"
         thread = threading.Thread(
-            target=lambda: found.append(
+            target=lambda: results.append(
                 httpx.post(f"{address}/v1/completions", json=ASKED, headers=headers, timeout=60)
             )
         )
@@ -64,8 +64,8 @@ def test_it_serves_and_lets_texts_end_when_told_to_stop(tmp_path: Path) -> None:
         assert time.monotonic() - began < 30
     finally:
         server.kill()
-    assert found[0].status_code == 200
-    assert found[0].json()["usage"]["completion_tokens"] == 200
+    assert results[0].status_code == 200
+    assert results[0].json()["usage"]["completion_tokens"] == 200
     assert server.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
@@ -78,8 +78,8 @@ def test_what_cannot_be_served_is_told(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["serve", "--host", "0.0.0.0"]) == InputError.exit_code
     assert main(["serve", "--docs", "x", "--index", "y"]) == InputError.exit_code
     assert main(["serve", "--model", "nowhere-at-all", "--port", "0"]) == 5
-    told = capsys.readouterr().err
-    assert "cannot listen" in told and "--key" in told and "nowhere-at-all" in told
+    message = capsys.readouterr().err
+    assert "cannot listen" in message and "--key" in message and "nowhere-at-all" in message
 
 
 def test_stores_have_names() -> None:
@@ -96,8 +96,8 @@ def test_errors_are_json_before_the_model_is_ready() -> None:
     assert server.stderr is not None
     try:
         address = server.stderr.readline().split()[2].rstrip(",")
-        found = httpx.post(f"{address}/v1/completions", json=ASKED, timeout=60)
-        assert found.status_code in (503, 404) and json.loads(found.text)["error"]["code"]
+        result = httpx.post(f"{address}/v1/completions", json=ASKED, timeout=60)
+        assert result.status_code in (503, 404) and json.loads(result.text)["error"]["code"]
     finally:
         server.terminate()
         server.wait(40)

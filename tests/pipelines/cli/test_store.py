@@ -68,8 +68,8 @@ def test_a_folder_is_built_looked_at_merged_and_evicted(
 ) -> None:
     out = tmp_path / "c.store"
     assert run("build", str(texts), "--model", model, "--out", str(out)) == 0
-    shown, noted = capsys.readouterr()
-    assert "3 documents, 1 segments" in shown
+    text, noted = capsys.readouterr()
+    assert "3 documents, 1 segments" in text
     assert "not read" in noted and "c.png" in noted
     assert held(out) == ["the cat sat on the mat", "one row", "another row"]
     assert found(capsys, "verify", str(out))["sound"] is True
@@ -132,13 +132,13 @@ def test_answers_are_kept_with_the_fingerprint_of_their_model(
     first = found(capsys, *arguments)
     assert first["documents"] == 3
     assert first["model"] is not None
-    wanted = []
+    selection = []
     from ragspec.engine.engine import Engine
 
     engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
     for generation in engine.generate(["ab ab", "cat", "x"], max_new_tokens=6):
-        wanted.append(tiny.tokenizer().decode(generation.prompt_tokens + generation.tokens))
-    assert held(out) == wanted
+        selection.append(tiny.tokenizer().decode(generation.prompt_tokens + generation.tokens))
+    assert held(out) == selection
     assert CorpusIndex.open(out, model=tiny.model()).info().model == first["model"]
     assert found(capsys, *arguments)["documents"] == 3  # a second run asks nothing twice
     more = [{"prompt": "dog"}, {"prompt": "cat"}]
@@ -163,19 +163,19 @@ def test_a_build_replaces_documents_alone(
 ) -> None:
     out = tmp_path / "c.store"
     build = ["build", str(texts), "-m", model, "-o", str(out)]
-    made: dict[str, Any] = {"model": "a" * 64} if what == "answers" else {}
+    instance: dict[str, Any] = {"model": "a" * 64} if what == "answers" else {}
     if what == "a tenant's":
-        made = {"scope": "acme"}
-    with CorpusIndex.build(["kept"], tiny.tokenizer(), out, **made) as store:
+        instance = {"scope": "acme"}
+    with CorpusIndex.build(["kept"], tiny.tokenizer(), out, **instance) as store:
         if what == "appended":
             store.append([1, 2, 3], scope="global")
     before = held(out, "acme")
     capsys.readouterr()
     assert run(*build) == 8
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     words = {"answers": "outputs of model aaaaaaaaaaaa", "a tenant's": "scope acme"}
-    assert words.get(what, "text that was appended") in told
-    assert "Name another folder" in told
+    assert words.get(what, "text that was appended") in message
+    assert "Name another folder" in message
     assert held(out, "acme") == before
     CorpusIndex.build(["old"], tiny.tokenizer(), out).close()
     assert run(*build) == 0
@@ -216,8 +216,12 @@ def test_a_store_is_no_source_of_documents(
     assert run("build", str(texts), "-m", model, "-o", first) == 0
     capsys.readouterr()
     assert run("build", first, "-m", model, "-o", second) == 7
-    told = capsys.readouterr().err
-    assert "is a store of text" in told and "--store" in told and "ragspec ask --index" not in told
+    message = capsys.readouterr().err
+    assert (
+        "is a store of text" in message
+        and "--store" in message
+        and "ragspec ask --index" not in message
+    )
 
 
 def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsys: Capture) -> None:
@@ -225,9 +229,9 @@ def test_a_prompt_that_is_too_long_is_left_out(tmp_path: Path, model: str, capsy
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("a b", "x" * 600)))
     out = str(tmp_path / "m.store")
     code = run("from-answers", str(prompts), "-m", model, "-o", out, "--max-new-tokens", "4")
-    shown, noted = capsys.readouterr()
+    text, noted = capsys.readouterr()
     assert code == 0
-    assert "1 documents" in shown and "left out: " in noted
+    assert "1 documents" in text and "left out: " in noted
 
 
 @pytest.mark.parametrize(
@@ -259,10 +263,10 @@ def test_errors_are_one_message_and_a_code(
     (tmp_path / "empty.jsonl").write_text('{"text": null}\n')
     places = {"out": str(tmp_path / "c.store"), "rows": str(rows)}
     places["empty"] = str(tmp_path / "empty.jsonl")
-    given = [word.format(**places) for word in arguments]
-    if given[0] in ("build", "from-answers") and "-m" not in given:
-        given += ["-m", model]
-    assert run(*given) == code
+    inputs = [word.format(**places) for word in arguments]
+    if inputs[0] in ("build", "from-answers") and "-m" not in inputs:
+        inputs += ["-m", model]
+    assert run(*inputs) == code
     assert message in capsys.readouterr().err
     assert not (tmp_path / "c.store").exists()
 
@@ -285,11 +289,11 @@ def test_answers_are_on_disk_every_minute(
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab", "cat", "x")))
     monkeypatch.setattr(store_run, "SEALED_SECONDS", 0.0)
-    answer, asked = store_run._answer, []
+    answer, request = store_run._answer, []
 
     def killed(engine: Any, first: list[Any], *rest: Any) -> Any:
-        asked.append(first)
-        if len(asked) == 3:
+        request.append(first)
+        if len(request) == 3:
             raise MemoryError  # as good as a kill: nothing is tidied up on the way
         return answer(engine, first, *rest)
 
@@ -300,4 +304,4 @@ def test_answers_are_on_disk_every_minute(
             run(*arguments, "--max-new-tokens", "3")
     assert len(held(out)) == 2
     assert run(*arguments, "--max-new-tokens", "3") == 0
-    assert len(held(out)) == 3 and asked == [["ab"], ["cat"], ["x"]]
+    assert len(held(out)) == 3 and request == [["ab"], ["cat"], ["x"]]

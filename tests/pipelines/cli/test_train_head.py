@@ -51,12 +51,12 @@ def test_texts_become_a_head(model: Path, texts: Path, tmp_path: Path, capsys: C
     out = tmp_path / "head"
     code, printed, err = run(capsys, *small(model, texts, out, "--json"))
     assert code == 0, err
-    found: dict[str, Any] = json.loads(printed)
-    assert found["steps"] == 4
-    assert found["texts"] == 3
-    assert 0.0 <= found["agreement"] <= 1.0
+    match: dict[str, Any] = json.loads(printed)
+    assert match["steps"] == 4
+    assert match["texts"] == 3
+    assert 0.0 <= match["agreement"] <= 1.0
     loaded, _ = load_model(model)
-    engine = Engine(loaded, drafter=HeadDrafter(out, loaded, worth=0.0), budget=4)
+    engine = Engine(loaded, drafter=HeadDrafter(out, loaded, min_gain=0.0), budget=4)
     result = engine.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     plain = Engine(loaded, drafter=None).generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     assert result.tokens == plain.tokens
@@ -96,12 +96,12 @@ def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "head"
     code, printed, err = run(capsys, *small(folder, tmp_path / "codes.npz", out, "--json"))
     assert code == 0, err
-    found = json.loads(printed)
-    assert (found["texts"], found["tokens"], found["kept_apart"]) == (24, 24 * 17, 2)
+    result = json.loads(printed)
+    assert (result["texts"], result["tokens"], result["kept_apart"]) == (24, 24 * 17, 2)
     from ragspec.drafters.eagle.drafter import HeadDrafter
 
-    made = HeadDrafter(out, image_models.target(load_model(folder), 3.0))
-    assert made.head.config.vocab_size == image_models.BOOK
+    instance = HeadDrafter(out, image_models.target(load_model(folder), 3.0))
+    assert instance.head.config.vocab_size == image_models.BOOK
 
 
 @pytest.mark.parametrize("case", ["missing", "other files", "a file", "no text", "bad codes"])

@@ -42,8 +42,8 @@ def test_some_texts_are_kept_apart_where_there_are_many(tmp_path: Path) -> None:
     rows = ['{"text": "' + tiny.TEXT[i : i + 60].replace("\n", " ") + '"}' for i in range(45)]
     data.write_text("\n".join(rows), encoding="utf-8")
     settings = HeadTraining(steps=2, batch_size=2, length=64)
-    found = make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
-    assert (found["texts"], found["kept_apart"], found["tokens"]) == (45, 3, 45 * 40)
+    result = make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    assert (result["texts"], result["kept_apart"], result["tokens"]) == (45, 3, 45 * 40)
 
 
 def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
@@ -69,17 +69,17 @@ def test_pictures_are_read_whole_whatever_the_length(
     image_models.model("class").save_pretrained(model)
     codes = np.random.default_rng(3).integers(0, image_models.BOOK, (6, 16))
     np.savez(data, codes=codes, labels=np.arange(6) % 3)
-    read, seen = StateReader.read, list[Any]()
+    read, known = StateReader.read, list[Any]()
 
     def spy(self: StateReader, numbers: Any) -> Any:
-        seen.extend(self.pieces[number] for number in numbers)
+        known.extend(self.pieces[number] for number in numbers)
         return read(self, numbers)
 
     monkeypatch.setattr(StateReader, "read", spy)
     settings = HeadTraining(steps=3, batch_size=2, length=8)
     make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
-    assert len(seen) == 3 * 2 + 6
-    assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in seen)
+    assert len(known) == 3 * 2 + 6
+    assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in known)
 
 
 @pytest.fixture
@@ -101,10 +101,10 @@ def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
     take = HeadTrainer._step
 
     def taken(self: HeadTrainer, rate: float) -> tuple[float, float]:
-        found = take(self, rate)
+        result = take(self, rate)
         if self.steps + 1 == step:
             how()
-        return found
+        return result
 
     monkeypatch.setattr(HeadTrainer, "_step", taken)
 
@@ -189,8 +189,8 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     with monkeypatch.context() as patch:
         patch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
         patch.setattr(torch, "save", full)
-        found = make_head(*some, tmp_path / "head", SETTINGS, Terminal())
-        assert found["steps"] == 12 and "No space left" in capsys.readouterr().err
+        result = make_head(*some, tmp_path / "head", SETTINGS, Terminal())
+        assert result["steps"] == 12 and "No space left" in capsys.readouterr().err
 
     def torn(*_: Any, **__: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
@@ -224,6 +224,6 @@ def test_a_head_can_begin_with_another(some: tuple[str, Path], tmp_path: Path) -
     first = make_head(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9), quiet)
     more = make_head(*some, tmp_path / "more", still, quiet, start=tmp_path / "first")
     assert more["agreement"] == first["agreement"]
-    made, before = (FeatureHead.load(tmp_path / name) for name in ("more", "first"))
-    torch.testing.assert_close(made.fc.weight, before.fc.weight)
-    assert made.config.draft_vocab_size == 9
+    instance, before = (FeatureHead.load(tmp_path / name) for name in ("more", "first"))
+    torch.testing.assert_close(instance.fc.weight, before.fc.weight)
+    assert instance.config.draft_vocab_size == 9

@@ -104,8 +104,8 @@ def test_a_scope_is_drafted_from_and_needs_a_store(
     for command in (["generate", "ab"], ["ask", "ab?", "--docs", str(tmp_path / "a.txt")]):
         assert cli_main([*command, *common, "--scope", "tenant"]) == 2
         assert "got scope 'tenant' and no store" in capsys.readouterr().err
-    asked = EngineOptions(str(folder), None, "rest", "8", "cpu", "auto", store, scope="tenant")
-    drafter = asked.engine().drafter
+    request = EngineOptions(str(folder), None, "rest", "8", "cpu", "auto", store, scope="tenant")
+    drafter = request.engine().drafter
     assert drafter is not None
     _, rest = within(drafter)
     assert isinstance(rest, RestDrafter) and rest.scope == "tenant"

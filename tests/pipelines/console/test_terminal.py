@@ -33,22 +33,22 @@ def test_reading_is_shown_on_a_terminal_until_all_is_read() -> None:
 
     terminal, err = Terminal(), io.StringIO()
     terminal.err = Console(file=err, force_terminal=True, width=80)
-    with terminal.reading() as told:
-        told(0, 7500)
+    with terminal.reading() as on_progress:
+        on_progress(0, 7500)
         assert terminal.err._live_stack
-        told(2048, 7500)
-        told(7500, 7500)
+        on_progress(2048, 7500)
+        on_progress(7500, 7500)
         assert not terminal.err._live_stack, "the text that follows has the line to itself"
-        told(0, 3000)  # interrupted here
+        on_progress(0, 3000)  # interrupted here
     assert not terminal.err._live_stack
     assert "reading 2,048 of 7,500 tokens" in err.getvalue()
 
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_reading_is_not_shown_in_a_pipe(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    with Terminal(quiet=quiet).reading() as told:
+    with Terminal(quiet=quiet).reading() as on_progress:
         for done in (0, 1024, 2000):
-            told(done, 2000)
+            on_progress(done, 2000)
     assert capsys.readouterr() == ("", "")
 
 

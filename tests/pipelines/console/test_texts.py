@@ -17,8 +17,8 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def read(*sources: object, **wanted: Any) -> list[str | list[int]]:
-    return list(read_texts(map(str, sources), Wanted(**wanted)))
+def read(*sources: object, **selection: Any) -> list[str | list[int]]:
+    return list(read_texts(map(str, sources), Wanted(**selection)))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -52,16 +52,16 @@ def test_rows_of_parquet_and_of_a_saved_data_set(tmp_path: Path) -> None:
 def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def load(name: str, config: str | None, *, split: str, **options: Any) -> list[dict[str, Any]]:
-        asked.append((name, config, split, options))
+        requests.append((name, config, split, options))
         return ROWS
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     monkeypatch.setattr("ragspec.models.resolve.hub_answers", lambda: True)
     assert read("owner/name", split="test", config="en") == ["one", "two"]
-    assert asked == [("owner/name", "en", "test", {"streaming": True})]
+    assert requests == [("owner/name", "en", "test", {"streaming": True})]
 
 
 def test_a_hub_that_does_not_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +100,8 @@ def test_a_folder_gives_documents_and_rows_and_says_what_it_skips(tmp_path: Path
     (tmp_path / "d.jsonl").write_text("{broken")
     (tmp_path / ".hidden.txt").write_text("secret")
     skipped: list[str] = []
-    found = read(tmp_path, skipped=lambda path, reason: skipped.append(Path(path).name))
-    assert found == ["# text", "one", "two"]
+    result = read(tmp_path, skipped=lambda path, reason: skipped.append(Path(path).name))
+    assert result == ["# text", "one", "two"]
     assert skipped == ["b.pdf", "d.jsonl"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(DocumentError, match="no usable text"):
@@ -211,9 +211,9 @@ def test_a_split_or_config_that_no_source_has_is_refused(tmp_path: Path) -> None
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.md").write_text("text")
     for source in (rows, tmp_path / "saved", tmp_path / "texts"):
-        for given in ({"split": "train"}, {"config": "en"}):
-            with pytest.raises(InputError, match=f"--{next(iter(given))} is .* leave it out"):
-                read(source, **given)
+        for inputs in ({"split": "train"}, {"config": "en"}):
+            with pytest.raises(InputError, match=f"--{next(iter(inputs))} is .* leave it out"):
+                read(source, **inputs)
     with pytest.raises(InputError, match="--config is 'en'"):
         read(tmp_path / "splits", split="test", config="en")
     assert read(rows, tmp_path / "splits", split="test") == ["one", "two"] * 2

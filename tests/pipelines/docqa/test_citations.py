@@ -55,10 +55,10 @@ def answer_of(steps: Sequence[Step]) -> str:
     return decode([token for step in steps for token in step.tokens])
 
 
-def check(answer: str, prompt: Prompt, found: Sequence[Citation]) -> None:
+def check(answer: str, prompt: Prompt, result: Sequence[Citation]) -> None:
     texts = {hit.document.name: hit.document.text for hit in prompt.hits}
     end = 0
-    for citation in found:
+    for citation in result:
         quoted = answer[citation.answer_start : citation.answer_end]
         text = texts[citation.document]
         assert quoted == text[citation.start : citation.end] != ""
@@ -75,13 +75,13 @@ def test_accepted_span_is_cited_and_extended_to_whole_words() -> None:
     inner = drafted(prompt, 1, 3, 20, prompt.token_ids[tokens[0] + 23])
     steps = [plain(" so "), inner, plain(" zzz")]
     answer = answer_of(steps)
-    found = cite(answer, prompt, steps, decode)
-    check(answer, prompt, found)
-    assert [(c.document, c.found_by) for c in found] == [("d1", "draft")]
-    assert answer[found[0].answer_start : found[0].answer_end] in FOX
+    result = cite(answer, prompt, steps, decode)
+    check(answer, prompt, result)
+    assert [(c.document, c.found_by) for c in result] == [("d1", "draft")]
+    assert answer[result[0].answer_start : result[0].answer_end] in FOX
     # The same text without a draft has the same citations, found by matching.
     undrafted = cite(answer, prompt, [plain(answer)], decode)
-    assert [replace(c, found_by="match") for c in found] == undrafted
+    assert [replace(c, found_by="match") for c in result] == undrafted
 
 
 def test_neighbouring_spans_become_one_citation() -> None:
@@ -94,19 +94,19 @@ def test_neighbouring_spans_become_one_citation() -> None:
         steps.append(drafted(prompt, 0, place, 4, prompt.token_ids[start + place + 4]))
         place += 5
     answer = answer_of(steps)
-    found = cite(answer, prompt, steps, decode)
-    check(answer, prompt, found)
-    assert len(found) == 1
-    assert found[0].start == len(BEFORE)
-    assert found[0].answer_end - found[0].answer_start > 50
+    result = cite(answer, prompt, steps, decode)
+    check(answer, prompt, result)
+    assert len(result) == 1
+    assert result[0].start == len(BEFORE)
+    assert result[0].answer_end - result[0].answer_start > 50
 
 
 def test_quotation_without_a_draft_is_found_by_matching() -> None:
     prompt = prompt_of([FOX, CAT])
     answer = "It says: quick brown fox jumps over the lazy cats; all day on the warm one."
-    found = cite(answer, prompt, [plain(answer)], decode)
-    check(answer, prompt, found)
-    assert [(answer[c.answer_start : c.answer_end], c.found_by) for c in found] == [
+    result = cite(answer, prompt, [plain(answer)], decode)
+    check(answer, prompt, result)
+    assert [(answer[c.answer_start : c.answer_end], c.found_by) for c in result] == [
         ("quick brown fox jumps over the lazy", "match"),
         ("all day on the warm", "match"),
     ]
@@ -123,11 +123,11 @@ def test_answer_proper_is_cited_from_the_passage_that_is_quoted() -> None:
     prompt = prompt_of([CAT, FOX])
     answer = f" [2] {FOX}\nAnswer: lazy dog"
     place = answer.index("lazy dog", answer.index("Answer"))
-    found = cite(answer, prompt, [plain(answer)], decode, (place, place + 8))
-    check(answer, prompt, found)
-    assert found[-1].answer_start == place
-    assert found[-1].document == "d1"
-    assert found[-1].start == len(BEFORE) + FOX.index("lazy dog")
+    result = cite(answer, prompt, [plain(answer)], decode, (place, place + 8))
+    check(answer, prompt, result)
+    assert result[-1].answer_start == place
+    assert result[-1].document == "d1"
+    assert result[-1].start == len(BEFORE) + FOX.index("lazy dog")
 
 
 def test_runs_follow_one_document_and_break_at_the_targets_own_token() -> None:
@@ -160,11 +160,11 @@ PIECES = st.lists(
 
 
 @given(PIECES, st.booleans())
-def test_every_citation_is_verbatim(pieces: list[tuple[int, int, int] | str], draft: bool) -> None:
+def test_every_citation_is_verbatim(chunks: list[tuple[int, int, int] | str], draft: bool) -> None:
     texts = [FOX, CAT]
     prompt = prompt_of(texts)
     steps: list[Step] = []
-    for piece in pieces:
+    for piece in chunks:
         if isinstance(piece, str):
             steps.append(plain(piece))
         elif draft:

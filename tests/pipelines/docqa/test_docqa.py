@@ -75,7 +75,7 @@ class ScriptedEngine:
     def stream(self, prompt: list[int], sampling: Any = None, **options: Any) -> Any:
         engine = self
 
-        class Pieces:
+        class chunks:
             closed = False
 
             def __iter__(self) -> Iterator[str]:
@@ -89,17 +89,17 @@ class ScriptedEngine:
             def result(self) -> Generation:
                 return engine.generate(prompt, sampling, **options)
 
-        return Pieces()
+        return chunks()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "docs"
-    made.mkdir()
-    (made / "draft.md").write_text(f"# Drafting\n\nAn opening line. {SENTENCE} More follows.\n")
-    (made / "pets.txt").write_text("The cat is a pet. The dog is an animal.\n")
-    (made / "photo.png").write_bytes(b"x")
-    return made
+    instance = tmp_path / "docs"
+    instance.mkdir()
+    (instance / "draft.md").write_text(f"# Drafting\n\nAn opening line. {SENTENCE} More follows.\n")
+    (instance / "pets.txt").write_text("The cat is a pet. The dog is an animal.\n")
+    (instance / "photo.png").write_bytes(b"x")
+    return instance
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def test_the_engine_gets_ids_spans_and_options(folder: Path, embedder: Path) -> 
 
 
 def test_streamed_pieces_are_the_text(folder: Path, embedder: Path) -> None:
-    pieces: list[str] = []
-    answer = ask(folder, embedder, " [1] one two three", stream=pieces.append)
-    assert "".join(pieces) == answer.text == " [1] one two three"
+    chunks: list[str] = []
+    answer = ask(folder, embedder, " [1] one two three", stream=chunks.append)
+    assert "".join(chunks) == answer.text == " [1] one two three"
 
 
 def test_interrupt_keeps_what_was_written(folder: Path, embedder: Path) -> None:
@@ -218,8 +218,8 @@ def test_bad_requests_are_refused(folder: Path, embedder: Path, tmp_path: Path) 
     ],
 )
 def test_parts_of_an_answer(text: str, evidence: str, short: str) -> None:
-    found = WORDINGS["evidence"].parts(text)
-    assert [text[slice(*span)] if span else "" for span in found] == [evidence, short]
+    result = WORDINGS["evidence"].parts(text)
+    assert [text[slice(*span)] if span else "" for span in result] == [evidence, short]
 
 
 def test_what_the_layout_prescribes_is_drafted() -> None:
@@ -233,8 +233,8 @@ def test_what_the_layout_prescribes_is_drafted() -> None:
     without = engine.generate(list(answer.prompt.token_ids), spans=spans, max_new_tokens=160)
     assert answer.generation.tokens == without.tokens
     assert answer.report.forwards < without.report.forwards
-    report, (_, kept) = answer.report, count_sources(answer.generation.steps)
-    assert kept["layout"] > 0 and "prediction" not in kept
+    report, (_, selected) = answer.report, count_sources(answer.generation.steps)
+    assert selected["layout"] > 0 and "prediction" not in selected
     assert report.accepted_prediction_tokens == report.rejected_prediction_tokens == 0
 
 

@@ -86,9 +86,9 @@ def test_spans_hold_for_any_passages(texts: list[str]) -> None:
     tokenizer = tiny.bpe_tokenizer()
     prompt = build_prompt(tokenizer, "q", hits_of([text.strip() or "x" for text in texts]))
     for (start, end, hit, _), chars in zip(prompt.spans, prompt.chars, strict=True):
-        shown = prompt.hits[hit].passage.text
-        assert tokenizer.decode(list(prompt.token_ids[start:end])).strip("\ufffd") in shown
-        assert 0 <= chars[0][0] <= chars[-1][1] <= len(shown)
+        display = prompt.hits[hit].passage.text
+        assert tokenizer.decode(list(prompt.token_ids[start:end])).strip("\ufffd") in display
+        assert 0 <= chars[0][0] <= chars[-1][1] <= len(display)
 
 
 def test_last_passages_are_left_out_until_the_prompt_fits() -> None:
@@ -136,21 +136,21 @@ def test_a_hundred_passages_are_written_a_few_times(chat: bool) -> None:
     hits = hits_of([f"Passage {k} holds some words of its own." for k in range(100)])
 
     class Counting(Wording):
-        def write(self, *given: Any) -> str:
-            written.append(len(given[2]))
-            return super().write(*given)
+        def write(self, *inputs: Any) -> str:
+            written.append(len(inputs[2]))
+            return super().write(*inputs)
 
     plain = WORDINGS["evidence"]
     counting = Counting(plain.name, plain.instruction, plain.opening, two_lines=True)
-    whole = len(build_prompt(tokenizer, "What?", hits, wording=counting).token_ids)
+    whole = len(build_prompt(tokenizer, "What?", hits, template=counting).token_ids)
     for room in (whole, whole - 1, whole // 2, whole // 7, 1):
         written.clear()
-        prompt = build_prompt(tokenizer, "What?", hits, room=room, wording=counting)
-        shown = len(prompt.hits)
-        assert len(prompt.token_ids) <= room or shown == 1
-        assert prompt.hits == tuple(hits[:shown]) and prompt.left_out == tuple(hits[shown:])
-        if prompt.left_out and shown > 1:  # and no more than had to be
-            more = build_prompt(tokenizer, "What?", hits[: shown + 1], wording=counting)
+        prompt = build_prompt(tokenizer, "What?", hits, room=room, template=counting)
+        text = len(prompt.hits)
+        assert len(prompt.token_ids) <= room or text == 1
+        assert prompt.hits == tuple(hits[:text]) and prompt.left_out == tuple(hits[text:])
+        if prompt.left_out and text > 1:  # and no more than had to be
+            more = build_prompt(tokenizer, "What?", hits[: text + 1], template=counting)
             assert len(more.token_ids) > room
             written.pop()
         assert len(written) <= 4

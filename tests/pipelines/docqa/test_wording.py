@@ -24,7 +24,7 @@ OWN = (
 @pytest.mark.parametrize("chat", [False, True])
 def test_every_wording_shows_the_passages_and_the_question(name: str, chat: bool) -> None:
     tokenizer = bpe(chat)
-    prompt = build_prompt(tokenizer, "What is it?", hits_of(TEXTS), wording=WORDINGS[name])
+    prompt = build_prompt(tokenizer, "What is it?", hits_of(TEXTS), template=WORDINGS[name])
     check_spans(prompt, tokenizer)
     assert len(prompt.spans) == 3
     assert "Question: What is it?" in prompt.text
@@ -40,7 +40,7 @@ def test_a_template_writes_the_prompt_and_its_passages_are_found(
     path = tmp_path / "own.jinja"
     path.write_text(OWN, encoding="utf-8")
     tokenizer = bpe(chat)
-    prompt = build_prompt(tokenizer, "What?", hits_of(TEXTS), wording=wording(path))
+    prompt = build_prompt(tokenizer, "What?", hits_of(TEXTS), template=wording(path))
     body = "".join(f"<{k} Title>\n{text}\n" for k, text in enumerate(TEXTS, 1))
     assert f"Use this:\n{body}Q What?" in prompt.text
     assert prompt.text.startswith("Use this") is not chat
@@ -49,8 +49,8 @@ def test_a_template_writes_the_prompt_and_its_passages_are_found(
 
 
 def test_a_question_cannot_be_a_template() -> None:
-    own = Wording("own", template="{{ question }}")
-    assert own.write(bpe(), "{{ passages }}", []) == "{{ passages }}"
+    current = Wording("own", template="{{ question }}")
+    assert current.write(bpe(), "{{ passages }}", []) == "{{ passages }}"
 
 
 @pytest.mark.parametrize("source", ["{{ nothing }}", "{% for %}", "{{ ''.__class__.mro() }}"])
@@ -91,8 +91,8 @@ def test_a_system_text_comes_first_and_needs_a_chat_template() -> None:
     ],
 )
 def test_parts_of_an_answer(name: str, text: str, evidence: str, short: str) -> None:
-    found = WORDINGS[name].parts(text)
-    assert [text[slice(*span)] if span else "" for span in found] == [evidence, short]
+    result = WORDINGS[name].parts(text)
+    assert [text[slice(*span)] if span else "" for span in result] == [evidence, short]
 
 
 def test_an_answer_says_whether_it_is_supported_and_whether_it_was_cut(tmp_path: Path) -> None:

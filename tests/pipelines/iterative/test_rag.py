@@ -52,8 +52,8 @@ def words() -> Any:
 
 def documents(count: int = 14, twice: bool = True) -> list[Document]:
     """Return short documents of few words, some of them twice."""
-    drawn = random.Random(2)
-    texts = [" ".join(drawn.choices(WORDS, k=25)) + "." for _ in range(count)]
+    sample = random.Random(2)
+    texts = [" ".join(sample.choices(WORDS, k=25)) + "." for _ in range(count)]
     if twice:
         texts[5], texts[9] = texts[1], texts[1]
     return [Document(f"d{i}.txt", f"d{i}", text) for i, text in enumerate(texts)]
@@ -84,26 +84,26 @@ QUESTION = "walk tree token target"
 def test_the_text_is_that_of_asking_every_time(
     index: PassageIndex, search: str, sampling: Sampling
 ) -> None:
-    asked, drawn = engine(), random.Random(1)
+    request, sample = engine(), random.Random(1)
     for every in (1, 4, 7):
         options: dict[str, Any] = {"every": every, "search": search, "query_tokens": 10}
-        length = drawn.randint(9, 26)
-        given: dict[str, Any] = {"max_new_tokens": length, "refuse": False}
-        off = IterativeRag(asked, index, speculate="off", **options)
-        plain = off.ask(QUESTION, sampling, **given)
+        length = sample.randint(9, 26)
+        inputs: dict[str, Any] = {"max_new_tokens": length, "refuse": False}
+        off = IterativeRag(request, index, speculate="off", **options)
+        plain = off.ask(QUESTION, sampling, **inputs)
         # The passage does change on the way, else nothing is shown here.
         assert every == 7 or len({hit.passage.text for hit in plain.passages}) > 1
         stop = plain.text[5:9] if every == 4 and len(plain.text) > 8 else ()
         if stop:
-            given["stop"] = stop
-            plain = off.ask(QUESTION, sampling, **given)
+            inputs["stop"] = stop
+            plain = off.ask(QUESTION, sampling, **inputs)
         for speculate, overlap in (("auto", None), (3, False), (5, True)):
-            rag = IterativeRag(asked, index, speculate=speculate, overlap=overlap, **options)
+            rag = IterativeRag(request, index, speculate=speculate, overlap=overlap, **options)
             for _ in range(2):
-                found = rag.ask(QUESTION, sampling, **given)
-                assert found.generation.tokens == plain.generation.tokens
-                assert found.text == plain.text
-                assert found.passages == plain.passages
+                result = rag.ask(QUESTION, sampling, **inputs)
+                assert result.generation.tokens == plain.generation.tokens
+                assert result.text == plain.text
+                assert result.passages == plain.passages
 
 
 def test_without_drafts_and_by_an_approximate_index_too(approximate: PassageIndex) -> None:
@@ -120,10 +120,10 @@ def test_without_drafts_and_by_an_approximate_index_too(approximate: PassageInde
 
 def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:
     """The definition, in the plainest way: no kept keys, no resumed text, no speculation."""
-    asked, sampling = engine(None), Sampling(temperature=0.9, seed=3)
-    rag = IterativeRag(asked, index, every=3, search="sparse", query_tokens=9)
-    found = rag.ask(QUESTION, sampling, max_new_tokens=17, refuse=False)
-    tokenizer, tokens, places = asked.tokenizer, list[int](), list[int]()
+    request, sampling = engine(None), Sampling(temperature=0.9, seed=3)
+    rag = IterativeRag(request, index, every=3, search="sparse", query_tokens=9)
+    result = rag.ask(QUESTION, sampling, max_new_tokens=17, refuse=False)
+    tokenizer, tokens, places = request.tokenizer, list[int](), list[int]()
     words = tokenizer(QUESTION, add_special_tokens=False)["input_ids"]
     hits: list[Hit] = []
     while len(tokens) < 17:
@@ -134,9 +134,11 @@ def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:
         rest = f"\n\nQuestion: {QUESTION}\nEvidence:"
         prompt = [*tokenizer(text)["input_ids"]]
         prompt += tokenizer(rest, add_special_tokens=False)["input_ids"]
-        tokens = asked.generate(prompt, sampling, written=tokens, pause=3, max_new_tokens=17).tokens
-    assert found.generation.tokens == tokens
-    assert [hit.passage.document for hit in found.passages] == places
+        tokens = request.generate(
+            prompt, sampling, written=tokens, pause=3, max_new_tokens=17
+        ).tokens
+    assert result.generation.tokens == tokens
+    assert [hit.passage.document for hit in result.passages] == places
 
 
 @pytest.mark.parametrize("mutant", ["noise", "rank"])
@@ -146,23 +148,23 @@ def test_what_would_change_the_text_is_seen(
     if mutant == "noise":  # other noise once strides are written on guesses
         write = Writer.write
 
-        def anew(self: Writer, answer: Any, before: Sequence[Any]) -> Any:
-            if before and drawn.random() < 0.5:
+        def again(self: Writer, answer: Any, before: Sequence[Any]) -> Any:
+            if before and sample.random() < 0.5:
                 self.sampling = Sampling(temperature=0.9, seed=77)
             return write(self, answer, before)
 
-        drawn = random.Random(1)
+        sample = random.Random(1)
 
-        monkeypatch.setattr(Writer, "write", anew)
+        monkeypatch.setattr(Writer, "write", again)
     else:  # ranks within the known passages taken for those of the index
         search = IndexSearcher.search
 
         def ranked(self: Any, queries: Sequence[Any], k: int) -> Any:
-            found = search(self, queries, k)
+            result = search(self, queries, k)
             if len(queries) > 1:
-                known = [answer for answers in found[:1] for answer in answers[3:]]
+                known = [answer for answers in result[:1] for answer in answers[3:]]
                 return [[self.guess(query, known)] for query in queries]
-            return found
+            return result
 
         monkeypatch.setattr(IndexSearcher, "search", ranked)
     with pytest.raises(AssertionError):
@@ -173,59 +175,64 @@ def test_what_would_change_the_text_is_seen(
 def test_flare_looks_up_after_less_probable_tokens_alone(
     index: PassageIndex, sampling: Sampling
 ) -> None:
-    asked = engine()
+    request = engine()
     options: dict[str, Any] = {"every": 2, "search": "dense", "query_tokens": 8}
-    given: dict[str, Any] = {"max_new_tokens": 40, "refuse": False, "ignore_eos": True}
-    probed = IterativeRag(asked, index, speculate="off", flare=1.0, **options)
-    found = probed.ask(QUESTION, sampling, **given).generation.logprobs
-    assert found is not None
-    middle = sorted(math.exp(token.logprob) for token in found)[len(found) // 3]
+    inputs: dict[str, Any] = {"max_new_tokens": 40, "refuse": False, "ignore_eos": True}
+    probed = IterativeRag(request, index, speculate="off", flare=1.0, **options)
+    result = probed.ask(QUESTION, sampling, **inputs).generation.logprobs
+    assert result is not None
+    middle = sorted(math.exp(token.logprob) for token in result)[len(result) // 3]
     texts, queries = [], []
     for speculate, overlap in (("off", None), ("auto", None), (4, True)):
         rag = IterativeRag(
-            asked, index, speculate=speculate, overlap=overlap, flare=middle, **options
+            request, index, speculate=speculate, overlap=overlap, flare=middle, **options
         )
-        answer = rag.ask(QUESTION, sampling, **given)
+        answer = rag.ask(QUESTION, sampling, **inputs)
         assert answer.report.retrieval is not None
         texts.append(answer.generation.tokens)
         queries.append(answer.report.retrieval.queries)
     assert texts[0] == texts[1] == texts[2]
     assert 1 < queries[0] < 20
-    every = IterativeRag(asked, index, speculate="off", **options).ask(QUESTION, sampling, **given)
+    every = IterativeRag(request, index, speculate="off", **options).ask(
+        QUESTION, sampling, **inputs
+    )
     assert every.report.retrieval is not None and every.report.retrieval.queries == 20
 
 
 def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: PassageIndex) -> None:
     rag = IterativeRag(engine(), index, speculate=3, search="sparse")
-    pieces: list[str] = []
-    found = rag.ask(QUESTION, max_new_tokens=30, stream=pieces.append, refuse=False, stop=None)
-    assert isinstance(found, Answer)
-    assert "".join(pieces) == found.text
-    told = found.report.retrieval
-    assert told is not None
-    assert len(found.passages) == told.strides
-    assert found.report.tokens == len(found.generation.tokens) <= 30
-    assert sum(len(s.tokens) for s in found.generation.steps) == found.report.tokens
-    assert told.queries >= told.calls > 0
-    named = {int(each) for step in found.generation.steps for each in step.tree.origin[:, 0]}
+    chunks: list[str] = []
+    result = rag.ask(QUESTION, max_new_tokens=30, stream=chunks.append, refuse=False, stop=None)
+    assert isinstance(result, Answer)
+    assert "".join(chunks) == result.text
+    message = result.report.retrieval
+    assert message is not None
+    assert len(result.passages) == message.strides
+    assert result.report.tokens == len(result.generation.tokens) <= 30
+    assert sum(len(s.tokens) for s in result.generation.steps) == result.report.tokens
+    assert message.queries >= message.calls > 0
+    named = {int(each) for step in result.generation.steps for each in step.tree.origin[:, 0]}
     assert len(named - {-1}) > 1
-    assert max(named) < len(found.passages)
-    assert {event.what for event in told.events} >= {"write", "search", "guess"}
-    facts = found.to_dict()["report"]["retrieval"]
-    assert facts["strides"] == told.strides
-    assert found.report.from_dict(found.report.to_dict()).retrieval == told
-    assert found.report.milliseconds["retrieve"] > 0
-    said = f"Looked up {told.queries} times in {told.calls} searches over {told.strides} strides"
-    assert said in found.report.summary()
-    assert f"{told.hits} of {told.hits + told.rollbacks} guesses right" in found.report.summary()
+    assert max(named) < len(result.passages)
+    assert {event.what for event in message.events} >= {"write", "search", "guess"}
+    facts = result.to_dict()["report"]["retrieval"]
+    assert facts["strides"] == message.strides
+    assert result.report.from_dict(result.report.to_dict()).retrieval == message
+    assert result.report.milliseconds["retrieve"] > 0
+    said = f"Looked up {message.queries} times in {message.calls} searches over {message.strides} strides"
+    assert said in result.report.summary()
+    assert (
+        f"{message.hits} of {message.hits + message.rollbacks} guesses right"
+        in result.report.summary()
+    )
 
 
 def test_any_function_serves_and_is_asked_in_threads() -> None:
     pages = documents(twice=False)
-    asked: list[str] = []
+    requests: list[str] = []
 
     def far(query: str) -> list[tuple[str, float, dict[str, Any]]]:
-        asked.append(query)
+        requests.append(query)
         time.sleep(0.002)
         words = query.split()
         ranked = sorted(pages, key=lambda page: -sum(page.text.count(word) for word in words))
@@ -233,12 +240,12 @@ def test_any_function_serves_and_is_asked_in_threads() -> None:
 
     texts = []
     for speculate in ("off", "auto", 6):
-        asked.clear()
+        requests.clear()
         rag = IterativeRag(engine(), far, speculate=speculate, query_tokens=12)
-        found = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
-        texts.append(found.generation.tokens)
-        assert found.report.retrieval is not None
-        assert found.report.retrieval.queries == len(asked)
+        result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True)
+        texts.append(result.generation.tokens)
+        assert result.report.retrieval is not None
+        assert result.report.retrieval.queries == len(requests)
     assert texts[0] == texts[1] == texts[2]
 
 
@@ -284,14 +291,14 @@ def test_a_retriever_that_finds_nothing_later_leaves_the_passage_as_it_is() -> N
     def silent(query: str) -> list[tuple[str, float, dict[str, Any]]]:
         return [(documents()[0].text, 1.0, {})] if query == QUESTION else []
 
-    found = [
+    results = [
         IterativeRag(engine(), silent, speculate=speculate).ask(
             QUESTION, max_new_tokens=20, ignore_eos=True
         )
         for speculate in ("off", 4)
     ]
-    assert found[0].text == found[1].text
-    assert {hit.passage.text for hit in found[1].passages} == {documents()[0].text}
+    assert results[0].text == results[1].text
+    assert {hit.passage.text for hit in results[1].passages} == {documents()[0].text}
     with pytest.raises(InputError, match="found nothing for the question"):
         IterativeRag(engine(), lambda query: []).ask(QUESTION)
 
@@ -307,17 +314,17 @@ def test_foreign_hits_are_refused() -> None:
 def test_an_interrupt_keeps_what_was_shown(index: PassageIndex) -> None:
     rag = IterativeRag(engine(), index, speculate=3, search="sparse", overlap=False)
     whole = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, refuse=False)
-    shown: list[str] = []
+    text: list[str] = []
 
     def show(piece: str) -> None:
-        shown.append(piece)
-        if len(shown) == 3:
+        text.append(piece)
+        if len(text) == 3:
             raise KeyboardInterrupt
 
-    found = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, stream=show, refuse=False)
-    assert 0 < len(found.generation.tokens) < 40
-    assert whole.text.startswith(found.text)
-    assert found.generation.finish_reason == "cancelled"
+    result = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, stream=show, refuse=False)
+    assert 0 < len(result.generation.tokens) < 40
+    assert whole.text.startswith(result.text)
+    assert result.generation.finish_reason == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -362,9 +369,9 @@ def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> No
 
 
 def test_a_question_that_no_document_speaks_of_is_refused(index: PassageIndex) -> None:
-    found = IterativeRag(engine(), index).ask("zebra quagga okapi?")
-    assert found.refused is not None
-    assert found.generation.finish_reason == "refused"
+    result = IterativeRag(engine(), index).ask("zebra quagga okapi?")
+    assert result.refused is not None
+    assert result.generation.finish_reason == "refused"
 
 
 def test_without_words_to_judge_by_every_search_is_one_of_the_text(
@@ -380,36 +387,36 @@ def test_without_words_to_judge_by_every_search_is_one_of_the_text(
         return search(queries, k)
 
     monkeypatch.setattr(dense.dense, "search_vectors", counted)
-    found = IterativeRag(engine(), dense, speculate="off").ask(QUESTION, max_new_tokens=12)
-    assert found.report.retrieval is not None
-    assert len(searched) == found.report.retrieval.calls > 1
+    result = IterativeRag(engine(), dense, speculate="off").ask(QUESTION, max_new_tokens=12)
+    assert result.report.retrieval is not None
+    assert len(searched) == result.report.retrieval.calls > 1
 
 
 def test_an_index_opened_again_gives_the_same_text(index: PassageIndex, tmp_path: Path) -> None:
     index.save(tmp_path / "idx")
     assert index.dense is not None
     again = PassageIndex.open(tmp_path / "idx", embedder=index.dense.embedder)
-    given: dict[str, Any] = {"max_new_tokens": 20, "refuse": False}
-    first = IterativeRag(engine(), index).ask(QUESTION, **given)
-    assert IterativeRag(engine(), again).ask(QUESTION, **given).text == first.text
+    inputs: dict[str, Any] = {"max_new_tokens": 20, "refuse": False}
+    first = IterativeRag(engine(), index).ask(QUESTION, **inputs)
+    assert IterativeRag(engine(), again).ask(QUESTION, **inputs).text == first.text
 
 
 def in_rounds(
-    asked: Engine, index: PassageIndex, rounds: int, sampling: Sampling
+    request: Engine, index: PassageIndex, rounds: int, sampling: Sampling
 ) -> tuple[list[int], list[int]]:
     """Return the tokens of the last of some rounds, each after a search, and their passages."""
-    rag = IterativeRag(asked, index, speculate="off", every=200)
+    rag = IterativeRag(request, index, speculate="off", every=200)
     query, places, tokens = QUESTION, [], list[int]()
     for _ in range(rounds):
         hit = index.search(query, 1)[0]
         places.append(hit.passage.document)
-        prompts = StridePrompts(asked.tokenizer, QUESTION, rag.wording)
+        prompts = StridePrompts(request.tokenizer, QUESTION, rag.wording)
         ids = list(prompts.of(Found(hit)).ids)
-        found = asked.generate(
+        result = request.generate(
             ids, sampling, max_new_tokens=30, stop=rag.wording.stop,
             stopping_criteria=[EndRepetition(len(ids))],
         )  # fmt: skip
-        tokens, query = found.tokens, f"{QUESTION} {found.text}"
+        tokens, query = result.tokens, f"{QUESTION} {result.text}"
     return tokens, places
 
 
@@ -418,31 +425,31 @@ def in_rounds(
 def test_rounds_write_the_whole_answer_over_what_the_last_one_finds(
     index: PassageIndex, drafter: Any, sampling: Sampling
 ) -> None:
-    asked = engine(drafter)
-    seen = set()
+    request = engine(drafter)
+    known = set()
     for rounds in (1, 2, 3):
-        tokens, places = in_rounds(asked, index, rounds, sampling)
-        seen.add(tuple(places))
+        tokens, places = in_rounds(request, index, rounds, sampling)
+        known.add(tuple(places))
         for speculate in ("off", "auto", 3):
-            rag = IterativeRag(asked, index, rounds=rounds, speculate=speculate)
-            pieces: list[str] = []
-            found = rag.ask(
-                QUESTION, sampling, max_new_tokens=30, refuse=False, stream=pieces.append
+            rag = IterativeRag(request, index, rounds=rounds, speculate=speculate)
+            chunks: list[str] = []
+            result = rag.ask(
+                QUESTION, sampling, max_new_tokens=30, refuse=False, stream=chunks.append
             )
-            assert found.generation.tokens == tokens
-            assert [hit.passage.document for hit in found.passages] == places
-            assert "".join(pieces) == found.text
-            assert found.report.tokens == len(tokens)
-            assert [t for s in found.generation.steps for t in s.tokens] == tokens
-    assert len(seen) == 3
+            assert result.generation.tokens == tokens
+            assert [hit.passage.document for hit in result.passages] == places
+            assert "".join(chunks) == result.text
+            assert result.report.tokens == len(tokens)
+            assert [t for s in result.generation.steps for t in s.tokens] == tokens
+    assert len(known) == 3
 
 
 def test_a_passage_that_was_had_before_is_not_written_over_again(index: PassageIndex) -> None:
     only = PassageIndex.build(documents(1, twice=False), embedder=None)
-    found = IterativeRag(engine(), only, rounds=4).ask(QUESTION, max_new_tokens=20, refuse=False)
-    assert len(found.passages) == 4
-    assert found.report.prefill_forwards == 1
-    assert found.report.forwards < 20
+    result = IterativeRag(engine(), only, rounds=4).ask(QUESTION, max_new_tokens=20, refuse=False)
+    assert len(result.passages) == 4
+    assert result.report.prefill_forwards == 1
+    assert result.report.forwards < 20
 
 
 def test_rounds_that_cannot_be_are_refused(index: PassageIndex) -> None:
@@ -453,10 +460,10 @@ def test_rounds_that_cannot_be_are_refused(index: PassageIndex) -> None:
 
 
 def test_listeners_hear_of_the_answer_that_stays_alone(index: PassageIndex) -> None:
-    asked, heard = engine(), list[Any]()
-    asked.on_finish(heard.append)
+    request, heard = engine(), list[Any]()
+    request.on_finish(heard.append)
     for options in ({"speculate": 8}, {"rounds": 3}):
         heard.clear()
-        rag = IterativeRag(asked, index, **options)  # type: ignore[arg-type]
-        found = rag.ask(QUESTION, SAMPLINGS[1], max_new_tokens=30, refuse=False)
-        assert [each.tokens for each in heard] == [found.generation.tokens]
+        rag = IterativeRag(request, index, **options)  # type: ignore[arg-type]
+        result = rag.ask(QUESTION, SAMPLINGS[1], max_new_tokens=30, refuse=False)
+        assert [each.tokens for each in heard] == [result.generation.tokens]

@@ -39,13 +39,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
 @pytest.mark.parametrize("speculate", ["off", "auto", 3])
 def test_pieces_are_the_text(store: Datastore, speculate: Any) -> None:
     lm = KnnLM(engine(), store, k=8, speculate=speculate)
-    given: list[dict[str, Any]] = [{}, {"stop": ["e"]}]
-    for options in given:
-        pieces: list[str] = []
-        found = lm.generate("the tree", max_new_tokens=40, stream=pieces.append, **options)
-        assert "".join(pieces) == found.text
-        assert found.text == lm.generate("the tree", max_new_tokens=40, **options).text
-    assert len(pieces) > 0
+    inputs: list[dict[str, Any]] = [{}, {"stop": ["e"]}]
+    for options in inputs:
+        chunks: list[str] = []
+        result = lm.generate("the tree", max_new_tokens=40, stream=chunks.append, **options)
+        assert "".join(chunks) == result.text
+        assert result.text == lm.generate("the tree", max_new_tokens=40, **options).text
+    assert len(chunks) > 0
 
 
 @pytest.mark.parametrize(
@@ -57,28 +57,28 @@ def test_an_interrupt_keeps_what_was_shown(
     blind = Neighbours(np.asarray([0]), np.zeros(1))  # so that guesses are wrong, and replaced
     monkeypatch.setattr(NeighbourCache, "nearest", lambda self, state, k: blind)
     monkeypatch.setattr(Schedule, "stays", False)
-    lm, pieces = KnnLM(engine(), store, k=8, weight=0.95, speculate=speculate), list[str]()
+    lm, chunks = KnnLM(engine(), store, k=8, weight=0.95, speculate=speculate), list[str]()
 
     def take(piece: str) -> None:
-        pieces.append(piece)
-        if len(pieces) == after:
+        chunks.append(piece)
+        if len(chunks) == after:
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True}
-    found = lm.generate("the tree", stream=take, **options)
+    result = lm.generate("the tree", stream=take, **options)
     whole = lm.generate("the tree", **options)
-    assert found.finish_reason == found.report.finish_reason == "cancelled"
-    assert 0 < len(found.tokens) < 60 and found.text.rstrip("\ufffd") == "".join(pieces)
-    assert found.tokens == whole.tokens[: len(found.tokens)]
-    assert whole.text.startswith(found.text[:-1])
+    assert result.finish_reason == result.report.finish_reason == "cancelled"
+    assert 0 < len(result.tokens) < 60 and result.text.rstrip("\ufffd") == "".join(chunks)
+    assert result.tokens == whole.tokens[: len(result.tokens)]
+    assert whole.text.startswith(result.text[:-1])
 
 
 def test_listeners_hear_of_the_text_that_stays(store: Datastore) -> None:
-    asked, heard = engine(), list[Generation]()
-    asked.on_finish(heard.append)
-    lm = KnnLM(asked, store, k=8, speculate=6)
-    found = lm.generate("the tree", Sampling(temperature=1.5, seed=2), max_new_tokens=50)
-    assert [each.tokens for each in heard] == [found.tokens]
+    request, heard = engine(), list[Generation]()
+    request.on_finish(heard.append)
+    lm = KnnLM(request, store, k=8, speculate=6)
+    result = lm.generate("the tree", Sampling(temperature=1.5, seed=2), max_new_tokens=50)
+    assert [each.tokens for each in heard] == [result.tokens]
 
 
 def test_chat_messages_and_ids_are_prompts_too(store: Datastore) -> None:

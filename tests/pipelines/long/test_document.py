@@ -54,72 +54,72 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", [None, "context", "auto"])
 def test_answers_are_those_of_reading_it_anew(
-    kept: Path, drafter: Any, sampling: Sampling, tmp_path: Path
+    selected: Path, drafter: Any, sampling: Sampling, tmp_path: Path
 ) -> None:
-    asked, plain = engine(drafter), engine(None)
-    opened = LongDocument.open(text_file(tmp_path), asked)
-    again = LongDocument.open(kept, asked)
+    request, plain = engine(drafter), engine(None)
+    opened = LongDocument.open(text_file(tmp_path), request)
+    again = LongDocument.open(selected, request)
     for question in (*QUESTIONS, QUESTIONS[0]):
-        found = opened.ask(question, sampling, **GIVEN)
+        result = opened.ask(question, sampling, **GIVEN)
         fresh = plain.generate(
-            list(found.prompt.token_ids), sampling, stop=opened.wording.stop, **GIVEN
+            list(result.prompt.token_ids), sampling, stop=opened.wording.stop, **GIVEN
         )
-        assert found.generation.tokens[: len(fresh.tokens)] == fresh.tokens
-        assert found.report.kept_tokens >= opened.tokens
-        assert again.ask(question, sampling, **GIVEN).generation.tokens == found.generation.tokens
-        assert found.label == "exact" and TEXT.strip()[:20] in found.prompt.text
+        assert result.generation.tokens[: len(fresh.tokens)] == fresh.tokens
+        assert result.report.kept_tokens >= opened.tokens
+        assert again.ask(question, sampling, **GIVEN).generation.tokens == result.generation.tokens
+        assert result.label == "exact" and TEXT.strip()[:20] in result.prompt.text
 
 
 def test_the_document_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, told = engine(), list[tuple[int, int]]()
-    asked.target.piece = 16
+    request, message = engine(), list[tuple[int, int]]()
+    request.target.piece = 16
     opened = LongDocument.open(
-        text_file(tmp_path), asked, on_read=lambda done, total: told.append((done, total))
+        text_file(tmp_path), request, on_read=lambda done, total: message.append((done, total))
     )
-    assert told[0][0] == 0 and told[-1][0] == told[-1][1] >= opened.tokens
+    assert message[0][0] == 0 and message[-1][0] == message[-1][1] >= opened.tokens
     assert opened.bytes > 0
     read: list[int] = []
-    forward = asked.target.forward
+    forward = request.target.forward
 
     def counting(tokens: Any, *arguments: Any) -> Any:
         read.append(tokens.shape[1])
         return forward(tokens, *arguments)
 
-    monkeypatch.setattr(asked.target, "forward", counting)
+    monkeypatch.setattr(request.target, "forward", counting)
     for question in QUESTIONS:
         read.clear()
-        found = opened.ask(question, **GIVEN)
+        result = opened.ask(question, **GIVEN)
         assert max(read) < opened.tokens
         assert sum(read[:4]) < opened.tokens
-        assert found.passages[0].document.name == "report.txt"
+        assert result.passages[0].document.name == "report.txt"
 
 
 def test_two_questions_at_once_leave_it_untouched(tmp_path: Path) -> None:
     opened = LongDocument.open(text_file(tmp_path), engine("context"))
     alone = {question: opened.ask(question, **GIVEN).text for question in QUESTIONS}
-    found: dict[str, list[str]] = {question: [] for question in QUESTIONS}
+    record: dict[str, list[str]] = {question: [] for question in QUESTIONS}
 
     def ask(question: str) -> None:
         for _ in range(4):
-            found[question].append(opened.ask(question, **GIVEN).text)
+            record[question].append(opened.ask(question, **GIVEN).text)
 
     threads = [threading.Thread(target=ask, args=(question,)) for question in QUESTIONS]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {question: [text] * 4 for question, text in alone.items()}
+    assert record == {question: [text] * 4 for question, text in alone.items()}
 
 
 def test_answers_quote_the_document_and_stream(tmp_path: Path) -> None:
-    pieces: list[str] = []
-    asked = engine("context")
-    opened = LongDocument.open(text_file(tmp_path), asked, prompt="quote")
-    found = opened.ask(QUESTIONS[0], stream=pieces.append, prediction=TEXT, **GIVEN)
-    assert "".join(pieces) == found.text
-    assert found.text == opened.over(plain_engine(asked)).ask(QUESTIONS[0], **GIVEN).text
-    for citation in found.citations:
-        assert TEXT[citation.start : citation.end].split()[0] in found.text
+    chunks: list[str] = []
+    request = engine("context")
+    opened = LongDocument.open(text_file(tmp_path), request, prompt="quote")
+    result = opened.ask(QUESTIONS[0], stream=chunks.append, prediction=TEXT, **GIVEN)
+    assert "".join(chunks) == result.text
+    assert result.text == opened.over(plain_engine(request)).ask(QUESTIONS[0], **GIVEN).text
+    for citation in result.citations:
+        assert TEXT[citation.start : citation.end].split()[0] in result.text
 
 
 def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_what_cannot_be_read_is_refused(
         LongDocument.open(text_file(tmp_path), engine(), **options)
 
 
-def test_bad_questions_are_refused(kept: Path) -> None:
-    opened = LongDocument.open(kept, engine())
+def test_bad_questions_are_refused(selected: Path) -> None:
+    opened = LongDocument.open(selected, engine())
     with pytest.raises(InputError, match="question is empty"):
         opened.ask(" ")
     with pytest.raises(InputError, match="one answer, got n=2"):
@@ -182,74 +182,74 @@ def test_a_document_in_memory_serves_too() -> None:
     assert opened.document.title == "Trees"
 
 
-def test_a_kept_document_of_something_else_is_refused(kept: Path, tmp_path: Path) -> None:
+def test_a_kept_document_of_something_else_is_refused(selected: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another model"):
-        LongDocument.open(kept, engine(seed=3))
+        LongDocument.open(selected, engine(seed=3))
     other = copy.deepcopy(tiny.model(dtype=torch.float64)).to(torch.float32)
     with pytest.raises(StoreError, match=r"holds numbers of torch.float64.*float32"):
-        LongDocument.open(kept, Engine(other, tiny.tokenizer(), None))
+        LongDocument.open(selected, Engine(other, tiny.tokenizer(), None))
     with pytest.raises(InputError, match="kept with its own"):
-        LongDocument.open(kept, engine(), part=(0, 3))
+        LongDocument.open(selected, engine(), part=(0, 3))
     with pytest.raises(RagspecError):
         LongDocument.open(tmp_path, engine())
 
 
 def test_a_model_whose_cache_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    asked = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
+    request = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
     with pytest.raises(RagspecError, match="cannot be kept"):
-        LongDocument.open(text_file(tmp_path), asked)
+        LongDocument.open(text_file(tmp_path), request)
 
 
-def test_damage_to_any_file_is_a_typed_error(kept: Path, tmp_path: Path) -> None:
-    asked = engine(None)
-    files = [path for path in kept.rglob("*") if path.is_file() and path.stat().st_size]
-    drawn = random.Random(7)
+def test_damage_to_any_file_is_a_typed_error(selected: Path, tmp_path: Path) -> None:
+    request = engine(None)
+    files = [path for path in selected.rglob("*") if path.is_file() and path.stat().st_size]
+    sample = random.Random(7)
     for time in range(200):
         twin = tmp_path / f"twin{time}"
-        shutil.copytree(kept, twin)
-        hurt = twin / files[time % len(files)].relative_to(kept)
+        shutil.copytree(selected, twin)
+        hurt = twin / files[time % len(files)].relative_to(selected)
         before = hurt.read_bytes()
-        after = DAMAGES[time % len(DAMAGES)](before, drawn)
+        after = DAMAGES[time % len(DAMAGES)](before, sample)
         hurt.write_bytes(after)
         if after != before:
             with pytest.raises(RagspecError):
-                LongDocument.open(twin, asked)
+                LongDocument.open(twin, request)
         shutil.rmtree(twin)
 
 
 def test_a_drafter_with_a_context_of_its_own_reads_what_the_question_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drawn = random.Random(3)
+    sample = random.Random(3)
     said = [
-        f"Part {i} speaks of {drawn.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(12)
+        f"Part {i} speaks of {sample.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(12)
     ]
     said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
     target = tiny.model(dtype=torch.float64, max_position_embeddings=2048)
-    asked = Engine(target, tiny.tokenizer(), Rapid(target), budget=4)
-    opened = LongDocument.open(Document("d", "Parts", "\n\n".join(said)), asked, part=None)
+    request = Engine(target, tiny.tokenizer(), Rapid(target), budget=4)
+    opened = LongDocument.open(Document("d", "Parts", "\n\n".join(said)), request, part=None)
     read: list[tuple[int, ...]] = []
-    generate = asked.generate
+    generate = request.generate
 
-    def watched(*given: Any, **options: Any) -> Any:
+    def watched(*inputs: Any, **options: Any) -> Any:
         read.append(options["draft_prompt"])
-        return generate(*given, **options)
+        return generate(*inputs, **options)
 
-    monkeypatch.setattr(asked, "generate", watched)
-    found = opened.ask("Who keeps the rule?", **GIVEN)
+    monkeypatch.setattr(request, "generate", watched)
+    result = opened.ask("Who keeps the rule?", **GIVEN)
     assert 10 < len(read[0]) < opened.tokens // 2
-    assert "The rule is kept" in asked.tokenizer.decode(list(read[0]))
-    assert found.to_dict()["chunks"][0]["start"] == found.chunks[0].passage.start
-    starts = [chunk.passage.start for chunk in found.chunks]
+    assert "The rule is kept" in request.tokenizer.decode(list(read[0]))
+    assert result.to_dict()["chunks"][0]["start"] == result.chunks[0].passage.start
+    starts = [chunk.passage.start for chunk in result.chunks]
     assert starts == sorted(starts)
-    for chunk in found.chunks:
+    for chunk in result.chunks:
         assert chunk.passage.text in opened.document.text[chunk.passage.start :]
-    plain = Engine(asked.target, tiny.tokenizer(), None)
+    plain = Engine(request.target, tiny.tokenizer(), None)
     assert (
-        found.generation.tokens
+        result.generation.tokens
         == opened.over(plain).ask("Who keeps the rule?", **GIVEN).generation.tokens
     )
-    assert found.report.drafted_by_source["rapid"] > 0
+    assert result.report.drafted_by_source["rapid"] > 0
 
 
 def test_what_a_drafter_reads_is_bounded() -> None:

@@ -26,9 +26,9 @@ QUESTION = "Who keeps the rule?"
 
 
 def parts() -> Document:
-    drawn = random.Random(3)
+    sample = random.Random(3)
     said = [
-        f"Part {i} speaks of {drawn.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(12)
+        f"Part {i} speaks of {sample.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(12)
     ]
     said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
     return Document("d", "Parts", "\n\n".join(said))
@@ -53,27 +53,27 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_kept(
     steered: dict[str, Any] = {"mode": "steered", "eta": 20.0, "draft_model": small}
     opened = LongDocument.open(parts(), plain, **steered)
     opened.save(tmp_path / "kept")
-    found = opened.over(Engine(plain.target, plain.tokenizer, None)).ask(
+    result = opened.over(Engine(plain.target, plain.tokenizer, None)).ask(
         QUESTION, sampling, **GIVEN
     )
     chunks = Chunks(opened.document, opened.hit, opened.tokens, ChunkSearch())
     by_hand = plain.generate(
-        list(found.prompt.token_ids),
+        list(result.prompt.token_ids),
         sampling,
         stop=opened.wording.stop,
         transform=Steering(reader(), 20.0),
         draft_prompt=chunks.find(plain.tokenizer, QUESTION, opened.wording).prompt,
         **GIVEN,
     )
-    tokens = found.generation.tokens
+    tokens = result.generation.tokens
     assert by_hand.tokens[: len(tokens)] == tokens
-    assert found.label == "exact-for(RAPID, eta 20)" and (found.report.drift or 0.0) > 0.0
+    assert result.label == "exact-for(RAPID, eta 20)" and (result.report.drift or 0.0) > 0.0
     for drafter in ("context", "auto", "rapid", ["context", "rapid"]):
         for budget in (0, 4, "auto"):
-            asked = Engine(plain.target, plain.tokenizer, "auto", budget=budget)
-            again = LongDocument.open(tmp_path / "kept", asked, drafter=drafter, **steered)
+            request = Engine(plain.target, plain.tokenizer, "auto", budget=budget)
+            again = LongDocument.open(tmp_path / "kept", request, drafter=drafter, **steered)
             other = again.ask(QUESTION, sampling, **GIVEN)
-            assert other.generation.tokens == tokens and other.label == found.label
+            assert other.generation.tokens == tokens and other.label == result.label
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -89,31 +89,31 @@ def test_a_drafter_by_name_and_eta_0_give_the_targets_text(sampling: Sampling) -
         {"drafter": "context", "draft_model": small},
         {"mode": "steered", "eta": 0.0},
     ]
-    for given in options:
-        own = Engine(plain.target, plain.tokenizer, None)
-        found = LongDocument.open(parts(), own, **given).ask(QUESTION, sampling, **GIVEN)
-        assert found.generation.tokens == expected.generation.tokens and found.label == "exact"
-        assert bool(found.chunks) == ("mode" not in given)
-    assert found.report.drift is None
+    for inputs in options:
+        current = Engine(plain.target, plain.tokenizer, None)
+        result = LongDocument.open(parts(), current, **inputs).ask(QUESTION, sampling, **GIVEN)
+        assert result.generation.tokens == expected.generation.tokens and result.label == "exact"
+        assert bool(result.chunks) == ("mode" not in inputs)
+    assert result.report.drift is None
 
 
 def test_the_published_way_is_said_to_be_approximate() -> None:
     sampling, small = Sampling(temperature=1.0, seed=1), (reader(), tiny.tokenizer())
     opened = LongDocument.open(parts(), engine(), mode="paper", eta=20.0, draft_model=small)
-    found = opened.ask(QUESTION, sampling, **GIVEN)
-    assert found.label == "approximate" and (found.report.tv_excess or 0.0) > 0.0
-    assert set(found.report.drafted_by_source) == {"rapid"} and found.chunks
+    result = opened.ask(QUESTION, sampling, **GIVEN)
+    assert result.label == "approximate" and (result.report.tv_excess or 0.0) > 0.0
+    assert set(result.report.drafted_by_source) == {"rapid"} and result.chunks
     with pytest.raises(InputError, match="expected no other drafter"):
         LongDocument.open(parts(), engine(), mode="paper", drafter="context")
 
 
 def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
     opened = LongDocument.open(parts(), engine(), drafter="rapid")
-    found = opened.ask(QUESTION, **GIVEN)
-    length = len(found.prompt.token_ids) + len(found.generation.tokens)
-    assert found.report.kv_bytes == opened.bytes // opened.tokens * length
-    assert (found.report.draft_cost or 0.0) > 0.0
-    assert found.report.to_dict()["draft_cost"] == found.report.draft_cost
+    result = opened.ask(QUESTION, **GIVEN)
+    length = len(result.prompt.token_ids) + len(result.generation.tokens)
+    assert result.report.kv_bytes == opened.bytes // opened.tokens * length
+    assert (result.report.draft_cost or 0.0) > 0.0
+    assert result.report.to_dict()["draft_cost"] == result.report.draft_cost
 
 
 def test_chunks_come_from_what_the_target_reads_or_from_all_of_it() -> None:
@@ -121,10 +121,10 @@ def test_chunks_come_from_what_the_target_reads_or_from_all_of_it() -> None:
         opened = LongDocument.open(
             parts(), engine(), part=(60, 260), drafter="rapid", chunks=ChunkSearch(whole=whole)
         )
-        found = opened.ask(QUESTION, **GIVEN)
-        text = " ".join(chunk.passage.text for chunk in found.chunks)
-        assert found.chunks and ("The rule is kept" in text) == whole
-        for chunk in found.chunks:
+        result = opened.ask(QUESTION, **GIVEN)
+        text = " ".join(chunk.passage.text for chunk in result.chunks)
+        assert result.chunks and ("The rule is kept" in text) == whole
+        for chunk in result.chunks:
             place = slice(chunk.passage.start, chunk.passage.end)
             assert chunk.passage.text == opened.document.text[place]
 
@@ -148,12 +148,12 @@ def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, begin
     opened = LongDocument.open(
         parts(), plain, drafter="rapid", chunks=ChunkSearch(embedder=ByCosine(cosine))
     )
-    found = opened.ask(QUESTION, **GIVEN)
-    text = " ".join(chunk.passage.text for chunk in found.chunks)
-    assert (found.chunks[0].passage.start == 0) >= beginning
+    result = opened.ask(QUESTION, **GIVEN)
+    text = " ".join(chunk.passage.text for chunk in result.chunks)
+    assert (result.chunks[0].passage.start == 0) >= beginning
     assert ("The rule is kept" in text) != beginning
     expected = LongDocument.open(parts(), plain).ask(QUESTION, **GIVEN)
-    assert found.generation.tokens == expected.generation.tokens
+    assert result.generation.tokens == expected.generation.tokens
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, begin
     ],
 )
 def test_bad_modes_are_refused_before_anything_is_read(
-    given: dict[str, Any], error: Any, message: str
+    inputs: dict[str, Any], error: Any, message: str
 ) -> None:
-    if "draft_model" in given:
-        given = {**given, "draft_model": tiny.model(seed=1, vocab_size=given["draft_model"])}
-    told: list[tuple[int, int]] = []
+    if "draft_model" in inputs:
+        inputs = {**inputs, "draft_model": tiny.model(seed=1, vocab_size=inputs["draft_model"])}
+    note: list[tuple[int, int]] = []
     with pytest.raises(error, match=message):
-        LongDocument.open(parts(), engine(), on_read=lambda *done: told.append(done), **given)
-    assert not told
+        LongDocument.open(parts(), engine(), on_read=lambda *done: note.append(done), **inputs)
+    assert not note

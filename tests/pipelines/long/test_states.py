@@ -29,9 +29,9 @@ SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=3)]
 
 
 def document() -> Document:
-    drawn = random.Random(3)
+    sample = random.Random(3)
     said = [
-        f"Part {i} speaks of {drawn.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(24)
+        f"Part {i} speaks of {sample.choice(('rivers', 'trees', 'birds'))}. " * 4 for i in range(24)
     ]
     said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
     return Document("d", "Parts", "\n\n".join(said))
@@ -41,8 +41,8 @@ def engine(head: bool = True, beside: tuple[str, ...] = ()) -> Engine:
     target = CausalTarget(tiny.model(dtype=torch.float64, max_position_embeddings=4096))
     if not head:
         return Engine(target, tiny.tokenizer(), None)
-    made = HeadDrafter(heads.fresh(target), target, worth=0.0)
-    return Engine(target, tiny.tokenizer(), [made, *beside], budget=5)
+    instance = HeadDrafter(heads.fresh(target), target, min_gain=0.0)
+    return Engine(target, tiny.tokenizer(), [instance, *beside], budget=5)
 
 
 @pytest.fixture(scope="module")
@@ -59,30 +59,34 @@ def kept(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def pairs_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return how many pairs each head holds when it reads a text, as that happens."""
-    found, read = list[int](), HeadCache.read
+    result, read = list[int](), HeadCache.read
 
     def watched(self: HeadCache, tokens: Any) -> torch.Tensor:
         logits = read(self, tokens)
-        found.append(len(self))
+        result.append(len(self))
         return logits
 
     monkeypatch.setattr(HeadCache, "read", watched)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("beside", [(), ("context",)])
 def test_answers_are_those_of_the_target_alone(
-    opened: LongDocument, kept: Path, sampling: Sampling, beside: tuple[str, ...]
+    opened: LongDocument, selected: Path, sampling: Sampling, beside: tuple[str, ...]
 ) -> None:
-    own = opened.engine
-    plain = opened.over(Engine(own.target, own.tokenizer, None)).ask(QUESTION, sampling, **GIVEN)
-    beside_it = Engine(own.target, own.tokenizer, [*own.drafter.drafters, *beside], budget=5)  # type: ignore[union-attr]
-    again = LongDocument.open(kept, engine(beside=beside))
-    for asked in (opened.over(beside_it), again):
-        found = asked.ask(QUESTION, sampling, **GIVEN)
-        assert found.generation.tokens == plain.generation.tokens
-        assert found.report.drafted_by_source["head"] > 0 and not found.report.faults
+    current = opened.engine
+    plain = opened.over(Engine(current.target, current.tokenizer, None)).ask(
+        QUESTION, sampling, **GIVEN
+    )
+    beside_it = Engine(
+        current.target, current.tokenizer, [*current.drafter.drafters, *beside], budget=5
+    )  # type: ignore[union-attr]
+    again = LongDocument.open(selected, engine(beside=beside))
+    for request in (opened.over(beside_it), again):
+        result = request.ask(QUESTION, sampling, **GIVEN)
+        assert result.generation.tokens == plain.generation.tokens
+        assert result.report.drafted_by_source["head"] > 0 and not result.report.faults
 
 
 def test_states_are_the_targets_own(opened: LongDocument) -> None:
@@ -99,62 +103,62 @@ def test_a_head_hears_of_the_chunks_that_the_question_finds(
     opened: LongDocument, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = opened.chunks.spans(QUESTION, opened.prefix)
-    told = "".join(
+    message = "".join(
         opened.engine.tokenizer.decode(list(opened.prefix.token_ids[start:end]))
         for start, end in spans
     )
-    assert "The rule is kept by the target alone" in told
+    assert "The rule is kept by the target alone" in message
     assert all(start < end for start, end in spans)
     heard = sum(end - start for start, end in spans)
     assert heard == opened.chunks.room < opened.tokens // 7
     assert spans == sorted(spans)
-    found = pairs_read(monkeypatch)
+    result = pairs_read(monkeypatch)
     opened.over(opened.engine).ask(QUESTION, **GIVEN)
-    with_chunks = found[0]
-    found.clear()
+    with_chunks = result[0]
+    result.clear()
     opened.over(opened.engine).ask(QUESTION, known_states=(), **GIVEN)
-    assert with_chunks == found[0] + heard
+    assert with_chunks == result[0] + heard
 
 
 def test_a_document_that_was_kept_without_states_is_read_without(
-    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    selected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = LongDocument.open(document(), engine(head=False))
     plain.save(tmp_path / "plain")
-    found = pairs_read(monkeypatch)
-    asked = LongDocument.open(tmp_path / "plain", engine())
+    result = pairs_read(monkeypatch)
+    request = LongDocument.open(tmp_path / "plain", engine())
     expected = plain.ask(QUESTION, **GIVEN).generation.tokens
-    assert asked.ask(QUESTION, **GIVEN).generation.tokens == expected
-    assert found[0] < 60
+    assert request.ask(QUESTION, **GIVEN).generation.tokens == expected
+    assert result[0] < 60
     # The other way round they are kept, though nobody asks for them.
-    LongDocument.open(kept, engine(head=False)).save(tmp_path / "again")
+    LongDocument.open(selected, engine(head=False)).save(tmp_path / "again")
     assert LongDocument.open(tmp_path / "again", engine())._about.states is not None
 
 
-def test_damage_to_the_states_is_a_typed_error(kept: Path, tmp_path: Path) -> None:
-    drawn, asked = random.Random(5), engine()
-    (file,) = kept.rglob(STATES)
+def test_damage_to_the_states_is_a_typed_error(selected: Path, tmp_path: Path) -> None:
+    sample, request = random.Random(5), engine()
+    (file,) = selected.rglob(STATES)
     hurt = 0
     for time in range(40):
         twin = tmp_path / f"twin{time}"
-        shutil.copytree(kept, twin)
+        shutil.copytree(selected, twin)
         before = file.read_bytes()
-        after = DAMAGES[time % len(DAMAGES)](before, drawn)
-        (twin / file.relative_to(kept)).write_bytes(after)
+        after = DAMAGES[time % len(DAMAGES)](before, sample)
+        (twin / file.relative_to(selected)).write_bytes(after)
         if after != before:
             hurt += 1
             with pytest.raises(RagspecError):
-                LongDocument.open(twin, asked)
+                LongDocument.open(twin, request)
         shutil.rmtree(twin)
     assert hurt > 20
     twin = tmp_path / "none"
-    shutil.copytree(kept, twin)
-    (twin / file.relative_to(kept)).unlink()
+    shutil.copytree(selected, twin)
+    (twin / file.relative_to(selected)).unlink()
     with pytest.raises(StoreError):
-        LongDocument.open(twin, asked)
+        LongDocument.open(twin, request)
 
 
-def test_stores_of_before_are_opened(kept: Path, tmp_path: Path) -> None:
+def test_stores_of_before_are_opened(selected: Path, tmp_path: Path) -> None:
     """They say nothing of states; the manifest is written as it was, with its own hash."""
     from ragspec.storage.manifest import sha256_file
     from ragspec.storage.store import POINTER

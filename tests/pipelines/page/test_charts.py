@@ -56,10 +56,10 @@ def mixed(steps: int) -> list[Step]:
 
 @pytest.mark.parametrize("steps", [2, 8, 30, 400])
 def test_shares_follow_the_text(steps: int) -> None:
-    made = mixed(steps)
-    colours = colours_of(made)
-    chart = share_chart(made, colours)
-    tokens = sum(len(step.tokens) for step in made)
+    instance = mixed(steps)
+    colours = colours_of(instance)
+    chart = share_chart(instance, colours)
+    tokens = sum(len(step.tokens) for step in instance)
     assert len(chart.columns) == -(-tokens // chart.per_column) <= 48
     assert chart.per_column >= 4
     assert inside(chart)
@@ -71,13 +71,13 @@ def test_shares_follow_the_text(steps: int) -> None:
     assert colours["context"] in {bar.css for bar in chart.bars if bar.x == first}
     if steps > 2:
         assert colours["context"] not in {bar.css for bar in chart.bars if bar.x == last}
-    for name, given in (("context", 5), ("model", 2)):
+    for name, inputs in (("context", 5), ("model", 2)):
         area = sum(
             bar.height * column_tokens(chart, bar.x, tokens)
             for bar in chart.bars
             if bar.css == colours[name]
         )
-        assert area / (chart.base - 8) == pytest.approx(given * steps / 2, rel=0.01)
+        assert area / (chart.base - 8) == pytest.approx(inputs * steps / 2, rel=0.01)
 
 
 def column_tokens(chart: Chart, x: float, tokens: int) -> int:
@@ -86,8 +86,8 @@ def column_tokens(chart: Chart, x: float, tokens: int) -> int:
 
 
 def test_the_tip_of_a_share_names_tokens_and_sources() -> None:
-    made = mixed(2)
-    tips = [column.tip for column in share_chart(made, colours_of(made)).columns]
+    instance = mixed(2)
+    tips = [column.tip for column in share_chart(instance, colours_of(instance)).columns]
     assert tips[0] == "tokens 1–4: 4 of context"
     assert tips[1] == "tokens 5–8: 1 of context, 2 of model, 1 of target model"
     assert tips[2] == "tokens 9–9: 1 of target model"
@@ -99,8 +99,8 @@ def test_no_steps_make_empty_charts() -> None:
 
 
 def test_steps_that_emitted_nothing_make_charts() -> None:
-    made = [Step(DraftTree.chain([1], "context"), (), ())]
-    for chart in (step_chart(made, colours_of(made)), share_chart(made, {})):
+    instance = [Step(DraftTree.chain([1], "context"), (), ())]
+    for chart in (step_chart(instance, colours_of(instance)), share_chart(instance, {})):
         assert not chart.bars and inside(chart)
 
 
@@ -126,13 +126,13 @@ def test_what_was_written_and_searched_lies_in_two_lanes_along_the_time() -> Non
         Event("search", 100.0, 60.0, 2),
         Event("ahead", 100.0, 40.0),
     ]
-    made = search_chart(events)
-    assert [bar.css for bar in made.bars] == ["s2", "s0", "own", "s2", "s1"]
-    written = {bar.y for bar in made.bars if bar.css != "s2"}
-    searched = {bar.y for bar in made.bars if bar.css == "s2"}
+    instance = search_chart(events)
+    assert [bar.css for bar in instance.bars] == ["s2", "s0", "own", "s2", "s1"]
+    written = {bar.y for bar in instance.bars if bar.css != "s2"}
+    searched = {bar.y for bar in instance.bars if bar.css == "s2"}
     assert len(written) == len(searched) == 1 and max(written) < min(searched)
-    ends = [bar.x + bar.width for bar in made.bars]
-    assert max(ends) <= made.width and min(bar.x for bar in made.bars) == made.left
-    assert made.bars[3].width / made.bars[0].width == pytest.approx(60 / 50, rel=0.01)
-    assert made.columns[3].tip == "search of 2 queries: 60 ms from 100 ms on"
-    assert "taken back" in made.columns[2].tip
+    ends = [bar.x + bar.width for bar in instance.bars]
+    assert max(ends) <= instance.width and min(bar.x for bar in instance.bars) == instance.left
+    assert instance.bars[3].width / instance.bars[0].width == pytest.approx(60 / 50, rel=0.01)
+    assert instance.columns[3].tip == "search of 2 queries: 60 ms from 100 ms on"
+    assert "taken back" in instance.columns[2].tip

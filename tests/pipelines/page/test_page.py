@@ -129,10 +129,10 @@ def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> Non
     nodes = elements.named("g")
     assert len(nodes) == 4 + 7 + 4  # a root a step, the drafted nodes, the target's own tokens
     assert all(node.get("aria-label") and "tabindex" in node for node in nodes)
-    kept = [node for node in nodes if "kept" in str(node["class"])]
-    assert len(kept) == 5
+    selected = [node for node in nodes if "kept" in str(node["class"])]
+    assert len(selected) == 5
     tip = "“draft·” · context · a.md, token 4\nclaimed reach 1 · accepted"
-    assert kept[0]["aria-label"] == tip
+    assert selected[0]["aria-label"] == tip
     assert "draft·" in elements.text
 
 
@@ -170,8 +170,8 @@ def linear(colour: str) -> Any:
 
 def nearest(colours: list[str], eye: str) -> float:
     """Return the smallest OKLab distance between two colours as that eye sees them."""
-    seen = np.clip(np.stack([linear(colour) for colour in colours]) @ EYES[eye].T, 0, 1)
-    lab = np.cbrt(seen @ LMS.T) @ LAB.T
+    visible = np.clip(np.stack([linear(colour) for colour in colours]) @ EYES[eye].T, 0, 1)
+    lab = np.cbrt(visible @ LMS.T) @ LAB.T
     return float(min(np.linalg.norm(a - b) for a, b in combinations(lab, 2)))
 
 

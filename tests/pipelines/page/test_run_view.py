@@ -14,11 +14,11 @@ from tests.pipelines.page.test_page import EVIL, WORDS, sample_trace
 
 def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
     view = run_view(sample_trace(tmp_path))
-    shown = [(span.text.strip(), span.css) for span in view.spans]
-    assert shown[0] == ("A", "own")
+    text = [(span.text.strip(), span.css) for span in view.spans]
+    assert text[0] == ("A", "own")
     # The origin jumps to another document inside the accepted run: one span for each.
     context = dict(view.legend)["context"]
-    assert shown[1:4] == [("draft is", context), ("checked", context), (EVIL, "own")]
+    assert text[1:4] == [("draft is", context), ("checked", context), (EVIL, "own")]
     assert "context · a.md, token 4–5" in view.spans[1].tip
     assert "step 1: 3 drafted tokens accepted" in view.spans[1].tip
     assert view.spans[2].tip.startswith(f"context · {EVIL}, token 9\n")
@@ -73,8 +73,8 @@ def test_what_was_copied_from_no_document_has_its_own_colour(
         ("context", 1, "1"),
         ("recycling", 0, "1"),
     ]
-    assert [given for given, _ in view.legend] == [name, "context", "target model"]
-    assert [given for given, _ in view.drafters][2] == "recycling"
+    assert [inputs for inputs, _ in view.legend] == [name, "context", "target model"]
+    assert [inputs for inputs, _ in view.drafters][2] == "recycling"
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def view_of(step: Step) -> DraftView:
 
 def test_the_accepted_path_is_bold_and_reads_along_the_top() -> None:
     view = view_of(Step(branching(), (1, 3), (1, 2, 9)))
-    kept = [node for node in view.nodes if "kept" in node.css.split()]
-    assert [node.text for node in kept] == ["·the", "·draft"]
+    selected = [node for node in view.nodes if "kept" in node.css.split()]
+    assert [node.text for node in selected] == ["·the", "·draft"]
     assert view.accepted == 2
     top = sorted((node for node in view.nodes if node.y == view.nodes[0].y), key=lambda n: n.x)
     assert [node.text for node in top] == ["prompt", "·the", "·draft", "↵"]
@@ -92,8 +92,8 @@ def test_the_end_token_is_shown_as_the_end() -> None:
             Step(DraftTree.chain([1, 0], "context"), (0,), (1, 2)),
             Step(DraftTree.chain([2, 0], "context"), (), (0,)),
         )
-        found = trace_of(*steps, vocabulary={1: " the", 0: ""})
-        return replace(found, texts=((" the", texts[0]), (texts[1],)))
+        result = trace_of(*steps, vocabulary={1: " the", 0: ""})
+        return replace(result, texts=((" the", texts[0]), (texts[1],)))
 
     first, second = draft_views(trace(" a", ""))
     assert [node.text for node in first.nodes[1:]] == ["·the", "end", "·a"]
@@ -136,8 +136,8 @@ def test_a_run_without_drafts_has_no_pictures() -> None:
         ("e\u0301" * 16, "e\u0301" * 16),
     ],
 )
-def test_tokens_stand_on_one_short_line(text: str, shown: str) -> None:
-    assert printed(text) == shown
+def test_tokens_stand_on_one_short_line(text: str, display: str) -> None:
+    assert printed(text) == display
 
 
 def test_where_names_document_prediction_or_nothing() -> None:
@@ -151,8 +151,8 @@ def test_where_names_document_prediction_or_nothing() -> None:
 
 def trunks(edges: str) -> list[tuple[float, float, float]]:
     """Return the upright parts of the lines, as (x, from, to)."""
-    found = re.findall(r"M([\d.]+) ([\d.]+)(?:H([\d.]+)q\d+ 0 \d+ \d+)?V([\d.]+)", edges)
-    return sorted((float(bend or x), float(top), float(end)) for x, top, bend, end in found)
+    result = re.findall(r"M([\d.]+) ([\d.]+)(?:H([\d.]+)q\d+ 0 \d+ \d+)?V([\d.]+)", edges)
+    return sorted((float(bend or x), float(top), float(end)) for x, top, bend, end in result)
 
 
 def test_children_in_lower_rows_hang_from_one_trunk() -> None:
@@ -168,13 +168,13 @@ def verified(draw: st.DrawFn) -> Step:
     n = draw(st.integers(0, 24))
     parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
     tokens = draw(st.lists(st.integers(0, 12), min_size=n, max_size=n))
-    reach = draw(st.lists(st.floats(0, 1, width=32), min_size=n, max_size=n))
+    accept_prob = draw(st.lists(st.floats(0, 1, width=32), min_size=n, max_size=n))
     path: list[int] = []
     while children := [i for i in range(n) if parents[i] == (path[-1] if path else -1)]:
         if draw(st.booleans()):
             break
         path.append(draw(st.sampled_from(children)))
-    tree = DraftTree.build(tokens, parents, "context", reach=reach)
+    tree = DraftTree.build(tokens, parents, "context", accept_prob=accept_prob)
     return Step(tree, tuple(path), (*(tokens[node] for node in path), 1))
 
 
@@ -193,8 +193,8 @@ def test_no_box_overlaps_another_and_every_edge_ends_at_its_box(step: Step) -> N
         for box, parent in enumerate(parents, 1):
             assert view.nodes[box].x > view.nodes[parent].right
             assert view.nodes[box].y >= view.nodes[parent].y
-        drawn = f"{view.edges}{view.path}"
-        ends = [float(end) for end in re.findall(r"H([\d.]+)(?=M|$)", drawn)]
+        sample = f"{view.edges}{view.path}"
+        ends = [float(end) for end in re.findall(r"H([\d.]+)(?=M|$)", sample)]
         assert sorted(ends) == sorted(float(node.x) for node in view.nodes[1:])
         bold = {box for box, node in enumerate(view.nodes) if "kept" in node.css}
         assert bold == {node + 1 for node in step.path}

@@ -22,10 +22,10 @@ ASKED = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 12,
 def folders(tmp_path: Path) -> tuple[Path, Path]:
     """Return the folders of a model and of a head for it."""
     model, head = tmp_path / "model", tmp_path / "head"
-    made = tiny.model("llama", dtype=torch.float32, seed=4)
-    made.save_pretrained(model)
+    instance = tiny.model("llama", dtype=torch.float32, seed=4)
+    instance.save_pretrained(model)
     tiny.tokenizer().save_pretrained(model)
-    heads.fresh(CausalTarget(made)).save(head)
+    heads.fresh(CausalTarget(instance)).save(head)
     return model, head
 
 
@@ -34,21 +34,21 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
     model, head = folders(tmp_path)
     drafter = str(head) if beside is None else f"{head},{beside}"
     chosen = EngineOptions(str(model), None, drafter, "4", "cpu", "float32")
-    found = load(
+    result = load(
         Served(NAME, chosen.engine, drafter_of(drafter), 4, documents=lambda: None),
         ServerSettings(),
     )
-    wanted = found.engine.drafting(None).generate("A draft", max_new_tokens=12, ignore_eos=True)
-    with served(found.engine, drafting=found.drafting) as (client, _):
-        told = client.post("/v1/completions", json=ASKED).json()
-        assert told["choices"][0]["text"] == wanted.text
-        assert told["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    selection = result.engine.drafting(None).generate("A draft", max_new_tokens=12, ignore_eos=True)
+    with served(result.engine, drafting=result.drafting) as (client, _):
+        message = client.post("/v1/completions", json=ASKED).json()
+        assert message["choices"][0]["text"] == selection.text
+        assert message["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
         text = client.get("/metrics").text
         assert 'ragspec_drafted_tokens_total{source="head"}' in text
         # What the server was started with is its owner's; a caller names no folder.
         other = client.post("/v1/completions", json={**ASKED, "drafter": str(model)})
         assert other.status_code == 400 and other.json()["error"]["code"] == "unknown_name"
-    found.close(0.0)
+    result.close(0.0)
 
 
 def test_no_request_waits_for_costs_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +63,8 @@ def test_no_request_waits_for_costs_to_be_measured(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("ragspec.engine.engine.read_cost", late)
     try:
         for drafter, budget in (("context", None), ("auto", "auto"), (None, "auto")):
-            found = serving.drafting.engine("somebody", drafter, budget)
-            assert found.drafter is None or found.cost is not None
+            result = serving.drafting.engine("somebody", drafter, budget)
+            assert result.drafter is None or result.cost is not None
         assert serving.drafting.engine("somebody", "context").drafter is not None
         assert plain.cost is None  # the caller's engine is as it was
     finally:

@@ -37,29 +37,29 @@ def made() -> Engine:
 
 
 @pytest.fixture
-def begun(made: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
-    with served(made, ServerSettings(slots=2, queue=1, body=5000)) as found:
-        yield found
+def begun(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
+    with served(instance, ServerSettings(slots=2, queue=1, body=5000)) as result:
+        yield result
 
 
 def test_the_surplus_is_told_to_come_again(begun: tuple[httpx.Client, Serving]) -> None:
     client, serving = begun
-    found: list[httpx.Response] = []
+    results: list[httpx.Response] = []
 
     def ask() -> None:
-        found.append(client.post("/v1/completions", json=LONG))
+        results.append(client.post("/v1/completions", json=LONG))
 
     threads = [threading.Thread(target=ask) for _ in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    statuses = sorted(each.status_code for each in found)
+    statuses = sorted(each.status_code for each in results)
     assert set(statuses) == {200, 429} and statuses.count(200) >= 3
-    surplus = next(each for each in found if each.status_code == 429)
+    surplus = next(each for each in results if each.status_code == 429)
     assert surplus.headers["retry-after"].isdecimal()
     assert surplus.json()["error"]["code"] == "queue_full"
-    texts = {each.json()["choices"][0]["text"] for each in found if each.status_code == 200}
+    texts = {each.json()["choices"][0]["text"] for each in results if each.status_code == 200}
     assert len(texts) == 1
     assert serving.pool.live == serving.pool.waiting == 0
 
@@ -78,8 +78,8 @@ def test_all_samples_are_taken_or_none(begun: tuple[httpx.Client, Serving]) -> N
 def test_a_large_body_is_refused(begun: tuple[httpx.Client, Serving]) -> None:
     client, _ = begun
     body = json.dumps({**SHORT, "prompt": "x" * 6000}).encode()
-    found = client.post("/v1/completions", content=body)
-    assert found.status_code == 413 and found.json()["error"]["code"] == "too_large"
+    result = client.post("/v1/completions", content=body)
+    assert result.status_code == 413 and result.json()["error"]["code"] == "too_large"
 
     def parts() -> Iterator[bytes]:
         for start in range(0, len(body), 1000):
@@ -128,26 +128,26 @@ def test_a_caller_that_reads_nothing_is_given_up() -> None:
     assert closed == [True] and time.monotonic() - began < 5
 
 
-def test_a_drafter_that_fails_ends_nobody_elses_text(made: Engine) -> None:
-    with served(made) as (client, serving):
-        wanted = client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"]
+def test_a_drafter_that_fails_ends_nobody_elses_text(instance: Engine) -> None:
+    with served(instance) as (client, serving):
+        selection = client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"]
 
         def failing(*args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("secret")
 
-        kept = serving.pool.submit
-        serving.pool.submit = lambda *a, **k: kept(*a, **k, on_step=failing)  # type: ignore[method-assign]
-        found = client.post("/v1/completions", json=LONG)
-        told = client.post("/v1/completions", json={**LONG, "stream": True}).read().decode()
-        serving.pool.submit = kept  # type: ignore[method-assign]
-        assert found.status_code == 500 and "secret" not in found.text
-        assert found.json()["error"]["type"] == "server_error" and "server_error" in told
-        assert client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"] == wanted
+        selected = serving.pool.submit
+        serving.pool.submit = lambda *a, **k: selected(*a, **k, on_step=failing)  # type: ignore[method-assign]
+        result = client.post("/v1/completions", json=LONG)
+        message = client.post("/v1/completions", json={**LONG, "stream": True}).read().decode()
+        serving.pool.submit = selected  # type: ignore[method-assign]
+        assert result.status_code == 500 and "secret" not in result.text
+        assert result.json()["error"]["type"] == "server_error" and "server_error" in message
+        assert client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"] == selection
 
 
-def test_keys(made: Engine) -> None:
+def test_keys(instance: Engine) -> None:
     settings = ServerSettings(keys=("alpha", "beta"), admin_key="root")
-    with served(made, settings) as (client, _):
+    with served(instance, settings) as (client, _):
 
         def ask(key: str | None, path: str = "/v1/models") -> int:
             headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -160,29 +160,29 @@ def test_keys(made: Engine) -> None:
         assert client.get("/v1/models", headers={"Authorization": "Basic alpha"}).status_code == 401
     spaced = ServerSettings(keys=(" gamma\n",), admin_key=" root ")  # as files and shells give them
     assert (spaced.keys, spaced.admin_key) == (("gamma",), "root")
-    with served(made, ServerSettings(keys=("alpha",))) as (client, _):
+    with served(instance, ServerSettings(keys=("alpha",))) as (client, _):
         headers = {"Authorization": "Bearer alpha"}
         assert client.get("/admin/stores", headers=headers).status_code == 403
 
 
-def test_stores_are_added_while_running(made: Engine, tmp_path: Path) -> None:
-    with served(made) as (client, _):
-        wanted = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
-        text = f"{PROMPT}{wanted}"
-        store = CorpusIndex.build([text], made.tokenizer, tmp_path / "store")
+def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> None:
+    with served(instance) as (client, _):
+        selection = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
+        text = f"{PROMPT}{selection}"
+        store = CorpusIndex.build([text], instance.tokenizer, tmp_path / "store")
         store.close()
         added = {"name": "answers", "path": str(tmp_path / "store")}
-        found = client.post("/admin/stores", json=added)
-        assert found.status_code == 201 and found.json()["tokens"] >= len(text)
+        result = client.post("/admin/stores", json=added)
+        assert result.status_code == 201 and result.json()["tokens"] >= len(text)
         assert [each["id"] for each in client.get("/admin/stores").json()["data"]] == ["answers"]
         drafted = client.post("/v1/completions", json={**LONG, "budget": 8}).json()
-        assert drafted["choices"][0]["text"] == wanted
-        told = drafted["metrics"]["speculative_decoding"]
-        assert told["accepted_by_source"]["answers"] > 50
+        assert drafted["choices"][0]["text"] == selection
+        message = drafted["metrics"]["speculative_decoding"]
+        assert message["accepted_by_source"]["answers"] > 50
         for store_name in ("answers", None):
             body = {**LONG, "budget": 8, "store": store_name}
-            told = client.post("/v1/completions", json=body).json()["metrics"]
-            by_source = told["speculative_decoding"]["accepted_by_source"]
+            message = client.post("/v1/completions", json=body).json()["metrics"]
+            by_source = message["speculative_decoding"]["accepted_by_source"]
             assert ("answers" in by_source) is (store_name is not None)
         assert client.post("/admin/stores", json=added).status_code == 400
         for path in ("nowhere", "a\0b", "x" * 4000):
@@ -190,14 +190,14 @@ def test_stores_are_added_while_running(made: Engine, tmp_path: Path) -> None:
             assert bad.status_code == 400 and bad.json()["error"]["message"]
 
 
-def test_tenants_have_drafters_of_their_own(made: Engine) -> None:
-    with served(made) as (client, serving):
+def test_tenants_have_drafters_of_their_own(instance: Engine) -> None:
+    with served(instance) as (client, serving):
         body = {**LONG, "max_tokens": 40, "drafter": "recycling", "budget": 6}
 
         def drafted(user: str | None) -> int:
-            asked = body if user is None else {**body, "user": user}
-            found = client.post("/v1/completions", json=asked).json()
-            return int(found["metrics"]["speculative_decoding"]["num_accepted_tokens"])
+            request = body if user is None else {**body, "user": user}
+            result = client.post("/v1/completions", json=request).json()
+            return int(result["metrics"]["speculative_decoding"]["num_accepted_tokens"])
 
         first, second = drafted("ann"), drafted("ann")
         assert drafted("bob") == first == drafted(None)
@@ -211,35 +211,35 @@ def test_tenants_have_drafters_of_their_own(made: Engine) -> None:
     assert tenant_of(None, None) == ""
 
 
-def test_a_prefix_of_another_tenant_is_read_again(made: Engine) -> None:
-    with served(made) as (client, _):
+def test_a_prefix_of_another_tenant_is_read_again(instance: Engine) -> None:
+    with served(instance) as (client, _):
 
         def cached(user: str) -> int:
-            found = client.post(
+            result = client.post(
                 "/v1/completions", json={**SHORT, "prompt": PROMPT * 3, "user": user}
             )
-            return int(found.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
+            return int(result.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
         assert [cached("ann"), cached("bob")] == [0, 0]
         assert cached("ann") > 100
 
 
-def test_texts_under_way_end_when_the_server_stops(made: Engine) -> None:
-    found: list[httpx.Response] = []
-    with served(made) as (client, serving):
+def test_texts_under_way_end_when_the_server_stops(instance: Engine) -> None:
+    results: list[httpx.Response] = []
+    with served(instance) as (client, serving):
         thread = threading.Thread(
-            target=lambda: found.append(
+            target=lambda: results.append(
                 client.post("/v1/completions", json={**LONG, "stream": True})
             )
         )
         thread.start()
         until(lambda: serving.pool.live == 1)
-        wanted = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
+        selection = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
         thread.join()
-    assert text_of(events(found[0])) == wanted
+    assert text_of(events(results[0])) == selection
 
 
-def test_settings_that_cannot_be(made: Engine) -> None:
+def test_settings_that_cannot_be(instance: Engine) -> None:
     for bad in (
         {"host": "0.0.0.0"},
         {"port": 70000},
@@ -254,8 +254,8 @@ def test_settings_that_cannot_be(made: Engine) -> None:
     assert ServerSettings(host="::1").local and ServerSettings(host="localhost").local
 
 
-def test_what_can_never_be_served_is_no_matter_of_trying_again(made: Engine) -> None:
-    with served(made, ServerSettings(slots=2, queue=1)) as (client, _):
+def test_what_can_never_be_served_is_no_matter_of_trying_again(instance: Engine) -> None:
+    with served(instance, ServerSettings(slots=2, queue=1)) as (client, _):
         many = client.post("/v1/completions", json={**SHORT, "prompt": ["a", "b"], "n": 2})
         assert many.status_code == 400 and "3 at most" in many.json()["error"]["message"]
         long = {"type": "content", "content": "x" * 100_000}
@@ -267,10 +267,10 @@ def test_what_can_never_be_served_is_no_matter_of_trying_again(made: Engine) -> 
 
 
 def test_a_text_that_cannot_be_told_fails_alone(
-    made: Engine, monkeypatch: pytest.MonkeyPatch
+    instance: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with served(made) as (client, serving):
-        wanted = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
+    with served(instance) as (client, serving):
+        selection = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
         results = Run.results
 
         def failing(run: Run) -> Any:
@@ -281,21 +281,21 @@ def test_a_text_that_cannot_be_told_fails_alone(
         monkeypatch.setattr(Run, "results", failing)
         with ThreadPoolExecutor(2) as callers:
             other = callers.submit(client.post, "/v1/completions", json=LONG)
-            found = client.post("/v1/completions", json={**SHORT, "prompt": "abc"})
-        assert found.status_code == 500
-        assert other.result().json()["choices"][0]["text"] == wanted
+            result = client.post("/v1/completions", json={**SHORT, "prompt": "abc"})
+        assert result.status_code == 500
+        assert other.result().json()["choices"][0]["text"] == selection
         assert serving.pool.live == 0
 
 
-def test_callers_hear_of_texts_that_a_stop_cuts_short(made: Engine) -> None:
+def test_callers_hear_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:
     settings = ServerSettings(drain=0.05)
-    serving = Serving(made, NAME)
+    serving = Serving(instance, NAME)
     app = build_app(serving, settings)
-    found: list[httpx.Response] = []
+    results: list[httpx.Response] = []
     with listening(app) as address:
         body = {**LONG, "max_tokens": 450, "n": 4}
         thread = threading.Thread(
-            target=lambda: found.append(
+            target=lambda: results.append(
                 httpx.post(f"{address}/v1/completions", json=body, timeout=60)
             )
         )
@@ -303,4 +303,4 @@ def test_callers_hear_of_texts_that_a_stop_cuts_short(made: Engine) -> None:
         until(lambda: serving.pool.live == 4)
         app.routes.stop()
         thread.join()
-    assert found[0].status_code == 503 and found[0].json()["error"]["code"] == "stopping"
+    assert results[0].status_code == 503 and results[0].json()["error"]["code"] == "stopping"

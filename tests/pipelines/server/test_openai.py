@@ -24,8 +24,8 @@ def made() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def pair(made: Engine) -> Iterator[tuple[OpenAI, Serving, str]]:
-    with served(made) as (client, serving):
+def pair(instance: Engine) -> Iterator[tuple[OpenAI, Serving, str]]:
+    with served(instance) as (client, serving):
         address = str(client.base_url)
         yield OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0), serving, address
 
@@ -35,20 +35,20 @@ def client(pair: tuple[OpenAI, Serving, str]) -> OpenAI:
     return pair[0]
 
 
-def test_the_client_chats(client: OpenAI, made: Engine) -> None:
-    wanted = made.generate(MESSAGES, max_new_tokens=16)
-    found = client.chat.completions.create(
+def test_the_client_chats(client: OpenAI, instance: Engine) -> None:
+    selection = instance.generate(MESSAGES, max_new_tokens=16)
+    result = client.chat.completions.create(
         model=NAME, messages=MESSAGES, temperature=0, max_completion_tokens=16, logprobs=True
     )
-    assert found.choices[0].message.content == wanted.text
-    assert found.choices[0].finish_reason == wanted.finish_reason
-    assert found.usage is not None and found.usage.completion_tokens == len(wanted.tokens)
-    assert found.choices[0].logprobs is not None and found.choices[0].logprobs.content
+    assert result.choices[0].message.content == selection.text
+    assert result.choices[0].finish_reason == selection.finish_reason
+    assert result.usage is not None and result.usage.completion_tokens == len(selection.tokens)
+    assert result.choices[0].logprobs is not None and result.choices[0].logprobs.content
 
 
-def test_the_client_streams(client: OpenAI, made: Engine) -> None:
-    wanted = made.generate(MESSAGES, max_new_tokens=16)
-    pieces, usage = [], None
+def test_the_client_streams(client: OpenAI, instance: Engine) -> None:
+    selection = instance.generate(MESSAGES, max_new_tokens=16)
+    parts, usage = [], None
     with client.chat.completions.create(
         model=NAME,
         messages=MESSAGES,
@@ -59,15 +59,15 @@ def test_the_client_streams(client: OpenAI, made: Engine) -> None:
     ) as chunks:
         for chunk in chunks:
             usage = chunk.usage or usage
-            pieces += [choice.delta.content or "" for choice in chunk.choices]
-    assert "".join(pieces) == wanted.text
-    assert usage is not None and usage.completion_tokens == len(wanted.tokens)
+            parts += [choice.delta.content or "" for choice in chunk.choices]
+    assert "".join(parts) == selection.text
+    assert usage is not None and usage.completion_tokens == len(selection.tokens)
 
 
 def test_the_client_predicts_and_completes(client: OpenAI) -> None:
     plain = client.completions.create(model=NAME, prompt="Drafts", temperature=0, max_tokens=30)
     text = plain.choices[0].text
-    found = client.chat.completions.create(
+    result = client.chat.completions.create(
         model=NAME,
         messages=MESSAGES,
         temperature=0,
@@ -75,16 +75,16 @@ def test_the_client_predicts_and_completes(client: OpenAI) -> None:
         prediction={"type": "content", "content": text},
         extra_body={"drafter": "context", "budget": 4},
     )
-    assert found.usage is not None and found.usage.completion_tokens_details is not None
-    assert found.usage.completion_tokens_details.rejected_prediction_tokens is not None
+    assert result.usage is not None and result.usage.completion_tokens_details is not None
+    assert result.usage.completion_tokens_details.rejected_prediction_tokens is not None
     assert client.models.retrieve(NAME).id == NAME
     assert [each.id for each in client.models.list()] == [NAME]
 
 
 def test_the_client_understands_errors(client: OpenAI) -> None:
-    with pytest.raises(NotFoundError) as found:
+    with pytest.raises(NotFoundError) as result:
         client.completions.create(model="other", prompt="x")
-    assert found.value.code == "model_not_found"
+    assert result.value.code == "model_not_found"
     with pytest.raises(BadRequestError) as long:
         client.completions.create(model=NAME, prompt="x" * 900)
     assert long.value.code == "context_length_exceeded"
@@ -95,12 +95,12 @@ def test_no_request_is_answered_by_a_fault(
     pair: tuple[OpenAI, Serving, str], examples: int
 ) -> None:
     _, serving, address = pair
-    asked: dict[str, int] = {}
-    for found in openapi.from_url(f"{address}/openapi.json").get_all_operations():
-        assert isinstance(found, Ok)
-        operation = found.ok()
-        asked[operation.label] = try_all(operation, examples)
-    assert len(asked) == 9 and min(asked.values()) >= 1, asked
+    request: dict[str, int] = {}
+    for result in openapi.from_url(f"{address}/openapi.json").get_all_operations():
+        assert isinstance(result, Ok)
+        operation = result.ok()
+        request[operation.label] = try_all(operation, examples)
+    assert len(request) == 9 and min(request.values()) >= 1, request
     assert serving.pool.live == 0
 
 

@@ -32,31 +32,33 @@ def made() -> Engine:
 
 @pytest.fixture(scope="module")
 def pipe() -> ImagePipeline:
-    found = ImagePipeline.from_pretrained("emoji")
-    found.set_progress_bar_config(disable=True)
-    return found
+    result = ImagePipeline.from_pretrained("emoji")
+    result.set_progress_bar_config(disable=True)
+    return result
 
 
 @pytest.fixture(scope="module")
-def pair(made: Engine, pipe: ImagePipeline) -> Iterator[tuple[httpx.Client, Serving]]:
-    with served(made, images={"emoji": pipe}) as found:
-        yield found
+def pair(instance: Engine, pipe: ImagePipeline) -> Iterator[tuple[httpx.Client, Serving]]:
+    with served(instance, images={"emoji": pipe}) as result:
+        yield result
 
 
-def test_pictures(made: Engine, pipe: ImagePipeline, pair: tuple[httpx.Client, Serving]) -> None:
+def test_pictures(
+    instance: Engine, pipe: ImagePipeline, pair: tuple[httpx.Client, Serving]
+) -> None:
     client, _ = pair
-    asked = {"prompt": "red heart", "n": 2, "seed": 5}
-    found = client.post("/v1/images/generations", json=asked).json()
-    drawn = pipe("red heart", num_images_per_prompt=2, generator=torch.Generator().manual_seed(5))
-    for told, image in zip(found["data"], drawn.images, strict=True):
-        png = Image.open(io.BytesIO(base64.b64decode(told["b64_json"])))
+    request = {"prompt": "red heart", "n": 2, "seed": 5}
+    result = client.post("/v1/images/generations", json=request).json()
+    sample = pipe("red heart", num_images_per_prompt=2, generator=torch.Generator().manual_seed(5))
+    for message, image in zip(result["data"], sample.images, strict=True):
+        png = Image.open(io.BytesIO(base64.b64decode(message["b64_json"])))
         assert png.tobytes() == image.tobytes()
-    assert found["metrics"]["speculative_decoding"]["label"] == drawn.label
+    assert result["metrics"]["speculative_decoding"]["label"] == sample.label
     assert "emoji" in [each["id"] for each in client.get("/v1/models").json()["data"]]
     for bad, status in (({"model": "x"}, 404), ({"size": "7"}, 400), ({"size": "9x9"}, 400)):
-        answer = client.post("/v1/images/generations", json={**asked, **bad})
+        answer = client.post("/v1/images/generations", json={**request, **bad})
         assert answer.status_code == status
-    with served(made) as (client, _):
+    with served(instance) as (client, _):
         assert client.post("/v1/images/generations", json={"prompt": "x"}).status_code == 404
 
 
@@ -70,11 +72,11 @@ def test_pictures_of_a_caller_that_has_left_are_not_drawn_to_their_end(
     def slow(gone: Any) -> Any:
         after = ends(gone)
 
-        def after_pass(*told: Any) -> None:
+        def after_pass(*message: Any) -> None:
             passes[0] += 1
             first.set()
             assert on.wait(20)
-            after(*told)
+            after(*message)
 
         return after_pass
 
@@ -88,8 +90,8 @@ def test_pictures_of_a_caller_that_has_left_are_not_drawn_to_their_end(
     head = "POST /v1/images/generations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(raw)}\r\n\r\n"
     address = (client.base_url.host, client.base_url.port)
-    with socket.create_connection(address) as drawn, socket.create_connection(address) as waits:
-        drawn.sendall(head.encode() + raw)
+    with socket.create_connection(address) as sample, socket.create_connection(address) as waits:
+        sample.sendall(head.encode() + raw)
         assert first.wait(20)
         waits.sendall(head.encode() + raw)
         until(lambda: serving._drawn == 2)
@@ -103,9 +105,9 @@ def test_pictures_of_a_caller_that_has_left_are_not_drawn_to_their_end(
 
 
 def test_requests_for_pictures_are_counted_and_those_that_wait_end_with_the_server(
-    made: Engine,
+    instance: Engine,
 ) -> None:
-    serving = Serving(made, NAME, queue=1)
+    serving = Serving(instance, NAME, queue=1)
     begun, on = threading.Event(), threading.Event()
 
     def work() -> dict[str, Any]:
@@ -113,11 +115,11 @@ def test_requests_for_pictures_are_counted_and_those_that_wait_end_with_the_serv
         assert on.wait(20)
         return {}
 
-    drawn: list[Future[dict[str, Any]]] = [serving.drawing(work), serving.drawing(dict)]
+    sample: list[Future[dict[str, Any]]] = [serving.drawing(work), serving.drawing(dict)]
     assert begun.wait(20)
     with pytest.raises(QueueFullError):
         serving.drawing(dict)
     serving.close(0.0)
-    assert drawn[1].cancelled() and serving._drawn == 1
+    assert sample[1].cancelled() and serving._drawn == 1
     on.set()
     until(lambda: serving._drawn == 0)

@@ -24,36 +24,36 @@ def made() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def client(made: Engine) -> Iterator[httpx.Client]:
-    with served(made) as (client, _):
+def client(instance: Engine) -> Iterator[httpx.Client]:
+    with served(instance) as (client, _):
         yield client
 
 
-def asked(made: Engine) -> dict[str, Any]:
+def asked(instance: Engine) -> dict[str, Any]:
     """Return a request whose text has no half-written character."""
-    count = len(made.tokenizer)
-    broken = [n for n in range(count) if not made.tokenizer.decode([n]).isprintable()]
-    broken += [n for n in range(count) if "\ufffd" in made.tokenizer.decode([n])]
+    count = len(instance.tokenizer)
+    broken = [n for n in range(count) if not instance.tokenizer.decode([n]).isprintable()]
+    broken += [n for n in range(count) if "\ufffd" in instance.tokenizer.decode([n])]
     bias = {str(token): -100.0 for token in broken}
     sampled = {"temperature": 0.8, "seed": 3, "ignore_eos": True, "max_tokens": 24, "logprobs": 1}
     return {"model": NAME, "prompt": PROMPT, "logit_bias": bias, **sampled}
 
 
-def whole(made: Engine) -> tuple[str, list[str]]:
+def whole(instance: Engine) -> tuple[str, list[str]]:
     """Return the text that is written where nothing stops it, and its tokens."""
-    bias = {int(token): value for token, value in asked(made)["logit_bias"].items()}
+    bias = {int(token): value for token, value in asked(instance)["logit_bias"].items()}
     sampling = Sampling(temperature=0.8, seed=3, logit_bias=bias)
-    found = made.generate(PROMPT, sampling, max_new_tokens=24, ignore_eos=True)
-    return found.text, [made.tokenizer.decode([token]) for token in found.tokens]
+    result = instance.generate(PROMPT, sampling, max_new_tokens=24, ignore_eos=True)
+    return result.text, [instance.tokenizer.decode([token]) for token in result.tokens]
 
 
 def told(client: httpx.Client, body: dict[str, Any], stream: bool) -> tuple[str, dict[str, Any]]:
     """Return the text of a request and its log-probabilities, those of a stream put together."""
-    found = client.post("/v1/completions", json={**body, "stream": stream})
+    result = client.post("/v1/completions", json={**body, "stream": stream})
     if not stream:
-        choice = found.json()["choices"][0]
+        choice = result.json()["choices"][0]
         return choice["text"], choice["logprobs"]
-    lines = events(found)
+    lines = events(result)
     parts = [c["logprobs"] for each in lines for c in each["choices"] if c["logprobs"]]
     assert len(parts) > 1
     return text_of(lines), {
@@ -63,56 +63,58 @@ def told(client: httpx.Client, body: dict[str, Any], stream: bool) -> tuple[str,
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_tokens_of_a_stop_are_left_out_and_one_that_is_cut_is_kept(
-    client: httpx.Client, made: Engine, stream: bool
+    client: httpx.Client, instance: Engine, stream: bool
 ) -> None:
-    text, tokens = whole(made)
+    text, tokens = whole(instance)
     starts = [len("".join(tokens[:at])) for at in range(len(tokens))]
     cut = next(at for at in range(8, 20) if len(tokens[at]) > 2)
     stop = text[starts[cut] + 1 : starts[cut + 3] + 1]  # from within a token to within a later one
     assert text.index(stop) == starts[cut] + 1
-    found, logprobs = told(client, {**asked(made), "stop": stop}, stream)
-    assert found == text[: starts[cut] + 1]
+    result, logprobs = told(client, {**asked(instance), "stop": stop}, stream)
+    assert result == text[: starts[cut] + 1]
     assert logprobs["tokens"] == tokens[: cut + 1]
     assert logprobs["text_offset"] == starts[: cut + 1]
     assert len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == cut + 1
 
 
-def test_a_chunk_tells_of_the_tokens_that_begin_in_it(client: httpx.Client, made: Engine) -> None:
-    text, tokens = whole(made)
+def test_a_chunk_tells_of_the_tokens_that_begin_in_it(
+    client: httpx.Client, instance: Engine
+) -> None:
+    text, tokens = whole(instance)
     starts = [len("".join(tokens[:at])) for at in range(len(tokens))]
-    body = {**asked(made), "stop": ["never written"], "stream": True}
-    given, known = "", 0
+    body = {**asked(instance), "stop": ["never written"], "stream": True}
+    inputs, known = "", 0
     for each in events(client.post("/v1/completions", json=body)):
         for choice in each["choices"]:
-            given += choice["text"]
+            inputs += choice["text"]
             known += len((choice["logprobs"] or {"tokens": []})["tokens"])
-            assert known == sum(start < len(given) for start in starts)
-    assert given == text
+            assert known == sum(start < len(inputs) for start in starts)
+    assert inputs == text
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_all_tokens_are_told_where_nothing_is_cut(
-    client: httpx.Client, made: Engine, stream: bool
+    client: httpx.Client, instance: Engine, stream: bool
 ) -> None:
-    text, tokens = whole(made)
-    found, logprobs = told(client, {**asked(made), "stop": ["never written"]}, stream)
-    assert (found, logprobs["tokens"]) == (text, tokens)
+    text, tokens = whole(instance)
+    result, logprobs = told(client, {**asked(instance), "stop": ["never written"]}, stream)
+    assert (result, logprobs["tokens"]) == (text, tokens)
     assert logprobs["text_offset"] == [len("".join(tokens[:at])) for at in range(len(tokens))]
 
 
-def test_a_chat_tells_of_its_text_alone(client: httpx.Client, made: Engine) -> None:
-    body: dict[str, Any] = {**asked(made), "logprobs": True}
+def test_a_chat_tells_of_its_text_alone(client: httpx.Client, instance: Engine) -> None:
+    body: dict[str, Any] = {**asked(instance), "logprobs": True}
     body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
     free = client.post("/v1/chat/completions", json=body).json()["choices"][0]
     content = [each["token"] for each in free["logprobs"]["content"]]
     assert "".join(content) == free["message"]["content"]
     stop = content[6]
     first = content.index(stop)
-    found = client.post("/v1/chat/completions", json={**body, "stop": stop}).json()
-    choice = found["choices"][0]
+    result = client.post("/v1/chat/completions", json={**body, "stop": stop}).json()
+    choice = result["choices"][0]
     text = choice["message"]["content"]
-    kept = [each["token"] for each in choice["logprobs"]["content"]]
+    selected = [each["token"] for each in choice["logprobs"]["content"]]
     assert text == "".join(content)[: "".join(content).index(stop)]
-    assert kept == content[: len(kept)]
-    assert len("".join(kept[:-1])) < len(text) <= len("".join(kept))
-    assert found["usage"]["completion_tokens"] > len(kept) <= first
+    assert selected == content[: len(selected)]
+    assert len("".join(selected[:-1])) < len(text) <= len("".join(selected))
+    assert result["usage"]["completion_tokens"] > len(selected) <= first

@@ -41,13 +41,13 @@ def test_the_field_is_the_callers_own(
     client: httpx.Client, body: dict[str, Any], param: str
 ) -> None:
     whole = {"model": NAME, "messages": MESSAGES, **body}
-    found = client.post("/v1/chat/completions", json=whole)
-    error = found.json()["error"]
-    assert (found.status_code, error["param"]) == (400, param), error
+    result = client.post("/v1/chat/completions", json=whole)
+    error = result.json()["error"]
+    assert (result.status_code, error["param"]) == (400, param), error
     assert error["message"].startswith(f"{param}: ")
 
 
 def test_a_field_that_lacks_is_named(client: httpx.Client) -> None:
-    found = client.post("/v1/completions", json={"model": NAME})
-    assert found.json()["error"]["param"] == "prompt"
+    result = client.post("/v1/completions", json={"model": NAME})
+    assert result.json()["error"]["param"] == "prompt"
     assert client.post("/v1/completions", json=[1]).json()["error"]["param"] is None

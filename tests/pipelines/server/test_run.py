@@ -27,7 +27,7 @@ def test_what_was_loaded_is_no_matter_of_the_garbage_collector(
 
     loaded: list[list[Any]] = []
 
-    def load(*asked: Any) -> Any:
+    def load(*request: Any) -> Any:
         loaded.append([])
         return loaded[0]
 

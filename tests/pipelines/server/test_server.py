@@ -27,9 +27,9 @@ def made() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def pair(made: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
-    with served(made) as found:
-        yield found
+def pair(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
+    with served(instance) as result:
+        yield result
 
 
 @pytest.fixture(scope="module")
@@ -50,45 +50,47 @@ def chat(client: httpx.Client, *turns: str, **body: Any) -> httpx.Response:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("drafter", ["none", "context", "auto", ["context", "recycling"]])
 def test_texts_are_those_of_the_engine(
-    client: httpx.Client, made: Engine, stream: bool, drafter: Any
+    client: httpx.Client, instance: Engine, stream: bool, drafter: Any
 ) -> None:
     settings = {"temperature": 0.8, "top_p": 0.9, "seed": 11, "max_tokens": 24}
-    wanted = made.drafting(None).generate(PROMPT, SAMPLED, max_new_tokens=24, ignore_eos=True)
-    found = complete(client, **settings, stream=stream, drafter=drafter)
-    assert found.status_code == 200
+    selection = instance.drafting(None).generate(
+        PROMPT, SAMPLED, max_new_tokens=24, ignore_eos=True
+    )
+    result = complete(client, **settings, stream=stream, drafter=drafter)
+    assert result.status_code == 200
     if stream:
-        assert text_of(events(found)) == wanted.text
+        assert text_of(events(result)) == selection.text
         return
-    choice = found.json()["choices"][0]
-    assert (choice["text"], choice["finish_reason"]) == (wanted.text, wanted.finish_reason)
-    assert found.json()["usage"]["completion_tokens"] == len(wanted.tokens)
-    assert found.json()["metrics"]["speculative_decoding"]["label"] == "exact"
+    choice = result.json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (selection.text, selection.finish_reason)
+    assert result.json()["usage"]["completion_tokens"] == len(selection.tokens)
+    assert result.json()["metrics"]["speculative_decoding"]["label"] == "exact"
 
 
 def test_samples_are_those_of_the_engine_and_count_their_prompt_once(
-    client: httpx.Client, made: Engine
+    client: httpx.Client, instance: Engine
 ) -> None:
     body = {"temperature": 0.8, "top_p": 0.9, "seed": 11, "max_tokens": 12, "n": 3}
-    wanted = made.generate(
+    selection = instance.generate(
         PROMPT,
         Sampling(temperature=0.8, top_p=0.9, seed=11, n=3),
         max_new_tokens=12,
         ignore_eos=True,
     )
-    found = complete(client, **body).json()
-    assert [choice["text"] for choice in found["choices"]] == [each.text for each in wanted]
-    assert found["usage"]["prompt_tokens"] == len(PROMPT)
-    told = events(complete(client, **body, stream=True, stream_options={"include_usage": True}))
-    assert [text_of(told, i) for i in range(3)] == [each.text for each in wanted]
-    assert told[-1]["usage"] == {
-        **found["usage"],
-        "prompt_tokens_details": told[-1]["usage"]["prompt_tokens_details"],
+    result = complete(client, **body).json()
+    assert [choice["text"] for choice in result["choices"]] == [each.text for each in selection]
+    assert result["usage"]["prompt_tokens"] == len(PROMPT)
+    message = events(complete(client, **body, stream=True, stream_options={"include_usage": True}))
+    assert [text_of(message, i) for i in range(3)] == [each.text for each in selection]
+    assert message[-1]["usage"] == {
+        **result["usage"],
+        "prompt_tokens_details": message[-1]["usage"]["prompt_tokens_details"],
     }
-    assert [each for each in told if "usage" in each] == told[-1:]
+    assert [each for each in message if "usage" in each] == message[-1:]
 
 
-def test_several_prompts_and_token_ids(client: httpx.Client, made: Engine) -> None:
-    ids = made.tokenizer(PROMPT)["input_ids"]
+def test_several_prompts_and_token_ids(client: httpx.Client, instance: Engine) -> None:
+    ids = instance.tokenizer(PROMPT)["input_ids"]
     one = complete(client, temperature=0, max_tokens=8).json()["choices"][0]["text"]
     many = complete(client, prompt=[PROMPT, "Other"], temperature=0, max_tokens=8).json()
     assert many["choices"][0]["text"] == one
@@ -98,7 +100,7 @@ def test_several_prompts_and_token_ids(client: httpx.Client, made: Engine) -> No
     assert [choice["text"] for choice in by_id["choices"]] == [one, one]
 
 
-def test_a_chat_goes_through_the_template(client: httpx.Client, made: Engine) -> None:
+def test_a_chat_goes_through_the_template(client: httpx.Client, instance: Engine) -> None:
     messages = [
         {"role": "system", "content": "Be short."},
         {
@@ -113,108 +115,114 @@ def test_a_chat_goes_through_the_template(client: httpx.Client, made: Engine) ->
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "Where does it come from?"},
     ]
-    wanted = made.generate(plain, max_new_tokens=20)
+    selection = instance.generate(plain, max_new_tokens=20)
     body = {"model": NAME, "messages": messages, "temperature": 0, "max_completion_tokens": 20}
-    found = client.post("/v1/chat/completions", json=body).json()
-    message = found["choices"][0]["message"]
-    assert (message["role"], message["content"]) == ("assistant", wanted.text)
-    told = events(client.post("/v1/chat/completions", json={**body, "stream": True}))
-    assert told[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert text_of(told) == wanted.text
-    assert told[-2]["choices"][0]["finish_reason"] == wanted.finish_reason
+    result = client.post("/v1/chat/completions", json=body).json()
+    message = result["choices"][0]["message"]
+    assert (message["role"], message["content"]) == ("assistant", selection.text)
+    note = events(client.post("/v1/chat/completions", json={**body, "stream": True}))
+    assert note[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert text_of(note) == selection.text
+    assert note[-2]["choices"][0]["finish_reason"] == selection.finish_reason
 
 
-def test_special_tokens_of_callers_stay_text(client: httpx.Client, made: Engine) -> None:
-    end = made.tokenizer.eos_token
-    found = chat(client, f"a {end} b", temperature=0, max_tokens=2).json()
+def test_special_tokens_of_callers_stay_text(client: httpx.Client, instance: Engine) -> None:
+    end = instance.tokenizer.eos_token
+    result = chat(client, f"a {end} b", temperature=0, max_tokens=2).json()
     shorter = chat(client, "a  b", temperature=0, max_tokens=2).json()
-    assert found["usage"]["prompt_tokens"] > shorter["usage"]["prompt_tokens"] + 1
+    assert result["usage"]["prompt_tokens"] > shorter["usage"]["prompt_tokens"] + 1
 
 
 def test_half_of_a_surrogate_pair_is_told_of(client: httpx.Client) -> None:
     raw = b'{"model": "tiny", "messages": [{"role": "user", "content": "a \\ud83d b"}]}'
-    found = client.post("/v1/chat/completions", content=raw, headers=JSON)
-    assert found.status_code == 400 and "unicode" in found.json()["error"]["message"]
+    result = client.post("/v1/chat/completions", content=raw, headers=JSON)
+    assert result.status_code == 400 and "unicode" in result.json()["error"]["message"]
 
 
 def test_a_body_of_another_type_is_told_of(client: httpx.Client) -> None:
-    found = client.post("/v1/completions", content=b'{"model": "tiny", "prompt": "a"}')
-    assert found.status_code == 400 and "application/json" in found.json()["error"]["message"]
+    result = client.post("/v1/completions", content=b'{"model": "tiny", "prompt": "a"}')
+    assert result.status_code == 400 and "application/json" in result.json()["error"]["message"]
 
 
-def test_stops_bias_and_penalties_count(client: httpx.Client, made: Engine) -> None:
+def test_stops_bias_and_penalties_count(client: httpx.Client, instance: Engine) -> None:
     whole = complete(client, temperature=0, max_tokens=24).json()["choices"][0]["text"]
     stop = whole[5:7]
     for stream in (False, True):
-        found = complete(client, temperature=0, max_tokens=24, stop=[stop], stream=stream)
-        text = text_of(events(found)) if stream else found.json()["choices"][0]["text"]
+        result = complete(client, temperature=0, max_tokens=24, stop=[stop], stream=stream)
+        text = text_of(events(result)) if stream else result.json()["choices"][0]["text"]
         assert text == whole[: whole.index(stop)]
-    token = made.tokenizer("Z")["input_ids"][0]
+    token = instance.tokenizer("Z")["input_ids"][0]
     forced = complete(client, temperature=0, max_tokens=4, logit_bias={str(token): 100}).json()
     assert forced["choices"][0]["text"] == "ZZZZ"
-    wanted = made.generate(
+    selection = instance.generate(
         PROMPT,
         Sampling(frequency_penalty=1.5, presence_penalty=0.5),
         max_new_tokens=24,
         ignore_eos=True,
     )
-    asked = complete(
+    request = complete(
         client, temperature=0, frequency_penalty=1.5, presence_penalty=0.5, max_tokens=24
     )
-    assert asked.json()["choices"][0]["text"] == wanted.text != whole
+    assert request.json()["choices"][0]["text"] == selection.text != whole
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_of_a_chat(client: httpx.Client, made: Engine, stream: bool) -> None:
-    wanted = made.generate([{"role": "user", "content": "Hello"}], max_new_tokens=10, logprobs=3)
-    asked = chat(
+def test_logprobs_of_a_chat(client: httpx.Client, instance: Engine, stream: bool) -> None:
+    selection = instance.generate(
+        [{"role": "user", "content": "Hello"}], max_new_tokens=10, logprobs=3
+    )
+    request = chat(
         client, "Hello", temperature=0, max_tokens=10, logprobs=True, top_logprobs=3, stream=stream
     )
     if stream:
-        choices = [choice for each in events(asked) for choice in each["choices"]]
-        told = [
+        choices = [choice for each in events(request) for choice in each["choices"]]
+        message = [
             one for choice in choices if choice["logprobs"] for one in choice["logprobs"]["content"]
         ]
     else:
-        told = asked.json()["choices"][0]["logprobs"]["content"]
-    assert [each["logprob"] for each in told] == pytest.approx(
-        [each.logprob for each in wanted.logprobs]
+        message = request.json()["choices"][0]["logprobs"]["content"]
+    assert [each["logprob"] for each in message] == pytest.approx(
+        [each.logprob for each in selection.logprobs]
     )
-    assert all(len(each["top_logprobs"]) == 3 for each in told)
-    assert "".join(each["token"] for each in told) == wanted.text
+    assert all(len(each["top_logprobs"]) == 3 for each in message)
+    assert "".join(each["token"] for each in message) == selection.text
 
 
 def test_logprobs_of_a_completion(client: httpx.Client) -> None:
-    found = complete(client, temperature=0, max_tokens=6, logprobs=2).json()["choices"][0]
-    told = found["logprobs"]
-    assert "".join(told["tokens"]) == found["text"]
-    assert told["text_offset"] == list(range(6)) and len(told["token_logprobs"]) == 6
-    assert all(len(each) == 2 for each in told["top_logprobs"])
+    result = complete(client, temperature=0, max_tokens=6, logprobs=2).json()["choices"][0]
+    message = result["logprobs"]
+    assert "".join(message["tokens"]) == result["text"]
+    assert message["text_offset"] == list(range(6)) and len(message["token_logprobs"]) == 6
+    assert all(len(each) == 2 for each in message["top_logprobs"])
 
 
 def test_the_right_prediction_pays(client: httpx.Client) -> None:
     plain = complete(client, temperature=0, max_tokens=48, drafter="none").json()
     text = plain["choices"][0]["text"]
-    asked = {"prediction": {"type": "content", "content": text}, "drafter": "context", "budget": 8}
-    found = complete(client, temperature=0, max_tokens=48, **asked).json()
-    assert found["choices"][0]["text"] == text
-    details = found["usage"]["completion_tokens_details"]
-    told = found["metrics"]["speculative_decoding"]
+    request = {
+        "prediction": {"type": "content", "content": text},
+        "drafter": "context",
+        "budget": 8,
+    }
+    result = complete(client, temperature=0, max_tokens=48, **request).json()
+    assert result["choices"][0]["text"] == text
+    details = result["usage"]["completion_tokens_details"]
+    message = result["metrics"]["speculative_decoding"]
     assert details["accepted_prediction_tokens"] > 24
-    assert len(text) / told["num_forwards"] >= 3
-    assert told["num_accepted_tokens_per_pos"][0] <= told["num_drafts"]
+    assert len(text) / message["num_forwards"] >= 3
+    assert message["num_accepted_tokens_per_pos"][0] <= message["num_drafts"]
     wrong = complete(
         client,
         temperature=0,
         max_tokens=48,
-        **{**asked, "prediction": {"type": "content", "content": "QQQQQQQQ"}},
+        **{**request, "prediction": {"type": "content", "content": "QQQQQQQQ"}},
     )
     assert wrong.json()["choices"][0]["text"] == text
 
 
-def test_documents_of_a_request_are_shown_and_cited(made: Engine) -> None:
+def test_documents_of_a_request_are_shown_and_cited(instance: Engine) -> None:
     passage = "The verified tokens are the same, whatever the draft was."
-    with served(made) as (client, _):
+    with served(instance) as (client, _):
         body = {
             "documents": [{"title": "Rules", "text": passage}],
             "temperature": 0,
@@ -228,16 +236,16 @@ def test_documents_of_a_request_are_shown_and_cited(made: Engine) -> None:
     )  # an untrained model quotes nothing
 
 
-def test_documents_of_the_server_are_searched(made: Engine) -> None:
+def test_documents_of_the_server_are_searched(instance: Engine) -> None:
     passage = "The verified tokens are the same, whatever the draft was."
     index = PassageIndex.build([Document("rules.txt", "Rules", passage)], embedder=None)
-    with served(made, documents=DocQA(index, engine=made)) as (client, _):
-        found = chat(client, "Are verified tokens the same?", temperature=0, max_tokens=4).json()
-        assert found["usage"]["prompt_tokens"] > len(passage)
+    with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
+        result = chat(client, "Are verified tokens the same?", temperature=0, max_tokens=4).json()
+        assert result["usage"]["prompt_tokens"] > len(passage)
         lost = chat(client, "Who won the cup in Uruguay?", max_tokens=4).json()["choices"][0]
         assert lost["message"]["refusal"] and "do not speak" in lost["message"]["content"]
-        told = events(chat(client, "Who won the cup in Uruguay?", stream=True))
-        assert "do not speak" in text_of(told)
+        message = events(chat(client, "Who won the cup in Uruguay?", stream=True))
+        assert "do not speak" in text_of(message)
         bare = chat(client, "Who won the cup?", documents=[], temperature=0, max_tokens=4).json()
         assert bare["usage"]["prompt_tokens"] < len(passage)
 
@@ -295,9 +303,9 @@ def test_models_health_and_metrics(client: httpx.Client) -> None:
 def test_bad_requests_are_told_in_openais_form(
     client: httpx.Client, body: dict[str, Any], status: int, word: str
 ) -> None:
-    found = complete(client, **body)
-    assert found.status_code == status
-    error = found.json()["error"]
+    result = complete(client, **body)
+    assert result.status_code == status
+    error = result.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert word in f"{error['message']} {error['param']} {error['code']}"
 
@@ -318,20 +326,22 @@ def test_bad_requests_are_told_in_openais_form(
 )
 def test_bad_chats(client: httpx.Client, body: dict[str, Any]) -> None:
     whole = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], **body}
-    found = client.post("/v1/chat/completions", json=whole)
-    assert found.status_code == 400 and found.json()["error"]["message"]
+    result = client.post("/v1/chat/completions", json=whole)
+    assert result.status_code == 400 and result.json()["error"]["message"]
 
 
 def test_what_is_no_json_or_no_route(client: httpx.Client) -> None:
     for content in (b"no", b"", b"[1, 2]", b"\xff\xfe", b'{"model": "tiny"'):
-        found = client.post("/v1/completions", content=content, headers=JSON)
-        assert found.status_code == 400 and found.json()["error"]["type"] == "invalid_request_error"
+        result = client.post("/v1/completions", content=content, headers=JSON)
+        assert (
+            result.status_code == 400 and result.json()["error"]["type"] == "invalid_request_error"
+        )
     assert client.get("/v1/completions").status_code == 405
     assert client.get("/nowhere").json()["error"]["message"]
 
 
-def test_an_engine_without_a_tokenizer_is_refused(made: Engine) -> None:
+def test_an_engine_without_a_tokenizer_is_refused(instance: Engine) -> None:
     from ragspec.errors import ModelError
 
     with pytest.raises(ModelError, match="tokenizer"):
-        Serving(Engine(made.target, None), "bare")
+        Serving(Engine(instance.target, None), "bare")

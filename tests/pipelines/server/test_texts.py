@@ -43,8 +43,8 @@ def request(body: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
     }
-    asked = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
-    messages = iter([asked])
+    query = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+    messages = iter([query])
 
     async def receive() -> Any:
         return next(messages, {"type": "http.disconnect"})
@@ -56,8 +56,8 @@ async def blocked(message: Any) -> None:
     await asyncio.Event().wait()
 
 
-def test_texts_end_where_the_caller_left_before_the_first_byte(made: Engine) -> None:
-    serving = Serving(made, NAME)
+def test_texts_end_where_the_caller_left_before_the_first_byte(instance: Engine) -> None:
+    serving = Serving(instance, NAME)
     app = build_app(serving, ServerSettings())
     scope, receive = request({**LONG, "stream": True, "n": 2})
     try:
@@ -94,19 +94,19 @@ def uncollected() -> Iterator[None]:
 
 
 def test_no_text_waits_for_the_garbage_collector(
-    made: Engine, uncollected: None, monkeypatch: pytest.MonkeyPatch
+    instance: Engine, uncollected: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tickets: list[weakref.ref[Any]] = []
     submit = Serving.submit
 
-    def noted(*given: Any) -> list[Ticket]:
-        found = submit(*given)
-        tickets.extend(weakref.ref(held) for each in found for held in (each, each.future))
-        return found
+    def noted(*inputs: Any) -> list[Ticket]:
+        result = submit(*inputs)
+        tickets.extend(weakref.ref(held) for each in result for held in (each, each.future))
+        return result
 
     monkeypatch.setattr(Serving, "submit", noted)
     short = {**LONG, "max_tokens": 12}
-    with served(made) as (client, serving):
+    with served(instance) as (client, serving):
         assert client.post("/v1/completions", json={**short, "n": 2}).status_code == 200
         assert len(events(client.post("/v1/completions", json={**short, "stream": True}))) > 1
         raw = json.dumps({**LONG, "stream": True}).encode()
@@ -121,7 +121,9 @@ def test_no_text_waits_for_the_garbage_collector(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_documents_do_not_speak_of_is_said_of_each_sample(made: Engine, stream: bool) -> None:
+def test_what_documents_do_not_speak_of_is_said_of_each_sample(
+    instance: Engine, stream: bool
+) -> None:
     index = PassageIndex.build([Document("a.txt", "A", "Drafts are verified.")], embedder=None)
     body = {
         "model": NAME,
@@ -129,12 +131,12 @@ def test_what_documents_do_not_speak_of_is_said_of_each_sample(made: Engine, str
         "n": 3,
         "stream": stream,
     }
-    with served(made, documents=DocQA(index, engine=made)) as (client, _):
-        found = client.post("/v1/chat/completions", json=body)
+    with served(instance, documents=DocQA(index, engine=instance)) as (client, _):
+        result = client.post("/v1/chat/completions", json=body)
     if stream:
-        told = [c for each in events(found) for c in each["choices"] if c["finish_reason"]]
-        texts = {choice["index"]: choice["delta"]["content"] for choice in told}
+        message = [c for each in events(result) for c in each["choices"] if c["finish_reason"]]
+        texts = {choice["index"]: choice["delta"]["content"] for choice in message}
     else:
-        choices = found.json()["choices"]
+        choices = result.json()["choices"]
         texts = {choice["index"]: choice["message"]["content"] for choice in choices}
     assert texts == dict.fromkeys(range(3), NOT_FOUND)

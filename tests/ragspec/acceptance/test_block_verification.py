@@ -29,27 +29,33 @@ def chain(depth: int) -> partial[DraftTree]:
 def test_accepts_no_less_than_chain_rejection() -> None:
     gains = []
     for seed in range(4):
-        laws = Laws(3, seed, alike=0.0)
-        block, single = (mean_length(rule, laws, chain(3)) for rule in (Block(), ChainRejection()))
+        distributions = Laws(3, seed, alike=0.0)
+        block, single = (
+            mean_length(rule, distributions, chain(3)) for rule in (Block(), ChainRejection())
+        )
         gains.append(block - single)
     assert min(gains) >= -EXACT
     assert np.mean(gains) > 0.02
 
 
 def test_one_token_is_chain_rejection() -> None:
-    laws = Laws(5, 7)
-    block, single = (mean_length(rule, laws, chain(1)) for rule in (Block(), ChainRejection()))
+    distributions = Laws(5, 7)
+    block, single = (
+        mean_length(rule, distributions, chain(1)) for rule in (Block(), ChainRejection())
+    )
     assert block == pytest.approx(single, abs=EXACT)
 
 
 def test_published_shape_of_gain() -> None:
     # Laws that do not depend on the context: two tokens, target (1/3, 2/3), draft (2/3, 1/3).
-    laws = Laws(2, 0)
+    distributions = Laws(2, 0)
     for text in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]:
-        laws.cache["target", text] = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
-        laws.cache["draft", text] = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
-    assert mean_length(ChainRejection(), laws, chain(2)) - 1 == pytest.approx(10 / 9, abs=EXACT)
-    assert mean_length(Block(), laws, chain(2)) - 1 == pytest.approx(11 / 9, abs=EXACT)
+        distributions.cache["target", text] = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
+        distributions.cache["draft", text] = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
+    assert mean_length(ChainRejection(), distributions, chain(2)) - 1 == pytest.approx(
+        10 / 9, abs=EXACT
+    )
+    assert mean_length(Block(), distributions, chain(2)) - 1 == pytest.approx(11 / 9, abs=EXACT)
 
 
 def test_draws_keyed_by_token_meet_again_in_the_next_step() -> None:
@@ -57,9 +63,9 @@ def test_draws_keyed_by_token_meet_again_in_the_next_step() -> None:
         number = noise.uniform(place.index, Stream.DRAFT)
         return [0 if number < float(q[0]) else 1]
 
-    laws, tree = Laws(2, 4, alike=0.0), partial(grow, widths=(1, 1), draw=by_token)
+    distributions, tree = Laws(2, 4, alike=0.0), partial(grow, widths=(1, 1), draw=by_token)
     with pytest.raises(NoiseUsedTwiceError):
-        law_deviation(Block(), laws, tree, length=4, steps=2)
-    assert law_deviation(Block(), laws, tree, length=4, steps=2, reuse=True) > 0.05
-    single = law_deviation(ChainRejection(), laws, tree, length=4, steps=2, reuse=True)
+        law_deviation(Block(), distributions, tree, length=4, steps=2)
+    assert law_deviation(Block(), distributions, tree, length=4, steps=2, reuse=True) > 0.05
+    single = law_deviation(ChainRejection(), distributions, tree, length=4, steps=2, reuse=True)
     assert single <= EXACT

@@ -15,16 +15,18 @@ EXACT = 1e-12
 
 
 def test_one_candidate_is_chain_rejection() -> None:
-    laws, tree = Laws(4, 2), partial(grow, widths=(1, 1))
-    ours = enumerate_outcomes(lambda noise: generate(KSeq(), laws, noise, tree))
-    theirs = enumerate_outcomes(lambda noise: generate(ChainRejection(), laws, noise, tree))
+    distributions, tree = Laws(4, 2), partial(grow, widths=(1, 1))
+    ours = enumerate_outcomes(lambda noise: generate(KSeq(), distributions, noise, tree))
+    theirs = enumerate_outcomes(
+        lambda noise: generate(ChainRejection(), distributions, noise, tree)
+    )
     assert ours == pytest.approx(theirs, abs=EXACT)
 
 
 def test_division_factor_is_the_smallest_safe_one() -> None:
     for seed in range(20):
-        laws, k = Laws(6, seed), 2 + seed % 3
-        p, q = laws.target(()), laws.draft(())
+        distributions, k = Laws(6, seed), 2 + seed % 3
+        p, q = distributions.target(()), distributions.draft(())
         rho = division_factor(p, q, k)
         assert 1.0 <= rho <= k
 
@@ -46,16 +48,16 @@ def test_division_factor_at_the_ends() -> None:
 
 
 def test_disjoint_laws_leave_the_target_alone() -> None:
-    laws = Laws(4, 0)
-    laws.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
-    laws.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
-    assert law_deviation(KSeq(), laws, partial(grow, widths=(3,)), length=1) <= EXACT
+    distributions = Laws(4, 0)
+    distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
+    distributions.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
+    assert law_deviation(KSeq(), distributions, partial(grow, widths=(3,)), length=1) <= EXACT
 
 
 def test_three_candidates_beat_recursive_rejection() -> None:
     worlds, tree = [Laws(3, seed) for seed in range(4)], partial(grow, widths=(3,))
     ours, theirs = (
-        np.mean([mean_length(rule, laws, tree) for laws in worlds])
+        np.mean([mean_length(rule, distributions, tree) for distributions in worlds])
         for rule in (KSeq(), MultiStep())
     )
     assert ours > theirs + 0.005

@@ -71,7 +71,9 @@ def worst(rule: Rule, widths: Tokens, draw: Draw, kind: DraftKind, zeros: bool =
     """Return the largest deviation of a rule over a few random target and draft models."""
     tree = partial(grow, widths=widths, draw=draw, kind=kind)
     worlds = [Laws(3, seed, alike=0.0, zeros=zeros) for seed in range(3)]
-    return max(law_deviation(rule, laws, tree, len(widths) + 1) for laws in worlds)
+    return max(
+        law_deviation(rule, distributions, tree, len(widths) + 1) for distributions in worlds
+    )
 
 
 BROKEN_RULES: list[tuple[ModuleType, str, Tokens, str, str]] = [
@@ -104,9 +106,9 @@ def test_broken_rules_change_the_law(
     mutate: Mutate, module: ModuleType, name: str, widths: Tokens, old: str, new: str
 ) -> None:
     distinct = name == "WithoutReplacement"
-    drawn = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
-    assert worst(getattr(module, name)(), widths, *drawn) <= EXACT
-    assert worst(getattr(mutate(module, old, new), name)(), widths, *drawn) > SEEN
+    sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
+    assert worst(getattr(module, name)(), widths, *sample) <= EXACT
+    assert worst(getattr(mutate(module, old, new), name)(), widths, *sample) > SEEN
 
 
 @pytest.mark.parametrize(
@@ -122,11 +124,11 @@ def test_a_lax_comparison_lets_impossible_tokens_in(
     mutate: Mutate, module: ModuleType, name: str, old: str
 ) -> None:
     distinct = name == "WithoutReplacement"
-    drawn = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
-    assert worst(getattr(module, name)(), (1,), *drawn, zeros=True) <= EXACT
+    sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
+    assert worst(getattr(module, name)(), (1,), *sample, zeros=True) <= EXACT
     lax = getattr(mutate(module, old, old.replace("<", "<=")), name)()
     with pytest.raises(AssertionError, match="has no probability"):
-        worst(lax, (1,), *drawn, zeros=True)
+        worst(lax, (1,), *sample, zeros=True)
 
 
 BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
@@ -212,26 +214,26 @@ def with_the_targets_noise(noise: NoiseStream, place: Place, q: torch.Tensor, k:
 
 
 def test_draft_and_residual_must_not_share_a_stream(mutate: Mutate) -> None:
-    laws = Laws(3, 2)
-    laws.cache["target", ()] = torch.tensor([0.0, 0.75, 0.25], dtype=torch.float64)
-    laws.cache["draft", ()] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    distributions = Laws(3, 2)
+    distributions.cache["target", ()] = torch.tensor([0.0, 0.75, 0.25], dtype=torch.float64)
+    distributions.cache["draft", ()] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     tree = partial(grow, widths=(1,), draw=with_the_targets_noise)
     sharing = mutate(rejection, "Stream.RESIDUAL", "Stream.TARGET").ChainRejection()
-    found, bound = sampled_deviation(ChainRejection(), laws, tree, length=1, samples=3000)
-    assert found <= bound
-    found, bound = sampled_deviation(sharing, laws, tree, length=1, samples=3000)
-    assert found > bound
-    assert law_deviation(ChainRejection(), laws, tree, length=2) <= EXACT
+    result, bound = sampled_deviation(ChainRejection(), distributions, tree, length=1, samples=3000)
+    assert result <= bound
+    result, bound = sampled_deviation(sharing, distributions, tree, length=1, samples=3000)
+    assert result > bound
+    assert law_deviation(ChainRejection(), distributions, tree, length=2) <= EXACT
     with pytest.raises(NoiseUsedTwiceError):
-        law_deviation(sharing, laws, tree, length=2)
+        law_deviation(sharing, distributions, tree, length=2)
 
 
 def test_a_walk_that_emits_the_draft_is_caught(mutate: Mutate) -> None:
     lax = mutate(rules, "child.get((node, token))", "child.get((node, min(token, 1)))").Walk()
     tree = partial(grow, widths=(2,), draw=best_first, kind=DraftKind.DETERMINISTIC)
-    laws = Laws(3, 0)
-    assert law_deviation(rules.Walk(), laws, tree, length=2) <= EXACT
-    assert law_deviation(lax, laws, tree, length=2) > SEEN
+    distributions = Laws(3, 0)
+    assert law_deviation(rules.Walk(), distributions, tree, length=2) <= EXACT
+    assert law_deviation(lax, distributions, tree, length=2) > SEEN
 
 
 @pytest.mark.parametrize(

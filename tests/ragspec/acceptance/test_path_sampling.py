@@ -48,13 +48,13 @@ class PerPath:
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         best: list[int] = []
         for path in paths(tree.parents):
-            kept: list[int] = []
+            accepted: list[int] = []
             for node in path:
-                if self._draw(target, kept[-1] if kept else ROOT) != tree.tokens[node]:
+                if self._draw(target, accepted[-1] if accepted else ROOT) != tree.tokens[node]:
                     break
-                kept.append(node)
-            if len(kept) > len(best):
-                best = kept
+                accepted.append(node)
+            if len(accepted) > len(best):
+                best = accepted
         return Verdict(tuple(best), self._draw(target, best[-1] if best else ROOT))
 
     def _draw(self, target: TargetView, node: int) -> int:
@@ -73,8 +73,8 @@ def share_of_first(judge: Callable[[DraftTree, NoiseStream], Verdict], tree: Dra
 
 
 def run(rule: Rule, tree: DraftTree) -> float:
-    laws = EvenLaws(2, 0)
-    return share_of_first(lambda drafted, noise: judged(rule, drafted, laws, noise), tree)
+    distributions = EvenLaws(2, 0)
+    return share_of_first(lambda drafted, noise: judged(rule, drafted, distributions, noise), tree)
 
 
 def two_children() -> DraftTree:
@@ -84,8 +84,8 @@ def two_children() -> DraftTree:
 def fused_children() -> DraftTree:
     """The two children as a fused tree: one from each source, further nodes below them."""
     model = FixedDrafter([0, 1], "model", reach=[0.5, 0.3], laws=[(ROOT, [0, 1], [0.6, 0.4])])
-    found = FixedDrafter([1, 0], "found", reach=[0.5, 0.3])
-    session = Rasd(model, [found]).open(DraftRequest((0,), 2))
+    result = FixedDrafter([1, 0], "found", reach=[0.5, 0.3])
+    session = Rasd(model, [result]).open(DraftRequest((0,), 2))
     return session.propose(DraftContext([0], 1, 9), 8)
 
 

@@ -86,8 +86,8 @@ def depth(tree: Grow) -> int:
 @pytest.mark.parametrize(("rule", "tree", "vocab"), CASES, ids=names)
 def test_output_follows_the_target(rule: Rule, tree: Grow, vocab: int, zeros: bool) -> None:
     for seed in range(3):
-        laws = Laws(vocab, seed, alike=0.4 * seed, zeros=zeros and vocab > 2)
-        assert law_deviation(rule, laws, tree, depth(tree) + 1) <= EXACT
+        distributions = Laws(vocab, seed, alike=0.4 * seed, zeros=zeros and vocab > 2)
+        assert law_deviation(rule, distributions, tree, depth(tree) + 1) <= EXACT
 
 
 @each(independent(1, 1), independent(2), distinct(2), independent(2), independent(1, 1))
@@ -97,27 +97,33 @@ def test_steps_are_independent(rule: Rule, tree: Grow) -> None:
 
 @each(independent(1, 1), independent(3), distinct(2, 1), independent(3), independent(1, 1, 1))
 def test_greedy_target_gives_greedy_text(rule: Rule, tree: Grow) -> None:
-    laws = Laws(5, 4, greedy=True)
+    distributions = Laws(5, 4, greedy=True)
     best: tuple[int, ...] = ()
     while len(best) < 16:
-        best = (*best, int(laws.target(best).argmax()))
+        best = (*best, int(distributions.target(best).argmax()))
     for seed in range(20):
-        text = generate(rule, laws, NoiseStream(seed), tree, steps=4)
+        text = generate(rule, distributions, NoiseStream(seed), tree, steps=4)
         assert text == best[: len(text)]
 
 
 def test_chain_accepts_with_one_minus_total_variation() -> None:
-    laws = Laws(5, 3)
-    variation = float((laws.target(()) - laws.draft(())).abs().sum() / 2)
-    accepted = mean_length(ChainRejection(), laws, independent(1)) - 1
+    distributions = Laws(5, 3)
+    variation = float((distributions.target(()) - distributions.draft(())).abs().sum() / 2)
+    accepted = mean_length(ChainRejection(), distributions, independent(1)) - 1
     assert accepted == pytest.approx(1 - variation, abs=EXACT)
 
 
 def test_distinct_candidates_beat_independent_ones() -> None:
     worlds = [Laws(4, seed) for seed in range(4)]
-    one = np.mean([mean_length(ChainRejection(), laws, independent(1)) for laws in worlds])
-    repeated = np.mean([mean_length(MultiStep(), laws, independent(3)) for laws in worlds])
-    struck = np.mean([mean_length(WithoutReplacement(), laws, distinct(3)) for laws in worlds])
+    one = np.mean(
+        [mean_length(ChainRejection(), distributions, independent(1)) for distributions in worlds]
+    )
+    repeated = np.mean(
+        [mean_length(MultiStep(), distributions, independent(3)) for distributions in worlds]
+    )
+    struck = np.mean(
+        [mean_length(WithoutReplacement(), distributions, distinct(3)) for distributions in worlds]
+    )
     assert one + 0.05 < repeated < struck - 0.01
 
 
@@ -127,20 +133,20 @@ def test_all_tokens_as_candidates_are_always_accepted() -> None:
 
 @pytest.mark.parametrize("rule", [ChainRejection(), Block()], ids=names)
 def test_a_draft_like_the_target_is_always_accepted(rule: Rule) -> None:
-    laws = Laws(3, 0, alike=1.0)
-    assert mean_length(rule, laws, independent(1, 1, 1)) == pytest.approx(4, abs=EXACT)
+    distributions = Laws(3, 0, alike=1.0)
+    assert mean_length(rule, distributions, independent(1, 1, 1)) == pytest.approx(4, abs=EXACT)
 
 
 @each(independent(1, 1), independent(1, 1), distinct(1, 1), independent(2), independent(1, 1))
 def test_real_noise_gives_the_law(rule: Rule, tree: Grow) -> None:
-    found, bound = sampled_deviation(rule, Laws(3, 5), tree, length=2, samples=400)
-    assert found <= bound
+    result, bound = sampled_deviation(rule, Laws(3, 5), tree, length=2, samples=400)
+    assert result <= bound
 
 
 @pytest.mark.parametrize("rule", RULES, ids=names)
 def test_an_empty_draft_is_plain_decoding(rule: Rule) -> None:
-    laws = Laws(5, 6)
-    assert law_deviation(rule, laws, lambda *_: DraftTree.empty(), length=1) <= EXACT
+    distributions = Laws(5, 6)
+    assert law_deviation(rule, distributions, lambda *_: DraftTree.empty(), length=1) <= EXACT
 
 
 @each(
@@ -185,18 +191,18 @@ def test_twins_without_replacement_are_refused() -> None:
     q = torch.full((3, 4), 0.25, dtype=torch.float64)
     kind = DraftKind.SAMPLED_WITHOUT_REPLACEMENT
     tree = DraftTree.build([3, 3], [-1, -1], "drawn", kind=kind, q=q)
-    laws = Laws(4, 0)
-    laws.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
+    distributions = Laws(4, 0)
+    distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
     with pytest.raises(RuleError, match="distinct siblings"):
-        judged(WithoutReplacement(), tree, laws, NoiseStream(0))
+        judged(WithoutReplacement(), tree, distributions, NoiseStream(0))
 
 
 def test_children_of_twins_are_tried_together() -> None:
     q = torch.full((5, 4), 0.25, dtype=torch.float64)
     tree = DraftTree.build([1, 1, 2, 3], [-1, -1, 0, 1], "drawn", kind=DraftKind.SAMPLED, q=q)
-    laws = Laws(4, 0)
+    distributions = Laws(4, 0)
     for text, token in [((), 1), ((1,), 3), ((1, 3), 0)]:
-        laws.cache["target", text] = torch.eye(4, dtype=torch.float64)[token]
-    verdict = judged(MultiStep(), tree, laws, NoiseStream(0))
+        distributions.cache["target", text] = torch.eye(4, dtype=torch.float64)[token]
+    verdict = judged(MultiStep(), tree, distributions, NoiseStream(0))
     assert verdict.path == (1, 3)
     assert verdict.token == 0

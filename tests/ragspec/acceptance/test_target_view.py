@@ -35,9 +35,9 @@ def view(mine: TokenLaw, chosen: Sequence[int] | None = None, new: int = 100) ->
 
 
 def test_paths_and_indices_of_the_nodes() -> None:
-    seen = view(law())
-    assert [seen.path(node) for node in range(-1, 4)] == PATHS
-    assert [seen.index(node) for node in range(-1, 4)] == [2, 3, 3, 4, 5]
+    known = view(law())
+    assert [known.path(node) for node in range(-1, 4)] == PATHS
+    assert [known.index(node) for node in range(-1, 4)] == [2, 3, 3, 4, 5]
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -70,8 +70,8 @@ def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() ->
     greedy = TokenLaw(Sampling(), NoiseStream(0))
     small = DraftTree.empty()
     rows = [logits(), logits()[1:2]]
-    found = choose_together(rows, [TREE, small], [greedy, greedy], [CONTEXT, CONTEXT])
-    assert found == [logits().argmax(-1).tolist(), logits()[1:2].argmax(-1).tolist()]
+    result = choose_together(rows, [TREE, small], [greedy, greedy], [CONTEXT, CONTEXT])
+    assert result == [logits().argmax(-1).tolist(), logits()[1:2].argmax(-1).tolist()]
     lazy = law(no_repeat_ngram_size=2)
     assert choose_together(rows, [TREE, small], [lazy, lazy], [CONTEXT, CONTEXT]) is None
 
@@ -84,34 +84,34 @@ def test_a_node_is_processed_once_however_often_it_is_asked() -> None:
         return scores
 
     mine = TokenLaw(Sampling(temperature=1.0), NoiseStream(1), 2, extra=[count])
-    seen = view(mine)
-    seen.token(2)
-    seen.probabilities(2)
-    seen.logprob(2, 7, 1)
+    known = view(mine)
+    known.token(2)
+    known.probabilities(2)
+    known.logprob(2, 7, 1)
     assert calls == [[*CONTEXT, 7, 9]]
 
 
 def test_logprobs_are_of_the_processed_logits_at_temperature_one() -> None:
     mine = law(temperature=0.3, top_k=2, logit_bias={7: 5.0})
-    found = view(mine).logprob(0, 7, 3)
+    result = view(mine).logprob(0, 7, 3)
     expected = logits()[1].double()
     expected[7] += 5.0
     logp = expected.log_softmax(-1)
-    assert found.logprob == pytest.approx(float(logp[7]), abs=1e-6)
+    assert result.logprob == pytest.approx(float(logp[7]), abs=1e-6)
     values, tokens = logp.topk(3)
-    assert [token for token, _ in found.top] == tokens.tolist()
-    assert [value for _, value in found.top] == pytest.approx(values.tolist(), abs=1e-6)
+    assert [token for token, _ in result.top] == tokens.tolist()
+    assert [value for _, value in result.top] == pytest.approx(values.tolist(), abs=1e-6)
 
 
 def test_the_text_ends_with_an_end_token_or_at_its_length() -> None:
-    seen = view(law(), new=3)
-    assert [seen.ends(node) for node in range(-1, 4)] == [False, False, False, True, True]
+    known = view(law(), new=3)
+    assert [known.ends(node) for node in range(-1, 4)] == [False, False, False, True, True]
     assert view(law(), new=1).ends(0)
 
 
 def test_tokens_that_were_chosen_together_are_used_as_they_are() -> None:
-    seen = view(law(), chosen=[1, 2, 3, 4, 5])
-    assert [seen.token(node) for node in range(-1, 4)] == [1, 2, 3, 4, 5]
+    known = view(law(), chosen=[1, 2, 3, 4, 5])
+    assert [known.token(node) for node in range(-1, 4)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -23,37 +23,37 @@ def test_threshold_is_the_smaller_of_the_two() -> None:
 
 
 def test_keeps_the_longest_then_the_likeliest_path() -> None:
-    laws = Laws(3, 0)
-    laws.cache["target", ()] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    laws.cache["target", (1,)] = torch.tensor([0.45, 0.55, 0.0], dtype=torch.float64)
+    distributions = Laws(3, 0)
+    distributions.cache["target", ()] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    distributions.cache["target", (1,)] = torch.tensor([0.45, 0.55, 0.0], dtype=torch.float64)
     tree = DraftTree.build([0, 1, 0, 1, 2], [-1, -1, 1, 1, 1], "retrieved")
-    verdict = judged(Typical(), tree, laws, NoiseStream(0))
+    verdict = judged(Typical(), tree, distributions, NoiseStream(0))
     assert verdict.path == (1, 3)
 
 
 def test_improbable_tokens_are_left_out() -> None:
-    laws = Laws(3, 0)
-    laws.cache["target", ()] = torch.tensor([0.95, 0.05, 0.0], dtype=torch.float64)
+    distributions = Laws(3, 0)
+    distributions.cache["target", ()] = torch.tensor([0.95, 0.05, 0.0], dtype=torch.float64)
     for token, path in [(0, (0,)), (1, ()), (2, ())]:
         tree = DraftTree.chain([token], "retrieved")
-        assert judged(Typical(), tree, laws, NoiseStream(0)).path == path
+        assert judged(Typical(), tree, distributions, NoiseStream(0)).path == path
 
 
 def test_nothing_follows_the_end_of_a_text() -> None:
-    laws = Laws(3, 0, end=1)
-    laws.cache["target", ()] = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64)
+    distributions = Laws(3, 0, end=1)
+    distributions.cache["target", ()] = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64)
     tree = DraftTree.chain([1, 1], "retrieved")
-    verdict = judged(Typical(), tree, laws, NoiseStream(0))
+    verdict = judged(Typical(), tree, distributions, NoiseStream(0))
     assert verdict.path == (0,)
     assert verdict.token is None
 
 
 def test_greedy_target_gives_the_walk() -> None:
-    laws = Laws(4, 3, greedy=True)
+    distributions = Laws(4, 3, greedy=True)
     for seed in range(30):
-        tree = grow(laws, NoiseStream(seed), (), (2, 2, 1))
+        tree = grow(distributions, NoiseStream(seed), (), (2, 2, 1))
         typical, walk = (
-            judged(rule, tree, laws, NoiseStream(seed)) for rule in (Typical(), Walk())
+            judged(rule, tree, distributions, NoiseStream(seed)) for rule in (Typical(), Walk())
         )
         assert len(typical.path) == len(walk.path)
         assert typical.token == walk.token

@@ -46,9 +46,9 @@ RULES: list[Rule] = [
 ]
 
 
-def plain(laws: Laws, noise: NoiseStream, length: int) -> Tokens:
+def plain(distributions: Laws, noise: NoiseStream, length: int) -> Tokens:
     """Return what plain decoding writes with this noise."""
-    return generate(Walk(), laws, noise, lambda *_: DraftTree.empty(), steps=length)
+    return generate(Walk(), distributions, noise, lambda *_: DraftTree.empty(), steps=length)
 
 
 def likeliest(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
@@ -79,37 +79,39 @@ def trees(draw: st.DrawFn, vocab: int) -> DraftTree:
 @given(tree=trees(vocab=4), seed=st.integers(0, 10**6), greedy=st.booleans())
 @settings(max_examples=150)
 def test_walk_writes_what_plain_decoding_writes(tree: DraftTree, seed: int, greedy: bool) -> None:
-    laws, noise = Laws(4, 0, greedy=greedy), NoiseStream(seed)
-    verdict = judged(Walk(), tree, laws, noise)
+    distributions, noise = Laws(4, 0, greedy=greedy), NoiseStream(seed)
+    verdict = judged(Walk(), tree, distributions, noise)
     text = emitted(tree, verdict)
-    assert text == plain(laws, noise, len(text))
+    assert text == plain(distributions, noise, len(text))
 
 
 @pytest.mark.parametrize("draw", [likeliest, with_the_targets_noise, draw_independent])
 def test_walk_writes_the_same_for_every_drafter(draw: Draw) -> None:
-    laws = Laws(4, 8)
+    distributions = Laws(4, 8)
     for seed in range(40):
         noise = NoiseStream(seed)
-        text = generate(Walk(), laws, noise, partial(grow, widths=(2, 1), draw=draw), steps=3)
-        assert text == plain(laws, noise, len(text))
+        text = generate(
+            Walk(), distributions, noise, partial(grow, widths=(2, 1), draw=draw), steps=3
+        )
+        assert text == plain(distributions, noise, len(text))
 
 
 def test_walk_stops_where_the_text_ends() -> None:
-    laws = Laws(3, 1, end=1)
+    distributions = Laws(3, 1, end=1)
     for seed in range(40):
         noise = NoiseStream(seed)
-        text = generate(Walk(), laws, noise, partial(grow, widths=(3, 3)), steps=3)
+        text = generate(Walk(), distributions, noise, partial(grow, widths=(3, 3)), steps=3)
         assert 1 not in text[:-1]
-        assert text == plain(laws, noise, len(text))
+        assert text == plain(distributions, noise, len(text))
     tree = partial(grow, widths=(2, 1), draw=likeliest, kind=DraftKind.DETERMINISTIC)
-    assert law_deviation(Walk(), laws, tree, length=3) <= EXACT
+    assert law_deviation(Walk(), distributions, tree, length=3) <= EXACT
 
 
 def test_walk_accepts_all_that_it_can() -> None:
-    laws, noise = Laws(3, 2), NoiseStream(5)
-    truth = plain(laws, noise, 4)
+    distributions, noise = Laws(3, 2), NoiseStream(5)
+    truth = plain(distributions, noise, 4)
     tree = DraftTree.chain(truth[:3], "truth")
-    verdict = judged(Walk(), tree, laws, noise)
+    verdict = judged(Walk(), tree, distributions, noise)
     assert verdict.path == (0, 1, 2)
     assert verdict.token == truth[3]
 
@@ -118,9 +120,9 @@ def test_walk_accepts_all_that_it_can() -> None:
 @pytest.mark.parametrize("widths", [(), (1, 1), (2, 1), (3, 3)])
 def test_walk_keeps_the_law_for_deterministic_drafts(widths: Tokens, zeros: bool) -> None:
     for seed in range(3):
-        laws = Laws(3, seed, zeros=zeros)
+        distributions = Laws(3, seed, zeros=zeros)
         tree = partial(grow, widths=widths, draw=likeliest, kind=DraftKind.DETERMINISTIC)
-        assert law_deviation(Walk(), laws, tree, length=len(widths) + 1) <= EXACT
+        assert law_deviation(Walk(), distributions, tree, length=len(widths) + 1) <= EXACT
 
 
 def test_walk_keeps_the_law_for_drawn_drafts() -> None:
@@ -132,18 +134,20 @@ def test_walk_keeps_the_law_for_drawn_drafts() -> None:
 @pytest.mark.parametrize("draw", [with_the_targets_noise, likeliest])
 def test_walk_keeps_the_law_under_real_noise(draw: Draw) -> None:
     tree = partial(grow, widths=(2,), draw=draw)
-    found, bound = sampled_deviation(Walk(), Laws(3, 4), tree, length=2, samples=1000)
-    assert found <= bound
+    result, bound = sampled_deviation(Walk(), Laws(3, 4), tree, length=2, samples=1000)
+    assert result <= bound
 
 
 def test_walk_accepts_at_the_rate_of_the_coupling() -> None:
     # One coupled candidate is accepted with probability (1 - TV) / (1 + TV) at least.
-    laws, samples = Laws(4, 6), 1000
+    distributions, samples = Laws(4, 6), 1000
     tree = partial(grow, widths=(1,), draw=with_the_targets_noise)
-    kept = sum(len(generate(Walk(), laws, NoiseStream(s), tree)) - 1 for s in range(samples))
-    variation = float((laws.target(()) - laws.draft(())).abs().sum() / 2)
-    assert kept / samples >= (1 - variation) / (1 + variation) - 0.04
-    assert kept / samples <= 1 - variation + 0.04
+    accepted = sum(
+        len(generate(Walk(), distributions, NoiseStream(s), tree)) - 1 for s in range(samples)
+    )
+    variation = float((distributions.target(()) - distributions.draft(())).abs().sum() / 2)
+    assert accepted / samples >= (1 - variation) / (1 + variation) - 0.04
+    assert accepted / samples <= 1 - variation + 0.04
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -57,7 +57,7 @@ def test_a_host_that_is_missing_is_told_of_by_its_extra() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
     )
-    told = done.stdout.splitlines()
-    assert len(told) == len(HOSTS)
-    for host, line in zip(HOSTS, told, strict=True):
+    message = done.stdout.splitlines()
+    assert len(message) == len(HOSTS)
+    for host, line in zip(HOSTS, message, strict=True):
         assert f"pip install 'ragspec[{host.lower()}]'" in line

@@ -29,11 +29,11 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 OURS = "ragspec.adapters.haystack"
 
 
-def generator(**given: Any) -> RagspecChatGenerator:
-    settings = {"max_tokens": chatting.NEW, **given.pop("generation_kwargs", {})}
-    if "model" not in given:
-        given.setdefault("engine", chatting.engine())
-    return RagspecChatGenerator(generation_kwargs=settings, **given)
+def generator(**inputs: Any) -> RagspecChatGenerator:
+    settings = {"max_tokens": chatting.NEW, **inputs.pop("generation_kwargs", {})}
+    if "model" not in inputs:
+        inputs.setdefault("engine", chatting.engine())
+    return RagspecChatGenerator(generation_kwargs=settings, **inputs)
 
 
 def told(_: StreamingChunk) -> None:
@@ -53,41 +53,41 @@ def test_replies_are_the_texts_of_plain_decoding(slots: int) -> None:
 
 
 def test_settings_of_a_run_win_and_n_gives_several_replies() -> None:
-    asked = {"temperature": 1.0, "seed": 3, "n": 2}
-    found = generator(generation_kwargs={"seed": 9}).run(ASKED, generation_kwargs=asked)
+    request = {"temperature": 1.0, "seed": 3, "n": 2}
+    result = generator(generation_kwargs={"seed": 9}).run(ASKED, generation_kwargs=request)
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=2))
-    assert [reply.text for reply in found["replies"]] == [text.text for text in expected]
-    assert [reply.meta["index"] for reply in found["replies"]] == [0, 1]
+    assert [reply.text for reply in result["replies"]] == [text.text for text in expected]
+    assert [reply.meta["index"] for reply in result["replies"]] == [0, 1]
 
 
 def test_pieces_reach_the_callback_of_the_run_or_of_the_component() -> None:
     chunks: list[StreamingChunk] = []
-    found = generator(streaming_callback=told).run(ASKED, streaming_callback=chunks.append)
-    assert "".join(chunk.content for chunk in chunks) == found["replies"][0].text
+    result = generator(streaming_callback=told).run(ASKED, streaming_callback=chunks.append)
+    assert "".join(chunk.content for chunk in chunks) == result["replies"][0].text
     assert [chunk.start for chunk in chunks[:2]] == [True, False]
-    assert chunks[-1].finish_reason == found["replies"][0].meta["finish_reason"]
+    assert chunks[-1].finish_reason == result["replies"][0].meta["finish_reason"]
     again: list[StreamingChunk] = []
     generator(streaming_callback=again.append).run(ASKED)
     assert [chunk.content for chunk in again] == [chunk.content for chunk in chunks]
 
 
 def test_async_runs_take_callbacks_of_both_kinds() -> None:
-    pieces: list[str] = []
+    chunks: list[str] = []
 
     async def awaited(chunk: StreamingChunk) -> None:
-        pieces.append(chunk.content)
+        chunks.append(chunk.content)
 
     expected = chatting.alone(TURN).text
     component = generator(slots=2)
 
     async def three() -> list[str]:
         runs = [component.run_async(ASKED), component.run_async(ASKED, awaited)]
-        found = [*await asyncio.gather(*runs)]
-        found.append(await component.run_async(ASKED, lambda chunk: pieces.append("")))
-        return [each["replies"][0].text for each in found]
+        results = [*await asyncio.gather(*runs)]
+        results.append(await component.run_async(ASKED, lambda chunk: chunks.append("")))
+        return [each["replies"][0].text for each in results]
 
     assert asyncio.run(three()) == [expected] * 3
-    assert "".join(pieces) == expected
+    assert "".join(chunks) == expected
     component.close()
 
 
@@ -120,12 +120,12 @@ def test_a_pipeline_is_the_same_after_it_was_written_and_read(tmp_path: Path) ->
     pipeline.connect("find.documents", "llm.documents")
     pipeline.connect("prompt.prompt", "llm.messages")
     question = "Where does an oak stand?"
-    asked = {"find": {"query": question}, "prompt": {"question": question}}
-    first = pipeline.run(asked)["llm"]["replies"][0]
+    request = {"find": {"query": question}, "prompt": {"question": question}}
+    first = pipeline.run(request)["llm"]["replies"][0]
     here = "tests.ragspec.adapters.test_haystack"
     read = Pipeline.loads(pipeline.dumps(), allowed_modules=[OURS, here, __name__])
     assert read.to_dict() == pipeline.to_dict()
-    assert read.run(asked)["llm"]["replies"][0].text == first.text
+    assert read.run(request)["llm"]["replies"][0].text == first.text
     assert first.meta["usage"]["prompt_tokens"] > 10
 
 

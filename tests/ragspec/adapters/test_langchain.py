@@ -28,20 +28,20 @@ ASKED = "Name three rivers."
 TURN = ("user", ASKED)
 
 
-def chat(**given: Any) -> ChatRagspec:
-    if "pool" not in given:
-        given.setdefault("engine", chatting.engine())
-    return ChatRagspec(**{"max_tokens": chatting.NEW, **given})
+def chat(**inputs: Any) -> ChatRagspec:
+    if "pool" not in inputs:
+        inputs.setdefault("engine", chatting.engine())
+    return ChatRagspec(**{"max_tokens": chatting.NEW, **inputs})
 
 
 def test_invoke_gives_the_text_of_plain_decoding_and_its_figures() -> None:
-    found = chat().invoke([SystemMessage("Be brief."), HumanMessage(ASKED)])
+    result = chat().invoke([SystemMessage("Be brief."), HumanMessage(ASKED)])
     expected = chatting.alone(("system", "Be brief."), TURN)
-    assert found.content == expected.text
-    assert found.usage_metadata is not None
-    assert found.usage_metadata["input_tokens"] == len(expected.prompt_tokens)
-    assert found.usage_metadata["output_tokens"] == len(expected.tokens)
-    facts = found.response_metadata
+    assert result.content == expected.text
+    assert result.usage_metadata is not None
+    assert result.usage_metadata["input_tokens"] == len(expected.prompt_tokens)
+    assert result.usage_metadata["output_tokens"] == len(expected.tokens)
+    facts = result.response_metadata
     assert facts["finish_reason"] == expected.finish_reason
     assert facts["label"] == "exact"
     assert facts["speculative_decoding"]["num_spec_steps"] > 0
@@ -71,17 +71,17 @@ def test_a_stream_that_is_left_frees_its_place() -> None:
 
 
 def test_async_calls_and_batches_share_a_pool() -> None:
-    asked = [f"Name {n} rivers." for n in range(5)]
+    requests = [f"Name {n} rivers." for n in range(5)]
     llm = chat(slots=3)
-    expected = [chatting.alone(("user", text)).text for text in asked]
-    assert [found.content for found in llm.batch(asked)] == expected
+    expected = [chatting.alone(("user", text)).text for text in requests]
+    assert [result.content for result in llm.batch(requests)] == expected
 
     async def together() -> list[str]:
-        found = await asyncio.gather(*map(llm.ainvoke, asked))
-        return [str(each.content) for each in found]
+        result = await asyncio.gather(*map(llm.ainvoke, requests))
+        return [str(each.content) for each in result]
 
     async def streamed() -> str:
-        return "".join([str(chunk.content) async for chunk in llm.astream(asked[0])])
+        return "".join([str(chunk.content) async for chunk in llm.astream(requests[0])])
 
     assert asyncio.run(together()) == expected
     assert asyncio.run(streamed()) == expected[0]
@@ -100,9 +100,9 @@ def test_settings_of_a_call_win_over_those_of_the_model() -> None:
 
 
 def test_several_texts_of_one_prompt() -> None:
-    found = chat().generate([[HumanMessage(ASKED)]], n=2, temperature=1.0, seed=3)
+    result = chat().generate([[HumanMessage(ASKED)]], n=2, temperature=1.0, seed=3)
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=2))
-    assert [each.text for each in found.generations[0]] == [each.text for each in expected]
+    assert [each.text for each in result.generations[0]] == [each.text for each in expected]
 
 
 def test_documents_and_artifacts_of_tools_are_drafted_from() -> None:
@@ -124,9 +124,9 @@ def test_documents_and_artifacts_of_tools_are_drafted_from() -> None:
 
 def test_a_chain_over_our_retriever() -> None:
     retriever = RagspecRetriever(index=chatting.index(), k=1)
-    found = retriever.invoke("Where does an oak stand?")
-    assert [document.metadata["name"] for document in found] == ["trees.txt"]
-    assert found[0].page_content == chatting.TEXTS["trees.txt"]
+    result = retriever.invoke("Where does an oak stand?")
+    assert [document.metadata["name"] for document in result] == ["trees.txt"]
+    assert result[0].page_content == chatting.TEXTS["trees.txt"]
     prompt = ChatPromptTemplate.from_messages([("user", "{context}\n{question}")])
     chain = {"context": retriever, "question": RunnablePassthrough()} | prompt | chat(max_tokens=4)
     assert chain.invoke("Where does an oak stand?").usage_metadata["output_tokens"] <= 4

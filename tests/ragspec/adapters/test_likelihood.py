@@ -26,12 +26,14 @@ def test_scores_are_those_of_each_text_alone(
     with torch.no_grad():
         greedy = [*greedy, int(model(torch.tensor([greedy])).logits[0, -1].argmax())]
     rows.append((greedy, 1))
-    found = list(score_rows(open_target(model), rows, 0))
-    for (ids, scored), (total, leads) in zip(rows, found, strict=True):
+    result = list(score_rows(open_target(model), rows, 0))
+    for (ids, scored), (total, leads) in zip(rows, result, strict=True):
         with torch.no_grad():
-            laws = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
+            distributions = model(torch.tensor([ids])).logits[0].float().log_softmax(-1)
         places = range(len(ids) - scored, len(ids))
-        assert total == pytest.approx(sum(float(laws[i - 1, ids[i]]) for i in places), abs=1e-5)
-        assert leads == all(int(laws[i - 1].argmax()) == ids[i] for i in places)
-    assert found[-1][1]
-    assert not all(leads for _, leads in found)
+        assert total == pytest.approx(
+            sum(float(distributions[i - 1, ids[i]]) for i in places), abs=1e-5
+        )
+        assert leads == all(int(distributions[i - 1].argmax()) == ids[i] for i in places)
+    assert result[-1][1]
+    assert not all(leads for _, leads in result)

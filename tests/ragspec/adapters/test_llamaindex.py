@@ -25,8 +25,8 @@ ASKED = "Name three rivers."
 TURN = ("user", ASKED)
 
 
-def llm(**given: Any) -> RagspecLLM:
-    return RagspecLLM(**{"engine": chatting.engine(), "max_tokens": chatting.NEW, **given})
+def llm(**inputs: Any) -> RagspecLLM:
+    return RagspecLLM(**{"engine": chatting.engine(), "max_tokens": chatting.NEW, **inputs})
 
 
 def user(text: str = ASKED) -> list[ChatMessage]:
@@ -35,11 +35,11 @@ def user(text: str = ASKED) -> list[ChatMessage]:
 
 def test_a_chat_model_answers_conversations_and_prompts_in_its_template() -> None:
     expected = chatting.alone(TURN)
-    found = llm().chat(user())
-    assert found.message.content == expected.text
-    assert found.message.role == MessageRole.ASSISTANT
-    assert found.additional_kwargs["completion_tokens"] == len(expected.tokens)
-    assert found.additional_kwargs["speculative_decoding"]["num_spec_steps"] > 0
+    result = llm().chat(user())
+    assert result.message.content == expected.text
+    assert result.message.role == MessageRole.ASSISTANT
+    assert result.additional_kwargs["completion_tokens"] == len(expected.tokens)
+    assert result.additional_kwargs["speculative_decoding"]["num_spec_steps"] > 0
     assert llm().complete(ASKED).text == expected.text
     formatted = engine_text(ASKED)
     assert llm().complete(ASKED, formatted=True).text == formatted
@@ -62,31 +62,31 @@ def test_a_plain_model_goes_on_with_the_text() -> None:
 @pytest.mark.parametrize("slots", [0, 2])
 def test_streams_grow_to_the_whole_text(slots: int) -> None:
     model, expected = llm(slots=slots), chatting.alone(TURN).text
-    for pieces in (list(model.stream_chat(user())), list(model.stream_complete(ASKED))):
-        assert "".join(str(piece.delta) for piece in pieces) == expected
-        assert len(pieces) > 2
-        assert pieces[-1].additional_kwargs["finish_reason"] in ("stop", "length")
-    assert pieces[-1].text == expected
+    for chunks in (list(model.stream_chat(user())), list(model.stream_complete(ASKED))):
+        assert "".join(str(piece.delta) for piece in chunks) == expected
+        assert len(chunks) > 2
+        assert chunks[-1].additional_kwargs["finish_reason"] in ("stop", "length")
+    assert chunks[-1].text == expected
     model.close()
 
 
 def test_async_calls_share_a_pool() -> None:
     model = llm(slots=3)
-    asked = [f"Name {n} rivers." for n in range(4)]
-    expected = [chatting.alone(("user", text)).text for text in asked]
+    requests = [f"Name {n} rivers." for n in range(4)]
+    expected = [chatting.alone(("user", text)).text for text in requests]
 
     async def together() -> list[str]:
-        found = await asyncio.gather(*(model.achat(user(text)) for text in asked))
-        return [str(each.message.content) for each in found]
+        result = await asyncio.gather(*(model.achat(user(text)) for text in requests))
+        return [str(each.message.content) for each in result]
 
     async def streamed() -> str:
-        pieces = await model.astream_chat(user(asked[0]))
-        return "".join([str(piece.delta) async for piece in pieces])
+        chunks = await model.astream_chat(user(requests[0]))
+        return "".join([str(piece.delta) async for piece in chunks])
 
     async def completed() -> str:
-        pieces = await model.astream_complete(asked[0])
-        whole = "".join([str(piece.delta) async for piece in pieces])
-        assert whole == (await model.acomplete(asked[0])).text
+        chunks = await model.astream_complete(requests[0])
+        whole = "".join([str(piece.delta) async for piece in chunks])
+        assert whole == (await model.acomplete(requests[0])).text
         return whole
 
     assert asyncio.run(together()) == expected
@@ -111,11 +111,11 @@ def test_documents_are_drafted_from() -> None:
 
 def test_a_query_engine_over_our_retriever() -> None:
     retriever = RagspecRetriever(chatting.index(), similarity_top_k=1)
-    found = retriever.retrieve("Where does an oak stand?")
-    assert [each.node.metadata["name"] for each in found] == ["trees.txt"]
-    shown = found[0].node.get_content(metadata_mode=MetadataMode.LLM)
-    assert "start" not in shown
-    assert chatting.TEXTS["trees.txt"] in shown
+    result = retriever.retrieve("Where does an oak stand?")
+    assert [each.node.metadata["name"] for each in result] == ["trees.txt"]
+    text = result[0].node.get_content(metadata_mode=MetadataMode.LLM)
+    assert "start" not in text
+    assert chatting.TEXTS["trees.txt"] in text
     wide = tiny.model(max_position_embeddings=4096)  # LlamaIndex's own prompts are long
     model = llm(engine=Engine(wide, tiny.tokenizer(chat=True), "context"), max_tokens=4)
     query = RetrieverQueryEngine.from_args(retriever, llm=model)

@@ -30,83 +30,87 @@ def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
     return [Instance(request_type=kind, doc={}, arguments=each, idx=0) for each in arguments]
 
 
-def model(drafter: Any = "context", **given: Any) -> RagspecLM:
-    given.setdefault("batch_size", 3)
-    return RagspecLM(Engine(tiny.model(), tiny.tokenizer(chat=True), drafter, budget=4), **given)
+def model(drafter: Any = "context", **inputs: Any) -> RagspecLM:
+    inputs.setdefault("batch_size", 3)
+    return RagspecLM(Engine(tiny.model(), tiny.tokenizer(chat=True), drafter, budget=4), **inputs)
 
 
-def theirs(**given: Any) -> HFLM:
-    own = tiny.model()
-    return HFLM(pretrained=own, tokenizer=tiny.tokenizer(chat=True), batch_size=2, **given)
+def theirs(**inputs: Any) -> HFLM:
+    current = tiny.model()
+    return HFLM(pretrained=current, tokenizer=tiny.tokenizer(chat=True), batch_size=2, **inputs)
 
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED])
 def test_speculative_and_plain_generations_are_identical(settings: dict[str, Any]) -> None:
-    asked = requests("generate_until", *((text, settings) for text in CONTEXTS))
-    found = model().generate_until(asked, disable_tqdm=True)
-    assert found == model(None, batch_size=1).generate_until(asked, disable_tqdm=True)
-    assert len(set(found)) > 1
+    request = requests("generate_until", *((text, settings) for text in CONTEXTS))
+    result = model().generate_until(request, disable_tqdm=True)
+    assert result == model(None, batch_size=1).generate_until(request, disable_tqdm=True)
+    assert len(set(result)) > 1
 
 
 def test_greedy_generations_are_those_of_lm_evals_own_model() -> None:
     stops = {**GREEDY, "until": ["e", "\n"]}
-    asked = requests("generate_until", *((text, s) for text in CONTEXTS for s in (GREEDY, stops)))
-    found = model().generate_until(asked, disable_tqdm=True)
-    assert found == theirs().generate_until(asked, disable_tqdm=True)
-    assert not any("e" in text for text in found[1::2])
+    request = requests("generate_until", *((text, s) for text in CONTEXTS for s in (GREEDY, stops)))
+    result = model().generate_until(request, disable_tqdm=True)
+    assert result == theirs().generate_until(request, disable_tqdm=True)
+    assert not any("e" in text for text in result[1::2])
 
 
 def test_repeats_of_a_sampled_request_are_not_the_same_text() -> None:
-    asked = requests("generate_until", *((CONTEXTS[0], SAMPLED) for _ in range(4)))
-    found = model().generate_until(asked, disable_tqdm=True)
-    assert len(set(found)) == 4
-    assert found == model().generate_until(asked, disable_tqdm=True)
+    request = requests("generate_until", *((CONTEXTS[0], SAMPLED) for _ in range(4)))
+    result = model().generate_until(request, disable_tqdm=True)
+    assert len(set(result)) == 4
+    assert result == model().generate_until(request, disable_tqdm=True)
 
 
 def test_a_context_that_is_too_long_keeps_its_end() -> None:
     long = "abc " * 200
-    asked = requests("generate_until", (long, GREEDY), (long[-492:], GREEDY))
-    first, second = model().generate_until(asked, disable_tqdm=True)
+    request = requests("generate_until", (long, GREEDY), (long[-492:], GREEDY))
+    first, second = model().generate_until(request, disable_tqdm=True)
     assert first == second
 
 
 def test_likelihoods_are_those_of_transformers() -> None:
-    pairs = [(text, told) for text in (*CONTEXTS, "") for told in (" Rhine", "s", "e" * 600)]
+    pairs = [(text, message) for text in (*CONTEXTS, "") for message in (" Rhine", "s", "e" * 600)]
     pairs = [pair for pair in pairs if len(pair[1]) < 500]
     pairs.append(("y" * 700, " and its end"))
-    asked = requests("loglikelihood", *pairs)
-    found = model().loglikelihood(asked, disable_tqdm=True)
-    expected = theirs().loglikelihood(asked, disable_tqdm=True)
-    for ours, other in zip(found, expected, strict=True):
+    request = requests("loglikelihood", *pairs)
+    result = model().loglikelihood(request, disable_tqdm=True)
+    expected = theirs().loglikelihood(request, disable_tqdm=True)
+    for ours, other in zip(result, expected, strict=True):
         assert ours[0] == pytest.approx(other[0], abs=1e-3)
         assert ours[1] == other[1]
     tokens = tiny.tokenizer()("The Rhine, the Po")["input_ids"]
     with torch.no_grad():
-        laws = tiny.model()(torch.tensor([tokens])).logits[0].log_softmax(-1)
-    by_hand = sum(float(laws[i - 1, tokens[i]]) for i in range(len(tokens) - 3, len(tokens)))
-    asked = requests("loglikelihood", ("The Rhine, the", " Po"))
-    assert model().loglikelihood(asked, disable_tqdm=True)[0][0] == pytest.approx(by_hand, abs=1e-4)
+        distributions = tiny.model()(torch.tensor([tokens])).logits[0].log_softmax(-1)
+    by_hand = sum(
+        float(distributions[i - 1, tokens[i]]) for i in range(len(tokens) - 3, len(tokens))
+    )
+    request = requests("loglikelihood", ("The Rhine, the", " Po"))
+    assert model().loglikelihood(request, disable_tqdm=True)[0][0] == pytest.approx(
+        by_hand, abs=1e-4
+    )
 
 
 def test_rolling_likelihoods_predict_every_token_once() -> None:
     texts = [("z Rhine " * 150,), ("short",), ("",)]
-    found = model(max_length=100).loglikelihood_rolling(
+    result = model(max_length=100).loglikelihood_rolling(
         requests("loglikelihood_rolling", *texts), disable_tqdm=True
     )
     expected = theirs(max_length=100).loglikelihood_rolling(
         requests("loglikelihood_rolling", *texts), disable_tqdm=True
     )
-    assert found == pytest.approx(expected, abs=1e-2)
-    assert found[2] == 0.0
+    assert result == pytest.approx(expected, abs=1e-2)
+    assert result[2] == 0.0
 
 
 def test_the_harness_makes_it_from_its_argument_string() -> None:
-    made = get_model("ragspec").create_from_arg_string(
+    instance = get_model("ragspec").create_from_arg_string(
         "model=starter,drafter=context,budget=auto", {"batch_size": "auto", "device": None}
     )
-    assert isinstance(made, RagspecLM)
-    assert made.engine.drafter is not None
-    assert made.get_model_info()["ragspec"]["drafter"] == made.engine.drafter.name
+    assert isinstance(instance, RagspecLM)
+    assert instance.engine.drafter is not None
+    assert instance.get_model_info()["ragspec"]["drafter"] == instance.engine.drafter.name
     # The harness's command names this device by itself, on every machine.
     there = "cuda:0" if torch.cuda.is_available() else "cpu"
     plain = get_model("ragspec").create_from_arg_string("drafter=None", {"device": "cuda:0"})
@@ -146,11 +150,11 @@ def test_a_task_of_the_harness_gives_the_same_scores_with_and_without_drafts(
     }
     texts = []
     for drafter in ("context", None):
-        found = lm_eval.simple_evaluate(
+        result = lm_eval.simple_evaluate(
             model=model(drafter), tasks=[task], apply_chat_template=True, bootstrap_iters=0
         )
-        texts.append([sample["resps"] for sample in found["samples"]["rivers"]])
-        assert found["results"]["rivers"]["exact_match,none"] == 0.0
+        texts.append([sample["resps"] for sample in result["samples"]["rivers"]])
+        assert result["results"]["rivers"]["exact_match,none"] == 0.0
     assert texts[0] == texts[1]
     expected = chatting.alone(("user", rows[0]["q"]), max_new_tokens=12, stop=["\n"]).text
     assert texts[0][0] == [[expected]]
@@ -166,9 +170,9 @@ def test_a_task_of_the_harness_gives_the_same_scores_with_and_without_drafts(
         ({"dtype": "float32"}, "Engine with settings"),
     ],
 )
-def test_bad_arguments_are_told_by_our_errors(given: dict[str, Any], error: str) -> None:
+def test_bad_arguments_are_told_by_our_errors(inputs: dict[str, Any], error: str) -> None:
     with pytest.raises(InputError, match=error):
-        model(**given)
+        model(**inputs)
 
 
 def test_bad_requests_are_told_by_our_errors() -> None:

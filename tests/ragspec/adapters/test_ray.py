@@ -30,18 +30,18 @@ def guide(root: Path) -> str:
 
 @pytest.fixture(scope="module")
 def ray(root: Path) -> Iterator[Any]:
-    found = pytest.importorskip("ray", reason="ray is not installed")
+    result = pytest.importorskip("ray", reason="ray is not installed")
     pytest.importorskip("ray.serve", reason="ray has no serve")
     places = {"PYTHONPATH": os.pathsep.join(str(each) for each in sys.path if each)}
-    found.init(
+    result.init(
         num_cpus=6,
         include_dashboard=False,
         log_to_driver=False,
         object_store_memory=200 * 2**20,
         runtime_env={"env_vars": places | {"OMP_NUM_THREADS": "1"}},
     )
-    yield found
-    found.shutdown()
+    yield result
+    result.shutdown()
 
 
 def maker(guide: str, pids: str) -> Any:
@@ -66,9 +66,11 @@ def test_a_batch_keeps_its_columns_and_gets_answers(guide: str) -> None:
     qa = DocQA.from_documents(guide)
     batch = {"n": np.arange(2), "asked": np.array(QUESTIONS[:2], object)}
     answerer = AnswerBatch(lambda: qa, "asked", None, {"max_new_tokens": 20})
-    found = answerer(batch)
-    assert found["n"].tolist() == [0, 1]
-    for question, text, cited in zip(QUESTIONS, found["answer"], found["citations"], strict=False):
+    result = answerer(batch)
+    assert result["n"].tolist() == [0, 1]
+    for question, text, cited in zip(
+        QUESTIONS, result["answer"], result["citations"], strict=False
+    ):
         answer = qa.ask(question, max_new_tokens=20)
         assert text == answer.text
         assert [each["document"] for each in json.loads(cited)] == [
@@ -93,22 +95,22 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_one_of_two_actors_is_killed_and_each_answer_comes_once(
     ray: Any, guide: str, tmp_path: Path
 ) -> None:
-    asked = [{"id": i, "question": QUESTIONS[i % len(QUESTIONS)]} for i in range(18)]
+    requests = [{"id": i, "question": QUESTIONS[i % len(QUESTIONS)]} for i in range(18)]
     sampling = Sampling(temperature=0.8, seed=5)
     answered = answer_questions(
-        ray.data.from_items(asked), maker(guide, str(tmp_path)), actors=2, batch_size=1,
+        ray.data.from_items(requests), maker(guide, str(tmp_path)), actors=2, batch_size=1,
         sampling=sampling, max_new_tokens=40,
     )  # fmt: skip
     rows = iter(answered.iter_batches(batch_size=1))
-    found = [next(rows)]
+    results = [next(rows)]
     first = set(tmp_path.iterdir())
     os.kill(int(next(iter(first)).name), signal.SIGKILL)
-    found.extend(rows)
-    assert sorted(int(row["id"][0]) for row in found) == list(range(18))
+    results.extend(rows)
+    assert sorted(int(row["id"][0]) for row in results) == list(range(18))
     assert len(list(tmp_path.iterdir())) > len(first), "expected an actor in the place of the lost"
     qa = DocQA.from_documents(guide)
-    wanted = {each: qa.ask(each, sampling, max_new_tokens=40).text for each in QUESTIONS}
-    assert all(row["answer"][0] == wanted[row["question"][0]] for row in found)
+    selection = {each: qa.ask(each, sampling, max_new_tokens=40).text for each in QUESTIONS}
+    assert all(row["answer"][0] == selection[row["question"][0]] for row in results)
 
 
 @pytest.mark.slow
@@ -138,12 +140,12 @@ def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path:
     handle = serve.run(app, route_prefix="/generate")
     try:
         sampling = {"temperature": 0.7, "seed": 3}
-        asked = [handle.generate.remote(text, sampling, max_new_tokens=12) for text in TEXTS]
-        found = [each.result() for each in asked]
-        for text, made in zip(TEXTS, found, strict=True):
+        requests = [handle.generate.remote(text, sampling, max_new_tokens=12) for text in TEXTS]
+        results = [each.result() for each in requests]
+        for text, instance in zip(TEXTS, results, strict=True):
             alone = engine.generate(text, Sampling(**sampling), max_new_tokens=12)  # type: ignore[arg-type]
-            assert (made["text"], made["label"]) == (alone.text, alone.label)
-        assert {made["pool"] for made in found} == {0, 1}
+            assert (instance["text"], instance["label"]) == (alone.text, alone.label)
+        assert {product["pool"] for product in results} == {0, 1}
 
         def post(body: bytes) -> tuple[int, Any]:
             try:
@@ -152,17 +154,17 @@ def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path:
             except HTTPError as error:
                 return error.code, json.load(error)
 
-        status, told = post(json.dumps({"prompt": TEXTS[0], "max_new_tokens": 8}).encode())
+        status, message = post(json.dumps({"prompt": TEXTS[0], "max_new_tokens": 8}).encode())
         assert status == 200
-        assert told["text"] == engine.generate(TEXTS[0], max_new_tokens=8).text
+        assert message["text"] == engine.generate(TEXTS[0], max_new_tokens=8).text
         for body, kind in (
             (b"no json", "JSONDecodeError"),
             (b'{"promt": "A"}', "InputError"),
             (b'{"prompt": "A", "max_new_tokenz": 3}', "InputError"),
             (b'{"prompt": "A", "sampling": {"temperature": -1}}', "SamplingError"),
         ):
-            status, told = post(body)
-            assert (status, told["error"]["type"]) == (400, kind)
+            status, message = post(body)
+            assert (status, message["error"]["type"]) == (400, kind)
 
         flood = [handle.generate.remote(TEXTS[0], None, max_new_tokens=60) for _ in range(16)]
         refused = 0
@@ -173,9 +175,9 @@ def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path:
                 refused += 1
         assert 16 - refused >= 12  # both pools were filled before anybody was refused
 
-        asked = [handle.generate.remote(text, None, max_new_tokens=120) for text in TEXTS]
+        requests = [handle.generate.remote(text, None, max_new_tokens=120) for text in TEXTS]
         os.kill(int(next(tmp_path.iterdir()).name), signal.SIGKILL)
-        for text, each in zip(TEXTS, asked, strict=True):
+        for text, each in zip(TEXTS, requests, strict=True):
             assert each.result()["text"] == engine.generate(text, max_new_tokens=120).text
     finally:
         serve.shutdown()

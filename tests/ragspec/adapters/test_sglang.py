@@ -93,32 +93,32 @@ class NGRAMWorker:
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    made = {}
+    instance = {}
     names = {"sglang", *(".".join(each.split(".")[:n]) for each in (ALGORITHMS, REGISTRY, WORKER)
                          for n in range(1, 5))}  # fmt: skip
     for name in names:
-        made[name] = ModuleType(name)
-        made[name].__path__ = []
-        monkeypatch.setitem(sys.modules, name, made[name])
-    made["sglang"].__version__ = "0.0.test"  # type: ignore[attr-defined]
+        instance[name] = ModuleType(name)
+        instance[name].__path__ = []
+        monkeypatch.setitem(sys.modules, name, instance[name])
+    instance["sglang"].__version__ = "0.0.test"  # type: ignore[attr-defined]
     SpeculativeAlgorithm.known = {}
     for name, thing in (
         (ALGORITHMS, SpeculativeAlgorithm), (REGISTRY, CustomSpecAlgo),
         (WORKER, NGRAMWorker), (WORKER, NgramCorpus),
     ):  # fmt: skip
-        monkeypatch.setattr(made[name], thing.__name__, thing, raising=False)
-    yield made[WORKER]
+        monkeypatch.setattr(instance[name], thing.__name__, thing, raising=False)
+    yield instance[WORKER]
 
 
 def arguments(**changed: Any) -> SimpleNamespace:
-    told = {
+    record = {
         "device": "cuda", "enable_dp_attention": False, "disable_overlap_schedule": False,
         "max_running_requests": None, "enable_mixed_chunk": True, "page_size": 1,
         "speculative_num_draft_tokens": None, "speculative_num_steps": None,
         "speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": 10,
         "attention_backend": "triton",
     }  # fmt: skip
-    return SimpleNamespace(**told | changed)
+    return SimpleNamespace(**record | changed)
 
 
 def target() -> SimpleNamespace:

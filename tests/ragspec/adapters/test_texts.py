@@ -47,13 +47,13 @@ def test_a_text_is_found_by_what_it_says_now() -> None:
 
 def test_the_longest_unasked_goes_first() -> None:
     known = texts(idle=2)
-    made = [known.take(ids(number)) for number in range(3)]
-    for each in made:
+    instance = [known.take(ids(number)) for number in range(3)]
+    for each in instance:
         known.keep([each])
     known.keep([])
     assert len(known) == 2
-    assert known.take(ids(0)) is not made[0]
-    assert [known.take(ids(number)) for number in (1, 2)] == made[1:]
+    assert known.take(ids(0)) is not instance[0]
+    assert [known.take(ids(number)) for number in (1, 2)] == instance[1:]
 
 
 def test_the_tokens_of_idle_texts_count_together() -> None:

@@ -33,8 +33,8 @@ def tree_of(tokens: np.ndarray, mask: np.ndarray) -> tuple[list[int], list[int]]
     return tokens[1:].tolist(), parents
 
 
-def rows(found: tuple[np.ndarray, np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    tokens, masks = found
+def rows(result: tuple[np.ndarray, np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    tokens, masks = result
     assert tokens.dtype == masks.dtype == np.int64
     yield from zip(tokens.reshape(-1, NODES), masks.reshape(-1, NODES, NODES), strict=True)
 
@@ -71,37 +71,37 @@ def test_chains_have_no_branches() -> None:
     assert drafted > 2
 
 
-def decode(made: TreeCorpus, count: int, seed: int = 0, retract: float = 0.0) -> list[int]:
+def decode(instance: TreeCorpus, count: int, seed: int = 0, retract: float = 0.0) -> list[int]:
     """Decode texts as SGLang's worker asks for trees, and return how many steps each took."""
-    asked, rng = requests(count), np.random.default_rng(seed)
+    request, rng = requests(count), np.random.default_rng(seed)
     steps = [0] * count
-    while live := [i for i in range(count) if not asked[i].finished]:
+    while live := [i for i in range(count) if not request[i].finished]:
         rng.shuffle(live)
         live = live[:4]
-        whole = {i: [*asked[i].prompt, *asked[i].text[: asked[i].done]] for i in live}
+        whole = {i: [*request[i].prompt, *request[i].text[: request[i].done]] for i in live}
         # Under overlap the request itself does not know its newest tokens yet.
-        behind = {i: int(rng.integers(0, min(asked[i].done, 4) + 1)) for i in live}
-        told = {f"r{i}": whole[i][: len(whole[i]) - behind[i]] for i in live}
-        made.lend({name: partial(list, text) for name, text in told.items()})
-        found = made.batch_get(
+        behind = {i: int(rng.integers(0, min(request[i].done, 4) + 1)) for i in live}
+        record = {f"r{i}": whole[i][: len(whole[i]) - behind[i]] for i in live}
+        instance.lend({name: partial(list, text) for name, text in record.items()})
+        result = instance.batch_get(
             [f"r{i}" for i in live],
             [whole[i][-TAIL:] for i in live],
             [len(whole[i]) for i in live],
         )
-        for i, (tokens, mask) in zip(live, rows(found), strict=True):
+        for i, (tokens, mask) in zip(live, rows(result), strict=True):
             read, parents = tree_of(tokens, mask)
             tree = DraftTree.build(read, [parent - 1 for parent in parents], "host")
-            asked[i].draft, at = [], -1
-            for token in asked[i].text[asked[i].done :]:
+            request[i].draft, at = [], -1
+            for token in request[i].text[request[i].done :]:
                 below = np.flatnonzero((tree.parents == at) & (tree.tokens == token))
                 if not len(below):
                     break
                 at = int(below[0])
-                asked[i].draft.append(token)
-            asked[i].step()
+                request[i].draft.append(token)
+            request[i].step()
             steps[i] += 1
         if rng.random() < retract:
-            made.erase_match_state([f"r{live[0]}"])
+            instance.erase_match_state([f"r{live[0]}"])
     return steps
 
 
@@ -116,47 +116,47 @@ def test_requests_that_were_forgotten_are_read_again_as_a_whole() -> None:
 
 
 def test_a_name_that_comes_back_with_another_text_is_another_text() -> None:
-    made = corpus()
-    made.batch_get(["a"], [[1, 2, 3, 1, 2]], [5])
-    ((tokens, _),) = rows(made.batch_get(["a"], [[7, 8, 9, 7, 8, 9, 7]], [7]))
+    instance = corpus()
+    instance.batch_get(["a"], [[1, 2, 3, 1, 2]], [5])
+    ((tokens, _),) = rows(instance.batch_get(["a"], [[7, 8, 9, 7, 8, 9, 7]], [7]))
     assert tokens[:3].tolist() == [7, 8, 9]
 
 
 def test_nothing_that_one_request_wrote_is_drafted_for_another() -> None:
-    made, secret = corpus(), list(range(50, 70))
-    made.batch_get(["a"], [secret], [20])
-    made.batch_put([secret])
-    made.synchronize()
-    ((tokens, _),) = rows(made.batch_get(["b"], [secret[:6]], [6]))
+    instance, secret = corpus(), list(range(50, 70))
+    instance.batch_get(["a"], [secret], [20])
+    instance.batch_put([secret])
+    instance.synchronize()
+    ((tokens, _),) = rows(instance.batch_get(["b"], [secret[:6]], [6]))
     assert not set(tokens[1:].tolist()) & set(secret)
 
 
 def test_loaded_texts_are_drafted_from_until_they_are_removed() -> None:
-    made, text = corpus(), list(range(100, 140))
+    instance, text = corpus(), list(range(100, 140))
     chunks = [[1, 2, SEPARATOR, *text[:20]], text[20:], [SEPARATOR, 3, 4, 5]]
     assert [each.tolist() for each in documents(chunks)] == [[1, 2], text, [3, 4, 5]]
-    loaded = made.load_external_corpus_named("books", chunks)
-    made.commit_external_corpus_load("books", loaded)
-    assert made.list_external_corpora() == {"books": loaded} == {"books": 45}
+    loaded = instance.load_external_corpus_named("books", chunks)
+    instance.commit_external_corpus_load("books", loaded)
+    assert instance.list_external_corpora() == {"books": loaded} == {"books": 45}
     with pytest.raises(InputError, match="twice"):
-        made.load_external_corpus_named("books", chunks)
-    ((tokens, _),) = rows(made.batch_get(["a"], [text[:6]], [6]))
+        instance.load_external_corpus_named("books", chunks)
+    ((tokens, _),) = rows(instance.batch_get(["a"], [text[:6]], [6]))
     assert tokens[1:].tolist() == text[6 : 6 + NODES - 1]
-    made.remove_external_corpus("books")
-    made.remove_external_corpus("books")
-    assert made.list_external_corpora() == {}
+    instance.remove_external_corpus("books")
+    instance.remove_external_corpus("books")
+    assert instance.list_external_corpora() == {}
     # Who is on the way goes on with it, new requests do not see it.
-    ((tokens, _),) = rows(made.batch_get(["a"], [text[:8]], [8]))
+    ((tokens, _),) = rows(instance.batch_get(["a"], [text[:8]], [8]))
     assert tokens[1:3].tolist() == text[8:10]
-    ((tokens, _),) = rows(made.batch_get(["b"], [text[:6]], [6]))
+    ((tokens, _),) = rows(instance.batch_get(["b"], [text[:6]], [6]))
     assert not set(tokens[1:].tolist()) & set(text)
 
 
 def test_reset_forgets_requests() -> None:
-    made = corpus()
-    made.batch_get(["a"], [[1, 2, 3]], [3])
-    made.reset()
-    ((tokens, _),) = rows(made.batch_get(["a"], [[4, 5, 4]], [3]))
+    instance = corpus()
+    instance.batch_get(["a"], [[1, 2, 3]], [3])
+    instance.reset()
+    ((tokens, _),) = rows(instance.batch_get(["a"], [[4, 5, 4]], [3]))
     assert tokens[1] == 5
 
 
@@ -165,6 +165,6 @@ def test_a_store_is_drafted_from(tmp_path: Path) -> None:
 
     text = list(range(100, 140))
     CorpusIndex.build([text], None, tmp_path / "store", vocab_size=VOCAB).close()
-    made = corpus(HostOptions.read({"store": str(tmp_path / "store")}))
-    ((tokens, _),) = rows(made.batch_get(["a"], [text[:6]], [6]))
+    instance = corpus(HostOptions.read({"store": str(tmp_path / "store")}))
+    ((tokens, _),) = rows(instance.batch_get(["a"], [text[:6]], [6]))
     assert tokens[1:].tolist() == text[6 : 6 + NODES - 1]

@@ -40,17 +40,17 @@ def host(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("drafter", ["auto", "context", "hierarchy", "suffix", "lookup"])
 def test_drafts_spare_steps_with_rows_that_move_and_share_their_prompts(drafter: str) -> None:
-    proposer, asked = Proposer(config(drafter=drafter)), requests(6)
-    drive(proposer, asked)
-    told = proposer.stats()
-    assert told["texts"] == 6  # each was found again at every step
-    assert told["accepted"] == sum(80 - each.steps for each in asked)
-    assert told["accepted"] / told["steps"] > {"lookup": 0.7}.get(drafter, 1.0)
+    proposer, request = Proposer(config(drafter=drafter)), requests(6)
+    drive(proposer, request)
+    message = proposer.stats()
+    assert message["texts"] == 6  # each was found again at every step
+    assert message["accepted"] == sum(80 - each.steps for each in request)
+    assert message["accepted"] / message["steps"] > {"lookup": 0.7}.get(drafter, 1.0)
 
 
 def test_texts_that_stop_and_come_back_are_known_again() -> None:
-    proposer, asked = Proposer(config()), requests(8)
-    drive(proposer, asked, rows=4, preempt=0.4)
+    proposer, request = Proposer(config()), requests(8)
+    drive(proposer, request, rows=4, preempt=0.4)
     assert proposer.stats()["texts"] == 8
 
 
@@ -64,8 +64,8 @@ def test_neither_order_nor_company_moves_a_draft() -> None:
 
 
 def test_what_is_not_decoded_is_kept_within_limits() -> None:
-    proposer, asked = Proposer(config(rows=4, idle=1)), requests(12)
-    for each in asked:
+    proposer, request = Proposer(config(rows=4, idle=1)), requests(12)
+    for each in request:
         drive(proposer, [each])
     assert proposer.stats()["kept"] <= 2
     proposer = Proposer(config(rows=4, idle_tokens=0))
@@ -75,10 +75,10 @@ def test_what_is_not_decoded_is_kept_within_limits() -> None:
 
 
 def test_a_text_that_was_forgotten_is_read_again() -> None:
-    proposer, asked = Proposer(config(idle=0)), requests(6)
-    drive(proposer, asked, rows=2)
+    proposer, request = Proposer(config(idle=0)), requests(6)
+    drive(proposer, request, rows=2)
     assert proposer.stats()["texts"] > 6
-    assert all(each.finished for each in asked)
+    assert all(each.finished for each in request)
 
 
 def test_texts_end_at_the_models_length() -> None:
@@ -107,13 +107,13 @@ def test_stats_are_written_after_every_call(tmp_path: Path) -> None:
 
 
 def test_a_store_is_drafted_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (asked,) = requests(1)
-    CorpusIndex.build([asked.text], None, tmp_path / "store", vocab_size=VOCAB).close()
+    (request,) = requests(1)
+    CorpusIndex.build([request.text], None, tmp_path / "store", vocab_size=VOCAB).close()
     monkeypatch.setattr("ragspec.adapters.vllm._tokenizer", lambda model: None)
     drive(Proposer(config()), [plain := requests(1)[0]])
     proposer = Proposer(config(store=str(tmp_path / "store")))
-    drive(proposer, [asked])
-    assert asked.steps < plain.steps / 2
+    drive(proposer, [request])
+    assert request.steps < plain.steps / 2
 
 
 def test_stores_must_fit_the_hosts_tokenizer(tmp_path: Path) -> None:
@@ -122,24 +122,24 @@ def test_stores_must_fit_the_hosts_tokenizer(tmp_path: Path) -> None:
     one, other = tiny.tokenizer(), tiny.bpe_tokenizer()
     CorpusIndex.build(["a text"], one, tmp_path / "store").close()
     other.save_pretrained(tmp_path / "model")
-    asked = config(store=str(tmp_path / "store"))
-    asked.model_config.tokenizer = str(tmp_path / "model")
+    request = config(store=str(tmp_path / "store"))
+    request.model_config.tokenizer = str(tmp_path / "model")
     with pytest.raises(StoreError, match="tokenizer"):
-        Proposer(asked)
+        Proposer(request)
 
 
 def test_a_failing_drafter_never_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     from ragspec.retrievers.methods.context import ContextSession
 
-    proposer, asked = Proposer(config(drafter="context")), requests(2)
+    proposer, request = Proposer(config(drafter="context")), requests(2)
 
     def fail(*_: Any) -> None:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(ContextSession, "propose", fail)
     with pytest.warns(RuntimeWarning, match="switched off"):
-        drive(proposer, asked)
-    assert [each.steps for each in asked] == [80, 80]
+        drive(proposer, request)
+    assert [each.steps for each in request] == [80, 80]
 
 
 @pytest.mark.parametrize(

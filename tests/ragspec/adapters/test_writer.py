@@ -34,9 +34,9 @@ def test_texts_are_those_of_plain_decoding(
     writer = Writer(chatting.engine(drafter), slots=slots)
     job = writer.chat(ASKED, asked(**sampled))
     expected = chatting.alone(TURN, sampling=Sampling(**sampled))
-    pieces = writer.stream(job)
-    streamed = "".join(pieces)
-    assert writer.write(job)[0].tokens == expected.tokens == pieces.result.tokens
+    chunks = writer.stream(job)
+    streamed = "".join(chunks)
+    assert writer.write(job)[0].tokens == expected.tokens == chunks.result.tokens
     assert streamed == expected.text
     writer.close()
 
@@ -45,10 +45,10 @@ def test_samples_of_a_pool_are_those_of_the_engine() -> None:
     several = {"temperature": 1.0, "seed": 3, "n": 3}
     with Pool(chatting.engine(), slots=2) as pool:
         writer = Writer(pool)
-        found = writer.write(writer.chat(ASKED, asked(**several)))
+        result = writer.write(writer.chat(ASKED, asked(**several)))
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=3))
-    assert [text.tokens for text in found] == [text.tokens for text in expected]
-    assert len({tuple(text.tokens) for text in found}) == 3
+    assert [text.tokens for text in result] == [text.tokens for text in expected]
+    assert len({tuple(text.tokens) for text in result}) == 3
 
 
 def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() -> None:
@@ -81,12 +81,12 @@ def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
 
 
 def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
-    told = {"role": "tool", "content": "the Rhine is long"}
-    shown = Writer(chatting.engine()).chat([*ASKED, told], asked())
-    assert "the Rhine is long" in shown.prompt.text
-    assert not shown.texts
+    record = {"role": "tool", "content": "the Rhine is long"}
+    display = Writer(chatting.engine()).chat([*ASKED, record], asked())
+    assert "the Rhine is long" in display.prompt.text
+    assert not display.texts
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    hidden = Writer(chatting.engine(), template=template).chat([*ASKED, told], asked())
+    hidden = Writer(chatting.engine(), template=template).chat([*ASKED, record], asked())
     assert hidden.prompt.text == "Name three rivers."
     assert [text.document for text in hidden.texts] == [-1]
 
@@ -111,8 +111,8 @@ def test_streams_are_pulled_beside_the_event_loop(slots: int) -> None:
     writer = Writer(chatting.engine(), slots=slots)
 
     async def read() -> str:
-        pieces = pulled(writer.stream(writer.chat(ASKED, asked())))
-        return "".join([piece async for piece in pieces])
+        chunks = pulled(writer.stream(writer.chat(ASKED, asked())))
+        return "".join([piece async for piece in chunks])
 
     assert asyncio.run(read()) == chatting.alone(TURN).text
     writer.close()
@@ -142,9 +142,9 @@ def test_a_model_without_a_template_is_refused_unless_one_is_given() -> None:
         Writer(plain, template="{{ raise_exception('no') }}").chat(ASKED, asked())
 
 
-def settled(**given: Any) -> Writer:
+def settled(**inputs: Any) -> Writer:
     named = {"model": None, "engine": None, "pool": None, "template": None, "slots": 0}
-    return Writer.of(**{**named, **given})
+    return Writer.of(**{**named, **inputs})
 
 
 def test_models_that_contradict_themselves_are_refused() -> None:
@@ -167,13 +167,13 @@ def test_models_that_contradict_themselves_are_refused() -> None:
 
 
 def test_settings_by_the_names_of_hosts() -> None:
-    found = read_settings(
+    result = read_settings(
         {"max_tokens": 5, "temperature": 0.5, "stop": ["a"]},
         {"max_completion_tokens": 7, "temperature": None, "top_logprobs": 2},
         stop="b",
     )
-    assert found.sampling.temperature == 0.5
-    assert found.options == {"max_new_tokens": 7, "logprobs": 2, "stop": ["a", "b"]}
+    assert result.sampling.temperature == 0.5
+    assert result.options == {"max_new_tokens": 7, "logprobs": 2, "stop": ["a", "b"]}
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_settings_by_the_names_of_hosts() -> None:
         ({"stop": 3}, "stop is"),
     ],
 )
-def test_settings_that_are_none_are_refused(given: dict[str, Any], error: str) -> None:
+def test_settings_that_are_none_are_refused(inputs: dict[str, Any], error: str) -> None:
     with pytest.raises(InputError, match=error):
-        read_settings(given)
+        read_settings(inputs)
 
 
 def test_a_setting_out_of_range_is_refused() -> None:
@@ -199,10 +199,10 @@ def test_log_probabilities_have_the_usual_names() -> None:
     writer = Writer(chatting.engine())
     job = writer.chat(ASKED, asked(top_logprobs=2))
     text = writer.write(job)[0]
-    told = writer.metadata(job, text)["logprobs"]["content"]
-    assert len(told) == len(text.tokens)
-    assert [len(each["top_logprobs"]) for each in told] == [2] * len(told)
-    assert told[0]["logprob"] == told[0]["top_logprobs"][0]["logprob"]  # greedy
+    message = writer.metadata(job, text)["logprobs"]["content"]
+    assert len(message) == len(text.tokens)
+    assert [len(each["top_logprobs"]) for each in message] == [2] * len(message)
+    assert message[0]["logprob"] == message[0]["top_logprobs"][0]["logprob"]  # greedy
 
 
 def test_passages_keep_their_place_on_the_way_to_a_host_and_back() -> None:

@@ -22,7 +22,7 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 
 def chain(n: int, claim: float, source: str = "a") -> DraftTree:
-    return DraftTree.chain(list(range(n)), source, reach=[claim ** (i + 1) for i in range(n)])
+    return DraftTree.chain(list(range(n)), source, accept_prob=[claim ** (i + 1) for i in range(n)])
 
 
 @st.composite
@@ -30,11 +30,11 @@ def trees(draw: st.DrawFn) -> DraftTree:
     n = draw(st.integers(0, 12))
     parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
     claims = draw(st.lists(st.floats(0, 1), min_size=n, max_size=n))
-    return DraftTree.build(list(range(n)), parents, "a", reach=claims)
+    return DraftTree.build(list(range(n)), parents, "a", accept_prob=claims)
 
 
 def test_an_unknown_source_is_believed() -> None:
-    tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", reach=[0.5, 0.4, 0.2])
+    tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", accept_prob=[0.5, 0.4, 0.2])
     assert Calibration().appraise(tree).reach == pytest.approx([0.5, 0.4, 0.2])
 
 
@@ -45,13 +45,13 @@ def test_reach_is_a_probability_and_never_grows_downwards(
     calibration = Calibration()
     for _ in range(rounds):
         calibration.learn(calibration.appraise(tree), tokens)
-    reach = calibration.appraise(tree).reach
-    for value, parent in zip(reach, tree.parents.tolist(), strict=True):
-        assert 0.0 <= value <= (reach[parent] if parent >= 0 else 1.0)
+    accept_prob = calibration.appraise(tree).reach
+    for value, parent in zip(accept_prob, tree.parents.tolist(), strict=True):
+        assert 0.0 <= value <= (accept_prob[parent] if parent >= 0 else 1.0)
 
 
 def test_larger_claims_of_one_kind_stay_larger() -> None:
-    low, high = (DraftTree.chain([1], "a", reach=[claim]) for claim in (0.41, 0.49))
+    low, high = (DraftTree.chain([1], "a", accept_prob=[claim]) for claim in (0.41, 0.49))
     calibration = Calibration()
     for hit in (True, False, True, True, True):
         calibration.learn(calibration.appraise(low), (1,) if hit else (2,))
@@ -99,13 +99,13 @@ def counted(calibration: Calibration) -> list[Ratio]:
 
 
 def test_only_children_of_visited_nodes_count() -> None:
-    tree = DraftTree.build([1, 2, 3, 4], [-1, -1, 0, 1], "a", reach=[0.5, 0.4, 0.3, 0.2])
+    tree = DraftTree.build([1, 2, 3, 4], [-1, -1, 0, 1], "a", accept_prob=[0.5, 0.4, 0.3, 0.2])
     calibration = Calibration()
     followed = calibration.learn(calibration.appraise(tree), (2, 7))
     assert followed == 1
-    found = counted(calibration)
-    assert [ratio.claimed for ratio in found] == pytest.approx([0.98 * 0.5 + 0.5, 0.4])
-    assert [ratio.accepted for ratio in found] == [0.0, 1.0]
+    result = counted(calibration)
+    assert [ratio.claimed for ratio in result] == pytest.approx([0.98 * 0.5 + 0.5, 0.4])
+    assert [ratio.accepted for ratio in result] == [0.0, 1.0]
 
 
 def test_a_text_cut_short_teaches_nothing_beyond_its_end() -> None:
@@ -115,7 +115,9 @@ def test_a_text_cut_short_teaches_nothing_beyond_its_end() -> None:
 
 
 def test_claims_that_are_no_probabilities_do_no_harm() -> None:
-    tree = DraftTree.build([1, 2, 3, 4], [-1, 0, -1, 2], "a", reach=[2.0, math.nan, -1.0, 0.5])
+    tree = DraftTree.build(
+        [1, 2, 3, 4], [-1, 0, -1, 2], "a", accept_prob=[2.0, math.nan, -1.0, 0.5]
+    )
     calibration = Calibration()
     assert calibration.appraise(tree).reach == [1.0, 0.0, 0.0, 0.0]
     calibration.learn(calibration.appraise(tree), (1, 2))
@@ -125,12 +127,12 @@ def test_claims_that_are_no_probabilities_do_no_harm() -> None:
 def test_copies_that_end_with_a_certain_token_are_believed_less_after_it() -> None:
     calibration, stop = Calibration(), 7
     for _ in range(40):
-        tree = DraftTree.chain([3, stop, 5], "a", reach=[0.9, 0.81, 0.729])
+        tree = DraftTree.chain([3, stop, 5], "a", accept_prob=[0.9, 0.81, 0.729])
         calibration.learn(calibration.appraise(tree, 1), (3, stop, 99))
-    reach = calibration.appraise(tree, 1).reach
-    assert reach[1] > 0.8
-    assert reach[2] / reach[1] < 0.25
-    other = DraftTree.chain([3, 4, 5], "a", reach=[0.9, 0.81, 0.729])
+    accept_prob = calibration.appraise(tree, 1).reach
+    assert accept_prob[1] > 0.8
+    assert accept_prob[2] / accept_prob[1] < 0.25
+    other = DraftTree.chain([3, 4, 5], "a", accept_prob=[0.9, 0.81, 0.729])
     assert calibration.appraise(other, 1).reach[2] > 0.4
 
 
@@ -139,13 +141,15 @@ def test_what_is_kept_of_a_sampled_draft_never_hangs_on_the_tokens_drawn(kind: D
     # A first node that is verified only where its token makes the second one promising is no draw
     # from q any more, and rejection rules would be biased.
     calibration = Calibration()
-    good, bad = (DraftTree.chain([token, 9], "a", reach=[0.6, 0.4], kind=kind) for token in (1, 2))
+    good, bad = (
+        DraftTree.chain([token, 9], "a", accept_prob=[0.6, 0.4], kind=kind) for token in (1, 2)
+    )
     for _ in range(40):
         calibration.learn(calibration.appraise(good, 5), (1, 9, 0))
         calibration.learn(calibration.appraise(bad, 5), (2, 3))
     after_good, after_bad = (calibration.appraise(tree, 5).reach for tree in (good, bad))
-    drawn = kind in (DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT)
-    assert (after_good == after_bad) is drawn
+    sample = kind in (DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT)
+    assert (after_good == after_bad) is sample
 
 
 def test_a_source_keeps_so_many_ratios_and_none_for_an_unknown_token() -> None:
@@ -163,7 +167,7 @@ def test_a_claim_that_is_raised_most_is_certain() -> None:
 
 def test_the_first_the_second_and_all_other_siblings_are_told_apart() -> None:
     """The third and the fourth child fail alike; the first two of the same claim do not suffer."""
-    tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "a", reach=[0.2] * 4)
+    tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "a", accept_prob=[0.2] * 4)
     calibration = Calibration()
     for turn in range(60):
         calibration.learn(calibration.appraise(tree), (1 + turn % 2,))

@@ -263,8 +263,8 @@ def test_forwards_of_few_widths_cost_what_the_next_one_does() -> None:
 def test_rows_of_many_texts_cost_what_was_measured(texts: int, n: int) -> None:
     timer = Padded()
     curve, _ = measure(timer, LENGTHS, padding=Padding(WIDTHS, timer))
-    found = curve.batched(texts).seconds(n, 128)
-    assert found == pytest.approx(timer(n, 128, texts), rel=1e-6)
+    result = curve.batched(texts).seconds(n, 128)
+    assert result == pytest.approx(timer(n, 128, texts), rel=1e-6)
     assert curve.batched(texts - texts // 4) is curve.batched(texts), "they are padded, too"
 
 
@@ -321,8 +321,8 @@ def test_a_kept_curve_of_another_shape_is_measured_again(tmp_path: Path) -> None
     def slower(n: int, length: int) -> float:
         return 3.0 * true_seconds(n, length)  # the same shape: kept, `refine` follows the level
 
-    kept = cached(tmp_path, KEY, slower, LENGTHS)
-    assert np.array_equal(kept.table, curve.table)
+    selected = cached(tmp_path, KEY, slower, LENGTHS)
+    assert np.array_equal(selected.table, curve.table)
 
 
 def test_a_curve_that_forwards_disagree_with_is_measured_again_before_it_is_kept(

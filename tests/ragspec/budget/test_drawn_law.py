@@ -118,8 +118,8 @@ class Drawn:
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         text = tuple(context.tokens[context.prompt_length :])
-        law = TokenLaw(Sampling(temperature=1.0), self.noise, context.prompt_length)
-        growth = SampledGrowth(law, self.name, self.widths, self.kind)
+        distribution = TokenLaw(Sampling(temperature=1.0), self.noise, context.prompt_length)
+        growth = SampledGrowth(distribution, self.name, self.widths, self.kind)
         cache = cast(DraftCache, LawCache(self.laws, text))
         logits = self.laws.draft(text).log()[None]
         tree = growth.grow(Ground(cache, logits, context, 64, len(self.widths), 0.0))
@@ -131,11 +131,11 @@ class Drawn:
 
 def with_claims(tree: DraftTree) -> DraftTree:
     assert tree.q is not None
-    reach: list[float] = []
+    accept_prob: list[float] = []
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        above = 1.0 if parent < 0 else reach[parent]
-        reach.append(above * float(tree.q[parent + 1, token]))
-    return replace(tree, reach=np.asarray(reach, dtype=np.float32))
+        above = 1.0 if parent < 0 else accept_prob[parent]
+        accept_prob.append(above * float(tree.q[parent + 1, token]))
+    return replace(tree, reach=np.asarray(accept_prob, dtype=np.float32))
 
 
 def draft(session: BudgetSession, drafter: Drawn, text: Tokens, chains: bool = False) -> DraftTree:
@@ -296,11 +296,15 @@ def test_a_size_chosen_after_the_draw_changes_the_law(
 
 def test_a_size_does_not_follow_how_many_tokens_a_law_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without replacement a law of one token bears one child: the shape tells what was drawn."""
-    laws = Laws(3, 5)
-    laws.cache["target", ()] = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)
-    for text, law in (((), [0.1, 0.3, 0.6]), ((0,), [1.0, 0.0, 0.0]), ((1,), [0.2, 0.3, 0.5])):
-        laws.cache["draft", text] = torch.tensor(law, dtype=torch.float64)
-    drafter = Drawn(laws, DISTINCT, (2, 2), telling=False)
+    distributions = Laws(3, 5)
+    distributions.cache["target", ()] = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)
+    for text, distribution in (
+        ((), [0.1, 0.3, 0.6]),
+        ((0,), [1.0, 0.0, 0.0]),
+        ((1,), [0.2, 0.3, 0.5]),
+    ):
+        distributions.cache["draft", text] = torch.tensor(distribution, dtype=torch.float64)
+    drafter = Drawn(distributions, DISTINCT, (2, 2), telling=False)
 
     def opened() -> BudgetSession:
         """Return a row for which one node pays, or all six where there are so many."""

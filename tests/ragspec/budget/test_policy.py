@@ -26,7 +26,7 @@ def run(session: BudgetSession, seed: int, steps: int, slow: float = 1.0) -> lis
         right = int(np.cumprod(random.random(allowed) < chances).sum())
         tree = DraftTree.empty()
         if allowed:
-            proposal = DraftTree.chain(list(range(allowed)), "a", reach=claims.tolist())
+            proposal = DraftTree.chain(list(range(allowed)), "a", accept_prob=claims.tolist())
             tree = session.fit(proposal, 128)
         accepted = min(right, len(tree))
         spent = {"draft": 0.1 * slow, "verify": (10 + 0.4 * len(tree)) * slow, "host": 0.2}
@@ -70,7 +70,7 @@ def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
 
 
 def test_fixed_keeps_the_best_nodes_with_their_parents() -> None:
-    tree = DraftTree.build([7, 8, 9, 6], [-1, -1, 1, 0], "a", reach=[0.2, 0.7, 0.6, 0.1])
+    tree = DraftTree.build([7, 8, 9, 6], [-1, -1, 1, 0], "a", accept_prob=[0.2, 0.7, 0.6, 0.1])
     session = FixedBudget(2).open(None)
     assert session.allowance(99) == 2
     small = session.fit(tree, 99)

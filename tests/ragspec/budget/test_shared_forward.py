@@ -22,8 +22,8 @@ def linear(base: float = 10.0, row: float = 0.4) -> CostCurve:
 
 
 def chain(count: int, chance: float) -> DraftTree:
-    reach = [chance ** (depth + 1) for depth in range(count)]
-    return DraftTree.chain(list(range(count)), "a", reach=reach)
+    accept_prob = [chance ** (depth + 1) for depth in range(count)]
+    return DraftTree.chain(list(range(count)), "a", accept_prob=accept_prob)
 
 
 def ready(policy: AutoBudget, cost: SharedCost) -> GoodputSession:
@@ -50,23 +50,23 @@ def test_no_width_gives_more_tokens_for_the_time_of_the_whole_forward(
 ) -> None:
     alive = len(chances)
 
-    def pace(width: int) -> float:
+    def draft_cost(width: int) -> float:
         tokens = alive + sum(sum(p ** (d + 1) for d in range(width)) for p in chances)
         line = linear(row=row).batched(alive).line(128)
         return tokens / line.at(width + 1)
 
     sizes = [size for size in BUCKETS if size <= 23]
-    best = max(sizes, key=pace)
+    best = max(sizes, key=draft_cost)
     assert fitted(chances, row) == [best if chance else 0 for chance in chances]
 
 
 def test_a_draft_pays_for_the_rows_beside_it() -> None:
     """A row that drafts alone widens the forward of all, so it drafts less the more there are."""
-    kept = [fitted([0.9] + [0.0] * others)[0] for others in range(8)]
-    assert kept[0] > kept[-1]
-    assert all(more >= fewer for more, fewer in itertools.pairwise(kept))
+    selected = [fitted([0.9] + [0.0] * others)[0] for others in range(8)]
+    assert selected[0] > selected[-1]
+    assert all(more >= fewer for more, fewer in itertools.pairwise(selected))
     together = fitted([0.9] * 8)[0]
-    assert kept[-1] < together <= kept[0]
+    assert selected[-1] < together <= selected[0]
 
 
 def test_other_policies_decide_for_themselves() -> None:
@@ -85,8 +85,8 @@ def test_a_forward_teaches_once_and_at_its_own_width() -> None:
     expected = cost.line(128)
     assert expected == curve.batched(4).line(128) != curve.line(128)
     forward.widen(8)
-    for own in (8, 2, 1, 1):
-        cost.refine(own, 128, 1.2 * expected.at(8))
+    for current in (8, 2, 1, 1):
+        cost.refine(current, 128, 1.2 * expected.at(8))
     once = linear().batched(4)
     once.refine(8, 128, 1.2 * expected.at(8))
     assert cost.line(128) == once.line(128) != expected
@@ -95,7 +95,7 @@ def test_a_forward_teaches_once_and_at_its_own_width() -> None:
 
 def test_times_of_all_rows_are_learned_as_those_of_one() -> None:
     """Eight rows take eight times the host and draft; what is learned serves one row as well."""
-    found = []
+    results = []
     for alive in (1, 8):
         forward, policy = SharedForward(), AutoBudget()
         forward.begin(alive)
@@ -107,5 +107,5 @@ def test_times_of_all_rows_are_learned_as_those_of_one() -> None:
             spent = {"draft": 2.0 * alive, "host": 0.5 * alive, "verify": 12.0}
             session.observe(Step(tree, (), (5,), spent), 128)
         known = policy.experience
-        found.append((known.host, known.draft.of(7)))
-    assert found[0] == pytest.approx(found[1], rel=0.2)
+        results.append((known.host, known.draft.of(7)))
+    assert results[0] == pytest.approx(results[1], rel=0.2)

@@ -19,8 +19,8 @@ from ragspec.budget.source_choice import (
 from ragspec.trees.draft_tree import DraftTree
 
 NONE = DraftTree.empty()
-SURE = DraftTree.chain([1, 2], "context", reach=[0.99, 0.98])
-OTHER = DraftTree.chain([5, 6, 7], "model", reach=[0.9, 0.8, 0.7])
+SURE = DraftTree.chain([1, 2], "context", accept_prob=[0.99, 0.98])
+OTHER = DraftTree.chain([5, 6, 7], "model", accept_prob=[0.9, 0.8, 0.7])
 PLAIN = 5.0
 LARGEST = BUCKETS[-1]
 
@@ -58,14 +58,14 @@ def ask(
     if len(before):
         adviser.appraise(before, 0)
     adviser.spent("context", 0.01)
-    asked = adviser.allowance("model", 32)
-    if asked:
+    request = adviser.allowance("model", 32)
+    if request:
         if len(after):
             adviser.appraise(after, 0)
         adviser.spent("model", milliseconds)
-    step = Step(after if asked and len(after) else before, (), tokens)
+    step = Step(after if request and len(after) else before, (), tokens)
     adviser.learn_step(step, line(node), 1.0)
-    return asked
+    return request
 
 
 def curious(experience: Experience) -> SourceChoice:
@@ -78,23 +78,23 @@ def curious(experience: Experience) -> SourceChoice:
 
 def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
     adviser = choice(Experience())
-    asked = [ask(adviser, NONE, OTHER, (9, 9, 9)) for _ in range(600)]
-    assert asked[0] == 32, "its cost is not known yet"
+    requests = [ask(adviser, NONE, OTHER, (9, 9, 9)) for _ in range(600)]
+    assert requests[0] == 32, "its cost is not known yet"
     exploring = int(PAUSE / EXPLORING) + 1
-    assert sum(map(bool, asked[1 : 3 * exploring])) == 2, "little is known, so it is tried more"
-    assert sum(map(bool, asked[3 * exploring :])) <= 500 * 0.02 / PAUSE
+    assert sum(map(bool, requests[1 : 3 * exploring])) == 2, "little is known, so it is tried more"
+    assert sum(map(bool, requests[3 * exploring :])) <= 500 * 0.02 / PAUSE
 
 
 def test_a_source_that_proposes_nothing_adds_nothing() -> None:
     adviser = choice(Experience(), share=0.0)
-    asked = [ask(adviser, SURE, NONE, (1, 2, 3)) for _ in range(200)]
-    assert sum(map(bool, asked)) == 3
+    requests = [ask(adviser, SURE, NONE, (1, 2, 3)) for _ in range(200)]
+    assert sum(map(bool, requests)) == 3
 
 
 def test_a_costly_source_that_pays_is_asked_every_time_but_for_little() -> None:
     adviser = choice(Experience())
-    asked = [ask(adviser, NONE, OTHER, (5, 6, 7, 8)) for _ in range(50)]
-    assert asked[1:] == [COSTLY_NODES] * 49
+    requests = [ask(adviser, NONE, OTHER, (5, 6, 7, 8)) for _ in range(50)]
+    assert requests[1:] == [COSTLY_NODES] * 49
 
 
 def test_it_is_asked_only_where_the_others_promise_little() -> None:
@@ -109,7 +109,7 @@ def test_it_is_asked_only_where_the_others_promise_little() -> None:
 def test_what_a_source_adds_is_counted_beyond_what_there_was() -> None:
     experience = Experience()
     experience.source("model").cost.learn(8, PLAIN)
-    longer = DraftTree.chain([1, 2, 3, 4], "model", reach=[0.9, 0.8, 0.7, 0.6])
+    longer = DraftTree.chain([1, 2, 3, 4], "model", accept_prob=[0.9, 0.8, 0.7, 0.6])
     ask(curious(experience), SURE, longer, (1, 2, 3, 9))
     assert experience.source("model").gains[len(OUTLOOKS)].mean == 1.0
 
@@ -123,14 +123,14 @@ def test_a_source_pays_for_the_nodes_that_only_it_offered() -> None:
 
 def test_a_cheap_source_is_always_asked_for_all() -> None:
     adviser = choice(Experience())
-    asked = [ask(adviser, NONE, NONE, (7,), milliseconds=0.001 * PLAIN) for _ in range(20)]
-    assert asked == [32] * 20
+    requests = [ask(adviser, NONE, NONE, (7,), milliseconds=0.001 * PLAIN) for _ in range(20)]
+    assert requests == [32] * 20
 
 
 def test_one_of_middling_price_must_pay_too_but_may_draft_much() -> None:
     adviser = choice(Experience(), share=0.0)
-    asked = [ask(adviser, NONE, OTHER, (5, 6, 7, 8), 0.05 * PLAIN) for _ in range(20)]
-    assert asked[2:] == [32] * 18
+    requests = [ask(adviser, NONE, OTHER, (5, 6, 7, 8), 0.05 * PLAIN) for _ in range(20)]
+    assert requests[2:] == [32] * 18
     assert adviser.extra == pytest.approx(0.05 * PLAIN)
     vain = [ask(adviser, SURE, OTHER, (1, 2, 3), 0.05 * PLAIN) for _ in range(60)]
     assert sum(map(bool, vain)) == 3
@@ -138,7 +138,7 @@ def test_one_of_middling_price_must_pay_too_but_may_draft_much() -> None:
 
 def test_a_fixed_budget_asks_everyone_and_still_corrects_claims() -> None:
     claims = Adviser(Calibration())
-    liar = DraftTree.chain([1], "a", reach=[1.0])
+    liar = DraftTree.chain([1], "a", accept_prob=[1.0])
     for _ in range(20):
         assert claims.allowance("a", 5) == claims.nodes(0.0, 5) == 5
         claims.appraise(liar, 0)
@@ -183,10 +183,10 @@ def drafting(milliseconds: float) -> Experience:
     return experience
 
 
-def draft_at(adviser: SourceChoice, outlook: float | None, gain: float) -> bool:
+def draft_at(adviser: SourceChoice, expected_acceptance: float | None, gain: float) -> bool:
     """Play one step in which a draft brings `gain` tokens, at any size."""
     adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
-    nodes = adviser.nodes(outlook, 64)
+    nodes = adviser.nodes(expected_acceptance, 64)
     adviser.learn_draft([0.0] + [gain] * BUCKETS.index(nodes), 1)
     return nodes > 0
 
@@ -242,8 +242,8 @@ def test_a_dear_drafter_without_an_outlook_is_asked_for_the_size_that_pays() -> 
 def teach(adviser: SourceChoice, after: tuple[DraftTree, ...], tokens: tuple[int, ...]) -> None:
     """Play a step in which a source that learns drafts OTHER, at 1 ms and as much to be taught."""
     adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
-    asked = adviser.allowance("learner", 32)
-    if asked:
+    request = adviser.allowance("learner", 32)
+    if request:
         adviser.appraise(OTHER, 0)
         adviser.spent("learner", 1.0)
     for tree in after:
@@ -253,8 +253,8 @@ def teach(adviser: SourceChoice, after: tuple[DraftTree, ...], tokens: tuple[int
 
 
 def test_a_source_that_learns_is_charged_for_all_its_time_and_credited_beyond_the_others() -> None:
-    better = DraftTree.chain([5, 6, 7, 8], "model", reach=[0.9, 0.8, 0.7, 0.6])
-    for others, brought in (((), 3.0), ((better,), 0.0)):
+    better = DraftTree.chain([5, 6, 7, 8], "model", accept_prob=[0.9, 0.8, 0.7, 0.6])
+    for others, supplied in (((), 3.0), ((better,), 0.0)):
         experience = Experience()
         adviser = choice(experience)
         adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
@@ -264,7 +264,7 @@ def test_a_source_that_learns_is_charged_for_all_its_time_and_credited_beyond_th
         adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
         gain = experience.taught["learner"]
         assert gain.trials == 4, "one a step, and one before"
-        assert gain.mean == pytest.approx(3 * (brought - 2.0 / PLAIN) / 4)
+        assert gain.mean == pytest.approx(3 * (supplied - 2.0 / PLAIN) / 4)
 
 
 def taught(experience: Experience, steps: int) -> SourceChoice:
@@ -289,9 +289,9 @@ def test_who_was_left_alone_is_told_with_the_reason() -> None:
     experience = Experience()
     adviser = choice(experience, share=0.0)
     assert adviser.rested == {}
-    asked = [ask(adviser, SURE, NONE, (1, 2, 3)) for _ in range(20)]
+    requests = [ask(adviser, SURE, NONE, (1, 2, 3)) for _ in range(20)]
     assert adviser.rested == {
-        "model": f"{asked.count(0)} steps, as it adds less than its time is worth"
+        "model": f"{requests.count(0)} steps, as it adds less than its time is worth"
     }
     resting = taught(experience, TAUGHT)
     assert resting.rests("learner")

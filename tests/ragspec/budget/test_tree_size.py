@@ -29,11 +29,11 @@ def linear(base: float = 10.0, row: float = 0.4) -> CostCurve:
 def trees(draw: st.DrawFn, most: int = 7) -> DraftTree:
     n = draw(st.integers(1, most))
     parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
-    reach: list[float] = []
+    accept_prob: list[float] = []
     for parent in parents:
         share = draw(st.integers(1, 20)) / 20
-        reach.append(share * (reach[parent] if parent >= 0 else 1.0))
-    return DraftTree.build(list(range(n)), parents, "a", reach=reach)
+        accept_prob.append(share * (accept_prob[parent] if parent >= 0 else 1.0))
+    return DraftTree.build(list(range(n)), parents, "a", accept_prob=accept_prob)
 
 
 def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
@@ -42,7 +42,9 @@ def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
     subsets = itertools.chain.from_iterable(
         itertools.combinations(nodes, size) for size in range(len(tree) + 1)
     )
-    return [kept for kept in subsets if all(parents[i] in (-1, *kept) for i in kept)]
+    return [
+        selected for selected in subsets if all(parents[i] in (-1, *selected) for i in selected)
+    ]
 
 
 @given(trees(), st.floats(0.05, 6.0), st.floats(0.0, 5.0))
@@ -51,22 +53,22 @@ def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
 ) -> None:
     cost = linear(row=row)
     session = AutoBudget(margin=0.0).open(cost)
-    asked = session.allowance(128)
+    request = session.allowance(128)
     for _ in range(20):
-        session.experience.draft.learn(asked, draft)
-    reach: list[float] = tree.reach.tolist()
-    fixed = session.experience.draft.of(asked)
+        session.experience.draft.learn(request, draft)
+    accept_prob: list[float] = tree.reach.tolist()
+    fixed = session.experience.draft.of(request)
     assert fixed == pytest.approx(draft)
 
-    def ratio(kept: tuple[int, ...]) -> float:
-        time = 1000 * cost.seconds(len(kept) + 1, 128) + fixed
-        return (1.0 + sum(reach[i] for i in kept)) / time
+    def ratio(chosen: tuple[int, ...]) -> float:
+        time = 1000 * cost.seconds(len(chosen) + 1, 128) + fixed
+        return (1.0 + sum(accept_prob[i] for i in chosen)) / time
 
-    kept = tuple(session.fit(tree, 128).tokens.tolist())
+    selected = tuple(session.fit(tree, 128).tokens.tolist())
     sizes = {*BUCKETS, len(tree)}
-    best = max(ratio(kept) for kept in closed_sets(tree) if len(kept) in sizes)
-    assert kept in closed_sets(tree)
-    assert ratio(kept) == pytest.approx(best, rel=1e-6)
+    best = max(ratio(chosen) for chosen in closed_sets(tree) if len(chosen) in sizes)
+    assert selected in closed_sets(tree)
+    assert ratio(selected) == pytest.approx(best, rel=1e-6)
 
 
 def test_a_sure_token_is_taken_in_poor_text_however_fast_rich_text_goes() -> None:
@@ -74,12 +76,12 @@ def test_a_sure_token_is_taken_in_poor_text_however_fast_rich_text_goes() -> Non
     session = AutoBudget().open(linear(base=5.5, row=2.0))
     session.experience.learn_step(15.0, 12.0)
     session.allowance(128)
-    assert len(session.fit(DraftTree.chain([1], "a", reach=[0.9]), 128)) == 1
+    assert len(session.fit(DraftTree.chain([1], "a", accept_prob=[0.9]), 128)) == 1
 
 
 @pytest.mark.parametrize("dear", [(0.1, 1.3), (1.3, 2.5), (2.5, 8.0)])
 def test_dearer_verification_never_takes_a_larger_tree(dear: tuple[float, float]) -> None:
-    tree = DraftTree.chain(list(range(16)), "a", reach=[0.85 ** (i + 1) for i in range(16)])
+    tree = DraftTree.chain(list(range(16)), "a", accept_prob=[0.85 ** (i + 1) for i in range(16)])
     sizes = []
     for row in dear:
         session = AutoBudget().open(linear(row=row))
@@ -89,7 +91,7 @@ def test_dearer_verification_never_takes_a_larger_tree(dear: tuple[float, float]
 
 
 def test_a_gain_within_the_margin_is_left() -> None:
-    tree = DraftTree.chain([1], "a", reach=[0.065])
+    tree = DraftTree.chain([1], "a", accept_prob=[0.065])
     for margin, size in ((0.03, 0), (0.02, 1)):
         session = AutoBudget(margin=margin).open(linear(row=0.4))
         session.allowance(128)
@@ -113,7 +115,7 @@ class Drafter:
         if allowed:
             claims = [self.claim ** (i + 1) for i in range(allowed)]
             tree = session.fit(
-                DraftTree.chain(list(range(allowed)), self.source, reach=claims), 128
+                DraftTree.chain(list(range(allowed)), self.source, accept_prob=claims), 128
             )
         self.verified.append(len(tree))
         accepted = min(right, len(tree))
@@ -144,7 +146,7 @@ def test_switches_off_for_a_useless_drafter_and_on_when_it_becomes_useful() -> N
     while drafter.asked[-1]:
         play(drafter, session, [0])
     play(drafter, session, [8] * 300)
-    assert all(asked > 0 for asked in drafter.asked[-20:])
+    assert all(request > 0 for request in drafter.asked[-20:])
     assert session.reason is None
 
 
@@ -181,11 +183,11 @@ def test_no_proposals_are_told_apart_from_poor_ones() -> None:
     session.observe(Step(session.fit(DraftTree.empty(), 128), (), (5,), {"draft": 0.0}), 128)
     assert session.reason is None, "the report says that nothing was drafted"
     session.allowance(128)
-    poor = session.fit(DraftTree.chain([1], "a", reach=[0.01]), 128)
+    poor = session.fit(DraftTree.chain([1], "a", accept_prob=[0.01]), 128)
     session.observe(Step(poor, (), (5,), {}), 128)
     assert session.reason is not None and "worth its time" in session.reason
     session.allowance(128)
-    good = session.fit(DraftTree.chain([1], "a", reach=[0.9]), 128)
+    good = session.fit(DraftTree.chain([1], "a", accept_prob=[0.9]), 128)
     session.observe(Step(good, (0,), (1, 5), {}), 128)
     assert session.reason is None, "a draft was verified"
 
@@ -202,15 +204,17 @@ def test_works_without_a_curve_and_without_times() -> None:
     session = AutoBudget().open(None)
     for _ in range(20):
         assert session.allowance(10) > 0
-        tree = session.fit(DraftTree.chain([0, 1, 2], "a", reach=[0.9, 0.8, 0.7]), 10)
+        tree = session.fit(DraftTree.chain([0, 1, 2], "a", accept_prob=[0.9, 0.8, 0.7]), 10)
         assert len(tree) == 3
         session.observe(Step(tree, (0, 1, 2), (0, 1, 2, 3), {}), 10)
 
 
-def step(session: GoodputSession, outlook: float, spent: dict[str, float], draft: bool) -> int:
+def step(
+    session: GoodputSession, expected_acceptance: float, spent: dict[str, float], draft: bool
+) -> int:
     """Take a step that drafts nothing of use; returns the nodes that were asked for."""
-    nodes = session.adviser.nodes(outlook, session.allowance(128))
-    tree = DraftTree.chain([1], "a", reach=[0.01]) if draft and nodes else DraftTree.empty()
+    nodes = session.adviser.nodes(expected_acceptance, session.allowance(128))
+    tree = DraftTree.chain([1], "a", accept_prob=[0.01]) if draft and nodes else DraftTree.empty()
     session.observe(Step(session.fit(tree, 128), (), (5,), spent), 128)
     return nodes
 
@@ -243,7 +247,7 @@ def test_host_time_comes_down_though_every_step_drafts() -> None:
     session = GoodputSession(SETTINGS, experience, linear())
     for _ in range(60):
         session.allowance(128)
-        tree = session.fit(DraftTree.chain([0, 1], "a", reach=[0.9, 0.8]), 128)
+        tree = session.fit(DraftTree.chain([0, 1], "a", accept_prob=[0.9, 0.8]), 128)
         spent = {"draft": 0.1, "verify": 10.0, "host": 0.3}
         session.observe(Step(tree, (0, 1), (0, 1, 2), spent), 128)
     assert experience.host == pytest.approx(0.3, abs=0.05)
@@ -254,7 +258,7 @@ def test_what_a_draft_adds_to_the_host_s_work_is_part_of_its_price() -> None:
     session = GoodputSession(SETTINGS, experience, linear())
     for _ in range(60):
         session.allowance(128)
-        tree = session.fit(DraftTree.chain([0, 1], "a", reach=[0.9, 0.8]), 128)
+        tree = session.fit(DraftTree.chain([0, 1], "a", accept_prob=[0.9, 0.8]), 128)
         spent = {"draft": 0.1, "verify": 10.0}
         step = Step(tree, (0, 1), (0, 1, 2), spent)
         session.observe(step, 128)
@@ -266,17 +270,17 @@ def test_what_a_draft_adds_to_the_host_s_work_is_part_of_its_price() -> None:
 def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> None:
     """A kernel for several rows is slower than that for one: only the first node costs much."""
     seconds = np.array([[0.005 if n == 1 else 0.009 + 0.0001 * n for n in ROWS]])
-    tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "store", reach=[0.9, 0.05, 0.04, 0.005])
+    tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "store", accept_prob=[0.9, 0.05, 0.04, 0.005])
     names = ("store", "model", "none")
 
-    def gained(kept: tuple[int, int, int, int]) -> float:
+    def gained(selected: tuple[int, int, int, int]) -> float:
         experience = Experience()
         experience.source("model").cost.learn(7, 0.4)
         gain = experience.source("model").gains[0]
         gain.passed = 10**6  # its trial is due
         session = GoodputSession(SETTINGS, experience, CostCurve((128,), seconds))
         session.allowance(128)
-        fused = replace(tree, source=np.array(kept), sources=names)
+        fused = replace(tree, source=np.array(selected), sources=names)
         assert session.adviser.allowance("model", 8)
         session.adviser.appraise(replace(fused, reach=np.full(4, 0.99, np.float32)), 0)
         session.adviser.spent("model", 0.4)
@@ -293,7 +297,7 @@ def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> N
 def test_a_step_is_charged_for_the_rows_that_it_had() -> None:
     cost = linear(base=10.0, row=1.0)
     session = GoodputSession(SETTINGS, Experience(), cost)
-    tree = DraftTree.chain(list(range(7)), "a", reach=[0.9**i for i in range(1, 8)])
+    tree = DraftTree.chain(list(range(7)), "a", accept_prob=[0.9**i for i in range(1, 8)])
     for _ in range(2):  # the times of a step are known at the next
         session.adviser.nodes(None, session.allowance(128))
         spent = {"draft": 0.0, "verify": 17.0, "commit": 0.0, "host": 0.0}

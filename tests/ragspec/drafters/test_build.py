@@ -31,8 +31,8 @@ def build(drafter: Any, draft_model: Any = None) -> Any:
     return build_drafter(drafter, draft_model, tiny.tokenizer(), target)
 
 
-def names(found: Fuse) -> list[str]:
-    return [drafter.name for drafter in found.drafters]
+def names(result: Fuse) -> list[str]:
+    return [drafter.name for drafter in result.drafters]
 
 
 def test_nothing_asked_is_plain_decoding() -> None:
@@ -54,9 +54,9 @@ def test_names_objects_and_lists() -> None:
 
 def test_a_draft_model_is_one_more_source(tmp_path: Path) -> None:
     small = tiny.model("llama", num_hidden_layers=1)
-    found = build("context", small)
-    assert len(found.drafters) == 2
-    assert found.kind is DraftKind.COUPLED
+    result = build("context", small)
+    assert len(result.drafters) == 2
+    assert result.kind is DraftKind.COUPLED
     assert len(build(None, (small, tiny.tokenizer())).drafters) == 1
     copy.deepcopy(small).save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)

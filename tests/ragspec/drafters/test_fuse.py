@@ -51,8 +51,8 @@ def fail() -> DraftTree:
     raise RuntimeError("no draft today")
 
 
-def chain(tokens: list[int], name: str, reach: list[float]) -> DraftTree:
-    return DraftTree.chain(tokens, name, reach=reach)
+def chain(tokens: list[int], name: str, accept_prob: list[float]) -> DraftTree:
+    return DraftTree.chain(tokens, name, accept_prob=accept_prob)
 
 
 def test_the_best_nodes_of_all_sources_are_kept() -> None:
@@ -68,10 +68,10 @@ def test_the_best_nodes_of_all_sources_are_kept() -> None:
 
 def test_a_single_drafter_keeps_its_kind_and_its_law() -> None:
     q = torch.ones(3, 20, dtype=torch.float64) / 20
-    drawn = DraftTree.chain([3, 4], "m", kind=DraftKind.SAMPLED, q=q)
-    fuse = Fuse([Fixed(drawn, "m", DraftKind.SAMPLED)])
+    sample = DraftTree.chain([3, 4], "m", kind=DraftKind.SAMPLED, q=q)
+    fuse = Fuse([Fixed(sample, "m", DraftKind.SAMPLED)])
     assert fuse.kind is DraftKind.SAMPLED
-    assert fuse.open(REQUEST).propose(PLACE, 5) is drawn
+    assert fuse.open(REQUEST).propose(PLACE, 5) is sample
     assert isinstance(fuse, Drafter)
 
 
@@ -225,9 +225,11 @@ def test_sources_of_one_name_are_told_apart() -> None:
 class Looking(Fixed):
     """Tells what its best draft is worth before it drafts; a callable may raise."""
 
-    def __init__(self, tree: DraftTree, outlook: Callable[[], float], name: str) -> None:
+    def __init__(
+        self, tree: DraftTree, expected_acceptance: Callable[[], float], name: str
+    ) -> None:
         super().__init__(tree, name)
-        self._outlook = outlook
+        self._outlook = expected_acceptance
 
     def outlook(self, context: DraftContext) -> float:
         return self._outlook()
@@ -241,9 +243,9 @@ class Choosy(Adviser):
         self.least = least
         self.told: list[float | None] = []
 
-    def nodes(self, outlook: float | None, budget: int) -> int:
-        self.told.append(outlook)
-        return budget if outlook is None or outlook >= self.least else 0
+    def nodes(self, expected_acceptance: float | None, budget: int) -> int:
+        self.told.append(expected_acceptance)
+        return budget if expected_acceptance is None or expected_acceptance >= self.least else 0
 
 
 def test_nobody_drafts_where_even_the_best_outlook_is_too_poor() -> None:

@@ -65,7 +65,7 @@ class Asking:
 
     @property
     def prompts(self) -> list[Prefill]:
-        return [told for told in self.heard if isinstance(told, Prefill)]
+        return [message for message in self.heard if isinstance(message, Prefill)]
 
 
 class Hearing:
@@ -146,8 +146,8 @@ def test_who_asks_for_nothing_hears_of_steps_alone(holder: str) -> None:
     greedy, quiet = Asking("greedy", top_logits=2, needs_hidden=True), Asking("quiet")
     late = Asking("late", top_logits=2, reads_prompt=False)
     generate(HOLDERS[holder](greedy, Fuse([quiet, late])))
-    (told,) = greedy.prompts
-    assert told.best is not None and told.hidden is not None
+    (message,) = greedy.prompts
+    assert message.best is not None and message.hidden is not None
     assert quiet.heard and late.heard
     assert quiet.prompts == late.prompts == []
 
@@ -161,17 +161,17 @@ def test_sessions_that_know_nothing_but_steps_work_beside_others(holder: str | N
 
 
 def row_of(drafter: Drafter, prompt: list[int]) -> Row:
-    law = TokenLaw(Sampling(), NoiseStream(0), len(prompt))
+    distribution = TokenLaw(Sampling(), NoiseStream(0), len(prompt))
     row = Row(
         context=DraftContext(list(prompt), len(prompt), 4),
-        law=law,
+        law=distribution,
         stop=StopRule(frozenset(), 4).open(None, prompt),
         report=ReportBuilder("exact", 0, len(prompt)),
         pending=list(prompt),
         top=wanted([drafter]),
         hidden=needs_hidden([drafter]),
     )
-    row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, law=law))
+    row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, law=distribution))
     row.budget = FixedBudget(3).open(None)
     return row
 
@@ -228,7 +228,9 @@ def test_nothing_is_told_where_nothing_is_there(best: bool, hidden: bool) -> Non
     session = Hearing(drafter)
     tell_prefill(session, Prefill(tokens), best, hidden)
     assert drafter.heard == []
-    tops, states = Tops.of(torch.zeros(1, 2, dtype=torch.int64)), torch.zeros(1, 1, 3)
-    tell_prefill(session, Prefill(tokens, tops, states), best, hidden)
-    found = [(told.best is tops, told.hidden is states) for told in drafter.prompts]
-    assert found == ([(best, hidden)] if best or hidden else [])
+    top_tokens, states = Tops.of(torch.zeros(1, 2, dtype=torch.int64)), torch.zeros(1, 1, 3)
+    tell_prefill(session, Prefill(tokens, top_tokens, states), best, hidden)
+    results = [
+        (message.best is top_tokens, message.hidden is states) for message in drafter.prompts
+    ]
+    assert results == ([(best, hidden)] if best or hidden else [])

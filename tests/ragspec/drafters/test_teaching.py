@@ -35,11 +35,11 @@ class Strict(Adviser):
 
 
 def test_a_source_that_rests_is_left_alone_for_the_text_and_no_fault_of_it() -> None:
-    def told() -> float:
+    def on_progress() -> float:
         raise AssertionError("it rests")
 
     first = Fixed(chain([3], "first", [0.9]), "first")
-    learner = Learner(chain([4], "learner", [0.6]), told, "learner")
+    learner = Learner(chain([4], "learner", [0.6]), on_progress, "learner")
     session = Fuse([first, learner]).open(REQUEST)
     strict = Strict("first", "learner")
     step = Step(DraftTree.empty(), (), (9,))

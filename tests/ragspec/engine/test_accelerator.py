@@ -134,7 +134,7 @@ def made(name: str, where: CausalTarget, store: Any) -> Any:
     needs = describe(name).needs
     if "head" in needs:
         head = heads.fresh(CausalTarget(target()))
-        return HeadDrafter(head.to(where.device), where, worth=0.0)
+        return HeadDrafter(head.to(where.device), where, min_gain=0.0)
     if "continuation" in needs:
         texts = {tuple(prompt): text for prompt, text in zip(PROMPTS, plain("all"), strict=True)}
         return SyntheticDrafter(0.8, texts)
@@ -171,11 +171,11 @@ def test_every_setting_leaves_the_text_as_on_the_cpu(settings: str, there: Causa
 
 @pytest.mark.parametrize("settings", ["greedy", "all"])
 def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarget) -> None:
-    asked = SETTINGS[settings]
-    given: dict[str, Any] = {"drafter": "context", "budget": BUDGET}
-    here = written(Engine(target(), **given), asked, logprobs=3)
+    request = SETTINGS[settings]
+    inputs: dict[str, Any] = {"drafter": "context", "budget": BUDGET}
+    here = written(Engine(target(), **inputs), request, logprobs=3)
     with Pretend():
-        far = written(Engine(there, **given), asked, logprobs=3)
+        far = written(Engine(there, **inputs), request, logprobs=3)
     for mine, other in zip(scored(here), scored(far), strict=True):
         assert other[:2] == mine[:2]
         assert other[2:] == pytest.approx(mine[2:])
@@ -185,13 +185,13 @@ def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarg
 def test_every_rule_decides_as_on_the_cpu(rule: str, there: CausalTarget) -> None:
     def drafter(model: Any) -> ModelDrafter:
         mode, width = RULES[rule]
-        return ModelDrafter(model, 3, width, mode=mode, worth=None if "sampled" in mode else 0.0)
+        return ModelDrafter(model, 3, width, mode=mode, min_gain=None if "sampled" in mode else 0.0)
 
-    given: dict[str, Any] = {"rule": rule, "budget": BUDGET}
-    here = written(Engine(target(), drafter=drafter(smaller()), **given), SETTINGS["top-p"])
+    inputs: dict[str, Any] = {"rule": rule, "budget": BUDGET}
+    here = written(Engine(target(), drafter=drafter(smaller()), **inputs), SETTINGS["top-p"])
     with Pretend():
         far = written(
-            Engine(there, drafter=drafter(pretend(smaller())), **given), SETTINGS["top-p"]
+            Engine(there, drafter=drafter(pretend(smaller())), **inputs), SETTINGS["top-p"]
         )
     assert tokens(far) == tokens(here)
     assert steps(far) == steps(here)
@@ -207,7 +207,7 @@ def test_every_rule_for_texts_is_tried() -> None:
 def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any) -> None:
     def draft(where: CausalTarget) -> list[Any]:
         head = copy.deepcopy(heads.fresh(CausalTarget(heads.model()))).to(where.device)
-        drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, worth=0.0)
+        drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, min_gain=0.0)
         results = Engine(where, drafter=drafter, budget=BUDGET).generate(
             prompts, SETTINGS["top-p"], **GIVEN
         )
@@ -224,9 +224,9 @@ def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any) -> None:
 def test_targets_without_trees_run_there(name: str) -> None:
     def write(model: Any) -> list[list[list[int]]]:
         engine = Engine(PathTarget(model), drafter="context", budget=4)
-        found = [engine.generate(prompts, asked, **GIVEN) for asked in settings]
-        assert not any(each.report.faults for results in found for each in results)
-        return list(map(tokens, found))
+        matches = [engine.generate(prompts, requests, **GIVEN) for requests in settings]
+        assert not any(each.report.faults for results in matches for each in results)
+        return list(map(tokens, matches))
 
     prompts = [[each % 48 for each in prompt] for prompt in PROMPTS]
     settings = SETTINGS["greedy"], SETTINGS["all"]

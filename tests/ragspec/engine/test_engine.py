@@ -62,12 +62,12 @@ def test_speculation_changes_no_token(name: str, model: Any, plain: Engine) -> N
     sampling = SETTINGS[name]
     expected = plain.generate(PROMPTS, sampling, max_new_tokens=NEW)
     engine = speculative(model, plain, sampling, PROMPTS)
-    found = engine.generate(PROMPTS, sampling, max_new_tokens=NEW)
-    assert [g.tokens for g in found] == [g.tokens for g in expected]
-    accepted = sum(g.report.accepted for g in found)
-    drafted = sum(g.report.drafted for g in found)
+    result = engine.generate(PROMPTS, sampling, max_new_tokens=NEW)
+    assert [g.tokens for g in result] == [g.tokens for g in expected]
+    accepted = sum(g.report.accepted for g in result)
+    drafted = sum(g.report.drafted for g in result)
     assert 0 < accepted < drafted
-    assert sum(g.report.forwards for g in found) < sum(g.report.forwards for g in expected)
+    assert sum(g.report.forwards for g in result) < sum(g.report.forwards for g in expected)
 
 
 def test_a_batch_gives_what_its_rows_give_alone(model: Any, plain: Engine) -> None:
@@ -125,9 +125,9 @@ def test_the_end_token_ends_inside_a_draft(model: Any, plain: Engine) -> None:
     engine = Engine(
         model, drafter=MixingDrafter({tuple(PROMPTS[0]): whole}, depth=9, right=1.0), budget=18
     )
-    found = engine.generate(PROMPTS[0], max_new_tokens=NEW, stop_token_ids=[end])
-    assert found.tokens == expected
-    assert found.finish_reason == "stop"
+    result = engine.generate(PROMPTS[0], max_new_tokens=NEW, stop_token_ids=[end])
+    assert result.tokens == expected
+    assert result.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("new", [1, 2, 7, 30])
@@ -136,19 +136,19 @@ def test_the_exact_number_of_tokens(new: int, model: Any, plain: Engine) -> None
     engine = Engine(
         model, drafter=MixingDrafter({tuple(PROMPTS[1]): whole}, depth=9, right=1.0), budget=18
     )
-    found = engine.generate(PROMPTS[1], max_new_tokens=new)
-    assert found.tokens == whole[:new]
-    assert len(found.tokens) == new or found.finish_reason == "stop"
+    result = engine.generate(PROMPTS[1], max_new_tokens=new)
+    assert result.tokens == whole[:new]
+    assert len(result.tokens) == new or result.finish_reason == "stop"
 
 
 def test_stop_strings_cross_token_borders(model: Any, plain: Engine) -> None:
     text = plain.generate("ab cd", max_new_tokens=NEW).text
     stop = text[9:12]
-    found = plain.generate("ab cd", max_new_tokens=NEW, stop=stop)
-    assert found.text == text[: text.index(stop)]
-    assert found.finish_reason == "stop"
-    pieces = list(plain.stream("ab cd", max_new_tokens=NEW, stop=[stop, "never"]))
-    assert "".join(pieces) == found.text
+    result = plain.generate("ab cd", max_new_tokens=NEW, stop=stop)
+    assert result.text == text[: text.index(stop)]
+    assert result.finish_reason == "stop"
+    chunks = list(plain.stream("ab cd", max_new_tokens=NEW, stop=[stop, "never"]))
+    assert "".join(chunks) == result.text
 
 
 def test_a_stateful_processor_receives_the_calls_of_plain_decoding(
@@ -168,18 +168,18 @@ def test_a_stateful_processor_receives_the_calls_of_plain_decoding(
     expected = plain.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[first])
     drafter = MixingDrafter({tuple(PROMPTS[0]): expected.tokens})
     engine = Engine(model, drafter=drafter, budget=12)
-    found = engine.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[second])
-    assert found.tokens == expected.tokens
+    result = engine.generate(PROMPTS[0], max_new_tokens=NEW, logits_processor=[second])
+    assert result.tokens == expected.tokens
     assert second.calls == first.calls
-    assert found.report.accepted > 0
+    assert result.report.accepted > 0
 
 
 def test_logprobs_are_those_of_plain_decoding(model: Any, plain: Engine) -> None:
     sampling = Sampling(temperature=0.8, seed=3)
     expected = plain.generate(PROMPTS, sampling, max_new_tokens=NEW, logprobs=2)
     engine = speculative(model, plain, sampling, PROMPTS)
-    found = engine.generate(PROMPTS, sampling, max_new_tokens=NEW, logprobs=2)
-    for ours, theirs in zip(found, expected, strict=True):
+    result = engine.generate(PROMPTS, sampling, max_new_tokens=NEW, logprobs=2)
+    for ours, theirs in zip(result, expected, strict=True):
         assert len(ours.logprobs) == len(ours.tokens)
         for mine, plain_one in zip(ours.logprobs, theirs.logprobs, strict=True):
             assert mine.token == plain_one.token
@@ -207,11 +207,11 @@ def test_a_ready_target_is_taken_as_it_is(model: Any, plain: Engine) -> None:
     engine = Engine(target, None, budget=8)
     assert engine.target is target
     assert engine.model is model
-    given = [[tiny.VOCAB, *prompt] for prompt in PROMPTS]
+    inputs = [[tiny.VOCAB, *prompt] for prompt in PROMPTS]
     rooted = [[0, *prompt] for prompt in PROMPTS]
     expected = plain.generate(rooted, max_new_tokens=NEW, ignore_eos=True)
-    found = engine.generate(given, max_new_tokens=NEW, ignore_eos=True)
-    assert [each.tokens for each in found] == [each.tokens for each in expected]
+    result = engine.generate(inputs, max_new_tokens=NEW, ignore_eos=True)
+    assert [each.tokens for each in result] == [each.tokens for each in expected]
     with pytest.raises(InputError, match="no root"):
         engine.generate(PROMPTS[0])
     with pytest.raises(InputError, match=f"expected 0 to {tiny.VOCAB}"):
@@ -251,9 +251,9 @@ def test_a_failing_drafter_changes_nothing(model: Any, plain: Engine) -> None:
     expected = plain.generate(PROMPTS[0], max_new_tokens=12)
     engine = Engine(model, drafter=Failing({tuple(PROMPTS[0]): []}), budget=4)
     with pytest.warns(RuntimeWarning, match="no draft today"):
-        found = engine.generate(PROMPTS[0], max_new_tokens=12)
-    assert found.tokens == expected.tokens
-    assert found.report.faults == {"mixing": 3}
+        result = engine.generate(PROMPTS[0], max_new_tokens=12)
+    assert result.tokens == expected.tokens
+    assert result.report.faults == {"mixing": 3}
 
 
 def test_refusals_say_what_to_do(model: Any, plain: Engine) -> None:
@@ -280,37 +280,37 @@ def test_refusals_say_what_to_do(model: Any, plain: Engine) -> None:
 
 
 def test_finished_texts_are_told_until_that_is_ended(plain: Engine) -> None:
-    told: list[Generation] = []
-    twice = [plain.on_finish(told.append) for _ in range(2)]
-    found = plain.generate(PROMPTS[:2], Sampling(temperature=0.8, n=2, seed=1), max_new_tokens=5)
-    wanted = [(g.prompt_tokens, g.tokens) for texts in found for g in texts for _ in twice]
-    assert [(g.prompt_tokens, g.tokens) for g in told] == wanted
+    message: list[Generation] = []
+    twice = [plain.on_finish(message.append) for _ in range(2)]
+    result = plain.generate(PROMPTS[:2], Sampling(temperature=0.8, n=2, seed=1), max_new_tokens=5)
+    selection = [(g.prompt_tokens, g.tokens) for texts in result for g in texts for _ in twice]
+    assert [(g.prompt_tokens, g.tokens) for g in message] == selection
     for _ in range(2):  # ending it again does nothing
         twice[0]()
-    told.clear()
+    message.clear()
     stream = plain.stream("ab cd", max_new_tokens=5)
-    assert "".join(stream) == told[0].text
-    assert len(told) == 1
+    assert "".join(stream) == message[0].text
+    assert len(message) == 1
     cancelled = plain.stream("ab cd", max_new_tokens=50)
     next(cancelled)
     cancelled.close()
-    assert len(told) == 1
+    assert len(message) == 1
     twice[1]()
     plain.generate(PROMPTS[0], max_new_tokens=5)
-    assert len(told) == 1
+    assert len(message) == 1
 
 
 def test_a_failing_callback_changes_nothing(plain: Engine) -> None:
     def broken(generation: Generation) -> None:
         raise RuntimeError("no time today")
 
-    told: list[Generation] = []
-    ends = [plain.on_finish(broken), plain.on_finish(told.append)]
+    message: list[Generation] = []
+    ends = [plain.on_finish(broken), plain.on_finish(message.append)]
     with pytest.warns(RuntimeWarning, match="no time today"):
-        found = plain.generate(PROMPTS[0], max_new_tokens=5)
+        result = plain.generate(PROMPTS[0], max_new_tokens=5)
     for end in ends:
         end()
-    assert found.tokens == told[0].tokens == plain.generate(PROMPTS[0], max_new_tokens=5).tokens
+    assert result.tokens == message[0].tokens == plain.generate(PROMPTS[0], max_new_tokens=5).tokens
 
 
 def test_ranks_of_one_model_must_not_plan_by_their_own_clocks(

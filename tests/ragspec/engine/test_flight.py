@@ -47,58 +47,58 @@ def engine_of(target: CausalTarget, expected: list[list[int]]) -> Engine:
     return Engine(target, tiny.tokenizer(), drafter=MixingDrafter(truth, right=0.8), budget=10)
 
 
-def ended(ticket: Ticket) -> tuple[list[int], BaseException | None]:
+def ended(handle: Ticket) -> tuple[list[int], BaseException | None]:
     """Return all tokens that a caller was handed, and what ended the text."""
-    found: list[int] = []
+    results: list[int] = []
     with contextlib.suppress(ZeroDivisionError):
-        for emission in ticket:
-            found += emission.step.tokens
-    return found, ticket.future.exception()
+        for emission in handle:
+            results += emission.step.tokens
+    return results, handle.future.exception()
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Note when forwards are launched, settle and are abandoned."""
-    found: list[str] = []
+    results: list[str] = []
     for name in ("launch", "settle", "abandon"):
         whole = getattr(StaticSession, name)
 
         def noted(self: Any, *args: Any, name: str = name, whole: Any = whole) -> Any:
-            found.append(name)
+            results.append(name)
             return whole(self, *args)
 
         monkeypatch.setattr(StaticSession, name, noted)
-    yield found
+    yield results
 
 
 def test_a_forward_is_under_way_while_tokens_are_handed_on(
-    target: CausalTarget, expected: list[list[int]], told: list[str]
+    target: CausalTarget, expected: list[list[int]], message: list[str]
 ) -> None:
-    seen: list[list[str]] = []
+    known: list[list[str]] = []
 
     def on_step(row: int, step: Step) -> None:
-        seen.append(told.copy())
-        told.clear()
+        known.append(message.copy())
+        message.clear()
 
     assert isinstance(target.open(1, 9), StepSession)
-    law = Sampling(temperature=0.9, repetition_penalty=1.3, seed=3)
-    found = engine_of(target, expected).generate(
-        PROMPTS[0], law, max_new_tokens=NEW, on_step=on_step
+    distribution = Sampling(temperature=0.9, repetition_penalty=1.3, seed=3)
+    result = engine_of(target, expected).generate(
+        PROMPTS[0], distribution, max_new_tokens=NEW, on_step=on_step
     )
-    assert found.tokens == expected[0]
-    assert seen[0][-1] == "launch", "the prompt is read, the first step on its way"
-    assert all(each == ["settle", "launch"] for each in seen[1:-1])
-    assert seen[-1] == ["settle"], "nothing is launched for texts that have ended"
+    assert result.tokens == expected[0]
+    assert known[0][-1] == "launch", "the prompt is read, the first step on its way"
+    assert all(each == ["settle", "launch"] for each in known[1:-1])
+    assert known[-1] == ["settle"], "nothing is launched for texts that have ended"
 
 
 def test_texts_are_those_of_plain_decoding(target: CausalTarget, expected: list[list[int]]) -> None:
-    found = engine_of(target, expected).generate(PROMPTS, SAMPLED, max_new_tokens=NEW)
-    assert [each.tokens for each in found] == expected
-    assert len({len(each.steps) for each in found}) > 1, "rows end at their own time"
+    result = engine_of(target, expected).generate(PROMPTS, SAMPLED, max_new_tokens=NEW)
+    assert [each.tokens for each in result] == expected
+    assert len({len(each.steps) for each in result}) > 1, "rows end at their own time"
 
 
 def test_rows_that_leave_take_their_forward_back(
-    target: CausalTarget, expected: list[list[int]], told: list[str]
+    target: CausalTarget, expected: list[list[int]], message: list[str]
 ) -> None:
     """Callers that leave or raise do so while a forward is under way, at any time."""
     rng = random.Random(0)
@@ -115,18 +115,23 @@ def test_rows_that_leave_take_their_forward_back(
 
     with Pool(engine_of(target, expected), slots=4) as pool:
         for _ in range(5):
-            laws = [Sampling(temperature=0.9, repetition_penalty=1.3, seed=3 + i) for i in range(4)]
+            distributions = [
+                Sampling(temperature=0.9, repetition_penalty=1.3, seed=3 + i) for i in range(4)
+            ]
             tickets = [
                 pool.submit(
-                    prompt, law, max_new_tokens=NEW, on_step=leaves(rng.choice([1, 2, 3, 99]))
+                    prompt,
+                    distribution,
+                    max_new_tokens=NEW,
+                    on_step=leaves(rng.choice([1, 2, 3, 99])),
                 )
-                for prompt, law in zip(PROMPTS, laws, strict=True)
+                for prompt, distribution in zip(PROMPTS, distributions, strict=True)
             ]
-            for ticket, whole in zip(tickets, expected, strict=True):
-                found, error = ended(ticket)
-                assert found == whole[: len(found)]
-                assert len(found) == len(whole) or isinstance(error, ZeroDivisionError)
-    assert "abandon" in told
+            for handle, whole in zip(tickets, expected, strict=True):
+                result, error = ended(handle)
+                assert result == whole[: len(result)]
+                assert len(result) == len(whole) or isinstance(error, ZeroDivisionError)
+    assert "abandon" in message
 
 
 def test_what_fails_ahead_loses_no_token(
@@ -134,16 +139,16 @@ def test_what_fails_ahead_loses_no_token(
 ) -> None:
     engine = Engine(target, drafter=None)
     whole = engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens
-    launch, seen = StaticSession.launch, list[int]()
+    launch, known = StaticSession.launch, list[int]()
 
-    def failing(self: StaticSession, *given: Any) -> None:
-        if len(seen) == 2:
+    def failing(self: StaticSession, *inputs: Any) -> None:
+        if len(known) == 2:
             raise ZeroDivisionError("a device of somebody")
-        launch(self, *given)
+        launch(self, *inputs)
 
     monkeypatch.setattr(StaticSession, "launch", failing)
     with pytest.raises(ZeroDivisionError, match="a device of somebody"):
-        engine.generate(PROMPTS[0], max_new_tokens=NEW, on_step=lambda _, s: seen.extend(s.tokens))
-    assert seen == whole[:3], "what was written before is handed on first"
+        engine.generate(PROMPTS[0], max_new_tokens=NEW, on_step=lambda _, s: known.extend(s.tokens))
+    assert known == whole[:3], "what was written before is handed on first"
     monkeypatch.undo()
     assert engine.generate(PROMPTS[0], max_new_tokens=NEW).tokens == whole

@@ -38,30 +38,30 @@ def engine(architecture: str = "llama", drafter: Any = None) -> Engine:
 def test_turns_that_are_kept_equal_turns_that_are_read_afresh(
     architecture: str, drafter: str | None, sampling: Sampling
 ) -> None:
-    asked, kept = engine(architecture, drafter), KeptContext()
+    request, cache = engine(architecture, drafter), KeptContext()
     text = tiny.prompt(20, seed=1)
     for turn in range(6):
-        fresh = asked.generate(text, sampling, max_new_tokens=12)
-        found = asked.generate(text, sampling, max_new_tokens=12, kept=kept)
-        assert found.tokens == fresh.tokens
-        assert found.report.prompt_tokens == len(text)
-        assert (found.report.kept_tokens > 0) is (turn not in (0, 5))
+        fresh = request.generate(text, sampling, max_new_tokens=12)
+        result = request.generate(text, sampling, max_new_tokens=12, kept=cache)
+        assert result.tokens == fresh.tokens
+        assert result.report.prompt_tokens == len(text)
+        assert (result.report.kept_tokens > 0) is (turn not in (0, 5))
         # The next turn goes on, or an earlier one is put otherwise, or the beginning leaves.
-        text = [*text, *found.tokens, *tiny.prompt(7, seed=turn)]
+        text = [*text, *result.tokens, *tiny.prompt(7, seed=turn)]
         text = text[:-19] if turn == 2 else text[4:] if turn == 4 else text
 
 
 def test_only_what_is_new_is_read() -> None:
-    asked, kept = engine(), KeptContext()
-    first = asked.generate(tiny.prompt(30), max_new_tokens=8, kept=kept)
+    request, cache = engine(), KeptContext()
+    first = request.generate(tiny.prompt(30), max_new_tokens=8, kept=cache)
     # The last token that was written has not been read by the model.
-    assert kept.tokens == (*tiny.prompt(30), *first.tokens[:-1])
+    assert cache.tokens == (*tiny.prompt(30), *first.tokens[:-1])
     text = [*tiny.prompt(30), *first.tokens, 5, 6]
     read: list[int] = []
-    hook = asked.model.register_forward_pre_hook(
-        lambda module, args, given: read.append(given["input_ids"].shape[1]), with_kwargs=True
+    hook = request.model.register_forward_pre_hook(
+        lambda module, args, inputs: read.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
-    again = asked.generate(text, max_new_tokens=4, kept=kept)
+    again = request.generate(text, max_new_tokens=4, kept=cache)
     hook.remove()
     assert read[0] == 3
     assert again.report.kept_tokens == len(text) - 3
@@ -69,62 +69,64 @@ def test_only_what_is_new_is_read() -> None:
 
 
 def test_the_same_prompt_again_reads_its_last_token() -> None:
-    asked, kept = engine(), KeptContext()
-    found = [asked.generate(tiny.prompt(30), max_new_tokens=8, kept=kept) for _ in range(3)]
-    assert [each.report.kept_tokens for each in found] == [0, 29, 29]
-    assert found[0].tokens == found[1].tokens == found[2].tokens
+    request, cache = engine(), KeptContext()
+    results = [request.generate(tiny.prompt(30), max_new_tokens=8, kept=cache) for _ in range(3)]
+    assert [each.report.kept_tokens for each in results] == [0, 29, 29]
+    assert results[0].tokens == results[1].tokens == results[2].tokens
 
 
 @pytest.mark.parametrize("speculates", [False, True])
 def test_an_interrupt_within_a_forward_keeps_what_was_committed(speculates: bool) -> None:
-    asked, kept, text = engine(), KeptContext(), tiny.prompt(25)
-    drafter = NoisyTrees({tuple(text): asked.generate(text, max_new_tokens=40).tokens})
-    interrupted = Engine(asked.target, tiny.tokenizer(), drafter if speculates else None, budget=6)
+    request, cache, text = engine(), KeptContext(), tiny.prompt(25)
+    drafter = NoisyTrees({tuple(text): request.generate(text, max_new_tokens=40).tokens})
+    interrupted = Engine(
+        request.target, tiny.tokenizer(), drafter if speculates else None, budget=6
+    )
     calls = iter(range(100))
 
     def interrupt(*_: Any) -> None:
         if next(calls) == 4:  # in the second layer, some steps into the text
             raise KeyboardInterrupt
 
-    hook = asked.model.model.layers[1].register_forward_pre_hook(interrupt)
+    hook = request.model.model.layers[1].register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        interrupted.generate(text, max_new_tokens=40, kept=kept)
+        interrupted.generate(text, max_new_tokens=40, kept=cache)
     hook.remove()
-    assert len(kept.tokens) > len(text)
-    longer = [*kept.tokens, 4, 5]
-    fresh = asked.generate(longer, max_new_tokens=20)
-    found = asked.generate(longer, max_new_tokens=20, kept=kept)
-    assert found.tokens == fresh.tokens
-    assert found.report.kept_tokens == len(longer) - 2
+    assert len(cache.tokens) > len(text)
+    longer = [*cache.tokens, 4, 5]
+    fresh = request.generate(longer, max_new_tokens=20)
+    result = request.generate(longer, max_new_tokens=20, kept=cache)
+    assert result.tokens == fresh.tokens
+    assert result.report.kept_tokens == len(longer) - 2
 
 
 def test_a_stream_that_is_left_keeps_what_was_written() -> None:
-    asked, kept = engine(), KeptContext()
-    stream = asked.stream(tiny.prompt(25), max_new_tokens=40, kept=kept)
+    request, cache = engine(), KeptContext()
+    stream = request.stream(tiny.prompt(25), max_new_tokens=40, kept=cache)
     next(stream)
     next(stream)
     with pytest.raises(InputError, match="in use by another call"):
-        asked.generate(tiny.prompt(25), max_new_tokens=4, kept=kept)
+        request.generate(tiny.prompt(25), max_new_tokens=4, kept=cache)
     stream.close()
     written = stream.result.tokens
-    assert kept.tokens == (*tiny.prompt(25), *written[:-1])
-    asked.generate(tiny.prompt(25), max_new_tokens=4, kept=kept)
+    assert cache.tokens == (*tiny.prompt(25), *written[:-1])
+    request.generate(tiny.prompt(25), max_new_tokens=4, kept=cache)
     del stream
     gc.collect()
 
 
 def test_another_model_begins_anew() -> None:
-    kept, text = KeptContext(), tiny.prompt(25)
+    cache, text = KeptContext(), tiny.prompt(25)
     one = engine()
     other = Engine(tiny.model("llama", dtype=FLOAT64, seed=5), tiny.tokenizer(), None)
-    one.generate(text, max_new_tokens=5, kept=kept)
+    one.generate(text, max_new_tokens=5, kept=cache)
     fresh = other.generate(text, max_new_tokens=5)
-    found = other.generate(text, max_new_tokens=5, kept=kept)
-    assert found.tokens == fresh.tokens
-    assert found.report.kept_tokens == 0
-    kept.clear()
-    assert kept.tokens == ()
-    assert other.generate(text, max_new_tokens=5, kept=kept).report.kept_tokens == 0
+    result = other.generate(text, max_new_tokens=5, kept=cache)
+    assert result.tokens == fresh.tokens
+    assert result.report.kept_tokens == 0
+    cache.clear()
+    assert cache.tokens == ()
+    assert other.generate(text, max_new_tokens=5, kept=cache).report.kept_tokens == 0
 
 
 def test_what_cannot_be_cut_short_is_read_again() -> None:
@@ -134,26 +136,26 @@ def test_what_cannot_be_cut_short_is_read_again() -> None:
         tiny.model("qwen3_next"),  # a recurrent state
         ConstantWidthTarget(tiny.model("llama")),  # forwards of one shape alone
     ):
-        kept, asked = KeptContext(), Engine(model, None, None)
+        cache, request = KeptContext(), Engine(model, None, None)
         for length in (40, 66):
-            fresh = asked.generate(text[:length], max_new_tokens=5)
-            found = asked.generate(text[:length], max_new_tokens=5, kept=kept)
-            assert found.tokens == fresh.tokens
-            assert found.report.kept_tokens == 0
+            fresh = request.generate(text[:length], max_new_tokens=5)
+            result = request.generate(text[:length], max_new_tokens=5, kept=cache)
+            assert result.tokens == fresh.tokens
+            assert result.report.kept_tokens == 0
 
 
 def test_a_kept_context_serves_one_text_at_a_time() -> None:
-    asked, kept = engine(), KeptContext()
+    request, cache = engine(), KeptContext()
     for prompts, sampling in (([[1, 2], [3, 4]], Sampling()), ([1, 2], Sampling(n=2, seed=1))):
         with pytest.raises(InputError, match="expected one prompt and n=1"):
-            asked.generate(prompts, sampling, max_new_tokens=2, kept=kept)
+            request.generate(prompts, sampling, max_new_tokens=2, kept=cache)
     with pytest.raises(InputError, match="expected a KeptContext"):
-        asked.generate([1, 2], max_new_tokens=2, kept="yes")  # type: ignore[arg-type]
+        request.generate([1, 2], max_new_tokens=2, kept="yes")  # type: ignore[arg-type]
     failed: list[BaseException] = []
 
     def ask(seed: int) -> None:
         try:
-            asked.generate(tiny.prompt(20, seed=seed), max_new_tokens=30, kept=kept)
+            request.generate(tiny.prompt(20, seed=seed), max_new_tokens=30, kept=cache)
         except InputError as error:
             failed.append(error)
 
@@ -162,15 +164,15 @@ def test_a_kept_context_serves_one_text_at_a_time() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    fresh = asked.generate(tiny.prompt(20, seed=9), max_new_tokens=9)
-    assert asked.generate(tiny.prompt(20, seed=9), max_new_tokens=9, kept=kept).tokens == (
+    fresh = request.generate(tiny.prompt(20, seed=9), max_new_tokens=9)
+    assert request.generate(tiny.prompt(20, seed=9), max_new_tokens=9, kept=cache).tokens == (
         fresh.tokens
     )
     assert all("in use" in str(error) for error in failed)
 
 
 def test_a_session_is_entered_once_for_many_calls_in_a_row() -> None:
-    asked, kept = engine(), KeptContext()
+    request, cache = engine(), KeptContext()
     entered: list[str] = []
     prompt = tiny.prompt(20)
     with pytest.MonkeyPatch.context() as patched:
@@ -180,30 +182,32 @@ def test_a_session_is_entered_once_for_many_calls_in_a_row() -> None:
             entered.append("enter")
             return enter(self)
 
-        def leaving(self: TreeSession, *given: Any) -> None:
+        def leaving(self: TreeSession, *inputs: Any) -> None:
             entered.append("leave")
-            leave(self, *given)
+            leave(self, *inputs)
 
         patched.setattr(TreeSession, "__enter__", entering)
         patched.setattr(TreeSession, "__exit__", leaving)
-        with kept.held():
-            found = asked.generate(prompt, kept=kept, max_new_tokens=12, pause=4, ignore_eos=True)
-            while found.finish_reason == "paused":
+        with cache.held():
+            result = request.generate(
+                prompt, kept=cache, max_new_tokens=12, pause=4, ignore_eos=True
+            )
+            while result.finish_reason == "paused":
                 options: dict[str, Any] = {"max_new_tokens": 12, "pause": 4, "ignore_eos": True}
-                found = asked.generate(prompt, kept=kept, written=found.tokens, **options)
+                result = request.generate(prompt, kept=cache, written=result.tokens, **options)
             assert entered == ["enter"]
         assert entered == ["enter", "leave"]
-    assert found.tokens == asked.generate(prompt, max_new_tokens=12, ignore_eos=True).tokens
-    again = asked.generate(prompt, kept=kept, max_new_tokens=12, ignore_eos=True)
-    assert again.tokens == found.tokens
+    assert result.tokens == request.generate(prompt, max_new_tokens=12, ignore_eos=True).tokens
+    again = request.generate(prompt, kept=cache, max_new_tokens=12, ignore_eos=True)
+    assert again.tokens == result.tokens
 
 
 def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
-    asked, kept = engine(drafter="context"), KeptContext()
+    request, cache = engine(drafter="context"), KeptContext()
     prompt = tiny.prompt(40)[:20] * 3
-    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "kept": kept}
-    first = asked.generate(prompt, pause=8, **options)
-    second = asked.generate(prompt, written=first.tokens, **options)
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "kept": cache}
+    first = request.generate(prompt, pause=8, **options)
+    second = request.generate(prompt, written=first.tokens, **options)
     assert (first.report.prefill_forwards, second.report.prefill_forwards) == (1, 0)
     assert second.report.prefill_tokens == 0
     assert second.report.steps == second.report.forward_passes
@@ -211,19 +215,19 @@ def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
 
 def test_a_session_that_serves_one_call_is_left_with_it() -> None:
     """A recurrent state cannot be cut short: held ones would pile up, a cache for each call."""
-    asked = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
-    kept, opened = KeptContext(), list[weakref.ref[Any]]()
-    with pytest.MonkeyPatch.context() as patched, kept.held():
-        open_session = type(asked.target).open
+    request = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
+    cache, opened = KeptContext(), list[weakref.ref[Any]]()
+    with pytest.MonkeyPatch.context() as patched, cache.held():
+        open_session = type(request.target).open
 
-        def opening(self: Any, *given: Any) -> Any:
-            session = open_session(self, *given)
+        def opening(self: Any, *inputs: Any) -> Any:
+            session = open_session(self, *inputs)
             opened.append(weakref.ref(session))
             return session
 
-        patched.setattr(type(asked.target), "open", opening)
+        patched.setattr(type(request.target), "open", opening)
         for turn in range(3):
-            asked.generate(tiny.prompt(12, seed=turn), kept=kept, max_new_tokens=4)
+            request.generate(tiny.prompt(12, seed=turn), kept=cache, max_new_tokens=4)
         gc.collect()
         assert len(opened) == 3
         assert all(session() is None for session in opened)

@@ -98,8 +98,8 @@ def test_a_cache_that_keeps_the_wrong_node_is_noticed(
 ) -> None:
     true = SlotCache.commit
 
-    def shifted(self: SlotCache, kept: Sequence[Sequence[int]]) -> None:
-        true(self, [[*row[:1], *(max(0, slot - 1) for slot in row[1:])] for row in kept])
+    def shifted(self: SlotCache, selected: Sequence[Sequence[int]]) -> None:
+        true(self, [[*row[:1], *(max(0, slot - 1) for slot in row[1:])] for row in selected])
 
     monkeypatch.setattr(SlotCache, "commit", shifted)
     assert tokens_of(drafted) != expected
@@ -134,7 +134,7 @@ class Counting:
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         self.verdicts += 1
         self.label = f"bounded(tv<={self.verdicts})"
-        path, token = (found := Walk().judge(tree, target)).path, found.token
+        path, token = (result := Walk().judge(tree, target)).path, result.token
         self.last = Verdict(path, token, (0.5,) * (len(path) + (token is not None)))
         return self.last
 
@@ -168,28 +168,28 @@ def test_samples_of_a_batch_are_those_of_each_prompt_alone(plain: Engine) -> Non
 
 
 def test_steps_add_up_to_the_text(drafted: Engine) -> None:
-    seen: list[list[int]] = [[] for _ in PROMPTS]
+    known: list[list[int]] = [[] for _ in PROMPTS]
     results = drafted.generate(
         PROMPTS,
         SAMPLED,
         max_new_tokens=NEW,
-        on_step=lambda row, step: seen[row].extend(step.tokens),
+        on_step=lambda row, step: known[row].extend(step.tokens),
     )
-    for result, tokens in zip(results, seen, strict=True):
+    for result, tokens in zip(results, known, strict=True):
         assert [t for step in result.steps for t in step.tokens] == result.tokens == tokens
         assert len(result.steps) == result.report.forwards + result.report.prefill_forwards
 
 
 def test_rows_of_on_step_are_numbered_through_parts_of_a_batch(model: Any) -> None:
     engine = Engine(model, drafter=None, batch_size=2)
-    seen: list[list[int]] = [[] for _ in range(6)]
+    known: list[list[int]] = [[] for _ in range(6)]
     results = engine.generate(
         PROMPTS,
         Sampling(temperature=1.0, n=2, seed=1),
         max_new_tokens=4,
-        on_step=lambda row, step: seen[row].extend(step.tokens),
+        on_step=lambda row, step: known[row].extend(step.tokens),
     )
-    assert seen == [sample.tokens for samples in results for sample in samples]
+    assert known == [sample.tokens for samples in results for sample in samples]
 
 
 @pytest.mark.parametrize("count", [2, 4, 7, 11])
@@ -202,29 +202,29 @@ def test_a_criterion_inside_a_draft_cuts_all_that_comes_of_the_step(
     engine = Engine(model, drafter=drafter, budget=18, rule=rule)
 
     def run(using: Engine) -> Generation:
-        found: Generation = using.generate(
+        match: Generation = using.generate(
             PROMPTS[0],
             max_new_tokens=NEW,
             logprobs=1,
             stopping_criteria=[lambda ids, scores: ids.shape[1] >= len(PROMPTS[0]) + count],
         )
-        return found
+        return match
 
-    found, reference = run(engine), run(plain)
-    last = found.steps[-1]
+    result, reference = run(engine), run(plain)
+    last = result.steps[-1]
     judged = rule.opened[0].last
     assert len(judged.path) + 1 > len(last.tokens)  # the text ends inside what was accepted
-    assert found.tokens == reference.tokens == whole[:count]
-    assert found.finish_reason == "stop"
-    assert found.logprobs is not None
+    assert result.tokens == reference.tokens == whole[:count]
+    assert result.finish_reason == "stop"
+    assert result.logprobs is not None
     assert reference.logprobs is not None
-    assert [scored.token for scored in found.logprobs] == found.tokens
-    assert [scored.token for scored in reference.logprobs] == found.tokens
-    assert found.report.tokens == len(found.tokens)
-    assert [token for step in found.steps for token in step.tokens] == found.tokens
-    assert all(len(step.excess) == len(step.tokens) for step in found.steps)
+    assert [scored.token for scored in result.logprobs] == result.tokens
+    assert [scored.token for scored in reference.logprobs] == result.tokens
+    assert result.report.tokens == len(result.tokens)
+    assert [token for step in result.steps for token in step.tokens] == result.tokens
+    assert all(len(step.excess) == len(step.tokens) for step in result.steps)
     assert last.path == judged.path[: len(last.tokens)]
-    assert found.report.accepted == sum(len(step.path) for step in found.steps)
+    assert result.report.accepted == sum(len(step.path) for step in result.steps)
 
 
 def test_two_engines_take_turns_over_one_model(
@@ -234,12 +234,12 @@ def test_two_engines_take_turns_over_one_model(
     before = model.config._attn_implementation
     alone = "".join(other.stream("ab ab ab", max_new_tokens=10))
     first, second = other.stream("ab ab ab", max_new_tokens=10), []
-    pieces = [next(first)]
+    chunks = [next(first)]
     assert tokens_of(drafted) == expected
-    pieces.append(next(first))
+    chunks.append(next(first))
     ids = torch.tensor([PROMPTS[0]])
     theirs = model.generate(ids, max_new_tokens=6, do_sample=False)[0, len(PROMPTS[0]) :]
     second = drafted.generate(PROMPTS[0], max_new_tokens=6).tokens
     assert second == theirs.tolist()
-    assert "".join([*pieces, *first]) == alone
+    assert "".join([*chunks, *first]) == alone
     assert model.config._attn_implementation == before

@@ -26,8 +26,8 @@ def read(sampling: Sampling | None = None, **options: Any) -> RowSettings:
 
 
 def test_penalties_that_look_up_the_prompt_need_ids_that_have_logits() -> None:
-    asked: list[dict[str, Any]] = [{"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}]
-    for settings in asked:
+    requests: list[dict[str, Any]] = [{"repetition_penalty": 1.1}, {"no_repeat_ngram_size": 2}]
+    for settings in requests:
         read(Sampling(**settings))
         with pytest.raises(SamplingError, match="the id 60 in a prompt"):
             read_options(
@@ -77,8 +77,8 @@ def test_end_tokens_that_the_model_never_writes_are_refused(wrong: int) -> None:
 
 
 def test_end_tokens_come_from_the_generation_config_first() -> None:
-    def model(found: Any) -> Any:
-        return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=found))
+    def model(result: Any) -> Any:
+        return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=result))
 
     tokenizer = SimpleNamespace(eos_token_id=3)
     assert end_tokens(model([1, 2]), tokenizer) == [1, 2]
@@ -158,8 +158,8 @@ def test_what_is_no_sampling_is_refused(sampling: Any) -> None:
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(False, None), (True, 0), (0, 0), (5, 5)])
-def test_logprobs(asked: int | bool, kept: int | None) -> None:
-    assert read(logprobs=asked).logprobs == kept
+def test_logprobs(request: int | bool, selected: int | None) -> None:
+    assert read(logprobs=request).logprobs == selected
 
 
 def test_refusals() -> None:
@@ -188,8 +188,8 @@ def test_known_states_are_of_one_prompt_and_in_its_order() -> None:
     def parts(*places: tuple[int, int]) -> tuple[KnownStates, ...]:
         return tuple(KnownStates(start, torch.zeros(1, n, 4)) for start, n in places)
 
-    def ask(given: Any) -> RowSettings:
-        options: Any = {"known_states": given}
+    def ask(inputs: Any) -> RowSettings:
+        options: Any = {"known_states": inputs}
         sizes: Any = {"ends": [], "has_text": False, "vocab_size": 50, "limit": None}
         return read_options(options, Sampling(), [[1] * 10], **sizes)
 

@@ -13,10 +13,10 @@ from tests.support import tiny
 @pytest.fixture(scope="module")
 def generation() -> Generation:
     engine = Engine(tiny.model("llama"), tiny.tokenizer(), drafter="context", budget=6)
-    found: Generation = engine.generate(
+    result: Generation = engine.generate(
         "ab ab ab", Sampling(temperature=1.0, seed=7), max_new_tokens=9, logprobs=2
     )
-    return found
+    return result
 
 
 def test_the_parts_of_a_generation_agree(generation: Generation) -> None:

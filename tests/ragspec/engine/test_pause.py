@@ -32,104 +32,104 @@ def engine(drafter: Any = None) -> Engine:
 
 
 def in_strides(
-    asked: Engine, prompt: list[int], sampling: Sampling, strides: random.Random, **options: Any
+    request: Engine, prompt: list[int], sampling: Sampling, strides: random.Random, **options: Any
 ) -> list[Generation]:
     """Write a text in strides of random lengths; returns them all."""
-    found = [asked.generate(prompt, sampling, pause=strides.randint(1, 6), **options)]
-    while found[-1].finish_reason == "paused":
+    results = [request.generate(prompt, sampling, pause=strides.randint(1, 6), **options)]
+    while results[-1].finish_reason == "paused":
         pause = strides.randint(1, 6)
-        written = found[-1].tokens
-        found.append(asked.generate(prompt, sampling, written=written, pause=pause, **options))
-    return found
+        written = results[-1].tokens
+        results.append(request.generate(prompt, sampling, written=written, pause=pause, **options))
+    return results
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 @pytest.mark.parametrize("drafter", [None, "context", "auto", "model"])
 @pytest.mark.parametrize("keeps", [False, True])
 def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -> None:
-    asked = engine(drafter)
+    request = engine(drafter)
     for seed in range(3):
         prompt = tiny.prompt(12 + seed, seed=seed)
         options: dict[str, Any] = {"max_new_tokens": 30, "logprobs": 2}
-        whole = asked.generate(prompt, sampling, **options)
+        whole = request.generate(prompt, sampling, **options)
         if seed == 2:  # ended by a string that lies across strides
-            options["stop"] = asked.tokenizer.decode(whole.tokens[17:20]) or "e"
-        whole = asked.generate(prompt, sampling, **options)
-        kept = KeptContext() if keeps else None
-        parts = in_strides(asked, prompt, sampling, random.Random(seed), kept=kept, **options)
+            options["stop"] = request.tokenizer.decode(whole.tokens[17:20]) or "e"
+        whole = request.generate(prompt, sampling, **options)
+        cache = KeptContext() if keeps else None
+        parts = in_strides(request, prompt, sampling, random.Random(seed), kept=cache, **options)
         assert parts[-1].tokens == whole.tokens
         assert parts[-1].text == whole.text
         assert parts[-1].finish_reason == whole.finish_reason
         assert [len(part.logprobs or ()) for part in parts] == [p.report.tokens for p in parts]
-        told = [item.token for part in parts for item in part.logprobs or ()]
-        assert told == whole.tokens
+        message = [item.token for part in parts for item in part.logprobs or ()]
+        assert message == whole.tokens
         assert all(whole.tokens[: len(part.tokens)] == part.tokens for part in parts)
 
 
 def test_a_stride_has_as_many_tokens_as_were_asked_for() -> None:
-    asked = engine("auto")
-    first = asked.generate(tiny.prompt(), pause=4, max_new_tokens=20, ignore_eos=True)
+    request = engine("auto")
+    first = request.generate(tiny.prompt(), pause=4, max_new_tokens=20, ignore_eos=True)
     assert (len(first.tokens), first.finish_reason) == (4, "paused")
-    second = asked.generate(
+    second = request.generate(
         tiny.prompt(), written=first.tokens, pause=5, max_new_tokens=20, ignore_eos=True
     )
     assert (len(second.tokens), second.report.tokens) == (9, 5)
-    last = asked.generate(
+    last = request.generate(
         tiny.prompt(), written=second.tokens, pause=11, max_new_tokens=20, ignore_eos=True
     )
     assert (len(last.tokens), last.finish_reason) == (20, "length")
 
 
 def test_the_prompt_may_change_and_the_noise_still_goes_by_what_was_written() -> None:
-    asked, sampling = engine(), Sampling(temperature=1.2, seed=5)
-    begun = asked.generate(tiny.prompt(10), sampling, pause=6, max_new_tokens=24, ignore_eos=True)
+    request, sampling = engine(), Sampling(temperature=1.2, seed=5)
+    begun = request.generate(tiny.prompt(10), sampling, pause=6, max_new_tokens=24, ignore_eos=True)
     other = tiny.prompt(17, seed=3)
     options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
-    went_on = asked.generate(other, sampling, written=begun.tokens, **options)
+    went_on = request.generate(other, sampling, written=begun.tokens, **options)
     assert went_on.tokens[:6] == begun.tokens
     # As the law of the other prompt has it, token by token.
     tokens = list(begun.tokens)
     while len(tokens) < 24:
-        tokens = asked.generate(other, sampling, written=tokens, pause=1, **options).tokens
+        tokens = request.generate(other, sampling, written=tokens, pause=1, **options).tokens
     assert tokens == went_on.tokens
     # Were what was written taken for prompt, the noise would begin anew: this test could tell.
-    anew = asked.generate(
+    again = request.generate(
         [*other, *begun.tokens], sampling, max_new_tokens=18, ignore_eos=True
     ).tokens
-    assert anew != went_on.tokens[6:]
+    assert again != went_on.tokens[6:]
 
 
 def test_a_streamed_stride_gives_what_is_new() -> None:
-    asked = engine("context")
-    first = asked.generate(tiny.prompt(), pause=5, max_new_tokens=20, ignore_eos=True)
+    request = engine("context")
+    first = request.generate(tiny.prompt(), pause=5, max_new_tokens=20, ignore_eos=True)
     options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
-    pieces = asked.stream(tiny.prompt(), written=first.tokens, **options)
-    rest = "".join(pieces)
-    assert first.text + rest == pieces.result.text
-    assert pieces.result.tokens == asked.generate(tiny.prompt(), **options).tokens
+    chunks = request.stream(tiny.prompt(), written=first.tokens, **options)
+    rest = "".join(chunks)
+    assert first.text + rest == chunks.result.text
+    assert chunks.result.tokens == request.generate(tiny.prompt(), **options).tokens
 
 
 def test_streams_with_pauses_give_the_text_without_any_part_of_a_stop_string() -> None:
-    asked = engine("auto")
+    request = engine("auto")
     options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
-    whole = asked.generate(tiny.prompt(), **options)
-    options["stop"] = asked.tokenizer.decode(whole.tokens[21:25])
-    whole = asked.generate(tiny.prompt(), **options)
-    pieces, written = list[str](), list[int]()
+    whole = request.generate(tiny.prompt(), **options)
+    options["stop"] = request.tokenizer.decode(whole.tokens[21:25])
+    whole = request.generate(tiny.prompt(), **options)
+    chunks, written = list[str](), list[int]()
     while True:
-        stream = asked.stream(tiny.prompt(), written=written, pause=3, **options)
-        pieces.extend(stream)
+        stream = request.stream(tiny.prompt(), written=written, pause=3, **options)
+        chunks.extend(stream)
         written = stream.result.tokens
         if stream.result.finish_reason != "paused":
             break
-    assert "".join(pieces) == whole.text
+    assert "".join(chunks) == whole.text
     assert written == whole.tokens
 
 
 def test_listeners_hear_of_whole_texts_alone() -> None:
-    asked, heard = engine(), list[Generation]()
-    asked.on_finish(heard.append)
-    parts = in_strides(asked, tiny.prompt(), Sampling(), random.Random(1), max_new_tokens=12)
+    request, heard = engine(), list[Generation]()
+    request.on_finish(heard.append)
+    parts = in_strides(request, tiny.prompt(), Sampling(), random.Random(1), max_new_tokens=12)
     assert len(parts) > 1
     assert [each.tokens for each in heard] == [parts[-1].tokens]
 
@@ -165,14 +165,14 @@ def test_several_texts_cannot_go_on() -> None:
     ],
 )
 def test_a_text_that_has_ended_is_returned_as_it_is(options: dict[str, Any], reason: str) -> None:
-    found = engine("context").generate(tiny.prompt(), written=[5, 6, 7], **options)
-    assert found.tokens == [5, 6, 7] and found.finish_reason == reason
-    assert found.report.forward_passes == 0 and found.report.tokens == 0
+    result = engine("context").generate(tiny.prompt(), written=[5, 6, 7], **options)
+    assert result.tokens == [5, 6, 7] and result.finish_reason == reason
+    assert result.report.forward_passes == 0 and result.report.tokens == 0
 
 
 def test_a_text_that_has_ended_with_a_stop_string_is_cut_before_it() -> None:
-    asked = engine()
-    text = asked.tokenizer.decode([5, 6, 7])
-    last = asked.tokenizer.decode([7])
-    found = asked.generate(tiny.prompt(), written=[5, 6, 7], stop=last)
-    assert found.text == text[: text.index(last)] and found.finish_reason == "stop"
+    request = engine()
+    text = request.tokenizer.decode([5, 6, 7])
+    last = request.tokenizer.decode([7])
+    result = request.generate(tiny.prompt(), written=[5, 6, 7], stop=last)
+    assert result.text == text[: text.index(last)] and result.finish_reason == "stop"

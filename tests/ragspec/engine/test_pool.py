@@ -69,7 +69,7 @@ def asked(count: int, seed: int = 0) -> list[Asked]:
     """Return requests of all kinds; some prompts begin alike."""
     rng = random.Random(seed)
     parts = [tiny.prompt(rng.randrange(5, 30), seed=number) for number in range(4)]
-    found = []
+    results = []
     for number in range(count):
         prompt = [*rng.choice(parts), *rng.choice(parts)[: rng.randrange(4)], *rng.choice(parts)]
         sampling = Sampling(
@@ -86,8 +86,8 @@ def asked(count: int, seed: int = 0) -> list[Asked]:
             options["texts"] = [SourceText(tuple(rng.choice(parts)))]
         if rng.random() < 0.3:
             options["prediction"] = rng.choice(parts)
-        found.append((prompt, sampling, options))
-    return found
+        results.append((prompt, sampling, options))
+    return results
 
 
 def alone(engine: Engine, requests: Sequence[Asked]) -> list[list[int]]:
@@ -98,8 +98,8 @@ def submit(pool: Pool, requests: Sequence[Asked], **more: Any) -> list[Ticket]:
     return [pool.submit(prompt, s, **options, **more) for prompt, s, options in requests]
 
 
-def tokens_of(ticket: Ticket) -> list[int]:
-    return [token for emission in ticket for token in emission.step.tokens]
+def tokens_of(handle: Ticket) -> list[int]:
+    return [token for emission in handle for token in emission.step.tokens]
 
 
 @pytest.fixture(scope="module")
@@ -123,8 +123,8 @@ def test_the_tokens_are_those_of_each_request_alone(
         for each in requests:
             tickets += submit(pool, [each])
             time.sleep(rng.choice([0.0, 0.01]))
-        assert [tokens_of(ticket) for ticket in tickets] == expected
-    results = [ticket.result() for ticket in tickets]
+        assert [tokens_of(handle) for handle in tickets] == expected
+    results = [handle.result() for handle in tickets]
     assert [result.tokens for result in results] == expected
     for result, (_, _, options) in zip(results, requests, strict=True):
         assert result.label == "exact"
@@ -142,10 +142,10 @@ def test_cancelled_texts_end_and_change_no_other(
         for _ in range(5):
             time.sleep(rng.uniform(0.0, 0.05))
             rng.choice(tickets).cancel()
-        found = [ticket.result() for ticket in tickets]
-    reasons = [result.finish_reason for result in found]
+        results = [handle.result() for handle in tickets]
+    reasons = [result.finish_reason for result in results]
     assert "cancelled" in reasons
-    for result, whole in zip(found, expected, strict=True):
+    for result, whole in zip(results, expected, strict=True):
         assert result.tokens == whole or (
             result.finish_reason == "cancelled" and result.tokens == whole[: len(result.tokens)]
         )
@@ -160,8 +160,8 @@ def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
             pool.submit("What is a draft?", one, sample=number, max_new_tokens=12)
             for number in range(3)
         ]
-    assert [ticket.result().tokens for ticket in tickets] == [each.tokens for each in whole]
-    assert [ticket.result().sample for ticket in tickets] == [0, 1, 2]
+    assert [handle.result().tokens for handle in tickets] == [each.tokens for each in whole]
+    assert [handle.result().sample for handle in tickets] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["chain", "constant width", "recurrent"])
@@ -174,7 +174,7 @@ def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in asked(4)]
     with Pool(engine, slots=1 if kind == "constant width" else 3, chunk=4) as pool:
         tickets = submit(pool, some)
-    assert [ticket.result().tokens for ticket in tickets] == alone(engine, some)
+    assert [handle.result().tokens for handle in tickets] == alone(engine, some)
 
 
 # --- what was read serves others ----------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engi
         assert read_of(pool, prompts[2], tenant="one") == 40
         assert read_of(pool, prompts[2], tenant="one") == 48, "the last token is read for its law"
         tickets = [pool.submit(p, max_new_tokens=6, tenant="one") for p in prompts]
-        texts = [ticket.result().tokens for ticket in tickets]
+        texts = [handle.result().tokens for handle in tickets]
     assert texts == [plain.generate(p, max_new_tokens=6).tokens for p in prompts]
 
 
@@ -223,9 +223,9 @@ def stale(self: SlotCache, source: int, target: int, length: int) -> None:
 
 
 def unread(self: Reading, session: Any) -> int:
-    found = TRUE_READING_JOIN(self, session)
+    result = TRUE_READING_JOIN(self, session)
     del self.left[: min(2, len(self.left) - 1)]
-    return found
+    return result
 
 
 TRUE_READING_JOIN = Reading.join
@@ -253,8 +253,8 @@ def test_what_is_wrong_with_the_cache_is_noticed(
         patched.setattr(owner, name, mutant)
         with Pool(plain, slots=3, chunk=16) as pool:
             tickets = submit(pool, requests)
-            found = [ticket.future.exception() or ticket.result().tokens for ticket in tickets]
-    assert found != expected
+            results = [handle.future.exception() or handle.result().tokens for handle in tickets]
+    assert results != expected
 
 
 class Drawn(DraftSession):
@@ -288,9 +288,9 @@ def test_state_of_a_drafter_that_texts_share_is_noticed(
     shared: bool, target: CausalTarget, requests: list[Asked], expected: list[list[int]]
 ) -> None:
     with Pool(Engine(target, tiny.tokenizer(), drafter=Drawing(shared), budget=4)) as pool:
-        found = [ticket.result() for ticket in submit(pool, requests)]
-    assert [each.tokens for each in found] == expected, "a fault of a drafter changes no text"
-    assert any(each.report.faults for each in found) == shared
+        results = [handle.result() for handle in submit(pool, requests)]
+    assert [each.tokens for each in results] == expected, "a fault of a drafter changes no text"
+    assert any(each.report.faults for each in results) == shared
 
 
 # --- errors stay with whom they are of ----------------------------------------------------------
@@ -332,7 +332,7 @@ def test_a_request_that_fails_ends_alone(
             failed.result()
         with pytest.raises(RuntimeError, match="not today"):
             tokens_of(failed)
-        assert [ticket.result().tokens for ticket in tickets] == expected
+        assert [handle.result().tokens for handle in tickets] == expected
         assert pool.live == pool.waiting == 0
 
 
@@ -344,9 +344,9 @@ def test_a_broken_model_fails_its_texts_and_the_pool_goes_on(
         with monkeypatch.context() as patched:
             patched.setattr(CausalTarget, "forward", failing)
             tickets = [pool.submit([4, 5, 6], max_new_tokens=4) for _ in range(3)]
-            for ticket in tickets:
+            for handle in tickets:
                 with pytest.raises(RuntimeError, match="not today"):
-                    ticket.result()
+                    handle.result()
         assert pool.submit([4, 5, 6], max_new_tokens=4).result().tokens == whole
 
 
@@ -380,8 +380,8 @@ def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
     engine, scarce = engine_of(target, name), Scarce(2, 7)
     monkeypatch.setattr(CausalTarget, "forward", lambda *a: scarce(*a))
     with Pool(engine, slots=5, chunk=16) as pool:
-        found = [ticket.result().tokens for ticket in submit(pool, requests)]
-    assert found == expected
+        results = [handle.result().tokens for handle in submit(pool, requests)]
+    assert results == expected
     assert scarce.failed > 3
 
 
@@ -398,7 +398,7 @@ def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(engine.model, "forward", scarce)
     with Pool(engine, slots=3) as pool:
-        assert [ticket.result().tokens for ticket in submit(pool, some)] == texts
+        assert [handle.result().tokens for handle in submit(pool, some)] == texts
 
 
 def test_a_text_that_memory_does_not_hold_alone_fails(
@@ -443,8 +443,8 @@ def test_a_closed_pool_refuses_and_has_drained(plain: Engine, requests: list[Ask
     pool = Pool(plain, slots=2)
     tickets = submit(pool, requests)
     pool.close()
-    assert all(ticket.done for ticket in tickets)
-    assert {ticket.result().finish_reason for ticket in tickets} <= {"stop", "length"}
+    assert all(handle.done for handle in tickets)
+    assert {handle.result().finish_reason for handle in tickets} <= {"stop", "length"}
     with pytest.raises(PoolClosedError, match="was closed"):
         pool.submit([1, 2])
     pool.close()
@@ -462,8 +462,8 @@ def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
     with pytest.raises(KeyError), Pool(plain, slots=2) as other:
         tickets += endless(other)
         raise KeyError
-    assert {ticket.result().finish_reason for ticket in tickets} == {"cancelled"}
-    assert all(ticket.done for ticket in tickets)
+    assert {handle.result().finish_reason for handle in tickets} == {"cancelled"}
+    assert all(handle.done for handle in tickets)
 
 
 @pytest.mark.parametrize(
@@ -497,8 +497,8 @@ def test_numbers_out_of_range_are_refused(numbers: dict[str, int], plain: Engine
 def test_a_request_may_bring_an_engine_over_the_same_target(
     target: CausalTarget, plain: Engine, requests: list[Asked], expected: list[list[int]]
 ) -> None:
-    drafting, told = engine_of(target, "context"), list[list[int]]()
-    end = drafting.on_finish(lambda generation: told.append(generation.tokens))
+    drafting, message = engine_of(target, "context"), list[list[int]]()
+    end = drafting.on_finish(lambda generation: message.append(generation.tokens))
     with Pool(plain, slots=3) as pool:
         mixed = [
             pool.submit(p, s, **o, engine=drafting if i % 2 else None)
@@ -507,19 +507,19 @@ def test_a_request_may_bring_an_engine_over_the_same_target(
         with pytest.raises(InputError, match="another target"):
             pool.submit([1], engine=Engine(tiny.model("llama", seed=3), drafter=None))
     end()
-    assert [ticket.result().tokens for ticket in mixed] == expected
-    assert {ticket.result().report.budget for ticket in mixed[::2]} == {"none"}
-    assert sorted(told) == sorted(expected[1::2])
+    assert [handle.result().tokens for handle in mixed] == expected
+    assert {handle.result().report.budget for handle in mixed[::2]} == {"none"}
+    assert sorted(message) == sorted(expected[1::2])
 
 
 def test_steps_are_told_as_they_are_taken(plain: Engine) -> None:
     steps: list[Step] = []
     with Pool(plain) as pool:
-        ticket = pool.submit("a tree", max_new_tokens=7, ignore_eos=True, on_step=steps.append)
-        tokens = tokens_of(ticket)
+        handle = pool.submit("a tree", max_new_tokens=7, ignore_eos=True, on_step=steps.append)
+        tokens = tokens_of(handle)
     assert [token for step in steps for token in step.tokens] == tokens
-    assert 0 < ticket.submitted <= ticket.joined <= ticket.first <= ticket.finished
-    assert list(ticket) == [] and ticket.result(timeout=1).text == tiny.tokenizer().decode(tokens)
+    assert 0 < handle.submitted <= handle.joined <= handle.first <= handle.finished
+    assert list(handle) == [] and handle.result(timeout=1).text == tiny.tokenizer().decode(tokens)
 
 
 def test_who_watches_a_ticket_is_told_of_its_end_and_let_go(plain: Engine) -> None:
@@ -531,24 +531,24 @@ def test_who_watches_a_ticket_is_told_of_its_end_and_let_go(plain: Engine) -> No
 
     watchers = [Watcher(), Watcher()]
     with Pool(plain, slots=1) as pool:
-        ticket = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
-        ticket.watch(watchers[0])
+        handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
+        handle.watch(watchers[0])
         pool.submit([1], max_new_tokens=1).result()
-    ticket.watch(watchers[1])
-    steps = len(ticket.result().steps)
+    handle.watch(watchers[1])
+    steps = len(handle.result().steps)
     assert [each.times for each in watchers] == [steps + 1] * 2
-    kept = [weakref.ref(each) for each in watchers]
+    selected = [weakref.ref(each) for each in watchers]
     watchers.clear()
-    assert [each() for each in kept] == [None, None]
-    assert len(list(ticket)) == steps
+    assert [each() for each in selected] == [None, None]
+    assert len(list(handle)) == steps
 
 
 def test_who_watches_between_the_result_and_its_telling_is_told(plain: Engine) -> None:
-    told: list[int] = []
+    message: list[int] = []
     with Pool(plain, slots=1) as pool:
-        ticket = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
-        ticket.future.add_done_callback(lambda _: ticket.watch(lambda: told.append(1)))
-    assert len(told) == len(ticket.result().steps) + 1
+        handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
+        handle.future.add_done_callback(lambda _: handle.watch(lambda: message.append(1)))
+    assert len(message) == len(handle.result().steps) + 1
 
 
 def test_a_ticket_streams_text(plain: Engine) -> None:
@@ -559,17 +559,17 @@ def test_a_ticket_streams_text(plain: Engine) -> None:
             pool.submit("a tree", max_new_tokens=16, ignore_eos=True, **more)
             for more in ({}, {"stop": stop}, {"pause": 5})
         ]
-        texts = ["".join(ticket.stream()) for ticket in tickets]
+        texts = ["".join(handle.stream()) for handle in tickets]
         early = pool.submit("a tree", max_new_tokens=400, ignore_eos=True)
         stream = early.stream()
-        pieces = [next(stream), next(stream)]
+        chunks = [next(stream), next(stream)]
         stream.cancel()
-        pieces += list(stream)
+        chunks += list(stream)
         left = pool.submit("a tree", max_new_tokens=400, ignore_eos=True)
         for _ in left.stream():
             break
     assert texts == [whole, whole[: whole.find(stop)], whole[:5]]
-    assert "".join(pieces) == early.result().text and len(early.result().tokens) < 400
+    assert "".join(chunks) == early.result().text and len(early.result().tokens) < 400
     assert left.result().finish_reason == early.result().finish_reason == "cancelled"
     with (
         Pool(Engine(plain.target, drafter=None)) as pool,
@@ -583,7 +583,7 @@ def test_a_device_that_stays_away_is_asked_for_by_callers_alone(
 ) -> None:
     tried: list[int] = []
 
-    def away(*given: Any, **options: Any) -> Any:
+    def away(*inputs: Any, **options: Any) -> Any:
         tried.append(1)
         raise RuntimeError("the device is away")
 

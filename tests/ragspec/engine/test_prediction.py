@@ -30,9 +30,9 @@ NEW = 30
 
 
 def read(prediction: Any, prompts: int = 1, tokenizer: Any = TOKENIZER) -> list[Any]:
-    given = [[*PROMPT, number] for number in range(prompts)]
-    found = read_prediction(prediction, given, tokenizer, tiny.VOCAB)
-    return [None if text is None else list(text.tokens[ANCHOR:]) for text in found]
+    inputs = [[*PROMPT, number] for number in range(prompts)]
+    result = read_prediction(prediction, inputs, tokenizer, tiny.VOCAB)
+    return [None if text is None else list(text.tokens[ANCHOR:]) for text in result]
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_other_forms_are_told(form: Any, message: str) -> None:
 def generate(prediction: Any, sampling: Sampling, drafter: str | None = "context") -> Generation:
     model = tiny.model("llama", dtype=torch.float64)
     engine = Engine(model, TOKENIZER, drafter=drafter, budget=8)
-    found: Generation = engine.generate(
+    result: Generation = engine.generate(
         PROMPT, sampling, max_new_tokens=NEW, ignore_eos=True, prediction=prediction
     )
-    return found
+    return result
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
@@ -123,8 +123,8 @@ def test_it_is_joined_only_where_nothing_else_reads_it_and_the_rule_can_judge_bo
     assert [each.name for each in within(joined)] == ["fuse", "context", "recycling"]
     for reads in (Fuse([context]), Fuse([recycling, Cascade([context])]), HierarchyDrafter()):
         assert with_prediction(reads, walk) is reads
-    drawn = Fuse([FixedDrafter([1], kind=DraftKind.SAMPLED)])
-    assert with_prediction(drawn, chain) is drawn
+    sample = Fuse([FixedDrafter([1], kind=DraftKind.SAMPLED)])
+    assert with_prediction(sample, chain) is sample
 
 
 def test_each_prompt_of_a_batch_has_its_own() -> None:
@@ -133,9 +133,9 @@ def test_each_prompt_of_a_batch_has_its_own() -> None:
     plain = Engine(model, drafter=None).generate(prompts, max_new_tokens=NEW, ignore_eos=True)
     engine = Engine(model, drafter="context", budget=8, batch_size=2)
     options: Any = {"max_new_tokens": NEW, "ignore_eos": True}
-    found = engine.generate(prompts, prediction=[g.tokens for g in plain], **options)
-    assert [g.tokens for g in found] == [g.tokens for g in plain]
-    assert all(g.report.accepted_prediction_tokens > NEW / 2 for g in found)
+    result = engine.generate(prompts, prediction=[g.tokens for g in plain], **options)
+    assert [g.tokens for g in result] == [g.tokens for g in plain]
+    assert all(g.report.accepted_prediction_tokens > NEW / 2 for g in result)
 
 
 def test_nothing_of_a_prediction_is_cited() -> None:

@@ -25,19 +25,21 @@ def engine(architecture: str = "llama", drafter: Any = None) -> Engine:
 def test_texts_over_kept_beginnings_are_those_of_fresh_ones(
     architecture: str, drafter: str | None, sampling: Sampling
 ) -> None:
-    asked, prefixes = engine(architecture, drafter), PrefixCache()
-    kept = KeptContext(prefixes)
+    request, prefixes = engine(architecture, drafter), PrefixCache()
+    cache = KeptContext(prefixes)
     passages = [tiny.prompt(30 + n, seed=n) for n in range(3)]
-    seen: set[int] = set()
+    known: set[int] = set()
     for turn, number in enumerate((0, 1, 0, 2, 1, 0, 0, 2)):
         prompt = [*passages[number], *tiny.prompt(6, seed=50 + turn)]
         options: dict[str, Any] = {"max_new_tokens": 10}
-        found = asked.generate(prompt, sampling, kept=kept, prefix=len(passages[number]), **options)
-        assert found.tokens == asked.generate(prompt, sampling, **options).tokens
-        assert (found.report.kept_tokens >= len(passages[number])) is (number in seen)
-        seen.add(number)
+        result = request.generate(
+            prompt, sampling, kept=cache, prefix=len(passages[number]), **options
+        )
+        assert result.tokens == request.generate(prompt, sampling, **options).tokens
+        assert (result.report.kept_tokens >= len(passages[number])) is (number in known)
+        known.add(number)
         if turn == 4:  # another conversation finds them, too
-            kept = KeptContext(prefixes)
+            cache = KeptContext(prefixes)
     assert len(prefixes) == 3
 
 
@@ -62,28 +64,28 @@ def test_the_longest_unused_leave_first() -> None:
 
 
 def test_nothing_is_kept_without_room_and_nothing_of_another_model_is_used() -> None:
-    asked, kept = engine(), KeptContext(PrefixCache(0))
+    request, cache = engine(), KeptContext(PrefixCache(0))
     prompt = tiny.prompt(30)
     for _ in range(2):
-        asked.generate(prompt, kept=kept, prefix=20, max_new_tokens=4)
-    assert len(kept.prefixes) == 0
-    kept = KeptContext()
-    asked.generate(prompt, kept=kept, prefix=20, max_new_tokens=4)
+        request.generate(prompt, kept=cache, prefix=20, max_new_tokens=4)
+    assert len(cache.prefixes) == 0
+    cache = KeptContext()
+    request.generate(prompt, kept=cache, prefix=20, max_new_tokens=4)
     other = Engine(tiny.model(seed=5, dtype=torch.float64), tiny.tokenizer(), None)
-    found = other.generate(prompt, kept=kept, prefix=20, max_new_tokens=4)
-    assert found.report.kept_tokens == 0
-    assert found.tokens == other.generate(prompt, max_new_tokens=4).tokens
+    result = other.generate(prompt, kept=cache, prefix=20, max_new_tokens=4)
+    assert result.report.kept_tokens == 0
+    assert result.tokens == other.generate(prompt, max_new_tokens=4).tokens
 
 
 def test_keys_of_another_text_would_be_seen() -> None:
-    asked, kept = engine(), KeptContext()
+    request, cache = engine(), KeptContext()
     prompt, wrong = tiny.prompt(30), tiny.prompt(30, seed=9)
-    asked.generate(wrong, kept=kept, prefix=20, max_new_tokens=4)
-    found = kept.prefixes.find(asked.target, wrong[:20])
-    assert found is not None
-    kept.prefixes.keep(asked.target, prompt[:20], found)
-    told = asked.generate(prompt, kept=kept, prefix=20, max_new_tokens=12).tokens
-    assert told != asked.generate(prompt, max_new_tokens=12).tokens
+    request.generate(wrong, kept=cache, prefix=20, max_new_tokens=4)
+    result = cache.prefixes.find(request.target, wrong[:20])
+    assert result is not None
+    cache.prefixes.keep(request.target, prompt[:20], result)
+    message = request.generate(prompt, kept=cache, prefix=20, max_new_tokens=12).tokens
+    assert message != request.generate(prompt, max_new_tokens=12).tokens
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 
 def encoded(prompts: Any, mask: Any = None, *, chat: bool = False) -> tuple[list[list[int]], bool]:
-    found = encode_prompts(prompts, tiny.tokenizer(chat=chat), tiny.VOCAB, mask)
-    assert all(type(token) is int for ids in found.ids for token in ids)
-    return found.ids, found.single
+    result = encode_prompts(prompts, tiny.tokenizer(chat=chat), tiny.VOCAB, mask)
+    assert all(type(token) is int for ids in result.ids for token in ids)
+    return result.ids, result.single
 
 
 @pytest.mark.parametrize(

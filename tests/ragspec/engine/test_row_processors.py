@@ -54,8 +54,8 @@ def of_one_memory() -> list[Any]:
 
 
 def call(count: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = count(ids, scores)
-    return found
+    result: torch.Tensor = count(ids, scores)
+    return result
 
 
 GIVEN: dict[str, Any] = {
@@ -72,9 +72,9 @@ def model() -> Any:
     return tiny.model("llama", dtype=torch.float64)
 
 
-def texts(engine: Engine, prompts: Any, sampling: Sampling, given: Any) -> list[list[int]]:
+def texts(engine: Engine, prompts: Any, sampling: Sampling, inputs: Any) -> list[list[int]]:
     results = engine.generate(
-        prompts, sampling, max_new_tokens=NEW, ignore_eos=True, logits_processor=given
+        prompts, sampling, max_new_tokens=NEW, ignore_eos=True, logits_processor=inputs
     )
     flat: list[Generation] = [
         each for one in results for each in (one if isinstance(one, list) else [one])
@@ -93,8 +93,8 @@ def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, mode
         texts(plain, [prompt], Sampling(temperature=0.8, seed=[seed], n=n), make())
         for prompt, seed in zip(PROMPTS, seeds, strict=True)
     ]
-    whole = [tokens for found in alone for tokens in found]
-    truth = {tuple(p): found[0] for p, found in zip(PROMPTS, alone, strict=True)}
+    whole = [tokens for result in alone for tokens in result]
+    truth = {tuple(p): result[0] for p, result in zip(PROMPTS, alone, strict=True)}
     for size in (1, 2, 16):
         drafted = Engine(model, drafter=MixingDrafter(truth, right=0.8), budget=8, batch_size=size)
         assert texts(drafted, PROMPTS, sampling, make()) == whole
@@ -105,13 +105,13 @@ def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, mode
 
 
 def test_several_texts_leave_the_object_alone_and_a_single_one_has_it_itself(model: Any) -> None:
-    given = Counting()
+    inputs = Counting()
     engine = Engine(model, drafter=None)
-    texts(engine, PROMPTS, Sampling(), [given])
-    texts(engine, PROMPTS[:1], Sampling(temperature=1.0, n=2), [given])
-    assert (given.calls, given.first) == (0, [])
-    texts(engine, PROMPTS[:1], Sampling(), [given])
-    assert (given.calls, given.first) == (NEW, PROMPTS[0])
+    texts(engine, PROMPTS, Sampling(), [inputs])
+    texts(engine, PROMPTS[:1], Sampling(temperature=1.0, n=2), [inputs])
+    assert (inputs.calls, inputs.first) == (0, [])
+    texts(engine, PROMPTS[:1], Sampling(), [inputs])
+    assert (inputs.calls, inputs.first) == (NEW, PROMPTS[0])
 
 
 class Holding(Counting):
@@ -128,26 +128,26 @@ class Holding(Counting):
 
 
 def test_copies_share_models_and_the_tokenizer(model: Any) -> None:
-    seen: list[tuple[int, int, int]] = []
+    known: list[tuple[int, int, int]] = []
 
     class Looking(Holding):
         def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            seen.append((id(self.model), id(self.tokenizer), id(self.other)))  # type: ignore[attr-defined]
+            known.append((id(self.model), id(self.tokenizer), id(self.other)))  # type: ignore[attr-defined]
             return super().__call__(ids, scores)
 
     tokenizer, other = tiny.tokenizer(), torch.nn.Linear(2, 2)
-    given = Looking(model=model, tokenizer=tokenizer, other=other)
-    texts(Engine(model, tokenizer, drafter=None), PROMPTS, Sampling(), [given])
-    assert set(seen) == {(id(model), id(tokenizer), id(other))}
-    assert given.calls == 0
+    inputs = Looking(model=model, tokenizer=tokenizer, other=other)
+    texts(Engine(model, tokenizer, drafter=None), PROMPTS, Sampling(), [inputs])
+    assert set(known) == {(id(model), id(tokenizer), id(other))}
+    assert inputs.calls == 0
 
 
 def test_what_cannot_be_copied_is_refused_for_several_texts(model: Any) -> None:
     engine = Engine(model, drafter=None)
-    given = Holding(lock=threading.Lock())
+    inputs = Holding(lock=threading.Lock())
     with pytest.raises(InputError, match=r"Holding cannot be copied .*one text at a time"):
-        texts(engine, PROMPTS, Sampling(), [given])
-    assert len(texts(engine, PROMPTS[:1], Sampling(), [given])[0]) == NEW
+        texts(engine, PROMPTS, Sampling(), [inputs])
+    assert len(texts(engine, PROMPTS[:1], Sampling(), [inputs])[0]) == NEW
 
 
 class Rows:
@@ -166,11 +166,11 @@ class Rows:
 
 
 def test_an_object_may_make_the_processor_of_each_text(model: Any) -> None:
-    given = Rows()
+    inputs = Rows()
     engine = Engine(model, drafter=None, batch_size=2)
-    found = texts(engine, PROMPTS, Sampling(temperature=1.0, n=2), [given])
-    assert given.asked == list(range(6))
-    assert found == [[10 + row] * NEW for row in range(6)]
+    result = texts(engine, PROMPTS, Sampling(temperature=1.0, n=2), [inputs])
+    assert inputs.asked == list(range(6))
+    assert result == [[10 + row] * NEW for row in range(6)]
 
 
 def test_an_object_may_make_the_criterion_of_each_text(model: Any) -> None:

@@ -31,33 +31,33 @@ def run(engine: Engine, sampling: Sampling, first: int = 0, **more: Any) -> Run:
 
 
 def test_every_prompt_has_n_rows_of_one_seed(engine: Engine) -> None:
-    made = run(engine, Sampling(temperature=1.0, n=2, seed=[1, 2, 3, 4]), first=2)
-    assert made.prompt_of_row == [0, 0, 1, 1]
-    assert [(row.law.noise.seed, row.law.noise.sample) for row in made.rows] == [
+    instance = run(engine, Sampling(temperature=1.0, n=2, seed=[1, 2, 3, 4]), first=2)
+    assert instance.prompt_of_row == [0, 0, 1, 1]
+    assert [(row.law.noise.seed, row.law.noise.sample) for row in instance.rows] == [
         (3, 0),
         (3, 1),
         (4, 0),
         (4, 1),
     ]
-    assert [row.context.tokens for row in made.rows] == [[5, 6, 7]] * 2 + [[8, 9]] * 2
-    assert made.rows[0].context.tokens is not made.rows[1].context.tokens
+    assert [row.context.tokens for row in instance.rows] == [[5, 6, 7]] * 2 + [[8, 9]] * 2
+    assert instance.rows[0].context.tokens is not instance.rows[1].context.tokens
 
 
 def test_seeds_that_nobody_gave_differ_and_are_reported(engine: Engine) -> None:
-    made = run(engine, Sampling(temperature=1.0, n=2))
-    seeds = [row.law.noise.seed for row in made.rows]
+    instance = run(engine, Sampling(temperature=1.0, n=2))
+    seeds = [row.law.noise.seed for row in instance.rows]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
     with pytest.raises(SamplingError, match="1 seeds for at least 2 prompts"):
         run(engine, Sampling(temperature=1.0, seed=[1]))
 
 
 def test_rows_that_did_not_end_were_cancelled(engine: Engine) -> None:
-    made = run(engine, Sampling())
-    made.rows[0].stop.push(3)
+    instance = run(engine, Sampling())
+    instance.rows[0].stop.push(3)
     for token in (1, 2, 3, 4):
-        made.rows[1].stop.push(token)
-    made.close(1.5)
-    first, second = (results[0] for results in made.results())
+        instance.rows[1].stop.push(token)
+    instance.close(1.5)
+    first, second = (results[0] for results in instance.results())
     assert first.finish_reason == "cancelled"
     assert second.finish_reason == "length"
     assert first.report.seconds == 1.5
@@ -70,23 +70,23 @@ def test_tree_sizes_are_counted_for_every_step(budget: str | int, engine: Engine
         drafting = Engine(
             engine.model, drafter=MixingDrafter({tuple(PROMPTS[0]): plain.tokens}), budget=budget
         )
-        found = drafting.generate(PROMPTS[0], max_new_tokens=new, ignore_eos=True).report
-        assert sum(found.budget_sizes.values()) == found.steps > 0
-        assert found.budget_sizes == Counter(found.per_step_drafted)
+        result = drafting.generate(PROMPTS[0], max_new_tokens=new, ignore_eos=True).report
+        assert sum(result.budget_sizes.values()) == result.steps > 0
+        assert result.budget_sizes == Counter(result.per_step_drafted)
 
 
 def test_a_stop_string_is_cut_from_the_text_but_not_from_the_tokens(engine: Engine) -> None:
     whole = engine.generate("ab", max_new_tokens=12)
-    found = engine.generate("ab", max_new_tokens=12, stop=[whole.text[3:5], whole.text[4:6]])
-    assert found.text == whole.text[:3]
-    assert found.tokens == whole.tokens[:5]
-    assert found.finish_reason == "stop"
+    result = engine.generate("ab", max_new_tokens=12, stop=[whole.text[3:5], whole.text[4:6]])
+    assert result.text == whole.text[:3]
+    assert result.tokens == whole.tokens[:5]
+    assert result.finish_reason == "stop"
 
 
 def test_end_tokens_go_on_where_they_are_ignored(engine: Engine) -> None:
     whole = engine.generate([5, 6, 7], max_new_tokens=10, ignore_eos=True).tokens
     tuned = Engine(tiny.model("llama"), drafter=MixingDrafter({(5, 6, 7): whole}), budget=6)
-    tuned.model.generation_config.eos_token_id, kept = (
+    tuned.model.generation_config.eos_token_id, selected = (
         whole[4],
         tuned.model.generation_config.eos_token_id,
     )
@@ -97,7 +97,7 @@ def test_end_tokens_go_on_where_they_are_ignored(engine: Engine) -> None:
             [5, 6, 7], max_new_tokens=10, ignore_eos=True, stop_token_ids=[whole[2]]
         )
     finally:
-        tuned.model.generation_config.eos_token_id = kept
+        tuned.model.generation_config.eos_token_id = selected
     assert ended.tokens == whole[: whole.index(whole[4]) + 1]
     assert ignoring.tokens == whole
     assert other.tokens == whole[: whole.index(whole[2]) + 1]
@@ -152,10 +152,10 @@ def test_one_seed_is_one_noise_for_every_prompt() -> None:
 
 
 def test_a_range_of_seeds_is_a_noise_for_each() -> None:
-    found = texts(range(7, 10))
-    assert len(set(map(tuple, found))) == 3
-    assert found == texts([7, 8, 9])
-    assert [texts(seed)[0] for seed in range(7, 10)] == found
+    result = texts(range(7, 10))
+    assert len(set(map(tuple, result))) == 3
+    assert result == texts([7, 8, 9])
+    assert [texts(seed)[0] for seed in range(7, 10)] == result
 
 
 def test_without_a_seed_each_prompt_draws_its_own() -> None:

@@ -45,8 +45,8 @@ def test_pieces_are_the_text_of_generate(engine: Engine, bytewise: Engine) -> No
 
 def test_characters_that_tokens_split_come_out_whole(bytewise: Engine) -> None:
     """The model is made to write a text of many-byte characters, whatever it thinks itself."""
-    wanted = "€ 漢字 😀."
-    ids = bytewise.tokenizer(wanted)["input_ids"]
+    selection = "€ 漢字 😀."
+    ids = bytewise.tokenizer(selection)["input_ids"]
     start = len(bytewise.tokenizer("ab")["input_ids"])
 
     def write(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -55,10 +55,10 @@ def test_characters_that_tokens_split_come_out_whole(bytewise: Engine) -> None:
         return forced
 
     stream = bytewise.stream("ab", max_new_tokens=len(ids), logits_processor=[write])
-    pieces = list(stream)
-    assert "".join(pieces) == wanted == stream.result.text
-    assert not any("�" in piece for piece in pieces)
-    assert len(pieces) < len(ids)
+    chunks = list(stream)
+    assert "".join(chunks) == selection == stream.result.text
+    assert not any("�" in piece for piece in chunks)
+    assert len(chunks) < len(ids)
     cut = bytewise.stream("ab", max_new_tokens=len(ids), logits_processor=[write], stop="字 😀")
     assert "".join(cut) == "€ 漢"
     assert cut.result.finish_reason == "stop"
@@ -68,12 +68,12 @@ def test_a_stop_string_never_appears_nor_a_part_of_it(engine: Engine) -> None:
     text = engine.generate("ab cd", max_new_tokens=NEW).text
     stop = text[10:14]
     stream = engine.stream("ab cd", max_new_tokens=NEW, stop=[stop, "never to be seen"])
-    shown = ""
+    display = ""
     for piece in stream:
-        shown += piece
-        assert text.startswith(shown)
-        assert len(shown) <= text.index(stop)
-    assert shown == text[: text.index(stop)] == stream.result.text
+        display += piece
+        assert text.startswith(display)
+        assert len(display) <= text.index(stop)
+    assert display == text[: text.index(stop)] == stream.result.text
 
 
 def test_text_held_back_for_a_stop_string_comes_at_the_end(engine: Engine) -> None:
@@ -81,34 +81,34 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end(engine: Engine) -> No
     stream = engine.stream("ab cd", max_new_tokens=NEW, stop="never to be seen")
     assert "".join(stream) == text
     early = engine.stream("ab cd", max_new_tokens=NEW, stop="xyzzy")
-    shown = next(early)
+    display = next(early)
     early.cancel()
-    shown += "".join(early)
-    assert shown == early.result.text
+    display += "".join(early)
+    assert display == early.result.text
     assert early.result.finish_reason == "cancelled"
 
 
 def test_a_draft_gives_larger_pieces_and_the_same_text(engine: Engine) -> None:
     whole = engine.generate("ab cd", max_new_tokens=NEW)
     drafter = MixingDrafter({tuple(whole.prompt_tokens): whole.tokens}, right=1.0)
-    pieces = list(
+    chunks = list(
         Engine(engine.model, engine.tokenizer, drafter, budget=10).stream(
             "ab cd", max_new_tokens=NEW
         )
     )
-    assert "".join(pieces) == whole.text
-    assert len(pieces) < len(list(engine.stream("ab cd", max_new_tokens=NEW)))
+    assert "".join(chunks) == whole.text
+    assert len(chunks) < len(list(engine.stream("ab cd", max_new_tokens=NEW)))
 
 
 def test_cancelling_from_another_thread(engine: Engine) -> None:
     stream = engine.stream("ab cd", max_new_tokens=400)
-    shown = next(stream)
+    text = next(stream)
     thread = threading.Thread(target=stream.cancel)
     thread.start()
     thread.join()
-    shown += "".join(stream)
+    text += "".join(stream)
     assert stream.result.finish_reason == "cancelled"
-    assert stream.result.text == shown
+    assert stream.result.text == text
     assert len(stream.result.tokens) == 2
 
 
@@ -125,11 +125,11 @@ def test_an_interrupt_keeps_the_text(engine: Engine) -> None:
     whole = engine.generate("ab cd", max_new_tokens=NEW)
     before = engine.model.config._attn_implementation
     stream = engine.stream("ab cd", max_new_tokens=NEW, logits_processor=[interrupt])
-    shown = ""
+    text = ""
     with pytest.raises(KeyboardInterrupt):
         for piece in stream:
-            shown += piece
-    assert stream.result.text == shown == whole.text[: len(shown)]
+            text += piece
+    assert stream.result.text == text == whole.text[: len(text)]
     assert stream.result.tokens == whole.tokens[:5]
     assert stream.result.finish_reason == "cancelled"
     assert engine.model.config._attn_implementation == before
@@ -139,11 +139,11 @@ def test_an_interrupt_keeps_the_text(engine: Engine) -> None:
 def test_leaving_early_and_closing_twice(engine: Engine) -> None:
     stream = engine.stream("ab cd", max_new_tokens=NEW)
     assert stream.result.tokens == []
-    shown = next(stream)
+    text = next(stream)
     stream.close()
     stream.close()
     assert list(stream) == []
-    assert stream.result.text == shown
+    assert stream.result.text == text
     assert stream.result.report.tokens == 1
 
 

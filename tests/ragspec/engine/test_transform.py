@@ -24,8 +24,8 @@ class Tilt:
     reads_hidden = True
 
     def __init__(self, strength: float = 1.0) -> None:
-        drawn = torch.Generator().manual_seed(1)
-        self.weights = strength * torch.randn(64, tiny.VOCAB, generator=drawn).double()
+        sample = torch.Generator().manual_seed(1)
+        self.weights = strength * torch.randn(64, tiny.VOCAB, generator=sample).double()
         self.asked: list[int] = []
         self.states = torch.zeros(0, 64)
 
@@ -50,10 +50,10 @@ def by_hand(tilt: Tilt, prompt: list[int], new: int) -> list[int]:
     tokens = list(prompt)
     for _ in range(new):
         with torch.no_grad():
-            found = tiny.model(dtype=torch.float64)(
+            result = tiny.model(dtype=torch.float64)(
                 torch.tensor([tokens]), output_hidden_states=True
             )
-        logits = found.logits[0, -1] + 0.1 * found.hidden_states[-1][0, -1] @ tilt.weights
+        logits = result.logits[0, -1] + 0.1 * result.hidden_states[-1][0, -1] @ tilt.weights
         tokens.append(int(logits.argmax()))
     return tokens[len(prompt) :]
 
@@ -61,10 +61,10 @@ def by_hand(tilt: Tilt, prompt: list[int], new: int) -> list[int]:
 def test_the_text_is_that_of_the_changed_law() -> None:
     prompt = tiny.prompt()
     options: dict[str, Any] = {"max_new_tokens": 25, "ignore_eos": True}
-    found = engine().generate(prompt, transform=Tilt(), **options)
-    assert found.tokens == by_hand(Tilt(), prompt, 25)
-    assert found.tokens != engine().generate(prompt, **options).tokens
-    assert found.label == "exact-for(tilted)"
+    result = engine().generate(prompt, transform=Tilt(), **options)
+    assert result.tokens == by_hand(Tilt(), prompt, 25)
+    assert result.tokens != engine().generate(prompt, **options).tokens
+    assert result.label == "exact-for(tilted)"
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -73,23 +73,23 @@ def test_drafts_do_not_move_it(drafter: str, sampling: Sampling) -> None:
     options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "logprobs": 1}
     plain = engine().generate(tiny.prompt(), sampling, transform=Tilt(), **options)
     if drafter == "model":
-        asked = Engine(
+        request = Engine(
             tiny.model(dtype=torch.float64), tiny.tokenizer(), None,
             tiny.model(seed=1, dtype=torch.float64),
         )  # fmt: skip
     else:
-        asked = engine("context" if drafter == "prediction" else drafter)
+        request = engine("context" if drafter == "prediction" else drafter)
     if drafter == "prediction":
         options["prediction"] = plain.tokens
     tilt = Tilt()
-    found = asked.generate(tiny.prompt(), sampling, transform=tilt, **options)
-    assert found.tokens == plain.tokens
-    assert [round(t.logprob, 9) for t in found.logprobs or ()] == [
+    result = request.generate(tiny.prompt(), sampling, transform=tilt, **options)
+    assert result.tokens == plain.tokens
+    assert [round(t.logprob, 9) for t in result.logprobs or ()] == [
         round(t.logprob, 9) for t in plain.logprobs or ()
     ]
     assert tilt.asked == sorted(tilt.asked)
     if drafter == "prediction":
-        assert found.report.accepted > 20
+        assert result.report.accepted > 20
 
 
 def test_no_drafter_asks_about_places_that_no_rule_visited() -> None:
@@ -128,14 +128,14 @@ def test_several_texts_and_samples_have_one_each() -> None:
 
 
 def test_what_is_no_transform_is_refused() -> None:
-    given: list[Any] = [3, Tilt, "knn"]
-    for wrong in given:
+    inputs: list[Any] = [3, Tilt, "knn"]
+    for wrong in inputs:
         with pytest.raises(InputError, match="expected an object with name, reads_hidden"):
             engine().generate(tiny.prompt(), transform=wrong)
 
 
 def test_a_rule_that_is_not_exact_keeps_its_label() -> None:
-    found = engine("context", rule="typical").generate(
+    result = engine("context", rule="typical").generate(
         tiny.prompt(), Sampling(temperature=1.0, seed=1), transform=Tilt(), max_new_tokens=9
     )
-    assert found.label == "approximate"
+    assert result.label == "approximate"

@@ -14,13 +14,13 @@ def test_what_comes_out_can_be_written_and_half_pairs_are_all_that_changes(
     codes: list[int],
 ) -> None:
     text = "".join(map(chr, codes))
-    found = well_formed(text)
-    found.encode()
-    kept = [c for c in text if not 0xD800 <= ord(c) < 0xE000]
-    pairs = len([c for c in found if ord(c) > 0xFFFF]) - len([c for c in text if ord(c) > 0xFFFF])
-    assert len(found) == len(text) - pairs
-    if len(kept) == len(text):
-        assert found == text
+    result = well_formed(text)
+    result.encode()
+    selected = [c for c in text if not 0xD800 <= ord(c) < 0xE000]
+    pairs = len([c for c in result if ord(c) > 0xFFFF]) - len([c for c in text if ord(c) > 0xFFFF])
+    assert len(result) == len(text) - pairs
+    if len(selected) == len(text):
+        assert result == text
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ CPU = torch.device("cpu")
 
 
 def test_auto_is_the_accelerator_or_the_cpu() -> None:
-    found = pick_device("auto")
+    result = pick_device("auto")
     if torch.accelerator.is_available():
-        assert found == torch.accelerator.current_accelerator()
+        assert result == torch.accelerator.current_accelerator()
     else:
-        assert found == CPU
+        assert result == CPU
 
 
 def test_names_and_devices_are_taken_as_they_are() -> None:

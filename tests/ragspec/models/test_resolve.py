@@ -66,8 +66,8 @@ def test_a_path_resolves_to_its_folder(
     folder = fake_model(tmp_path / "my" / "model")
     monkeypatch.chdir(tmp_path)
     for name in (folder, str(folder), "my/model"):
-        found = resolve_model(name)
-        assert (found.folder, found.origin) == (folder.resolve(), Origin.PATH)
+        result = resolve_model(name)
+        assert (result.folder, result.origin) == (folder.resolve(), Origin.PATH)
     assert not hub
 
 
@@ -89,10 +89,10 @@ def test_a_bundled_name_beats_a_folder_of_that_name(
 ) -> None:
     bundled = fake_model(tmp_path / "bundle" / "target")
     monkeypatch.setattr(models, "BUNDLED", {"starter": bundled})
-    own = fake_model(tmp_path / "starter")
+    current = fake_model(tmp_path / "starter")
     monkeypatch.chdir(tmp_path)
     assert resolve_model("starter").folder == bundled
-    assert resolve_model("./starter").folder == own.resolve()
+    assert resolve_model("./starter").folder == current.resolve()
 
 
 def test_the_bundled_models_are_there(hub: list[str]) -> None:
@@ -108,14 +108,14 @@ def test_an_installed_package_answers_to_its_name(
     (folder.parent / "__init__.py").write_text("raise RuntimeError('looked at, never imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(models, "PACKAGED", {"carried": ("carrier_of_a_model", "model")})
-    found = resolve_model("carried")
-    assert (found.folder, found.origin) == (folder, Origin.PACKAGE)
+    result = resolve_model("carried")
+    assert (result.folder, result.origin) == (folder, Origin.PACKAGE)
 
 
 def test_the_cache_answers_before_the_hub(empty_cache: Path, hub: list[str]) -> None:
     snapshot = cached(empty_cache, "someone/some-model")
-    found = resolve_model("someone/some-model")
-    assert (found.folder, found.origin) == (snapshot, Origin.CACHE) and not hub
+    result = resolve_model("someone/some-model")
+    assert (result.folder, result.origin) == (snapshot, Origin.CACHE) and not hub
 
 
 def test_a_cached_snapshot_that_lacks_a_shard_does_not_count(
@@ -152,8 +152,8 @@ def test_the_hub_is_tried_once_and_its_files_are_checked(
         return str(cached(empty_cache, name))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    found = resolve_model("someone/some-model")
-    assert found.origin is Origin.HUB and calls == [True, False]
+    result = resolve_model("someone/some-model")
+    assert result.origin is Origin.HUB and calls == [True, False]
     with pytest.raises(ModelNotFoundError, match="hub: not asked"):
         resolve_model("someone/other", offline=True)
     assert calls == [True, False, True]

@@ -48,8 +48,8 @@ def drafted_equals_plain(model: Any) -> list[int]:
     prompt = tiny.prompt(20)
     plain = Engine(model, None, None).generate(prompt, max_new_tokens=20).tokens
     drafter = NoisyTrees({tuple(prompt): plain})
-    found = Engine(model, None, drafter, budget=8).generate(prompt, max_new_tokens=20)
-    assert found.tokens == plain and found.report.accepted > 4
+    result = Engine(model, None, drafter, budget=8).generate(prompt, max_new_tokens=20)
+    assert result.tokens == plain and result.report.accepted > 4
     return list(plain)
 
 
@@ -61,8 +61,8 @@ def test_an_adapter_is_merged_and_changes_the_text(saved: Path, adapter: Path) -
     assert drafted_equals_plain(model) != drafted_equals_plain(base)
     ids = torch.tensor([tiny.prompt(9)])
     peft = pytest.importorskip("peft")
-    own = peft.PeftModel.from_pretrained(base, str(adapter)).eval()
-    assert torch.allclose(own(ids).logits, model(ids).logits, atol=1e-4)
+    current = peft.PeftModel.from_pretrained(base, str(adapter)).eval()
+    assert torch.allclose(current(ids).logits, model(ids).logits, atol=1e-4)
 
 
 def test_an_adapter_that_does_not_fit_is_refused(

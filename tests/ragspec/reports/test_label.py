@@ -55,6 +55,6 @@ def test_a_text_in_bfloat16_says_so_and_plain_decoding_is_what_it_is(
     drafter: str | None,
 ) -> None:
     engine = Engine(tiny.model("llama", dtype=torch.bfloat16), drafter=drafter, budget=4)
-    found = engine.generate([5, 6, 7, 5, 6], max_new_tokens=8, ignore_eos=True)
-    assert found.label == found.report.label
-    assert found.label == ("exact" if drafter is None else "exact up to rounding")
+    result = engine.generate([5, 6, 7, 5, 6], max_new_tokens=8, ignore_eos=True)
+    assert result.label == result.report.label
+    assert result.label == ("exact" if drafter is None else "exact up to rounding")

@@ -139,18 +139,18 @@ def test_empty_run_divides_by_nothing() -> None:
 
 
 def test_excess_is_the_mean_over_all_tokens() -> None:
-    def told(label: str, *figures: tuple[float, ...]) -> Report:
+    def on_progress(label: str, *figures: tuple[float, ...]) -> Report:
         builder = ReportBuilder(label, 0, 1)
         for excess in figures:
             builder.step(Step(DraftTree.chain([1], "model"), (0,), (1, 2), excess=excess))
         return builder.build([7, 1, 2, 1, 2], 0.1, "length")
 
-    relaxed = told("approximate", (0.5, 0.0), (0.25, 0.25))
+    relaxed = on_progress("approximate", (0.5, 0.0), (0.25, 0.25))
     assert relaxed.tv_excess == 0.2  # the token of the prefill counts
     assert "0.200 total variation" in relaxed.summary()
     assert Report.from_dict(json.loads(json.dumps(relaxed.to_dict()))) == relaxed
-    assert told("approximate", (), ()).tv_excess is None
-    assert told("exact-for(law)", (), ()).tv_excess == told("exact").tv_excess == 0.0
+    assert on_progress("approximate", (), ()).tv_excess is None
+    assert on_progress("exact-for(law)", (), ()).tv_excess == on_progress("exact").tv_excess == 0.0
 
 
 def test_summary_names_the_main_figures() -> None:

@@ -36,7 +36,12 @@ def run() -> Run:
     times = {"draft": 1.0, "verify": 5.0}
     steps = [
         Step(DraftTree.empty(), (), tuple(b"H"), {"verify": 4.0}),
-        Step(DraftTree.chain([101], "model", reach=[0.25]), (0,), tuple("eé".encode()[:2]), times),
+        Step(
+            DraftTree.chain([101], "model", accept_prob=[0.25]),
+            (0,),
+            tuple("eé".encode()[:2]),
+            times,
+        ),
         Step(tree, (0, 1), (0xA9, *b"lo"), times),
     ]
     builder = ReportBuilder("exact", 5, 3)
@@ -47,26 +52,26 @@ def run() -> Run:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    made = run()
+    instance = run()
     path = tmp_path / "trace.jsonl"
     extra = {"question": "why?", "format": "no header field can be replaced"}
-    write_trace(path, made, letters, model="tiny", documents=["a.md", "b.md"], extra=extra)
+    write_trace(path, instance, letters, model="tiny", documents=["a.md", "b.md"], extra=extra)
     trace = read_trace(path)
     assert trace.complete
     assert trace.header.documents == ("a.md", "b.md")
     assert (trace.header.model, trace.header.label, trace.header.seed) == ("tiny", "exact", 5)
     assert trace.header.prompt_tokens == 3
     assert trace.header.extra == {"question": "why?"}
-    assert trace.report == made.report
+    assert trace.report == instance.report
     assert trace.text == "Heélo"
     assert trace.texts == (("H",), ("e", ""), ("é", "l", "o"))
     assert trace.vocabulary == {101: "e", 0xA9: "\ufffd", ord("l"): "l", ord("o"): "o"}
-    for got, made_step in zip(trace.steps, made.steps, strict=True):
-        assert (got.path, got.tokens) == (made_step.path, made_step.tokens)
-        assert got.milliseconds == made_step.milliseconds
-        assert got.tree.sources == made_step.tree.sources
+    for got, built_step in zip(trace.steps, instance.steps, strict=True):
+        assert (got.path, got.tokens) == (built_step.path, built_step.tokens)
+        assert got.milliseconds == built_step.milliseconds
+        assert got.tree.sources == built_step.tree.sources
         for name in ("tokens", "parents", "source", "origin", "reach"):
-            np.testing.assert_array_equal(getattr(got.tree, name), getattr(made_step.tree, name))
+            np.testing.assert_array_equal(getattr(got.tree, name), getattr(built_step.tree, name))
 
 
 def test_lines_carry_the_documented_fields(tmp_path: Path) -> None:
@@ -81,9 +86,11 @@ def test_lines_carry_the_documented_fields(tmp_path: Path) -> None:
 
 
 def test_a_drafted_token_is_written_once(tmp_path: Path) -> None:
-    made, path = run(), tmp_path / "trace.jsonl"
-    made.steps.append(Step(DraftTree.chain(list(b"lol!"), "context"), (), (33,), {"verify": 5.0}))
-    write_trace(path, made, letters)
+    instance, path = run(), tmp_path / "trace.jsonl"
+    instance.steps.append(
+        Step(DraftTree.chain(list(b"lol!"), "context"), (), (33,), {"verify": 5.0})
+    )
+    write_trace(path, instance, letters)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.get("vocabulary") for line in lines[2:5]] == [
         {"101": "e"},
@@ -154,10 +161,10 @@ def test_names_that_are_no_utf_8_are_written_and_read(tmp_path: Path) -> None:
 
 
 def test_a_tree_with_equal_siblings_is_read(tmp_path: Path) -> None:
-    made, path = run(), tmp_path / "trace.jsonl"
+    instance, path = run(), tmp_path / "trace.jsonl"
     twins = DraftTree.build([108, 108], [-1, -1], "model", kind=DraftKind.SAMPLED)
-    made.steps.append(Step(twins, (1,), (108, 33)))
-    write_trace(path, made, letters)
+    instance.steps.append(Step(twins, (1,), (108, 33)))
+    write_trace(path, instance, letters)
     assert read_trace(path).steps[3].path == (1,)
 
 

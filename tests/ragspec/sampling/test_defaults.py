@@ -21,10 +21,10 @@ REFUSED = [name for name in greedy() if name.startswith(("guidance", "watermarki
 HONOURED = [name for name in greedy() if name not in REFUSED]
 
 
-def model_that_asks(**asked: Any) -> Any:
+def model_that_asks(**request: Any) -> Any:
     """Return a model with these settings in its generation config, and no end but theirs."""
     model = copy.deepcopy(tiny.model("llama"))
-    for name, value in {"eos_token_id": None, "pad_token_id": PAD, **asked}.items():
+    for name, value in {"eos_token_id": None, "pad_token_id": PAD, **request}.items():
         setattr(model.generation_config, name, value)
     return model
 
@@ -66,9 +66,9 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
 def test_a_first_token_that_is_forced_and_what_may_not_follow_it(prompt: list[int]) -> None:
     def written(model: Any) -> list[int]:
         out = model.generate(torch.tensor([prompt]), max_new_tokens=NEW, do_sample=False)
-        found = Engine(model, drafter=None).generate(prompt, max_new_tokens=NEW).tokens
-        assert found == out[0, len(prompt) :].tolist()
-        return list(found)
+        result = Engine(model, drafter=None).generate(prompt, max_new_tokens=NEW).tokens
+        assert result == out[0, len(prompt) :].tolist()
+        return list(result)
 
     forced = written(model_that_asks(forced_bos_token_id=7))
     assert (forced[0] == 7) == (len(prompt) == 1)
@@ -103,12 +103,12 @@ def test_what_only_the_bridge_can_follow_is_refused_by_name(name: str) -> None:
 
 
 def test_what_chooses_among_tokens_is_the_sampling_s() -> None:
-    asked: dict[str, Any] = {"do_sample": True, "num_beams": 3}
+    request: dict[str, Any] = {"do_sample": True, "num_beams": 3}
     for settings in SAMPLED.values():
-        asked |= settings
-    assert ours(model_that_asks(**asked)) == plain()
+        request |= settings
+    assert ours(model_that_asks(**request)) == plain()
     sampling = Sampling(temperature=0.8, seed=3)
-    assert ours(model_that_asks(**asked), sampling) == ours(model_that_asks(), sampling)
+    assert ours(model_that_asks(**request), sampling) == ours(model_that_asks(), sampling)
 
 
 def test_what_the_call_says_stands_before_what_the_model_says() -> None:

@@ -62,14 +62,14 @@ def test_the_filters_are_those_of_transformers(name: str, size: int) -> None:
     filters = FILTERS[name]
     for scale, temperature in ((3.0, 0.7), (0.01, 1.3)):  # peaked, and nearly flat
         values = scores(3, size, scale)
-        found = law(temperature=temperature, **filters).probabilities(values)
-        torch.testing.assert_close(found, warped(values, temperature, **filters))
+        result = law(temperature=temperature, **filters).probabilities(values)
+        torch.testing.assert_close(result, warped(values, temperature, **filters))
 
 
 def test_the_check_of_the_filters_can_fail() -> None:
     values = scores(3, 1000)
-    found = law(top_k=7).probabilities(values)
-    assert not torch.allclose(found, warped(values, 1.0, top_k=8))
+    result = law(top_k=7).probabilities(values)
+    assert not torch.allclose(result, warped(values, 1.0, top_k=8))
 
 
 @given(st.permutations(range(6)))
@@ -77,17 +77,17 @@ def test_ties_survive_together_in_any_order(order: list[int]) -> None:
     values = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0, 0.0]])[:, order]
     options: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.55}]
     for filters in options:
-        kept = law(**filters).probabilities(values)[0] > 0
-        assert sorted(values[0, kept].tolist()) == [2.0, 2.0, 2.0, 3.0]
+        selected = law(**filters).probabilities(values)[0] > 0
+        assert sorted(values[0, selected].tolist()) == [2.0, 2.0, 2.0, 3.0]
 
 
 def test_ties_beyond_the_candidates_still_weigh() -> None:
     """1000 tokens tie with the fifth: top-p must weigh them all, not those that were fetched."""
     values = torch.full((1, 3000), -5.0, dtype=torch.float64)
     values[0, :1000], values[0, 7] = 0.0, float(torch.tensor(150.0).log())
-    found = law(top_k=5, top_p=0.5).probabilities(values)[0]
-    assert int((found > 0).sum()) == 1000
-    assert float(found[7]) == pytest.approx(150 / 1149)
+    result = law(top_k=5, top_p=0.5).probabilities(values)[0]
+    assert int((result > 0).sum()) == 1000
+    assert float(result[7]) == pytest.approx(150 / 1149)
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 9}, {"top_p": 0.7}, {"min_p": 0.2}])
@@ -119,8 +119,8 @@ def test_samples_follow_the_law() -> None:
     values = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5]])
     mine = law(seed=9, temperature=0.8, top_k=4)
     count = 20_000
-    drawn = mine.select(values.expand(count, -1), range(count))
-    shares = torch.bincount(drawn, minlength=5).double() / count
+    sample = mine.select(values.expand(count, -1), range(count))
+    shares = torch.bincount(sample, minlength=5).double() / count
     expected = mine.probabilities(values)[0]
     assert float(shares[3]) == 0.0
     assert float((shares - expected).abs().max()) < 4 * (0.25 / count) ** 0.5
@@ -143,8 +143,8 @@ def test_forbidden_tokens_are_never_drawn() -> None:
     values = torch.full((1, 1000), float("-inf"))
     values[0, [3, 700]] = torch.tensor([0.0, 1.0])
     for filters in ({}, {"top_k": 50}, {"top_p": 0.99}, {"top_k": 50, "top_p": 0.99}):
-        drawn = law(**filters).select(values.expand(200, -1), range(200))
-        assert set(drawn.tolist()) == {3, 700}
+        sample = law(**filters).select(values.expand(200, -1), range(200))
+        assert set(sample.tolist()) == {3, 700}
 
 
 def test_drafters_get_the_law_without_processors_that_may_keep_state() -> None:

@@ -83,8 +83,8 @@ def test_best_of_log_p_plus_gumbel_follows_p() -> None:
     p = np.array([0.45, 0.3, 0.15, 0.07, 0.03])
     noise, tokens = NoiseStream(4), torch.arange(5)
     scores = torch.stack([noise.gumbel(index, tokens) for index in range(COUNT)])
-    drawn = (scores + torch.from_numpy(p).log()).argmax(-1).numpy()
-    assert excess(np.bincount(drawn, minlength=5), COUNT * p) < 6
+    sample = (scores + torch.from_numpy(p).log()).argmax(-1).numpy()
+    assert excess(np.bincount(sample, minlength=5), COUNT * p) < 6
     assert_unrelated(*((scores[:, token].neg().exp().neg().exp()).numpy() for token in (0, 1)))
 
 
@@ -119,9 +119,9 @@ def test_words_are_splitmix64() -> None:
 
 def test_tensor_words_wrap_as_integers_do() -> None:
     noise, tokens = NoiseStream(-3, 2), torch.tensor([0, 1, 5, 2**31 - 1, 2**62, 2**63 - 1])
-    found = torch.exp(-torch.exp(-noise.gumbel(7, tokens, Stream.DRAFT)))
+    result = torch.exp(-torch.exp(-noise.gumbel(7, tokens, Stream.DRAFT)))
     expected = [noise.uniform(7, Stream.DRAFT, token) for token in tokens.tolist()]
-    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+    assert result.tolist() == pytest.approx(expected, abs=1e-12)
 
 
 def test_noise_depends_on_nothing_else() -> None:
@@ -174,13 +174,13 @@ def test_host_and_devices_make_the_same_noise(shape: tuple[int, ...]) -> None:
 
 def test_normal_numbers_are_normal_and_of_their_own() -> None:
     lanes = torch.arange(COUNT).expand(2, -1)
-    drawn = NoiseStream(3).normal_rows([0, 1], lanes)
-    for row in drawn:
+    sample = NoiseStream(3).normal_rows([0, 1], lanes)
+    for row in sample:
         assert abs(float(row.mean())) < 6 / COUNT**0.5
         assert abs(float(row.square().mean()) - 1.0) < 6 * (2 / COUNT) ** 0.5
         assert abs(float(row.pow(4).mean()) - 3.0) < 6 * (96 / COUNT) ** 0.5
-    assert abs(float((drawn[0] * drawn[1]).mean())) < 6 / COUNT**0.5
+    assert abs(float((sample[0] * sample[1]).mean())) < 6 / COUNT**0.5
     again = NoiseStream(3).normal_rows([1], lanes[:1, :7])
-    assert torch.equal(again[0], drawn[1, :7])
+    assert torch.equal(again[0], sample[1, :7])
     other = NoiseStream(3).normal_rows([1], lanes[:1], Stream.RESIDUAL)
-    assert abs(float((other[0] * drawn[1]).mean())) < 6 / COUNT**0.5
+    assert abs(float((other[0] * sample[1]).mean())) < 6 / COUNT**0.5

@@ -66,10 +66,10 @@ def test_every_node_gets_what_transformers_gives_its_path(name: str) -> None:
     ours, theirs = pairs()[name]
     values = logits()
     before = values.clone()
-    found = ours.apply(values, CONTEXT, PATHS)
+    result = ours.apply(values, CONTEXT, PATHS)
     assert torch.equal(values, before)  # the target's logits are not ours to change
-    torch.testing.assert_close(found, row_by_row(theirs, values))
-    assert not torch.equal(found, values)
+    torch.testing.assert_close(result, row_by_row(theirs, values))
+    assert not torch.equal(result, values)
 
 
 def test_a_processor_that_is_blind_to_the_path_would_be_caught() -> None:
@@ -80,22 +80,22 @@ def test_a_processor_that_is_blind_to_the_path_would_be_caught() -> None:
 
 def test_counts_are_of_generated_tokens_only() -> None:
     penalty = CountPenalty(frequency=0.5, presence=2.0, prompt_length=2)
-    found = penalty.apply(torch.zeros(2, V), CONTEXT, [[], [3, 3]])
+    result = penalty.apply(torch.zeros(2, V), CONTEXT, [[], [3, 3]])
     expected = torch.zeros(2, V)
     expected[0, 3] = expected[0, 5] = -2.5  # 3 and 5 once each behind the prompt 3, 4
     expected[1, 3], expected[1, 5] = -3.5, -2.5
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
 
 
 @given(st.lists(st.lists(st.integers(0, V - 1), max_size=4), min_size=1, max_size=5))
 def test_nodes_together_are_nodes_one_by_one(paths: list[list[int]]) -> None:
-    made: list[Processor] = [
+    instance: list[Processor] = [
         RepetitionPenalty(1.3),
         CountPenalty(0.4, 0.2, 2),
         MinimumLength(5, [1], 2),
     ]
     values = logits(len(paths))
-    for processor in made:
+    for processor in instance:
         together = processor.apply(values, CONTEXT, paths)
         alone = [processor.apply(values[i : i + 1], CONTEXT, [p]) for i, p in enumerate(paths)]
         torch.testing.assert_close(together, torch.cat(alone))
@@ -108,9 +108,9 @@ def test_a_processor_of_the_user_is_called_as_plain_decoding_calls_it() -> None:
         calls.append((ids.tolist(), tuple(values.shape)))
         return values + 1
 
-    found = HFProcessor(record).apply(logits(2), CONTEXT, [[], [7]])
+    result = HFProcessor(record).apply(logits(2), CONTEXT, [[], [7]])
     assert calls == [([CONTEXT], (1, V)), ([[*CONTEXT, 7]], (1, V))]
-    torch.testing.assert_close(found, logits(2) + 1)
+    torch.testing.assert_close(result, logits(2) + 1)
 
 
 def test_only_what_was_asked_for_is_built() -> None:
@@ -125,8 +125,8 @@ def test_only_what_was_asked_for_is_built() -> None:
         bad_words_ids=[[3]],
         min_new_tokens=2,
     )
-    found = build_processors(everything, 3, [1], [lambda ids, values: values])
-    assert [processor.lazy for processor in found] == [True, False, False, False, *[True] * 2] + [
+    result = build_processors(everything, 3, [1], [lambda ids, values: values])
+    assert [processor.lazy for processor in result] == [True, False, False, False, *[True] * 2] + [
         False,
         True,
     ]

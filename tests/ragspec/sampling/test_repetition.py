@@ -47,10 +47,10 @@ def test_plain_and_speculative_texts_end_alike() -> None:
     criteria = [EndRepetition(len(prompt))]
     plain, drafted = Engine(model, None, None), Engine(model, None, "context", budget=12)
     whole = plain.generate(prompt, forced, max_new_tokens=90).tokens
-    cut, found = (
+    cut, result = (
         each.generate(prompt, forced, max_new_tokens=90, stopping_criteria=criteria)
         for each in (plain, drafted)
     )
     first = next(n for n in range(1, len(whole)) if repeats(whole[:n]))
-    assert cut.tokens == found.tokens == whole[:first]
-    assert cut.finish_reason == "stop" and found.report.accepted > 4
+    assert cut.tokens == result.tokens == whole[:first]
+    assert cut.finish_reason == "stop" and result.report.accepted > 4

@@ -71,15 +71,20 @@ class Batch:
     indices: torch.Tensor
 
     @classmethod
-    def of(cls, laws: Sequence[TokenLaw | None], n: int, size: int, seed: int = 0) -> Batch:
+    def of(
+        cls, distributions: Sequence[TokenLaw | None], n: int, size: int, seed: int = 0
+    ) -> Batch:
         draw = random.Random(seed)
         few = min(size, 16)  # so that tokens repeat
-        texts = [[draw.randrange(few) for _ in range(draw.randrange(PROMPT + 1, 50))] for _ in laws]
-        tokens = torch.tensor([[draw.randrange(few) for _ in range(n)] for _ in laws])
+        texts = [
+            [draw.randrange(few) for _ in range(draw.randrange(PROMPT + 1, 50))]
+            for _ in distributions
+        ]
+        tokens = torch.tensor([[draw.randrange(few) for _ in range(n)] for _ in distributions])
         tokens[:, 0] = torch.tensor([text[-1] for text in texts])
-        see = torch.eye(n, dtype=torch.bool).repeat(len(laws), 1, 1)
+        see = torch.eye(n, dtype=torch.bool).repeat(len(distributions), 1, 1)
         paths: list[list[list[int]]] = []
-        for row in range(len(laws)):
+        for row in range(len(distributions)):
             paths.append([[]])
             for node in range(1, n):
                 parent = draw.randrange(node)
@@ -89,28 +94,30 @@ class Batch:
             [len(text) - PROMPT + len(path) for path in row]
             for text, row in zip(texts, paths, strict=True)
         ]
-        return cls(laws, texts, paths, tokens, see, torch.tensor(indices))
+        return cls(distributions, texts, paths, tokens, see, torch.tensor(indices))
 
     def made(self, size: int) -> RowLaws:
-        laws = RowLaws(len(self.laws), size, "cpu", LONGEST)
-        for row, (law, text) in enumerate(zip(self.laws, self.texts, strict=True)):
-            laws.set(row, law, text)
-        return laws
+        distributions = RowLaws(len(self.laws), size, "cpu", LONGEST)
+        for row, (distribution, text) in enumerate(zip(self.laws, self.texts, strict=True)):
+            distributions.set(row, distribution, text)
+        return distributions
 
-    def chosen(self, laws: RowLaws, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def chosen(
+        self, distributions: RowLaws, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens, and the rows some of whose tokens are left to the host."""
-        tokens = laws.choose(logits, self.indices, self.tokens, self.see)
+        tokens = distributions.choose(logits, self.indices, self.tokens, self.see)
         return tokens, (tokens < 0).any(-1)
 
     def wanted(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the tokens of the reference."""
         rows = []
-        for row, law in enumerate(self.laws):
-            if law is None:
+        for row, distribution in enumerate(self.laws):
+            if distribution is None:
                 rows.append(logits[row].argmax(-1))
                 continue
-            scores = law.process(logits[row], self.texts[row], self.paths[row])
-            rows.append(law.select(scores, self.indices[row].tolist()))
+            scores = distribution.process(logits[row], self.texts[row], self.paths[row])
+            rows.append(distribution.select(scores, self.indices[row].tolist()))
         return torch.stack(rows)
 
     def check(self, logits: torch.Tensor) -> torch.Tensor:
@@ -118,16 +125,16 @@ class Batch:
 
         These have them, too, where the whole vocabulary is looked at.
         """
-        laws, wanted = self.made(logits.shape[-1]), self.wanted(logits)
-        tokens, beyond = self.chosen(laws, logits)
+        distributions, selection = self.made(logits.shape[-1]), self.wanted(logits)
+        tokens, beyond = self.chosen(distributions, logits)
         known = tokens >= 0
         assert tokens.dtype == torch.int64
-        assert torch.equal(tokens[known], wanted[known])
+        assert torch.equal(tokens[known], selection[known])
         if not known.all():
-            whole = laws.choose(logits, self.indices, self.tokens, self.see, whole=True)
+            whole = distributions.choose(logits, self.indices, self.tokens, self.see, whole=True)
             unfit = known | ((logits.isnan() | (logits == torch.inf)).any(-1) & (whole < 0))
             unfit |= (logits == -torch.inf).all(-1)
-            assert torch.equal(whole[~unfit], wanted[~unfit])
+            assert torch.equal(whole[~unfit], selection[~unfit])
         return beyond
 
 
@@ -141,8 +148,10 @@ def random_logits(rows: int, n: int, size: int, scale: float = 4.0, seed: int = 
     return scale * torch.randn(rows, n, size, generator=generator, dtype=torch.float64)
 
 
-def check(laws: Sequence[TokenLaw | None], logits: torch.Tensor, seed: int = 0) -> torch.Tensor:
-    return Batch.of(laws, logits.shape[1], logits.shape[2], seed).check(logits)
+def check(
+    distributions: Sequence[TokenLaw | None], logits: torch.Tensor, seed: int = 0
+) -> torch.Tensor:
+    return Batch.of(distributions, logits.shape[1], logits.shape[2], seed).check(logits)
 
 
 def named(names: Sequence[str | None]) -> list[TokenLaw | None]:
@@ -197,10 +206,17 @@ def test_what_no_law_can_judge_is_left_to_the_reference(name: str, what: float) 
 
 
 def test_flat_laws_are_beyond_the_candidates_and_never_wrong() -> None:
-    laws = named(["top-p", "top-k", "min-p", "temperature", "greedy", None])
-    flat = random_logits(len(laws), 3, 3000, scale=0.01)
-    assert check(laws, flat).tolist() == [True, False, True, False, False, False]
-    assert check(laws, torch.zeros_like(flat)).tolist() == [True, True, True, False, False, False]
+    distributions = named(["top-p", "top-k", "min-p", "temperature", "greedy", None])
+    flat = random_logits(len(distributions), 3, 3000, scale=0.01)
+    assert check(distributions, flat).tolist() == [True, False, True, False, False, False]
+    assert check(distributions, torch.zeros_like(flat)).tolist() == [
+        True,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_tie_beyond_the_candidates_that_weighs_is_seen() -> None:
@@ -210,55 +226,55 @@ def test_a_tie_beyond_the_candidates_that_weighs_is_seen() -> None:
 
 
 def test_one_node_that_is_left_to_the_host_leaves_the_others_certain() -> None:
-    laws = named(["top-p", "top-p"])
+    distributions = named(["top-p", "top-p"])
     logits = random_logits(2, 4, 3000, scale=8.0)
     logits[0, 2] = logits[1, 3] = 0.0
-    batch = Batch.of(laws, 4, 3000)
+    batch = Batch.of(distributions, 4, 3000)
     known = torch.tensor([[True, True, False, True], [True, True, True, False]])
     tokens, _ = batch.chosen(batch.made(3000), logits)
     assert torch.equal(tokens, batch.wanted(logits).where(known, -1))
 
 
 def test_texts_grow_by_the_tokens_that_were_kept() -> None:
-    laws = named([*PENALTIES, "greedy", None])
-    batch = Batch.of(laws, 6, 500)
+    distributions = named([*PENALTIES, "greedy", None])
+    batch = Batch.of(distributions, 6, 500)
     grown = batch.made(500)
-    new = torch.randint(16, (len(laws), 5), generator=torch.Generator().manual_seed(1))
-    kept = torch.arange(5) < (torch.arange(len(laws)) % 4)[:, None]
-    grown.grow(new.where(kept, 500))
-    for text, more, count in zip(batch.texts, new.tolist(), kept.sum(1).tolist(), strict=True):
+    new = torch.randint(16, (len(distributions), 5), generator=torch.Generator().manual_seed(1))
+    selected = torch.arange(5) < (torch.arange(len(distributions)) % 4)[:, None]
+    grown.grow(new.where(selected, 500))
+    for text, more, count in zip(batch.texts, new.tolist(), selected.sum(1).tolist(), strict=True):
         text.extend(more[:count])
-    batch.indices += kept.sum(1, keepdim=True)
-    logits = random_logits(len(laws), 6, 500)
+    batch.indices += selected.sum(1, keepdim=True)
+    logits = random_logits(len(distributions), 6, 500)
     logits[..., :16] += 8.0
-    for made in (grown, batch.made(500)):
-        assert torch.equal(batch.chosen(made, logits)[0], batch.wanted(logits))
+    for instance in (grown, batch.made(500)):
+        assert torch.equal(batch.chosen(instance, logits)[0], batch.wanted(logits))
     grown.grow(new[:, :1])
     assert not torch.equal(batch.chosen(grown, logits)[0], batch.wanted(logits))
 
 
 def test_rows_leave_nothing_to_those_that_follow() -> None:
     names = [*PENALTIES, *LAWS, None]
-    laws = Batch.of(named(names), 4, 300).made(300)
+    distributions = Batch.of(named(names), 4, 300).made(300)
     after = Batch.of(named([*reversed(LAWS), None, *reversed(PENALTIES)]), 4, 300, seed=5)
     for row, (each, text) in enumerate(zip(after.laws, after.texts, strict=True)):
-        laws.set(row, each, text)
+        distributions.set(row, each, text)
     logits = random_logits(len(names), 4, 300)
     logits[..., :16] += 6.0
-    tokens, beyond = after.chosen(laws, logits)
+    tokens, beyond = after.chosen(distributions, logits)
     assert not beyond.any() and torch.equal(tokens, after.wanted(logits))
     for row in range(len(names)):
-        laws.set(row, None)
-    assert laws.shape == LawShape() and laws.shape.greedy
-    assert torch.equal(after.chosen(laws, logits)[0], logits.argmax(-1))
+        distributions.set(row, None)
+    assert distributions.shape == LawShape() and distributions.shape.greedy
+    assert torch.equal(after.chosen(distributions, logits)[0], logits.argmax(-1))
 
 
 def test_every_part_of_a_draw_counts() -> None:
     logits = random_logits(1, 8, 300, scale=1.0)
     logits[..., :16] += 4.0
     batch = Batch.of([law(3, ALL["every"])], 8, 300)
-    wanted = batch.wanted(logits)
-    assert torch.equal(batch.chosen(batch.made(300), logits)[0], wanted)
+    selection = batch.wanted(logits)
+    assert torch.equal(batch.chosen(batch.made(300), logits)[0], selection)
     others = {
         "noise": replace(batch, laws=[law(4, ALL["every"])]),
         "text": replace(batch, texts=[text[::2] for text in batch.texts]),
@@ -266,28 +282,28 @@ def test_every_part_of_a_draw_counts() -> None:
         "index": replace(batch, indices=batch.indices + 1),
     }
     for name, other in others.items():
-        assert not torch.equal(other.chosen(other.made(300), logits)[0], wanted), name
+        assert not torch.equal(other.chosen(other.made(300), logits)[0], selection), name
 
 
 def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
     counter = CompileCounter()
 
-    def step(laws: RowLaws, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
-        chosen = laws.choose(logits, batch.indices, batch.tokens, batch.see)
-        laws.grow(batch.tokens)
+    def step(dists: RowLaws, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+        chosen = dists.choose(logits, batch.indices, batch.tokens, batch.see)
+        dists.grow(batch.tokens)
         return chosen
 
     compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=False)
     names: list[str | None] = [*PENALTIES, *LAWS, None]
-    laws, shapes = RowLaws(len(names), 300, "cpu", LONGEST), set()
+    distributions, shapes = RowLaws(len(names), 300, "cpu", LONGEST), set()
     nobody: list[str | None] = [None] * len(names)
     for seed, order in enumerate([names, names[::-1], nobody, names[3:] + names[:3]]):
         batch = Batch.of(named(order), 4, 300, seed)
         for row, (each, text) in enumerate(zip(batch.laws, batch.texts, strict=True)):
-            laws.set(row, each, text)
-        shapes.add(laws.shape)
+            distributions.set(row, each, text)
+        shapes.add(distributions.shape)
         logits = random_logits(len(names), 4, 300, seed=seed)
-        tokens = compiled(laws, batch, logits)
+        tokens = compiled(distributions, batch, logits)
         assert torch.equal(tokens[tokens >= 0], batch.wanted(logits)[tokens >= 0])
     assert len(shapes) == 2
     assert counter.frame_count == 2
@@ -310,9 +326,9 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 )
 def test_few_kernels(name: str, most: int) -> None:
     batch = Batch.of(named([name] * 16), 16, 16_384)
-    laws, logits = batch.made(16_384), torch.zeros(16, 16, 16_384)
+    distributions, logits = batch.made(16_384), torch.zeros(16, 16, 16_384)
     with Kernels() as kernels:
-        laws.choose(logits, batch.indices, batch.tokens, batch.see)
+        distributions.choose(logits, batch.indices, batch.tokens, batch.see)
     assert kernels.count <= most, kernels.count
 
 
@@ -327,22 +343,24 @@ def test_laws_that_need_the_host_are_not_taken() -> None:
         ([MinimumLength(3, range(99), 0)], False),
         ([HFProcessor(lambda ids, scores: scores)], False),
     ]
-    for own, taken in cases:
-        assert RowLaws.takes(TokenLaw(sampling, noise, own=own)) is taken
+    for current, taken in cases:
+        assert RowLaws.takes(TokenLaw(sampling, noise, current=current)) is taken
 
 
 def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
-    own: list[Processor] = [
+    current: list[Processor] = [
         MinimumLength(17, [2, 4], PROMPT - 2),
         MinimumLength(27, [6], PROMPT),
         TokenBias({1: float("-inf")}),
     ]
-    asked = Sampling(temperature=0.7, logit_bias={1: 99.0, 6: 5.0}, min_new_tokens=20)
-    laws = [TokenLaw(asked, NoiseStream(row), PROMPT, ENDS, own=own) for row in range(40)]
+    request = Sampling(temperature=0.7, logit_bias={1: 99.0, 6: 5.0}, min_new_tokens=20)
+    distributions = [
+        TokenLaw(request, NoiseStream(row), PROMPT, ENDS, current=current) for row in range(40)
+    ]
     for end in (2, 4, 6, 9):
         logits = random_logits(40, 8, 50, scale=0.1)
         logits[..., end] += 50.0  # taken as soon as it may be
-        assert not check(laws, logits).any()
+        assert not check(distributions, logits).any()
 
 
 def test_a_filter_that_is_off_takes_nothing_away() -> None:

@@ -40,8 +40,8 @@ def theirs(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
         warpers.append(TopPLogitsWarper(sampling.top_p))
     if sampling.min_p:
         warpers.append(MinPLogitsWarper(sampling.min_p))
-    laws: torch.Tensor = warpers(torch.zeros(len(scores), 1, dtype=torch.int64), scores)
-    return laws.softmax(-1)
+    distributions: torch.Tensor = warpers(torch.zeros(len(scores), 1, dtype=torch.int64), scores)
+    return distributions.softmax(-1)
 
 
 def logits(rows: int, size: int, spread: float, seed: int) -> torch.Tensor:
@@ -73,15 +73,15 @@ def test_probabilities_are_those_of_transformers(
 def test_tokens_are_drawn_from_these_probabilities(sampling: Sampling, size: int) -> None:
     rows, seeds = 400, 6
     scores = logits(1, size, 2.0, seed=3)
-    law = theirs(scores, sampling)[0].numpy()
-    drawn = np.concatenate(
+    distribution = theirs(scores, sampling)[0].numpy()
+    sample = np.concatenate(
         [
             TokenLaw(sampling, NoiseStream(seed)).select(scores.expand(rows, -1), range(rows))
             for seed in range(seeds)
         ]
     )
-    counts, expected = np.bincount(drawn, minlength=size), law * len(drawn)
-    assert counts[law == 0.0].sum() == 0
+    counts, expected = np.bincount(sample, minlength=size), distribution * len(sample)
+    assert counts[distribution == 0.0].sum() == 0
     common = expected >= 5  # rarer tokens are counted together
     observed = np.append(counts[common], counts[~common].sum())
     expected = np.append(expected[common], expected[~common].sum())
@@ -93,9 +93,9 @@ def test_tokens_are_drawn_from_these_probabilities(sampling: Sampling, size: int
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_a_row_is_drawn_alike_alone_and_among_others(sampling: Sampling) -> None:
-    scores, law = logits(16, 1500, 2.0, seed=5), TokenLaw(sampling, NoiseStream(9))
-    together = law.select(scores, range(16))
-    alone = [int(law.select(scores[row : row + 1], [row])) for row in range(16)]
+    scores, distribution = logits(16, 1500, 2.0, seed=5), TokenLaw(sampling, NoiseStream(9))
+    together = distribution.select(scores, range(16))
+    alone = [int(distribution.select(scores[row : row + 1], [row])) for row in range(16)]
     assert together.tolist() == alone
 
 
@@ -103,20 +103,20 @@ def test_a_row_is_drawn_alike_alone_and_among_others(sampling: Sampling) -> None
 def test_filters_do_not_change_which_survivor_is_drawn(sampling: Sampling) -> None:
     # The noise belongs to the token: the draw is the best of log p + g over the whole vocabulary.
     scores, noise = logits(8, 1500, 2.0, seed=6), NoiseStream(2)
-    law = TokenLaw(sampling, noise)
+    distribution = TokenLaw(sampling, noise)
     whole = noise.gumbel_rows(range(8), torch.arange(1500).expand(8, -1))
-    best = (law.probabilities(scores).log() + whole).argmax(-1)
-    assert law.select(scores, range(8)).tolist() == best.tolist()
-    tokens, probabilities = law.best(scores, range(8), 3)
+    best = (distribution.probabilities(scores).log() + whole).argmax(-1)
+    assert distribution.select(scores, range(8)).tolist() == best.tolist()
+    tokens, probabilities = distribution.best(scores, range(8), 3)
     assert tokens[:, 0].tolist() == best.tolist()
     assert torch.allclose(
-        probabilities, law.probabilities(scores).gather(-1, tokens), rtol=1e-9, atol=1e-12
+        probabilities, distribution.probabilities(scores).gather(-1, tokens), rtol=1e-9, atol=1e-12
     )
 
 
 def test_greedy_takes_the_mode() -> None:
     scores = logits(5, 300, 1.0, seed=1)
-    law = TokenLaw(Sampling(), NoiseStream(0))
-    assert law.select(scores, range(5)).tolist() == scores.argmax(-1).tolist()
-    assert law.probabilities(scores).argmax(-1).tolist() == scores.argmax(-1).tolist()
-    assert law.probabilities(scores).amax(-1).tolist() == [1.0] * 5
+    distribution = TokenLaw(Sampling(), NoiseStream(0))
+    assert distribution.select(scores, range(5)).tolist() == scores.argmax(-1).tolist()
+    assert distribution.probabilities(scores).argmax(-1).tolist() == scores.argmax(-1).tolist()
+    assert distribution.probabilities(scores).amax(-1).tolist() == [1.0] * 5

@@ -57,9 +57,9 @@ def test_seeds_by_prompt() -> None:
 @pytest.mark.parametrize("seed", [np.int64(3), np.array([3, 4]), (3, 4), range(3, 5)])
 def test_seeds_of_numpy_become_plain_integers(seed: Any) -> None:
     """They enter 64-bit arithmetic that would overflow in numpy's own integers."""
-    found = Sampling(seed=seed).seed_of(0)
-    assert found == 3
-    assert type(found) is int
+    result = Sampling(seed=seed).seed_of(0)
+    assert result == 3
+    assert type(result) is int
 
 
 def test_settings_of_a_generation_config() -> None:
@@ -75,8 +75,8 @@ def test_settings_of_a_generation_config() -> None:
         bad_words_ids=[[4]],
         num_return_sequences=3,
     )
-    found = Sampling.from_generation_config(config, seed=5)
-    assert found == Sampling(
+    result = Sampling.from_generation_config(config, seed=5)
+    assert result == Sampling(
         temperature=0.7,
         top_k=11,
         top_p=0.9,

@@ -32,9 +32,9 @@ def test_a_stop_string_ends_the_text_where_it_is_complete(text: str, data: st.Da
     bpe, tokens = tiny.bpe_tokenizer(), encode(text)
     state = StopRule(frozenset(), 1000, (stop, "\x00never")).open(bpe)
     for count, token in enumerate(tokens, start=1):
-        shown = bpe.decode(tokens[:count]).rstrip("�")
+        display = bpe.decode(tokens[:count]).rstrip("�")
         ended = state.push(token)
-        assert ended == (stop in shown)
+        assert ended == (stop in display)
         if ended:
             break
     assert state.reason == "stop"
@@ -76,16 +76,16 @@ def test_the_first_of_several_stop_strings_cuts(bpe: Any) -> None:
 
 
 def test_criteria_see_prompt_and_text_after_every_token() -> None:
-    seen: list[list[int]] = []
+    known: list[list[int]] = []
 
     def three(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        seen.append(ids[0].tolist())
+        known.append(ids[0].tolist())
         return torch.tensor([ids.shape[1] >= 5])
 
     state = StopRule(frozenset(), 100, criteria=(three, lambda ids, scores: False)).open(
         None, [8, 9]
     )
     assert [state.push(token) for token in (1, 2, 3)] == [False, False, True]
-    assert seen == [[8, 9, 1], [8, 9, 1, 2], [8, 9, 1, 2, 3]]
+    assert known == [[8, 9, 1], [8, 9, 1, 2], [8, 9, 1, 2, 3]]
     assert state.reason == "stop"
     assert state.cut is None

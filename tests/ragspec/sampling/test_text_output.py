@@ -31,8 +31,8 @@ def tokenizer(kind: str) -> Any:
         backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
         backend.decoder = decoders.Metaspace()
     else:
-        pieces = [f"<0x{byte:02X}>" for byte in range(256)] + words
-        vocabulary = {piece: i for i, piece in enumerate(pieces)}
+        chunks_of_text = [f"<0x{byte:02X}>" for byte in range(256)] + words
+        vocabulary = {piece: i for i, piece in enumerate(chunks_of_text)}
         backend = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
         parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
         backend.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
@@ -74,13 +74,13 @@ def test_pieces_join_to_the_whole_and_have_no_half_character(
     for place in ends if kind != "byte-fallback" else ():  # where it may cut a run of bytes
         tokens.insert(place, tokenizer(kind).eos_token_id)
     output = TextOutput(tokenizer(kind), skip_special_tokens=skip)
-    pieces = [output.push(part) for part in chunks(tokens, sizes)]
+    parts = [output.push(part) for part in chunks(tokens, sizes)]
     whole = tokenizer(kind).decode(tokens, skip_special_tokens=skip)
-    for count in range(len(pieces)):
-        assert whole.startswith("".join(pieces[: count + 1]))
-    assert "".join([*pieces, output.flush()]) == whole == output.text
+    for count in range(len(parts)):
+        assert whole.startswith("".join(parts[: count + 1]))
+    assert "".join([*parts, output.flush()]) == whole == output.text
     if not ends:
-        assert not any("�" in piece for piece in pieces)
+        assert not any("�" in piece for piece in parts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -112,12 +112,12 @@ def test_byte_fallback_that_changes_earlier_text_goes_on() -> None:
 
 
 def test_tokenizers_that_decode_otherwise_are_not_taken_for_fast() -> None:
-    class Own(PreTrainedTokenizerFast):  # type: ignore[misc]
+    class current(PreTrainedTokenizerFast):  # type: ignore[misc]
         def _decode(self, *args: Any, **kwargs: Any) -> str:
             return "x" * len(args[0] if args else kwargs["token_ids"])
 
-    own = Own(tokenizer_object=tokenizer("metaspace").backend_tokenizer)
-    assert TextOutput(own).push([1, 2]) == "xx"
+    local = current(tokenizer_object=tokenizer("metaspace").backend_tokenizer)
+    assert TextOutput(local).push([1, 2]) == "xx"
     backend = Tokenizer(models.WordLevel({"do": 0, "n't": 1, "[U]": 2}, "[U]"))
     cleaning = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)
     output = TextOutput(cleaning)

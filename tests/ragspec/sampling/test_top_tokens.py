@@ -13,15 +13,15 @@ from ragspec.sampling.top_tokens import BLOCK, SMALL, best_token, best_tokens
 def test_the_best_token_is_that_of_torch(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(4)
     scores = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-    found = best_token(scores)
-    assert found.dtype is torch.int64 and torch.equal(found, scores.argmax(-1))
+    result = best_token(scores)
+    assert result.dtype is torch.int64 and torch.equal(result, scores.argmax(-1))
 
 
 @given(st.lists(st.sampled_from([0.0, 1.0, float("inf"), float("-inf"), float("nan")]), min_size=1))
 def test_ties_and_strange_scores_are_judged_as_torch_does(scores: list[float]) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        given_scores = torch.tensor([scores, scores[::-1]], dtype=dtype)
-        assert best_token(given_scores).tolist() == given_scores.argmax(-1).tolist()
+        value_scores = torch.tensor([scores, scores[::-1]], dtype=dtype)
+        assert best_token(value_scores).tolist() == value_scores.argmax(-1).tolist()
 
 
 def test_scores_that_learn_and_views_of_others_are_read_too() -> None:

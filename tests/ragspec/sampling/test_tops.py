@@ -56,8 +56,8 @@ class Learning:
 def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([text]), use_cache=False).logits[0]
-    found: list[list[int]] = logits.topk(k, -1).indices.tolist()
-    return found
+    result: list[list[int]] = logits.topk(k, -1).indices.tolist()
+    return result
 
 
 def test_the_largest_wish_counts() -> None:
@@ -80,12 +80,12 @@ def test_steps_and_prompts_come_with_the_best_tokens(batch: int) -> None:
         assert tokens.tolist() == prompt
         assert top.tolist() == best_after(model, prompt, 3)
         assert session.seen
-        for text, step, seen in session.seen:
-            assert seen is not None
+        for text, step, known in session.seen:
+            assert known is not None
             whole = [text]
             for parent, token in zip(step.tree.parents, step.tree.tokens.tolist(), strict=True):
                 whole.append([*whole[parent + 1], token])
-            assert seen.tolist() == [best_after(model, t, 3)[-1] for t in whole]
+            assert known.tolist() == [best_after(model, t, 3)[-1] for t in whole]
     assert all(step.top is None for result in results for step in result.steps)
 
 
@@ -110,7 +110,7 @@ def test_nothing_is_worked_out_where_nobody_asks(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_only_scores_that_nobody_changes_are_searched_when_they_are_read(
-    kept: bool, monkeypatch: pytest.MonkeyPatch
+    selected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched = []
 
@@ -121,20 +121,20 @@ def test_only_scores_that_nobody_changes_are_searched_when_they_are_read(
 
     monkeypatch.setattr("ragspec.sampling.top_tokens.best_tokens", search)
     logits = torch.tensor([[[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]]])
-    (tops,) = Tops.ranked(logits, 2, [2], kept)
-    assert searched == ([] if kept else [2])
-    if not kept:
+    (top_tokens,) = Tops.ranked(logits, 2, [2], selected)
+    assert searched == ([] if selected else [2])
+    if not selected:
         logits.zero_()
-    assert tops.host().tolist() == tops.there().tolist() == [[1, 3], [0, 3]]
+    assert top_tokens.host().tolist() == top_tokens.there().tolist() == [[1, 3], [0, 3]]
     assert searched == [2], "once, whoever asks"
 
 
 def test_many_scores_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragspec.sampling.top_tokens.LATE", 7)
     logits = torch.tensor([[[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]]])
-    (tops,) = Tops.ranked(logits, 1, [2], True)
+    (top_tokens,) = Tops.ranked(logits, 1, [2], True)
     logits.zero_()
-    assert tops.host().tolist() == [[1], [0]]
+    assert top_tokens.host().tolist() == [[1], [0]]
 
 
 def test_what_processors_do_to_scores_is_not_what_the_target_thought() -> None:
@@ -148,9 +148,9 @@ def test_what_processors_do_to_scores_is_not_what_the_target_thought() -> None:
     engine.generate(PROMPTS[0], max_new_tokens=6, ignore_eos=True, logits_processor=[spoil])
     (session,) = drafter.sessions
     assert session.seen
-    for text, _, seen in session.seen:
-        assert seen is not None
-        assert seen[0].tolist() == best_after(model, text, 3)[-1]
+    for text, _, known in session.seen:
+        assert known is not None
+        assert known[0].tolist() == best_after(model, text, 3)[-1]
 
 
 def test_path_targets_tell_of_steps_only() -> None:

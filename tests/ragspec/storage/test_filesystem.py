@@ -47,9 +47,9 @@ def test_a_full_disk_is_told_before_anything_is_mapped(
 def test_only_a_missing_file_asks_for_a_new_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="missing; build the store again"):
         read_file(tmp_path / "absent")
-    with pytest.raises(StoreError, match="cannot be read") as told:
+    with pytest.raises(StoreError, match="cannot be read") as on_progress:
         read_file(tmp_path)
-    assert "build" not in str(told.value)
+    assert "build" not in str(on_progress.value)
     limits = str(unreadable(tmp_path, OSError(errno.EMFILE, "Too many open files")))
     assert "ulimit -n" in limits
     assert "build" not in limits

@@ -319,8 +319,10 @@ def test_all_is_flushed_before_the_pointer_switches(
 ) -> None:
     calls: list[tuple[str, int, int]] = []  # what was called, on which inode, of which size
 
-    def note(name: str, told: os.stat_result) -> None:
-        calls.append((name, told.st_ino, told.st_size if stat.S_ISREG(told.st_mode) else 0))
+    def note(name: str, message: os.stat_result) -> None:
+        calls.append(
+            (name, message.st_ino, message.st_size if stat.S_ISREG(message.st_mode) else 0)
+        )
 
     def watched(name: str, look: Callable[[Any], os.stat_result]) -> None:
         inner = getattr(os, name)
@@ -336,8 +338,8 @@ def test_all_is_flushed_before_the_pointer_switches(
     folder = build(tmp_path / "s", "one").path
 
     def of(path: Path, name: str = "fsync") -> tuple[str, int, int]:
-        found = path.stat()
-        return name, found.st_ino, 0 if path.is_dir() else found.st_size
+        result = path.stat()
+        return name, result.st_ino, 0 if path.is_dir() else result.st_size
 
     inner, manifest, root = folder / "inner", folder / "manifest.json", of(tmp_path / "s")
     data = {of(folder / "data.txt"), of(inner / "more.txt"), of(inner)}

@@ -65,12 +65,12 @@ def prompts(rows: int) -> list[list[int]]:
     return [torch.randint(VOCAB - 1, (n,), generator=random).tolist() for n in lengths]
 
 
-def run(engine: Engine, asked: list[list[int]], name: str, **options: Any) -> list[Generation]:
-    extra = [Counting({len(prompt) for prompt in asked})] if name == "stateful" else []
-    found: list[Generation] = engine.generate(
-        asked, SETTINGS[name], max_new_tokens=NEW, logits_processor=extra, **options
+def run(engine: Engine, request: list[list[int]], name: str, **options: Any) -> list[Generation]:
+    extra = [Counting({len(prompt) for prompt in request})] if name == "stateful" else []
+    result: list[Generation] = engine.generate(
+        request, SETTINGS[name], max_new_tokens=NEW, logits_processor=extra, **options
     )
-    return found
+    return result
 
 
 def compare(model: Any, cache: Path, name: str, rows: int) -> tuple[list[list[int]], float]:
@@ -124,10 +124,12 @@ def test_tokens_do_not_depend_on_drafts(name: str, cache: Path) -> None:
     greedy, _ = compare(model, cache, "greedy", 1)
     compare(model, cache, "sampled", 1)
     ids = torch.tensor(prompts(1))
-    own = model.generate(
+    current = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
     )
-    assert own[0, ids.shape[1] :].tolist() == greedy[0], "plain decoding is not transformers' own"
+    assert current[0, ids.shape[1] :].tolist() == greedy[0], (
+        "plain decoding is not transformers' own"
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 4])
@@ -153,7 +155,7 @@ def test_tokens_do_not_depend_on_a_draft_model_beside_the_context(
     plain = run(alone, PROMPTS[:rows], name, ignore_eos=True)
     # How the texts begin can be copied; the rest is left to the model.
     texts = [SourceText(tuple(out.tokens[:6]), i) for i, out in enumerate(plain)]
-    drafters: list[str | Drafter] = ["context", ModelDrafter(alike(), worth=0.0)]
+    drafters: list[str | Drafter] = ["context", ModelDrafter(alike(), min_gain=0.0)]
     engine = Engine(target(), drafter=drafters, budget=budget, cache=cache)
     drafted = run(engine, PROMPTS[:rows], name, ignore_eos=True, texts=texts)
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]

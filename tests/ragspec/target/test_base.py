@@ -13,8 +13,8 @@ from ragspec.target.path_rows import PathSession
 
 @pytest.mark.parametrize("session", [TreeSession, PathSession])
 def test_sessions_have_every_part_under_its_name(session: type) -> None:
-    wanted = {n: f for n, f in vars(TargetSession).items() if inspect.isfunction(f)}
-    names = {n for n in wanted if not n.startswith("_") or n in ("__enter__", "__exit__")}
+    selection = {n: f for n, f in vars(TargetSession).items() if inspect.isfunction(f)}
+    names = {n for n in selection if not n.startswith("_") or n in ("__enter__", "__exit__")}
     assert names >= {
         "admit",
         "verify",
@@ -29,5 +29,5 @@ def test_sessions_have_every_part_under_its_name(session: type) -> None:
         "__exit__",
     }
     for name in names:
-        asked = list(inspect.signature(wanted[name]).parameters)
-        assert list(inspect.signature(getattr(session, name)).parameters) == asked
+        requests = list(inspect.signature(selection[name]).parameters)
+        assert list(inspect.signature(getattr(session, name)).parameters) == requests

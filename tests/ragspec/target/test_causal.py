@@ -99,22 +99,22 @@ def test_rows_leave_and_are_copied() -> None:
             2: DraftTree.build([30, 31], [-1, -1], "t"),
         }
         for rows in ([2, 0, 1], [0, 2], [1], [2, 1]):
-            lined = session.line_up(rows)
-            trees = [tree_of[row] for row in lined]
-            logits = session.verify([[11 + row] for row in lined], trees)
-            followed = [[*text_of[row], 11 + row] for row in lined]
-            assert sorted(lined) == sorted(rows)
+            active_rows = session.line_up(rows)
+            trees = [tree_of[row] for row in active_rows]
+            logits = session.verify([[11 + row] for row in active_rows], trees)
+            followed = [[*text_of[row], 11 + row] for row in active_rows]
+            assert sorted(active_rows) == sorted(rows)
             assert_right(model, logits, followed, trees)
             session.abandon()
 
 
 def test_only_wanted_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(build("llama"))
-    seen: list[int] = []
+    known: list[int] = []
     head = model.lm_head.forward
 
     def counted(hidden: torch.Tensor) -> torch.Tensor:
-        seen.append(hidden.shape[1])
+        known.append(hidden.shape[1])
         logits: torch.Tensor = head(hidden)
         return logits
 
@@ -123,7 +123,7 @@ def test_only_wanted_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> Non
         session.verify([list(range(20))], [DraftTree.empty()])
         session.commit([()])
         session.verify([[3]], [DraftTree.chain([1, 2], "test")])
-    assert seen == [1, 3]
+    assert known == [1, 3]
 
 
 @pytest.mark.parametrize("most", [1, 3 * VOCAB * 5, 1 << 24])
@@ -138,7 +138,7 @@ def test_prompts_tell_the_best_tokens_of_their_ends(
     texts = [[1, 2, 3], [7], list(range(2, 11)), [5, 6, 7, 8, 9, 10, 11]]
     for rows in (texts, texts[2:3], [texts[2], texts[2][::-1]]):
         with target.open(len(rows), 4) as session:
-            logits, tops = session.read_prompts(rows, k)
+            logits, top_tokens = session.read_prompts(rows, k)
             session.commit([()] * len(rows))
             trees = [DraftTree.chain([20, 21], "test")] * len(rows)
             assert_right(model, logits, rows, [DraftTree.empty()] * len(rows))
@@ -146,9 +146,9 @@ def test_prompts_tell_the_best_tokens_of_their_ends(
                 model, session.verify([[3]] * len(rows), trees), [[*row, 3] for row in rows], trees
             )
         longest = max(map(len, rows))
-        told = min(longest, most // (len(rows) * VOCAB))
-        for row, top in zip(rows, tops, strict=True):
-            first = max(0, longest - told)
+        message = min(longest, most // (len(rows) * VOCAB))
+        for row, top in zip(rows, top_tokens, strict=True):
+            first = max(0, longest - message)
             assert len(top) == max(0, len(row) - first)
             for place, best in enumerate(top.host().tolist(), start=first):
                 expected = reference(model, row[: place + 1])
@@ -196,7 +196,7 @@ def chains_only(*arguments: Any) -> np.ndarray[Any, Any]:
     return np.repeat(np.tri(n, dtype=np.bool_)[None], len(trees), axis=0)
 
 
-def by_slot(count: int, seen: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+def by_slot(count: int, visible: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
     """Number the nodes by their slots instead of by their depths."""
     return np.arange(1, count + 1)
 

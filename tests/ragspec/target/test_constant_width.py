@@ -23,16 +23,16 @@ PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 
 def logits_of(target: CausalTarget, tokens: list[int], step: int) -> torch.Tensor:
     """Return the logits after each token [n, V], read `step` tokens at a time as drafts."""
-    found = []
+    results = []
     with target.open(1, 64) as session:
         session.verify([PROMPT], [DraftTree.empty()])
         session.commit([()])
         for first in range(0, len(tokens), step):
             part = tokens[first : first + step]
             tree = DraftTree.chain(part[1:], "true")
-            found.append(session.verify([part[:1]], [tree])[0, : len(part)].clone())
+            results.append(session.verify([part[:1]], [tree])[0, : len(part)].clone())
             session.commit([range(len(tree))])
-    return torch.cat(found)
+    return torch.cat(results)
 
 
 @pytest.mark.parametrize("width", [4, 8])
@@ -60,9 +60,9 @@ def test_positions_are_right_and_text_is_that_of_the_model_in_float32() -> None:
             budget=9,
             batch_size=1,
         )
-        found = engine.generate(PROMPT, sampling, max_new_tokens=24, ignore_eos=True)
-        assert found.tokens == plain.tokens
-        assert 0 < max(found.report.per_step_drafted) <= 5  # what the shape has room for
+        result = engine.generate(PROMPT, sampling, max_new_tokens=24, ignore_eos=True)
+        assert result.tokens == plain.tokens
+        assert 0 < max(result.report.per_step_drafted) <= 5  # what the shape has room for
 
 
 def test_the_label_says_exact_in_bfloat16_and_plain_is_decoded_by_the_same_target() -> None:
@@ -73,14 +73,14 @@ def test_the_label_says_exact_in_bfloat16_and_plain_is_decoded_by_the_same_targe
 
 
 def test_a_draft_becomes_its_likeliest_path_and_of_draws_the_first() -> None:
-    parents, reach = [-1, -1, 1, 2, 3], [0.2, 0.7, 0.6, 0.5, 0.4]
-    tree = DraftTree.build([1, 2, 3, 4, 5], parents, "x", reach=reach)
-    drawn = DraftTree.build(
-        [1, 2], [-1, -1], "x", reach=[0.1, 0.9], kind=DraftKind.SAMPLED_WITHOUT_REPLACEMENT
+    parents, accept_prob = [-1, -1, 1, 2, 3], [0.2, 0.7, 0.6, 0.5, 0.4]
+    tree = DraftTree.build([1, 2, 3, 4, 5], parents, "x", accept_prob=accept_prob)
+    sample = DraftTree.build(
+        [1, 2], [-1, -1], "x", accept_prob=[0.1, 0.9], kind=DraftKind.SAMPLED_WITHOUT_REPLACEMENT
     )
     with ConstantWidthTarget(tiny.model("llama"), 4).open(1, 32) as session:
         assert session.admit(tree).tokens.tolist() == [2, 3, 4]
-        assert session.admit(drawn).tokens.tolist() == [1]
+        assert session.admit(sample).tokens.tolist() == [1]
 
 
 def test_only_one_row_and_two_positions_at_least() -> None:

@@ -52,17 +52,17 @@ def seen() -> Iterator[None]:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Positions of every product with a packed weight."""
-    found: list[int] = []
+    results: list[int] = []
     fits = packing._fits
 
     def counted(pack: Any, states: torch.Tensor) -> bool:
         used = fits(pack, states)
         if used:
-            found.append(states.shape[-2])
+            results.append(states.shape[-2])
         return used
 
     monkeypatch.setattr(packing, "_fits", counted)
-    return found
+    return results
 
 
 def right(model: Two, states: torch.Tensor) -> torch.Tensor:
@@ -79,11 +79,11 @@ def test_a_product_with_packs_is_the_module_s(
     model.to(dtype)
     states = torch.randn(2, positions, WIDTH).to(dtype)
     with Packed(pack(model)):
-        found = model(states)
+        result = model(states)
     served = dtype == torch.float32 or packed.halves()
     assert calls == [positions] * (2 if served else 0)
-    assert found.dtype == dtype
-    error = (found.double() - right(model, states)).abs().max()
+    assert result.dtype == dtype
+    error = (result.double() - right(model, states)).abs().max()
     assert error < (1e-5 if dtype == torch.float32 else 0.03)
 
 
@@ -131,15 +131,15 @@ def test_modules_are_found_as_they_were(model: Two) -> None:
 
 
 def test_a_forward_that_somebody_put_there_stays(model: Two) -> None:
-    def own(states: torch.Tensor) -> torch.Tensor:
+    def current(states: torch.Tensor) -> torch.Tensor:
         return states
 
-    model.one.__dict__["forward"] = own  # as accelerate's hooks do
+    model.one.__dict__["forward"] = current  # as accelerate's hooks do
     modules = pack(model)
     assert modules == [model.two]
     with Packed(modules):
-        model.two.__dict__["forward"] = own
-    assert model.one.__dict__["forward"] is model.two.__dict__["forward"] is own
+        model.two.__dict__["forward"] = current
+    assert model.one.__dict__["forward"] is model.two.__dict__["forward"] is current
 
 
 def _add(model: Two) -> None:

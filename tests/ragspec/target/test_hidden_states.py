@@ -66,28 +66,28 @@ class Watching:
             return
         nodes = range(-1, len(step.tree))
         chosen = [step.view.token(node) for node in nodes]
-        laws = torch.stack([step.view.probabilities(node) for node in nodes])
-        self.seen.append((self.root, step, step.hidden.clone(), chosen, laws))
+        distributions = torch.stack([step.view.probabilities(node) for node in nodes])
+        self.seen.append((self.root, step, step.hidden.clone(), chosen, distributions))
 
 
 def model() -> Any:
     return tiny.model("llama", dtype=torch.float64)
 
 
-def states(text: list[int], made: Any = None) -> torch.Tensor:
+def states(text: list[int], instance: Any = None) -> torch.Tensor:
     """Return what the output head reads at every token of the text: [T, H]."""
-    made = made or model()
+    instance = instance or model()
     with torch.no_grad():
-        out = made(input_ids=torch.tensor([text]), output_hidden_states=True, use_cache=False)
+        out = instance(input_ids=torch.tensor([text]), output_hidden_states=True, use_cache=False)
     last: torch.Tensor = out.hidden_states[-1][0]
     return last
 
 
 def texts(root: list[int], tree: DraftTree) -> list[list[int]]:
-    found = [root]
+    results = [root]
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        found.append([*found[parent + 1], token])
-    return found
+        results.append([*results[parent + 1], token])
+    return results
 
 
 def watch(drafter: Any, batch: int = 1, **options: Any) -> Any:
@@ -111,8 +111,8 @@ def test_hidden_states_are_those_that_the_output_head_reads(batch: int) -> None:
             assert hidden.shape == (1, len(step.tree) + 1, 64)
             expected = torch.stack([states(text)[-1] for text in texts(root, step.tree)])
             torch.testing.assert_close(hidden[0], expected)
-    kept = [step for result in results for step in result.steps]
-    assert all(step.hidden is None and step.view is None for step in kept)
+    selected = [step for result in results for step in result.steps]
+    assert all(step.hidden is None and step.view is None for step in selected)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -135,18 +135,22 @@ def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) ->
     from ragspec.sampling.noise import NoiseStream
 
     sampling = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4)
-    law = TokenLaw(sampling, NoiseStream(seed), len(prompt))
+    distribution = TokenLaw(sampling, NoiseStream(seed), len(prompt))
     with torch.no_grad():
         logits = plain.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
-    return int(law.select(law.process(logits, text, [[]]), [len(text) - len(prompt)]))
+    return int(
+        distribution.select(distribution.process(logits, text, [[]]), [len(text) - len(prompt)])
+    )
 
 
 def test_the_laws_of_a_view_belong_to_its_tokens() -> None:
     watcher = Watcher()
     watch(watcher)
-    for _, _, _, chosen, laws in watcher.sessions[0].seen:
-        torch.testing.assert_close(laws.sum(-1), torch.ones(len(laws), dtype=torch.float64))
-        assert all(laws[i, token] > 0 for i, token in enumerate(chosen))
+    for _, _, _, chosen, distributions in watcher.sessions[0].seen:
+        torch.testing.assert_close(
+            distributions.sum(-1), torch.ones(len(distributions), dtype=torch.float64)
+        )
+        assert all(distributions[i, token] > 0 for i, token in enumerate(chosen))
 
 
 def test_samples_of_one_prompt_all_hear_of_it() -> None:
@@ -202,9 +206,9 @@ def test_nothing_is_kept_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_model_is_left_as_it_was_found() -> None:
-    made, watcher = model(), Watcher()
-    head = made.get_output_embeddings()
-    engine = Engine(made, drafter=watcher, budget=3)
+    instance, watcher = model(), Watcher()
+    head = instance.get_output_embeddings()
+    engine = Engine(instance, drafter=watcher, budget=3)
     between = []
     for tokens in PROMPTS[0], PROMPTS[1]:
         engine.generate(
@@ -229,9 +233,9 @@ def test_other_threads_do_not_disturb_a_tap() -> None:
         other = threading.Thread(target=lambda: head(torch.zeros(1, 1, 3)))
         other.start()
         other.join()
-    found = inputs.taken()
-    assert found is not None
-    assert found.tolist() == [[[1.0, 1.0, 1.0]]]
+    result = inputs.taken()
+    assert result is not None
+    assert result.tolist() == [[[1.0, 1.0, 1.0]]]
     head(torch.ones(1, 1, 3))
     assert inputs.taken() is None
     with inputs:
@@ -251,9 +255,9 @@ def test_the_ends_of_long_prompts_are_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_targets_without_a_tree_tell_of_nothing() -> None:
-    watcher, made = Watcher(), build("qwen3_5_text")
-    result = Engine(made, drafter=watcher, budget=3).generate([3, 4, 5, 6], max_new_tokens=6)
-    plain = Engine(made, drafter=None).generate([3, 4, 5, 6], max_new_tokens=6)
+    watcher, instance = Watcher(), build("qwen3_5_text")
+    result = Engine(instance, drafter=watcher, budget=3).generate([3, 4, 5, 6], max_new_tokens=6)
+    plain = Engine(instance, drafter=None).generate([3, 4, 5, 6], max_new_tokens=6)
     assert result.tokens == plain.tokens
     assert watcher.sessions[0].prompts == []
     assert all(step.hidden is None for step in watcher.sessions[0].steps)
@@ -287,19 +291,19 @@ def test_a_target_makes_the_same_logits_of_kept_states() -> None:
 def test_states_of_a_whole_text_need_no_logits_of_it(piece: int | None, keeps_logits: bool) -> None:
     target, text = CausalTarget(model()), PROMPTS[2]
     target.piece, target.keeps_logits = piece, keeps_logits
-    made: list[int] = []
+    instance: list[int] = []
     count = target.output_head.register_forward_hook(
-        lambda module, inputs, output: made.append(output.shape[1])
+        lambda module, inputs, output: instance.append(output.shape[1])
     )
     with target.open(1, 64) as session:
-        found = session.read_states(text[:12])
+        result = session.read_states(text[:12])
         session.commit([()])
         later = session.read_states(text[12:])
         session.commit([()])
         assert session.hidden == [] and session.beginning(len(text)) is not None
     count.remove()
-    assert found is not None and later is not None
-    torch.testing.assert_close(torch.cat([found, later], 1)[0], states(text))
+    assert result is not None and later is not None
+    torch.testing.assert_close(torch.cat([result, later], 1)[0], states(text))
     if keeps_logits:
-        assert set(made) == {1}
+        assert set(instance) == {1}
     assert not target.output_head._forward_pre_hooks

@@ -39,11 +39,11 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for each in made if isinstance(made, tuple) else (made,):
+        instance = func(*args, **(kwargs or {}))
+        for each in instance if isinstance(instance, tuple) else (instance,):
             if type(each) is torch.Tensor:
                 self.bytes = max(self.bytes, each.untyped_storage().nbytes())
-        return made
+        return instance
 
 
 def mask_of(rule: str, starts: list[int], n: int, dtype: torch.dtype = torch.float64) -> Any:
@@ -66,10 +66,10 @@ def test_blocks_of_queries_give_what_one_product_does(
     query, key, value = draw(rows, groups, n, 11 + n)
     softcap = 1.5 if extra in ("softcap", "both") else None
     sinks = torch.linspace(-1, 2, HEADS).double() if extra in ("sinks", "both") else None
-    given = query, key, value, mask, causal, 0.4, softcap, sinks
-    expected = explicit(*given)
+    inputs = query, key, value, mask, causal, 0.4, softcap, sinks
+    expected = explicit(*inputs)
     monkeypatch.setattr(kernels, "SCORES", 1)
-    torch.testing.assert_close(explicit(*given), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(explicit(*inputs), expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("starts", [[0, 0], [11, 11], [4, 17]])
@@ -83,11 +83,11 @@ def test_the_kernel_with_weights_gives_what_products_do(
     mask = mask_of(rule, starts, n)
     query, key, value = draw(2, groups, n, mask.shape[3])
     expected = explicit(query, key, value, mask, False, 0.4, None, sinks)
-    found = masked(query, key, value, mask, 0.4, sinks)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    result = masked(query, key, value, mask, 0.4, sinks)
+    torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
     if sinks is None:
-        found = attend(query, key, value, mask, False, 0.4)
-        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        result = attend(query, key, value, mask, False, 0.4)
+        torch.testing.assert_close(result, expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -100,9 +100,9 @@ def test_the_kernel_rounds_as_near_as_products(
     exact = explicit(query, key, value, mask, False, None, None, sinks)
     q, k, v = (part.to(dtype) for part in (query, key, value))
     whole = explicit(q, k, v, mask.to(dtype), False, None, None, sinks)
-    found = masked(q, k, v, mask.to(dtype), None, sinks)
-    assert found.dtype is dtype
-    errors = [float((each.double() - exact).abs().mean()) for each in (found, whole)]
+    result = masked(q, k, v, mask.to(dtype), None, sinks)
+    assert result.dtype is dtype
+    errors = [float((each.double() - exact).abs().mean()) for each in (result, whole)]
     assert errors[0] < 1.5 * errors[1]
 
 

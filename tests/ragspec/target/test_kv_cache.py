@@ -33,11 +33,11 @@ def held(cache: SlotCache, row: int, copy: int = 0) -> list[int]:
     """Return the marks of a sequence's committed slots, after checking that all layers agree."""
     length, book = cache.length(row), cache.book
     place = copy * book.rows + cache._lying.index(row)
-    found = cache.layers[0].keys[place, 0, :length, 0]
+    result = cache.layers[0].keys[place, 0, :length, 0]
     for i, layer in enumerate(cache.layers):
-        assert (layer.keys[place, :, :length] == (found + i)[None, :, None]).all()
-        assert (layer.values[place, :, :length] == -(found + i)[None, :, None]).all()
-    marks: list[int] = found.long().tolist()
+        assert (layer.keys[place, :, :length] == (result + i)[None, :, None]).all()
+        assert (layer.values[place, :, :length] == -(result + i)[None, :, None]).all()
+    marks: list[int] = result.long().tolist()
     return marks
 
 
@@ -58,9 +58,9 @@ class Pair:
     def block(self, rows: int, n: int) -> list[list[list[int]]]:
         """Write n new marks to every row in line; return them."""
         start, self.mark = self.mark, self.mark + self.copies * rows * n
-        found = torch.arange(start, self.mark).reshape(self.copies, rows, n)
-        write(self.cache, found.flatten(0, 1).tolist())
-        marks: list[list[list[int]]] = found.tolist()
+        result = torch.arange(start, self.mark).reshape(self.copies, rows, n)
+        write(self.cache, result.flatten(0, 1).tolist())
+        marks: list[list[list[int]]] = result.tolist()
         return marks
 
     def commit(self) -> None:
@@ -72,10 +72,10 @@ class Pair:
             self.block(len(line), draw(st.integers(1, 5))) for _ in range(draw(st.integers(1, 2)))
         ]
         n = sum(len(block[0][0]) for block in blocks)
-        kept = [sorted(draw(st.lists(st.integers(0, n - 1), unique=True))) for _ in line]
-        self.cache.commit(kept)
+        selected = [sorted(draw(st.lists(st.integers(0, n - 1), unique=True))) for _ in line]
+        self.cache.commit(selected)
         for copy in self.of_copy:
-            for place, (row, slots) in enumerate(zip(line, kept, strict=True)):
+            for place, (row, slots) in enumerate(zip(line, selected, strict=True)):
                 fresh = [mark for block in blocks for mark in block[copy][place]]
                 self.truth[copy][row] = self.truth[copy][row] + [fresh[slot] for slot in slots]
 
@@ -116,8 +116,8 @@ def test_a_cache_holds_what_lists_hold(data: st.DataObject) -> None:
             if data.draw(st.booleans()):
                 change()
         rows = range(pair.rows)
-        found = [[held(pair.cache, row, copy) for row in rows] for copy in pair.of_copy]
-        assert found == pair.truth
+        results = [[held(pair.cache, row, copy) for row in rows] for copy in pair.of_copy]
+        assert results == pair.truth
         assert pair.cache.book.pending == 0 and sorted(pair.cache._lying) == list(rows)
 
 
@@ -181,25 +181,25 @@ def test_keeping_slots_equals_recomputing_them(data: st.DataObject) -> None:
     random = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     text = torch.randint(VOCAB - 1, (8,), generator=random).tolist()
     target = CausalTarget(build(data.draw(st.sampled_from(["llama", "gemma3_text"]))))
-    with target.open(1, 16) as kept, target.open(1, 64) as anew:
+    with target.open(1, 16) as selected, target.open(1, 64) as again:
         pending = text
         for _ in range(3):
             n = data.draw(st.integers(1, 5))
             parents = [data.draw(st.integers(-1, i - 1)) for i in range(n)]
             tokens = torch.randperm(VOCAB - 1, generator=random)[:n].tolist()
-            kept.verify([pending], [DraftTree.build(tokens, parents, "test")])
+            selected.verify([pending], [DraftTree.build(tokens, parents, "test")])
             node = data.draw(st.integers(-1, n - 1))
             path: list[int] = []
             while node >= 0:
                 path.insert(0, node)
                 node = parents[node]
-            kept.commit([path])
+            selected.commit([path])
             text = [*text, *(tokens[i] for i in path)]
             pending = torch.randint(VOCAB - 1, (1,), generator=random).tolist()
             text = [*text, *pending]
-        anew.verify([text[:-1]], [DraftTree.empty()])
-        for layer, other in zip(kept.cache.layers, anew.cache.layers, strict=True):
-            n = kept.cache.book.lengths[0]
+        again.verify([text[:-1]], [DraftTree.empty()])
+        for layer, other in zip(selected.cache.layers, again.cache.layers, strict=True):
+            n = selected.cache.book.lengths[0]
             assert n == len(text) - 1
             assert torch.allclose(layer.keys[:, :, :n], other.keys[:, :, :n], atol=1e-10)
             assert torch.allclose(layer.values[:, :, :n], other.values[:, :, :n], atol=1e-10)

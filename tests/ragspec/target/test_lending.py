@@ -49,28 +49,28 @@ def test_while_a_stream_is_open_the_model_is_its_owner_s(drafter: str) -> None:
     whole = engine.generate(TEXT, max_new_tokens=NEW)
     before = model(IDS, output_attentions=True)
     stream = engine.stream(TEXT, max_new_tokens=NEW)
-    pieces = [next(stream), next(stream)]
+    chunks = [next(stream), next(stream)]
     assert is_as_it_was(model)
     now = model(IDS, output_attentions=True)
     assert len(now.attentions) == 2
     for mine, theirs in zip(now.attentions, before.attentions, strict=True):
         assert torch.equal(mine, theirs)
     twin = copy.deepcopy(model)
-    pieces.extend(stream)
-    assert "".join(pieces) == whole.text
+    chunks.extend(stream)
+    assert "".join(chunks) == whole.text
     assert is_as_it_was(twin)
     assert torch.equal(twin(IDS).logits, before.logits)
     assert is_as_it_was(model)
 
 
 def test_callbacks_and_processors_find_the_model_as_it_was() -> None:
-    model, found = eager(), []
+    model, result = eager(), []
 
-    def look(*given: Any) -> Any:
-        found.append(is_as_it_was(model))
-        return given[-1]
+    def look(*inputs: Any) -> Any:
+        result.append(is_as_it_was(model))
+        return inputs[-1]
 
-    def told(row: int, step: Step) -> None:
+    def on_progress(row: int, step: Step) -> None:
         look(step)
 
     engine = Engine(model, drafter="context", budget=4)
@@ -80,10 +80,10 @@ def test_callbacks_and_processors_find_the_model_as_it_was() -> None:
         ignore_eos=True,
         logits_processor=[look],
         stopping_criteria=[lambda ids, scores: look(False)],
-        on_step=told,
+        on_step=on_progress,
     )
-    assert len(found) > 12
-    assert all(found)
+    assert len(result) > 12
+    assert all(result)
 
 
 def test_weights_are_looked_at_once_a_text_and_not_for_every_forward(
@@ -130,13 +130,13 @@ def test_a_forward_that_came_between_two_steps_is_used_and_stays() -> None:
     with packs:
         assert _lent(module)
 
-    def own(states: torch.Tensor) -> torch.Tensor:
+    def current(states: torch.Tensor) -> torch.Tensor:
         return states
 
-    module.__dict__["forward"] = own  # as accelerate's hooks do
+    module.__dict__["forward"] = current  # as accelerate's hooks do
     with packs:
-        assert module.forward is own
-    assert module.__dict__["forward"] is own
+        assert module.forward is current
+    assert module.__dict__["forward"] is current
 
 
 ENDS = [("llama", "sdpa"), ("llama", "eager"), ("gemma2", "eager"), ("gpt_oss", "eager")]
@@ -145,17 +145,17 @@ ENDS = [("llama", "sdpa"), ("llama", "eager"), ("gemma2", "eager"), ("gpt_oss", 
 @pytest.mark.parametrize("leased_first", [True, False])
 @pytest.mark.parametrize("name, own", ENDS)
 def test_a_lease_may_begin_and_end_inside_the_forward_of_another(
-    leased_first: bool, name: str, own: str
+    leased_first: bool, name: str, current: str
 ) -> None:
     """What two threads may do to each other, one of them halfway between mask and attention."""
     model = copy.deepcopy(build(name))
-    model.set_attn_implementation(own)
+    model.set_attn_implementation(current)
     text = torch.tensor([[*range(3, 20)]])
     with torch.no_grad():
         expected = model(text).logits
         borrowed = lease(model)
 
-        def turn(*given: Any) -> None:
+        def turn(*inputs: Any) -> None:
             if model.config._attn_implementation == NAME:
                 borrowed.__exit__(None, None, None)
             else:
@@ -165,12 +165,12 @@ def test_a_lease_may_begin_and_end_inside_the_forward_of_another(
         hook = layers[0].register_forward_pre_hook(turn)
         if leased_first:
             borrowed.__enter__()
-        found = model(text).logits
+        result = model(text).logits
         hook.remove()
     assert (model.config._attn_implementation == NAME) is not leased_first
     if not leased_first:
         borrowed.__exit__(None, None, None)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
 
 
 def engine_of(kind: str) -> Engine:
@@ -194,13 +194,13 @@ def test_a_stream_goes_on_in_another_mode_than_it_began(kind: str, first: bool) 
     with torch.inference_mode(first):
         engine = engine_of(kind)
         stream = engine.stream(TEXT, sampling, max_new_tokens=NEW)
-        pieces = [next(stream), next(stream)]
+        chunks = [next(stream), next(stream)]
     with torch.inference_mode(not first):
-        pieces += [next(stream), next(stream)]
+        chunks += [next(stream), next(stream)]
     with torch.enable_grad():
-        pieces += stream
+        chunks += stream
         assert torch.is_grad_enabled()
-    assert "".join(pieces) == whole
+    assert "".join(chunks) == whole
     with torch.inference_mode(not first):
         assert engine.generate(TEXT, sampling, max_new_tokens=NEW).text == whole
 
@@ -227,12 +227,12 @@ def test_rows_that_leave_a_batch_do_not_bind_the_others_to_a_mode() -> None:
     prompts = [[5, 6, 7], [40, 41, 3, 9]]
     plain = [engine.generate(prompt, max_new_tokens=9, ignore_eos=True) for prompt in prompts]
     ends = [plain[0].tokens[2]]
-    seen: list[bool] = []
+    known: list[bool] = []
     modes = [torch.inference_mode(True), torch.inference_mode(False)]
 
     def switch(row: int, step: Step) -> None:
-        seen.append(torch.is_inference_mode_enabled())
-        if len(seen) == 7:
+        known.append(torch.is_inference_mode_enabled())
+        if len(known) == 7:
             modes[0].__exit__(None, None, None)
 
     modes[0].__enter__()
@@ -240,7 +240,7 @@ def test_rows_that_leave_a_batch_do_not_bind_the_others_to_a_mode() -> None:
         prompts, max_new_tokens=9, ignore_eos=True, stop_token_ids=ends, on_step=switch
     )
     assert not torch.is_inference_mode_enabled()
-    assert set(seen) == {True, False}
+    assert set(known) == {True, False}
     for result, whole in zip(results, plain, strict=True):
         stops = [place for place, token in enumerate(whole.tokens) if token in ends]
         assert result.tokens == (whole.tokens[: stops[0] + 1] if stops else whole.tokens)

@@ -50,9 +50,9 @@ def test_ragged_batches_of_chains_step_after_step(data: st.DataObject) -> None:
         for _ in range(4):
             trees = [session.admit(random_tree(data, 5)) for _ in texts]
             close(model, session.verify(pending, trees), texts, trees)
-            kept = [path_to(tree, data.draw(st.integers(-1, len(tree) - 1))) for tree in trees]
-            session.commit(kept)
-            for text, tree, path in zip(texts, trees, kept, strict=True):
+            selected = [path_to(tree, data.draw(st.integers(-1, len(tree) - 1))) for tree in trees]
+            session.commit(selected)
+            for text, tree, path in zip(texts, trees, selected, strict=True):
                 text.extend(int(tree.tokens[node]) for node in path)
             pending = [random_text(data, 1, 2) for _ in texts]
             for text, more in zip(texts, pending, strict=True):
@@ -61,22 +61,22 @@ def test_ragged_batches_of_chains_step_after_step(data: st.DataObject) -> None:
 
 def fed(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Return a list that grows by the shape of the tokens of every forward."""
-    seen: list[tuple[int, ...]] = []
+    known: list[tuple[int, ...]] = []
     forward = model.forward
 
     def counted(**kwargs: Any) -> Any:
-        seen.append(tuple(kwargs["input_ids"].shape))
+        known.append(tuple(kwargs["input_ids"].shape))
         return forward(**kwargs)
 
     monkeypatch.setattr(model, "forward", counted)
-    return seen
+    return known
 
 
 def test_accepted_tokens_are_replayed_in_front_of_the_next_forward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = copy.deepcopy(build(RECURRENT))
-    text, seen = [1, 2, 3, 4, 5], fed(model, monkeypatch)
+    text, known = [1, 2, 3, 4, 5], fed(model, monkeypatch)
     with PathTarget(model).open(1, 0) as session:
         session.verify([text], [EMPTY])
         session.commit([()])
@@ -86,27 +86,27 @@ def test_accepted_tokens_are_replayed_in_front_of_the_next_forward(
         logits = session.verify([[10]], [tree])
         session.commit([(0,)])  # all accepted: the states stay
         last = session.verify([[12]], [EMPTY])
-    assert seen == [(1, 5), (1, 4), (1, 4), (1, 1)]
+    assert known == [(1, 5), (1, 4), (1, 4), (1, 1)]
     close(build(RECURRENT), logits, [[*text, 6, 7, 10]], [tree])
     close(build(RECURRENT), last, [[*text, 6, 7, 10, 11, 12]], [EMPTY])
 
 
 def test_plain_key_value_layers_are_cropped_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(build(SLOTTED))
-    seen = fed(model, monkeypatch)
+    known = fed(model, monkeypatch)
     with PathTarget(model).open(1, 0) as session:
         session.verify([[1, 2, 3]], [EMPTY])
         session.commit([()])
         session.verify([[4]], [DraftTree.chain([5, 6, 7], "test")])
         session.commit([(0,)])
         logits = session.verify([[8]], [EMPTY])
-    assert seen == [(1, 3), (1, 4), (1, 1)]
+    assert known == [(1, 3), (1, 4), (1, 1)]
     close(build(SLOTTED), logits, [[1, 2, 3, 4, 5, 8]], [EMPTY])
 
 
 def test_a_long_replay_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(build(RECURRENT))
-    text, seen = [1, 2, 3], fed(model, monkeypatch)
+    text, known = [1, 2, 3], fed(model, monkeypatch)
     with PathTarget(model).open(1, 0) as session:
         session.verify([text], [EMPTY])
         session.commit([()])
@@ -115,7 +115,7 @@ def test_a_long_replay_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
             logits = session.verify([[token]], [tree])
             session.commit([()])  # never accepted, so nothing of it is kept
             text = [*text, token]
-    assert max(n for _, n in seen[1:]) <= LAG + 3
+    assert max(n for _, n in known[1:]) <= LAG + 3
     close(build(RECURRENT), logits, [text], [tree])
 
 
@@ -142,9 +142,9 @@ def test_a_snapshot_is_not_touched_by_later_forwards(name: str) -> None:
     with torch.no_grad():
         text = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
         cache = model(input_ids=text, use_cache=True).past_key_values
-        kept = snapshot(cache)
+        selected = snapshot(cache)
         model(input_ids=torch.tensor([[50, 51, 52]]), past_key_values=cache)
-        again = model(input_ids=torch.tensor([[11]]), past_key_values=kept).logits[0, -1]
+        again = model(input_ids=torch.tensor([[11]]), past_key_values=selected).logits[0, -1]
         whole = torch.tensor([[*text[0].tolist(), 11]])
         assert torch.allclose(again, model(input_ids=whole).logits[0, -1], atol=1e-3)
     assert snapshot(None) is None
@@ -168,8 +168,8 @@ def test_positions_are_those_that_generate_gives() -> None:
 
 def test_only_the_likeliest_path_is_admitted() -> None:
     parents = [-1, -1, 1, -1, 3, *[-1] * 10]
-    reach = [0.5, 0.4, 0.3, 0.9, 0.1, *[0.01] * 10]
-    tree = DraftTree.build(range(15), parents, "test", reach=reach)
+    accept_prob = [0.5, 0.4, 0.3, 0.9, 0.1, *[0.01] * 10]
+    tree = DraftTree.build(range(15), parents, "test", accept_prob=accept_prob)
     session = PathTarget(build(SLOTTED)).open(1, 0)
     chain = session.admit(tree)
     assert chain.tokens.tolist() == [3, 4]

@@ -26,15 +26,15 @@ def changed(name: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
 
 def forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the tokens of every forward of the model."""
-    seen: list[int] = []
+    known: list[int] = []
     forward = model.forward
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        seen.append(kwargs["input_ids"].numel())
+        known.append(kwargs["input_ids"].numel())
         return forward(*args, **kwargs)
 
     monkeypatch.setattr(model, "forward", counted)
-    return seen
+    return known
 
 
 def test_a_model_that_verifies_trees_is_told_so() -> None:
@@ -46,10 +46,10 @@ def test_a_model_that_verifies_trees_is_told_so() -> None:
 def test_the_probe_is_a_handful_of_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     model = changed()
     target = CausalTarget(model)
-    seen = forwards(model, monkeypatch)
+    known = forwards(model, monkeypatch)
     probe(target)
-    assert len(seen) <= 8
-    assert sum(seen) < 400
+    assert len(known) <= 8
+    assert sum(known) < 400
 
 
 def test_windows_are_crossed_where_that_is_affordable() -> None:
@@ -57,9 +57,9 @@ def test_windows_are_crossed_where_that_is_affordable() -> None:
     far = changed("mistral")
     far.config.sliding_window = 100
     assert probe(CausalTarget(far)).prefix == 103
-    out_of_reach = changed("mistral")
-    out_of_reach.config.sliding_window = 1 << 30
-    verdict = probe(CausalTarget(out_of_reach))
+    out_of_prob = changed("mistral")
+    out_of_prob.config.sliding_window = 1 << 30
+    verdict = probe(CausalTarget(out_of_prob))
     assert verdict.prefix == PREFIXES[0]
     assert "too long to be crossed" in verdict.reason
 
@@ -77,7 +77,7 @@ def causal_over_slots(pending: Any, trees: Any, n: int) -> np.ndarray[Any, Any]:
     return np.repeat(np.tri(n, dtype=np.bool_)[None], len(trees), axis=0)
 
 
-def positions_are_slots(count: int, seen: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+def positions_are_slots(count: int, visible: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
     return np.arange(1, count + 1)
 
 
@@ -206,20 +206,20 @@ def spoil(model: Any) -> None:
 def hook(model: Any) -> None:
     """Mix the positions of a text, which no mask prevents."""
     model.model.layers[0].register_forward_hook(
-        lambda layer, given, out: out + out.mean(1)[:, None]
+        lambda layer, inputs, out: out + out.mean(1)[:, None]
     )
 
 
 def hook_before(model: Any) -> None:
     model.model.layers[0].mlp.register_forward_pre_hook(
-        lambda layer, given: (given[0] + given[0].mean(1)[:, None],)
+        lambda layer, inputs: (inputs[0] + inputs[0].mean(1)[:, None],)
     )
 
 
 def patch(model: Any) -> None:
     mlp = model.model.layers[0].mlp
-    own = mlp.forward
-    mlp.forward = lambda states: own(states + states.mean(1)[:, None])
+    current = mlp.forward
+    mlp.forward = lambda states: current(states + states.mean(1)[:, None])
 
 
 @pytest.mark.parametrize("change", [spoil, hook, hook_before, patch])

@@ -44,9 +44,9 @@ def expect_close(name: str, one: torch.Tensor, other: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(("n", "most"), [(1, 1), (7, 3), (8, 4), (1025, 1024), (5, 100)])
 def test_pieces_are_equal_and_cover_everything(n: int, most: int) -> None:
-    found = list(reading.pieces(n, most))
-    assert [place for start, end in found for place in range(start, end)] == list(range(n))
-    sizes = [end - start for start, end in found]
+    result = list(reading.pieces(n, most))
+    assert [place for start, end in result for place in range(start, end)] == list(range(n))
+    sizes = [end - start for start, end in result]
     assert max(sizes) <= most
     assert max(sizes) - min(sizes) <= 1
 
@@ -56,33 +56,33 @@ def test_pieces_are_equal_and_cover_everything(n: int, most: int) -> None:
 def test_pieces_give_the_logits_of_one_forward(name: str, rows: int) -> None:
     model, texts = build(name), TEXTS[:rows]
     trees = [DraftTree.build([5, 6, 7], [-1, -1, 1], "test")] * rows
-    found: list[list[torch.Tensor]] = []
+    results: list[list[torch.Tensor]] = []
     for piece in (None, 4):
         with pieced(model, piece).open(rows, 8) as session:
-            found.append([session.verify(texts, [EMPTY] * rows)])
+            results.append([session.verify(texts, [EMPTY] * rows)])
             session.commit([()] * rows)
-            found[-1].append(session.verify([[9]] * rows, trees))
+            results[-1].append(session.verify([[9]] * rows, trees))
             session.commit([(1, 2)] * rows)
             more = [[10, *range(20, 31)]] * rows  # behind committed slots, of rows that are ragged
-            found[-1].append(session.verify(more, [EMPTY] * rows))
-    for whole, part in zip(*found, strict=True):
+            results[-1].append(session.verify(more, [EMPTY] * rows))
+    for whole, part in zip(*results, strict=True):
         expect_close(name, whole, part)
 
 
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("keeps", [True, False])
 def test_prompts_in_pieces_tell_what_one_forward_does(k: int, keeps: bool) -> None:
-    found = []
+    results = []
     for piece in (None, 5):
         target = pieced(build("llama"), piece)
         target.keeps_logits &= keeps
         with target.open(3, 4) as session:
             session.keep_hidden()
-            logits, tops = session.read_prompts(TEXTS, k)
-            found.append((logits, [top.host() for top in tops], session.hidden))
-    torch.testing.assert_close(*(logits for logits, _, _ in found))
-    assert [top.tolist() for top in found[0][1]] == [top.tolist() for top in found[1][1]]
-    for text, one, other in zip(TEXTS, found[0][2], found[1][2], strict=True):
+            logits, top_tokens = session.read_prompts(TEXTS, k)
+            results.append((logits, [top.host() for top in top_tokens], session.hidden))
+    torch.testing.assert_close(*(logits for logits, _, _ in results))
+    assert [top.tolist() for top in results[0][1]] == [top.tolist() for top in results[1][1]]
+    for text, one, other in zip(TEXTS, results[0][2], results[1][2], strict=True):
         assert other.shape == (1, len(text), one.shape[-1])
         torch.testing.assert_close(one, other)
 
@@ -94,8 +94,8 @@ class Widths:
         self.seen: list[int] = []
         self._hook = model.register_forward_pre_hook(self._note, with_kwargs=True)
 
-    def _note(self, module: Any, arguments: Any, given: Any) -> None:
-        self.seen.append(given["input_ids"].shape[1])
+    def _note(self, module: Any, arguments: Any, inputs: Any) -> None:
+        self.seen.append(inputs["input_ids"].shape[1])
 
     def taken(self) -> list[int]:
         self._hook.remove()
@@ -104,15 +104,15 @@ class Widths:
 
 def test_only_wanted_logits_are_kept_of_pieces() -> None:
     model = copy.deepcopy(build("llama"))
-    widths, told = Widths(model), []
+    widths, message = Widths(model), []
     with pieced(model).open(1, 32) as session:
-        session.on_read = lambda done, total: told.append((done, total))
+        session.on_read = lambda done, total: message.append((done, total))
         logits = session.verify([list(range(10))], [EMPTY])
         session.commit([()])
         session.verify([[3]], [DraftTree.chain([1, 2, 4], "test")])  # short: at once
     assert logits.shape == (1, 1, VOCAB)
     assert widths.taken() == [3, 3, 4, 4]
-    assert told == [(0, 10), (3, 10), (6, 10), (10, 10)]
+    assert message == [(0, 10), (3, 10), (6, 10), (10, 10)]
 
 
 def test_a_piece_that_sees_the_wrong_slots_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,18 +150,18 @@ def engines(drafter: str | Drafter | None = None, name: str = "llama") -> list[E
 @pytest.mark.parametrize("drafter", [None, "context"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2"])
 def test_texts_are_the_same_however_prompts_are_read(name: str, drafter: str | None) -> None:
-    whole, pieces = engines(drafter, name)
+    whole, chunks = engines(drafter, name)
     prompts = [tiny.prompt(n, seed=n) for n in (40, 5, 23)]
     sampling = Sampling(temperature=0.8, seed=3, n=2)
-    for asked in (prompts[0], prompts):
+    for request in (prompts[0], prompts):
         one, other = (
-            engine.generate(asked, sampling, max_new_tokens=12) for engine in (whole, pieces)
+            engine.generate(request, sampling, max_new_tokens=12) for engine in (whole, chunks)
         )
-        flat = [(one, other)] if asked is prompts[0] else zip(one, other, strict=True)
+        flat = [(one, other)] if request is prompts[0] else zip(one, other, strict=True)
         assert all([a.tokens for a in x] == [b.tokens for b in y] for x, y in flat)
     ids = torch.tensor([prompts[0]])
-    theirs = pieces.model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
-    assert pieces.generate(ids, max_new_tokens=12).tokens == theirs[0, 40:].tolist()
+    theirs = chunks.model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
+    assert chunks.generate(ids, max_new_tokens=12).tokens == theirs[0, 40:].tolist()
 
 
 def test_a_drafter_is_told_the_states_of_all_pieces() -> None:
@@ -175,67 +175,67 @@ def test_a_drafter_is_told_the_states_of_all_pieces() -> None:
 
 
 def test_what_was_kept_is_not_counted_and_the_rest_is_read_in_pieces() -> None:
-    _, asked = engines()
-    kept, told = KeptContext(), list[tuple[int, int]]()
+    _, request = engines()
+    cache, message = KeptContext(), list[tuple[int, int]]()
 
     def note(done: int, total: int) -> None:
-        told.append((done, total))
+        message.append((done, total))
 
     text = tiny.prompt(30)
-    first = asked.generate(text, max_new_tokens=8, kept=kept, on_read=note)
-    assert told == [(0, 30), (6, 30), (12, 30), (18, 30), (24, 30), (30, 30)]
+    first = request.generate(text, max_new_tokens=8, kept=cache, on_read=note)
+    assert message == [(0, 30), (6, 30), (12, 30), (18, 30), (24, 30), (30, 30)]
     text = [*text, *first.tokens, *tiny.prompt(9, seed=2)]
-    told.clear()
-    widths = Widths(asked.model)
-    again = asked.generate(text, max_new_tokens=8, kept=kept, on_read=note)
+    message.clear()
+    widths = Widths(request.model)
+    again = request.generate(text, max_new_tokens=8, kept=cache, on_read=note)
     assert widths.taken()[:3] == [5, 5, 1]
-    assert told == [(0, 10), (5, 10), (10, 10)]  # with the last token of the text before
-    assert again.tokens == asked.generate(text, max_new_tokens=8).tokens
-    assert told[2:] == [(10, 10)], "a call that does not ask is not told"
-    asked.generate([*text, *again.tokens, *tiny.prompt(9)], max_new_tokens=2, kept=kept)
-    assert told[2:] == [(10, 10)], "nor is the caller before"
+    assert message == [(0, 10), (5, 10), (10, 10)]  # with the last token of the text before
+    assert again.tokens == request.generate(text, max_new_tokens=8).tokens
+    assert message[2:] == [(10, 10)], "a call that does not ask is not told"
+    request.generate([*text, *again.tokens, *tiny.prompt(9)], max_new_tokens=2, kept=cache)
+    assert message[2:] == [(10, 10)], "nor is the caller before"
 
 
 def test_a_stream_tells_and_short_prompts_do_not() -> None:
-    _, asked = engines()
-    told: list[tuple[int, int]] = []
+    _, request = engines()
+    message: list[tuple[int, int]] = []
 
     def note(done: int, total: int) -> None:
-        told.append((done, total))
+        message.append((done, total))
 
     text = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
-    "".join(asked.stream(text, max_new_tokens=4, on_read=note))
-    assert told[0][0] == 0 and told[-1][0] == told[-1][1] == told[0][1] > 7
-    told.clear()
-    asked.generate([1, 2, 3], max_new_tokens=4, on_read=note)
-    assert told == []
+    "".join(request.stream(text, max_new_tokens=4, on_read=note))
+    assert message[0][0] == 0 and message[-1][0] == message[-1][1] == message[0][1] > 7
+    message.clear()
+    request.generate([1, 2, 3], max_new_tokens=4, on_read=note)
+    assert message == []
     with pytest.raises(InputError, match="on_read is 3"):
-        asked.generate([1, 2, 3], max_new_tokens=4, on_read=3)  # type: ignore[arg-type]
+        request.generate([1, 2, 3], max_new_tokens=4, on_read=3)  # type: ignore[arg-type]
 
 
 def test_what_a_watcher_raises_ends_the_reading_alone() -> None:
-    _, asked = engines()
-    kept, text = KeptContext(), tiny.prompt(30)
+    _, request = engines()
+    cache, text = KeptContext(), tiny.prompt(30)
 
     def stop(done: int, total: int) -> None:
         if done > 10:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        asked.generate(text, max_new_tokens=4, kept=kept, on_read=stop)
-    expected = asked.generate(text, max_new_tokens=4).tokens
-    assert asked.generate(text, max_new_tokens=4, kept=kept).tokens == expected
+        request.generate(text, max_new_tokens=4, kept=cache, on_read=stop)
+    expected = request.generate(text, max_new_tokens=4).tokens
+    assert request.generate(text, max_new_tokens=4, kept=cache).tokens == expected
 
 
 def test_models_that_keep_states_read_whole() -> None:
     target = PathTarget(copy.deepcopy(build("llama")))
     target.piece = 4
-    widths, told = Widths(target.model), []
+    widths, message = Widths(target.model), []
     engine = Engine(target, drafter=None)
     engine.generate(
-        list(range(1, 20)), max_new_tokens=2, on_read=lambda done, total: told.append(done)
+        list(range(1, 20)), max_new_tokens=2, on_read=lambda done, total: message.append(done)
     )
-    assert widths.taken()[0] == 19 and told == []
+    assert widths.taken()[0] == 19 and message == []
 
 
 def test_a_cpu_reads_in_pieces_unless_told_otherwise() -> None:

@@ -75,8 +75,8 @@ def greedy(model: Any, text: list[int]) -> list[int]:
         written: list[int] = ids[0, len(text) :].tolist()
         return written
     mask = torch.ones_like(ids)
-    own = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
-    tokens: list[int] = own[0, len(text) :].tolist()
+    current = model.generate(ids, attention_mask=mask, max_new_tokens=NEW, do_sample=False)
+    tokens: list[int] = current[0, len(text) :].tolist()
     return tokens
 
 

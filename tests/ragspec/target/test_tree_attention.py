@@ -60,10 +60,10 @@ def allowed_by_hand(lengths: list[int], slots: int, window: int | None) -> torch
     for row, length in enumerate(lengths):
         for query in range(6):
             at = length + ([0, *DEPTHS][query])
-            seen = {slot: slot for slot in range(length)} | {length: length}
+            known = {slot: slot for slot in range(length)} | {length: length}
             if query:
-                seen |= {length + 1 + a: length + DEPTHS[a] for a in ANCESTORS[query - 1]}
-            for slot, position in seen.items():
+                known |= {length + 1 + a: length + DEPTHS[a] for a in ANCESTORS[query - 1]}
+            for slot, position in known.items():
                 if window is None or position > at - window:
                     allowed[row, query, slot] = True
     return allowed
@@ -88,10 +88,10 @@ def test_chunks_are_asked_about_logical_positions() -> None:
     with tree_view(view(lengths)):
         mask = tree_mask(1, 6, slots, mask_function=rule, local_size=8)
     assert mask is not None
-    seen = mask[0, 0] == 0
-    assert seen[0].nonzero().flatten().tolist() == list(range(7))  # position 6, chunk 0
-    assert seen[4].nonzero().flatten().tolist() == [9, 10]  # position 9 sees 8 and 9, chunk 1
-    assert seen[5].nonzero().flatten().tolist() == [*range(7), 11]  # position 7 at slot 11
+    visible = mask[0, 0] == 0
+    assert visible[0].nonzero().flatten().tolist() == list(range(7))  # position 6, chunk 0
+    assert visible[4].nonzero().flatten().tolist() == [9, 10]  # position 9 sees 8 and 9, chunk 1
+    assert visible[5].nonzero().flatten().tolist() == [*range(7), 11]  # position 7 at slot 11
 
 
 def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None:
@@ -188,11 +188,11 @@ def test_attention_is_that_of_single_queries(
     query, key, value = draw(rows, heads, n, width), *draw(2, rows, groups, slots, width)
     mask = torch.zeros(rows, masks, n, slots, dtype=torch.float64)
     if causal:
-        seen = torch.ones(n, slots).tril().bool().expand_as(mask)
+        visible = torch.ones(n, slots).tril().bool().expand_as(mask)
     else:
-        seen = torch.rand(mask.shape, generator=random) < 0.5
-        seen[..., 0] = True
-    mask = mask.masked_fill(~seen, float("-inf"))
+        visible = torch.rand(mask.shape, generator=random) < 0.5
+        visible[..., 0] = True
+    mask = mask.masked_fill(~visible, float("-inf"))
     sinks = draw(heads) if with_sinks else None
     module = nn.Module()
     got, _ = tree_attention(
@@ -227,12 +227,12 @@ def later(start: int, n: int, lengths: list[int]) -> TreeView:
     return TreeView(torch.tensor(lengths), slots[:, start:], slots, None)
 
 
-def whole_mask(seen: TreeView, slots: int, dtype: torch.dtype) -> torch.Tensor:
+def whole_mask(visible: TreeView, slots: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the mask [B, 1, n, S] of full attention that is left out."""
-    with tree_view(seen):
+    with tree_view(visible):
         mask = tree_mask(
-            len(seen.lengths),
-            seen.positions.shape[1],
+            len(visible.lengths),
+            visible.positions.shape[1],
             slots,
             dtype=dtype,
             allow_is_causal_skip=False,
@@ -261,29 +261,29 @@ VIEWS = {
 @pytest.mark.parametrize("kind", VIEWS)
 @pytest.mark.parametrize("way", ["joined", "softcap", "sinks", "no kernel", "width"])
 def test_parts_add_up_to_what_a_mask_gives(
-    way: str, kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
+    direction: str, kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the kernel does not serve, the mask that was left out is spelled out after all."""
     monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
-    if way == "no kernel":
+    if direction == "no kernel":
         monkeypatch.setattr(kernels, "_KERNEL", "_no_such_kernel")
-    seen = VIEWS[kind]()
+    known = VIEWS[kind]()
     random = torch.Generator().manual_seed(groups)
-    n, slots = seen.positions.shape[1], int(seen.lengths.max()) + seen.slot_positions.shape[1]
+    n, slots = known.positions.shape[1], int(known.lengths.max()) + known.slot_positions.shape[1]
     draw = [
         torch.randn(2, heads, at, 8, generator=random).double()
         for heads, at in ((4, n), (groups, slots), (groups, slots))
     ]
     query, key, value = draw
-    value = value[..., :6] if way == "width" else value
-    softcap = 1.5 if way == "softcap" else None
-    sinks = torch.randn(4, generator=random).double() if way == "sinks" else None
+    value = value[..., :6] if direction == "width" else value
+    softcap = 1.5 if direction == "softcap" else None
+    sinks = torch.randn(4, generator=random).double() if direction == "sinks" else None
     joined = count_calls(monkeypatch, "in_parts")
-    with tree_view(seen):
+    with tree_view(known):
         assert tree_mask(2, n, slots) is None
         got, _ = tree_attention(nn.Module(), query, key, value, None, softcap=softcap, s_aux=sinks)
-    assert bool(joined) is (way in ("joined", "sinks"))
-    mask = whole_mask(seen, slots, torch.float64)
+    assert bool(joined) is (direction in ("joined", "sinks"))
+    mask = whole_mask(known, slots, torch.float64)
     assert int((mask == 0).sum()) < mask.numel()
     expected, _ = tree_attention(nn.Module(), query, key, value, mask, softcap=softcap, s_aux=sinks)
     torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
@@ -304,16 +304,16 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parts_are_rounded_as_near_as_one(dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(3)
-    seen = later(0, 40, [600])
+    known = later(0, 40, [600])
     query = 3 * torch.randn(1, 6, 40, 16, generator=random).to(dtype)
     key, value = torch.randn(2, 1, 2, 640, 16, generator=random).to(dtype)
-    with tree_view(seen):
+    with tree_view(known):
         got, _ = tree_attention(nn.Module(), query, key, value, None)
-    mask = whole_mask(seen, 640, torch.float64)
+    mask = whole_mask(known, 640, torch.float64)
     exact, _ = tree_attention(nn.Module(), query.double(), key.double(), value.double(), mask)
     whole, _ = tree_attention(nn.Module(), query, key, value, mask.to(dtype))
     assert got.dtype is dtype
-    errors = [float((found.double() - exact).abs().mean()) for found in (got, whole)]
+    errors = [float((result.double() - exact).abs().mean()) for result in (got, whole)]
     assert errors[0] < 1.5 * errors[1]
 
 
@@ -335,14 +335,16 @@ def test_small_ragged_and_single_forwards_keep_their_mask(monkeypatch: pytest.Mo
 def test_trees_are_right_whatever_is_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = build(name), ids(6)[0].tolist()
     tree = DraftTree.build([5, 6, 7, 8], [-1, -1, 1, 0], "test")
-    found = []
+    results = []
     for large in (1 << 17, 1):
         monkeypatch.setattr(attention_module, "LARGE_MASK", large)
         with lease(model), CausalTarget(model).open(1, 32) as session:
             session.verify([text], [DraftTree.empty()])
             session.commit([()])
-            found.append(session.verify([[3, 4]], [tree]))
-    torch.testing.assert_close(found[0], found[1], atol=1e-4 if name == "gpt_oss" else 1e-9, rtol=0)
+            results.append(session.verify([[3, 4]], [tree]))
+    torch.testing.assert_close(
+        results[0], results[1], atol=1e-4 if name == "gpt_oss" else 1e-9, rtol=0
+    )
 
 
 # --- the model is left as it was found ------------------------------------------------------------
@@ -434,15 +436,15 @@ def test_threads_share_one_model(tmp_path: Path) -> None:
         for engine, prompt in zip(engines, prompts, strict=True)
     ]
     expected = [*alone, own(model, 5)]
-    found: list[list[list[int]]] = [[], [], []]
+    matches: list[list[list[int]]] = [[], [], []]
 
     def speculate(i: int) -> None:
         for _ in range(3):
-            found[i].append(engines[i].generate(prompts[i], max_new_tokens=24).tokens)
+            matches[i].append(engines[i].generate(prompts[i], max_new_tokens=24).tokens)
 
     def generate() -> None:
         for _ in range(6):
-            found[2].append(own(model, 5))
+            matches[2].append(own(model, 5))
 
     threads = [threading.Thread(target=speculate, args=(i,)) for i in range(2)]
     threads.append(threading.Thread(target=generate))
@@ -450,7 +452,7 @@ def test_threads_share_one_model(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    for i, results in enumerate(found):
+    for i, results in enumerate(matches):
         assert results, f"thread {i} failed"
         assert all(tokens == expected[i] for tokens in results)
     assert model.config._attn_implementation == "sdpa"

@@ -56,11 +56,11 @@ def build(name: str) -> Any:
 
     kind, more = MODELS[name]
     config = AutoConfig.for_model(kind, **(COMMON | ARCHITECTURES[kind].settings | more))
-    given = {"experts_implementation": "eager"} if ARCHITECTURES[kind].experts else {}
+    inputs = {"experts_implementation": "eager"} if ARCHITECTURES[kind].experts else {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = AutoModelForCausalLM.from_config(config, dtype=torch.float64, **given)
-    return made.eval()
+        instance = AutoModelForCausalLM.from_config(config, dtype=torch.float64, **inputs)
+    return instance.eval()
 
 
 def texts(lengths: list[int], seed: int) -> list[list[int]]:
@@ -72,10 +72,10 @@ def own(model: Any, text: list[int]) -> torch.Tensor:
     """Return the logits of the model's plain forward: [n, V]."""
     with torch.no_grad():
         places = torch.arange(len(text))[None]
-        found: torch.Tensor = model(
+        result: torch.Tensor = model(
             input_ids=torch.tensor([text]), position_ids=places, use_cache=False
         ).logits
-    return found[0]
+    return result[0]
 
 
 def worst(name: str, lengths: str, piece: int | None) -> float:
@@ -87,15 +87,15 @@ def worst(name: str, lengths: str, piece: int | None) -> float:
     target = CausalTarget(model)
     target.piece = piece
     with target.open(rows, 8) as session:
-        found = [session.verify(first, [EMPTY] * rows)]
+        results = [session.verify(first, [EMPTY] * rows)]
         session.commit([()] * rows)
-        found.append(session.verify(second, [EMPTY] * rows))
+        results.append(session.verify(second, [EMPTY] * rows))
         session.commit([()] * rows)
-        found.append(session.verify([[9]] * rows, [tree] * rows)[:, 3:])
+        results.append(session.verify([[9]] * rows, [tree] * rows)[:, 3:])
     off = 0.0
     for row, (head, tail) in enumerate(zip(first, second, strict=True)):
         expected = own(model, [*head, *tail, 9, 6, 7])
-        for part, at in zip(found, (len(head), len(head) + len(tail), 0), strict=True):
+        for part, at in zip(results, (len(head), len(head) + len(tail), 0), strict=True):
             off = max(off, float((part[row, 0] - expected[at - 1]).abs().max()))
     return off
 
@@ -131,7 +131,7 @@ def test_a_mask_that_leaves_out_a_visible_slot_is_noticed(
     everything_is_long: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = attention_module._first_visible
-    monkeypatch.setattr(attention_module, "_first_visible", lambda *given: real(*given) + 1)
+    monkeypatch.setattr(attention_module, "_first_visible", lambda *inputs: real(*inputs) + 1)
     assert worst("gemma3", "longer", 16) > 1e-6
 
 
@@ -161,12 +161,12 @@ def test_no_mask_grows_with_the_prompt(name: str) -> None:
 
 
 def test_ragged_chains_are_read_in_pieces() -> None:
-    target, told = CausalTarget(build("gemma3")), list[tuple[int, int]]()
+    target, message = CausalTarget(build("gemma3")), list[tuple[int, int]]()
     target.piece = 8
     with target.open(2, 8) as session:
         assert isinstance(session, TreeSession)
         session.verify(texts([5, 3], 0), [EMPTY] * 2)
         session.commit([()] * 2)
-        session.on_read = lambda done, total: told.append((done, total))
+        session.on_read = lambda done, total: message.append((done, total))
         session.verify(texts([16, 9], 1), [EMPTY] * 2)
-    assert told == [(0, 16), (8, 16), (16, 16)]
+    assert message == [(0, 16), (8, 16), (16, 16)]

@@ -37,16 +37,16 @@ def trees(draw: st.DrawFn, source: str = "a", most: int = 12) -> DraftTree:
     n = draw(st.integers(0, most))
     parents: list[int] = []
     tokens: list[int] = []
-    reach: list[float] = []
+    accept_prob: list[float] = []
     for i in range(n):
         parent = draw(st.integers(-1, i - 1))
         kin = {tokens[j] for j in range(i) if parents[j] == parent}
         tokens.append(draw(st.sampled_from(sorted(set(range(VOCAB)) - kin))))
-        above = 1.0 if parent == ROOT else reach[parent]
-        reach.append(above * draw(st.sampled_from([0.25, 0.5, 0.75, 1.0])))
+        above = 1.0 if parent == ROOT else accept_prob[parent]
+        accept_prob.append(above * draw(st.sampled_from([0.25, 0.5, 0.75, 1.0])))
         parents.append(parent)
     origin = [(0, i) for i in range(n)]
-    return DraftTree.build(tokens, parents, source, reach=reach, origin=origin)
+    return DraftTree.build(tokens, parents, source, accept_prob=accept_prob, origin=origin)
 
 
 def climb(tree: DraftTree, node: int) -> list[int]:
@@ -109,12 +109,12 @@ def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
 ) -> None:
     merged = merge([one, two, three])
     check(merged, VOCAB)
-    found = spelled(merged)
+    result = spelled(merged)
     held = [spelled(tree) for tree in (one, two, three)]
-    assert len(found) == len(merged)
-    assert set(found) == set().union(*held)
+    assert len(result) == len(merged)
+    assert set(result) == set().union(*held)
     chances: dict[tuple[int, ...], float] = {}
-    for path, node in found.items():
+    for path, node in result.items():
         offers = [
             (tree, paths_of[path])
             for tree, paths_of in zip((one, two, three), held, strict=True)
@@ -124,7 +124,7 @@ def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
         chances[path] = max(conditional(tree, i) for tree, i in offers)
         assert merged.sources[merged.source[node]] == first.sources[0]
         assert merged.origin[node].tolist() == first.origin[at].tolist()
-    for path, node in found.items():
+    for path, node in result.items():
         above = merged.parents[node]
         siblings = math.fsum(chances[kin] for kin in chances if kin[:-1] == path[:-1])
         expected = chances[path] / max(1.0, siblings) * (merged.reach[above] if above >= 0 else 1.0)
@@ -133,7 +133,9 @@ def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
 
 def test_sources_that_name_different_tokens_share_what_they_claim() -> None:
     """One of 0.9 and one of 0.6 cannot both come true: together they are taken to be certain."""
-    trees = [DraftTree.chain([token], "a", reach=[claim]) for token, claim in ((1, 0.9), (2, 0.6))]
+    trees = [
+        DraftTree.chain([token], "a", accept_prob=[claim]) for token, claim in ((1, 0.9), (2, 0.6))
+    ]
     assert merge(trees).reach.tolist() == pytest.approx([0.6, 0.4])
     assert merge([trees[0], trees[0]]).reach.tolist() == pytest.approx([0.9])
 
@@ -141,26 +143,28 @@ def test_sources_that_name_different_tokens_share_what_they_claim() -> None:
 def test_merge_of_nothing_is_empty_and_of_mixed_kinds_is_coupled() -> None:
     assert len(merge([])) == 0
     plain = DraftTree.chain([1, 2], "a")
-    drawn = DraftTree.chain([1, 3], "m", kind=DraftKind.COUPLED)
+    sample = DraftTree.chain([1, 3], "m", kind=DraftKind.COUPLED)
     assert merge([plain, plain]).kind is DraftKind.DETERMINISTIC
-    assert merge([plain, drawn]).kind is DraftKind.COUPLED
+    assert merge([plain, sample]).kind is DraftKind.COUPLED
 
 
 @given(trees(most=16), st.integers(0, 17))
 def test_keep_best_keeps_the_largest_sum_of_reach_that_is_a_tree(
     tree: DraftTree, budget: int
 ) -> None:
-    kept = keep_best(tree, budget)
-    check(kept, VOCAB)
-    assert len(kept) == min(budget, len(tree))
+    accepted = keep_best(tree, budget)
+    check(accepted, VOCAB)
+    assert len(accepted) == min(budget, len(tree))
     whole = spelled(tree)
-    assert all(tree.reach[whole[path]] == kept.reach[i] for path, i in spelled(kept).items())
+    assert all(
+        tree.reach[whole[path]] == accepted.reach[i] for path, i in spelled(accepted).items()
+    )
     best = np.sort(tree.reach)[::-1][:budget].sum()
-    assert kept.reach.sum() == pytest.approx(best)
+    assert accepted.reach.sum() == pytest.approx(best)
 
 
 def test_keep_best_takes_a_child_for_no_more_than_its_parent() -> None:
-    tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", reach=[0.2, 0.9, 0.5])
+    tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", accept_prob=[0.2, 0.9, 0.5])
     assert keep_best(tree, 1).tokens.tolist() == [3]
     assert keep_best(tree, 2).tokens.tolist() == [1, 3]
 
@@ -169,10 +173,10 @@ def test_keep_best_takes_a_child_for_no_more_than_its_parent() -> None:
 def test_keep_best_keeps_paths_and_columns_together(tree: DraftTree, size: int) -> None:
     order = keep_order(tree)
     small = keep_best(tree, size, order)
-    kept = sorted(order[:size])
-    assert small.tokens.tolist() == [tree.tokens[i] for i in kept]
-    for node, parent in zip(kept, small.parents.tolist(), strict=True):
-        above = -1 if parent == -1 else kept[parent]
+    accepted = sorted(order[:size])
+    assert small.tokens.tolist() == [tree.tokens[i] for i in accepted]
+    for node, parent in zip(accepted, small.parents.tolist(), strict=True):
+        above = -1 if parent == -1 else accepted[parent]
         assert above == tree.parents[node]
 
 
@@ -184,10 +188,10 @@ drawn_kinds = pytest.mark.parametrize("kind", sorted(DRAWN))
 def test_of_a_drawn_draft_the_draws_that_came_first_are_kept(
     kind: DraftKind, tree: DraftTree, size: int
 ) -> None:
-    drawn = replace(tree, kind=kind)
-    assert keep_order(drawn) == keep_order(drawn, [0.0] * len(tree)) == list(range(len(tree)))
-    assert keep_best(drawn, size).tokens.tolist() == tree.tokens[:size].tolist()
-    assert keep_best(drawn, size).kind is kind
+    sample = replace(tree, kind=kind)
+    assert keep_order(sample) == keep_order(sample, [0.0] * len(tree)) == list(range(len(tree)))
+    assert keep_best(sample, size).tokens.tolist() == tree.tokens[:size].tolist()
+    assert keep_best(sample, size).kind is kind
 
 
 @drawn_kinds
@@ -195,10 +199,10 @@ def test_of_a_drawn_draft_the_draws_that_came_first_are_kept(
 def test_of_the_paths_of_a_drawn_draft_the_first_are_kept(
     kind: DraftKind, tree: DraftTree, most: int
 ) -> None:
-    drawn = replace(tree, kind=kind)
-    kept = keep_paths(drawn, most)  # select would refuse to leave out an earlier sibling
-    assert len(paths(kept.parents)) == min(most, len(paths(tree.parents)))
-    first = keep_paths(drawn, 1)
+    sample = replace(tree, kind=kind)
+    accepted = keep_paths(sample, most)  # select would refuse to leave out an earlier sibling
+    assert len(paths(accepted.parents)) == min(most, len(paths(tree.parents)))
+    first = keep_paths(sample, 1)
     node, expected = ROOT, []
     while below := children(tree.parents).get(node):
         node = below[0]
@@ -208,15 +212,15 @@ def test_of_the_paths_of_a_drawn_draft_the_first_are_kept(
 
 @drawn_kinds
 def test_select_refuses_to_lose_or_move_an_earlier_draw(kind: DraftKind) -> None:
-    drawn = DraftTree.build([1, 2, 3, 4], [-1, -1, 0, 0], "a", kind=kind)
-    assert select(drawn, [0, 2]).tokens.tolist() == [1, 3]
-    assert select(drawn, []).tokens.tolist() == []
+    sample = DraftTree.build([1, 2, 3, 4], [-1, -1, 0, 0], "a", kind=kind)
+    assert select(sample, [0, 2]).tokens.tolist() == [1, 3]
+    assert select(sample, []).tokens.tolist() == []
     for lost in ([1], [0, 1, 3]):
         with pytest.raises(InputError, match="without a sibling that was drawn before"):
-            select(drawn, lost)
+            select(sample, lost)
     with pytest.raises(InputError, match="expected their own order"):
-        select(drawn, [1, 0])
-    assert select(replace(drawn, kind=DraftKind.COUPLED), [1, 0]).tokens.tolist() == [2, 1]
+        select(sample, [1, 0])
+    assert select(replace(sample, kind=DraftKind.COUPLED), [1, 0]).tokens.tolist() == [2, 1]
 
 
 @given(trees(most=16), st.integers(0, 6))
@@ -274,16 +278,16 @@ def test_check_lets_sampled_siblings_repeat() -> None:
 
 
 def test_promised_sums_what_is_expected_below() -> None:
-    tree = DraftTree.build([1, 2, 3, 4], [-1, 0, 0, 1], "a", reach=[0.5, 0.25, 0.1, 0.125])
+    tree = DraftTree.build([1, 2, 3, 4], [-1, 0, 0, 1], "a", accept_prob=[0.5, 0.25, 0.1, 0.125])
     assert promised(tree) == pytest.approx([0.5 * 1.5 + 0.2, 0.5, 0.0, 0.0])
-    nothing = DraftTree.build([1, 2], [-1, 0], "a", reach=[0.0, 0.0])
+    nothing = DraftTree.build([1, 2], [-1, 0], "a", accept_prob=[0.0, 0.0])
     assert promised(nothing) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("kind", list(DraftKind))
 def test_a_tree_that_is_built_of_nothing_is_the_empty_tree_of_its_kind(kind: DraftKind) -> None:
-    tree = DraftTree.build([], [], "a", reach=[], origin=[], kind=kind)
+    tree = DraftTree.build([], [], "a", accept_prob=[], origin=[], kind=kind)
     assert tree is DraftTree.empty(kind) and tree.kind is kind
     check(tree, VOCAB)
-    with_law = DraftTree.build([], [], "a", kind=kind, q=torch.zeros(1, VOCAB))
-    assert with_law.q is not None
+    with_dist = DraftTree.build([], [], "a", kind=kind, q=torch.zeros(1, VOCAB))
+    assert with_dist.q is not None

@@ -100,10 +100,10 @@ def test_killed_at_random_moments_the_old_or_the_new_store_is_left(tmp_path: Pat
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    killed = [row for row in found if row[2]]
+    result = json.loads(done.stdout)
+    killed = [row for row in result if row[2]]
     assert len(killed) == KILLS
-    assert {verdict for _, verdict, *_ in found} == {"old", "new"}
-    assert {verdict for _, verdict, hit, *_ in found if not hit} == {"new"}
-    assert all(whole for *_, whole in found)
+    assert {verdict for _, verdict, *_ in result} == {"old", "new"}
+    assert {verdict for _, verdict, hit, *_ in result if not hit} == {"new"}
+    assert all(whole for *_, whole in result)
     assert any(rubbish for *_, rubbish, _ in killed)  # some are hit in the midst of their files

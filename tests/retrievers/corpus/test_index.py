@@ -25,8 +25,8 @@ TEXTS = ["the cat sat on the mat", "the dog sat on the rug", "a draft of a text"
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CorpusIndex]:
-    with build(tmp_path / "c.store", rows(3)) as made:
-        yield made
+    with build(tmp_path / "c.store", rows(3)) as instance:
+        yield instance
 
 
 # --- building and opening -----------------------------------------------------------------------
@@ -34,20 +34,20 @@ def store(tmp_path: Path) -> Iterator[CorpusIndex]:
 
 def test_texts_and_token_rows_are_built_in_order_in_segments(tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer()
-    told: list[tuple[int, int]] = []
+    message: list[tuple[int, int]] = []
     documents: list[Any] = [*TEXTS, [1, 2, 3], np.array([4, 5]), ""]
     store = CorpusIndex.build(
         iter(documents),
         tokenizer,
         tmp_path / "c",
         segment_tokens=30,
-        progress=lambda d, t: told.append((d, t)),
+        progress=lambda d, t: message.append((d, t)),
     )
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in TEXTS]
     assert text_of(store) == [*ids, [1, 2, 3], [4, 5]]
     info = store.info()
     assert [r.documents for r in info.segments] == [2, 3]
-    assert told == [(6, info.tokens)]
+    assert message == [(6, info.tokens)]
     assert info.scopes == {"global": info.tokens}
     assert info.bytes == sum(p.stat().st_size for p in (tmp_path / "c").glob("gen-*/seg-*/*"))
     assert info.as_dict()["segments"][0]["name"] == "seg-000001"
@@ -179,11 +179,11 @@ def test_a_hundred_thousand_answers_stay_bounded(tmp_path: Path) -> None:
         assert info.dropped == 0
         assert most <= 4 * 8192 + 4
         assert len(info.segments) < 1 + 8 + 4
-        kept = text_of(store)
+        selected = text_of(store)
     appended = sum(r.tokens for r in info.segments if r.source.value == "appended")
     assert 20_000 < appended <= 40_000
-    assert kept[0] == rows(1)[0]  # what was built is not what the limit counts
-    assert kept[1:] == answers[-(len(kept) - 1) :].tolist()
+    assert selected[0] == rows(1)[0]  # what was built is not what the limit counts
+    assert selected[1:] == answers[-(len(selected) - 1) :].tolist()
 
 
 def test_what_cannot_be_written_is_kept_bounded_and_told(
@@ -194,7 +194,7 @@ def test_what_cannot_be_written_is_kept_bounded_and_told(
     def refuse(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
-    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as told:
+    with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as on_progress:
         warnings.simplefilter("always")
         patch.setattr("ragspec.retrievers.corpus.writer.revise", refuse)
         for row in rows(100):
@@ -203,7 +203,7 @@ def test_what_cannot_be_written_is_kept_bounded_and_told(
         assert store.info().dropped > 0
         with pytest.raises(OSError, match="disk full"):
             store.seal()
-    assert "disk full" in str(told[0].message)
+    assert "disk full" in str(on_progress[0].message)
     assert text_of(store) == rows(100)[-len(text_of(store)) :]
     store.close()
     assert text_of(reopen(tmp_path / "c")) == rows(100)[-len(text_of(reopen(tmp_path / "c"))) :]
@@ -245,9 +245,9 @@ def test_text_that_is_lost_is_told(tmp_path: Path) -> None:
         "store.append([1, 2, 3], scope='global')"
     )
     command = [sys.executable, "-W", "always", "-c", code, str(tmp_path / "c")]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert "4 appended tokens are lost" in told
-    assert "Traceback" not in told
+    message = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "4 appended tokens are lost" in message
+    assert "Traceback" not in message
 
 
 def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_path: Path) -> None:

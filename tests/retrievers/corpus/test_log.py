@@ -78,12 +78,12 @@ def test_every_document_is_seen_once_and_in_order(actions: list[str], seed: int)
 
 def test_segments_are_few_and_rebuilt_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     log, sorted_tokens = make(), 0
-    made = segment_in_memory
+    instance = segment_in_memory
 
     def counting(documents: list[np.ndarray], *rest: object) -> Segment:
         nonlocal sorted_tokens
         sorted_tokens += sum(map(len, documents))
-        return made(documents, *rest)  # type: ignore[arg-type]
+        return instance(documents, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(corpus_log, "segment_in_memory", counting)
     most = 0

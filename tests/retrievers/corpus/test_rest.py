@@ -51,9 +51,9 @@ def session(*groups: Texts, vocab_size: int = 97, **options: Any) -> RestSession
 
 
 def propose(
-    found: RestSession, tokens: Sequence[int], budget: int = 16, remaining: int = 99
+    result: RestSession, tokens: Sequence[int], budget: int = 16, remaining: int = 99
 ) -> DraftTree:
-    tree = found.propose(DraftContext(list(tokens), 0, remaining), budget)
+    tree = result.propose(DraftContext(list(tokens), 0, remaining), budget)
     check(tree, 2**31)
     return tree
 
@@ -71,13 +71,13 @@ def reach_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
 
 def test_the_longest_match_decides() -> None:
     texts = [[1, 2, 3, 4, 50, 51], [9, 3, 4, 60, 61], [9, 3, 4, 60, 61]]
-    found = session(texts, shorter=())
-    assert propose(found, [7, 1, 2, 3, 4]).tokens.tolist() == [50, 51]
-    assert found.matched == 4
-    assert propose(found, [8, 3, 4]).tokens.tolist()[0] == 60  # twice as often
-    assert found.matched == 2
-    assert propose(found, [4]).tokens.tolist()[0] == 60
-    assert found.matched == 1
+    result = session(texts, shorter=())
+    assert propose(result, [7, 1, 2, 3, 4]).tokens.tolist() == [50, 51]
+    assert result.matched == 4
+    assert propose(result, [8, 3, 4]).tokens.tolist()[0] == 60  # twice as often
+    assert result.matched == 2
+    assert propose(result, [4]).tokens.tolist()[0] == 60
+    assert result.matched == 1
     paper = session(texts, shorter=(), shortest=2)
     assert len(propose(paper, [4])) == 0
     assert paper.matched == 0
@@ -85,9 +85,9 @@ def test_the_longest_match_decides() -> None:
 
 def test_shorter_matches_fill_the_tree() -> None:
     texts = [[1, 2, 3, 4, 50, 51], [9, 3, 4, 60, 61]]
-    reach = reach_of(propose(session(texts), [1, 2, 3, 4]))
-    assert reach[(50,)] > reach[(60,)] > 0
-    assert (60, 61) in reach
+    accept_prob = reach_of(propose(session(texts), [1, 2, 3, 4]))
+    assert accept_prob[(50,)] > accept_prob[(60,)] > 0
+    assert (60, 61) in accept_prob
 
 
 def test_no_draft_runs_into_the_next_document() -> None:
@@ -107,8 +107,8 @@ def test_the_most_frequent_wins_whatever_its_place_in_the_order_of_ids() -> None
 
 def test_large_ids_do_not_overflow() -> None:
     texts = [[70_001, 70_002, 70_003], [4465, 4466, 99]]  # 70_001 - 2**16 = 4465
-    found = session(texts, vocab_size=100_000)
-    assert propose(found, [70_001, 70_002]).tokens.tolist() == [70_003]
+    result = session(texts, vocab_size=100_000)
+    assert propose(result, [70_001, 70_002]).tokens.tolist() == [70_003]
 
 
 def test_no_more_is_drafted_than_is_wanted() -> None:
@@ -135,14 +135,14 @@ def test_segments_answer_as_one_text(texts: Texts, cut: int, context: list[int])
     groups = [group for group in (texts[:cut], texts[cut:]) if group]
     whole = session(texts, shorter=(), vocab_size=4, shortest=1)
     parts = session(*groups, shorter=(), vocab_size=4, shortest=1)
-    wanted = reach_of(propose(whole, context, 500))
-    found = reach_of(propose(parts, context, 500))
+    selection = reach_of(propose(whole, context, 500))
+    result = reach_of(propose(parts, context, 500))
     matches = {s.longest_match(context, 16).length for s in Shelf(*groups, vocab_size=4).held}
     if len(matches) == 1:
         assert parts.matched == whole.matched
-        assert found == pytest.approx(wanted, rel=1e-5)
-    for path, reach in wanted.items():
-        assert found[path] >= reach - 1e-6
+        assert result == pytest.approx(selection, rel=1e-5)
+    for path, accept_prob in selection.items():
+        assert result[path] >= accept_prob - 1e-6
 
 
 @given(WORDS, st.integers(1, 7), st.lists(st.integers(0, 3), min_size=1, max_size=5), st.data())
@@ -151,25 +151,25 @@ def test_reach_is_a_probability_whatever_was_learned(
     texts: Texts, cut: int, context: list[int], data: st.DataObject
 ) -> None:
     groups = [group for group in (texts[:cut], texts[cut:]) if group]
-    found = session(*groups, vocab_size=4, shortest=1)
+    result = session(*groups, vocab_size=4, shortest=1)
     for _ in range(3):
-        tree = propose(found, context, data.draw(st.integers(1, 40)))
+        tree = propose(result, context, data.draw(st.integers(1, 40)))
         total: dict[int, float] = {}
         for node, parent in enumerate(tree.parents.tolist()):
             total[parent] = total.get(parent, 0.0) + float(tree.reach[node])
-        for parent, reach in total.items():
+        for parent, accept_prob in total.items():
             above = 1.0 if parent < 0 else float(tree.reach[parent])
-            assert reach <= above + 1e-6
+            assert accept_prob <= above + 1e-6
         tokens = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
-        found.observe(Step(tree, (), tuple(tokens)))
+        result.observe(Step(tree, (), tuple(tokens)))
         context = [*context, *tokens]
 
 
 def test_a_segment_with_a_shorter_match_has_a_word_too() -> None:
-    found = session([[1, 2, 3, 50]], [[2, 3, 60], [7, 2, 3, 61]])
-    reach = reach_of(propose(found, [1, 2, 3]))
-    assert reach[(50,)] > reach[(60,)] == pytest.approx(reach[(61,)])
-    assert found.matched == 3
+    result = session([[1, 2, 3, 50]], [[2, 3, 60], [7, 2, 3, 61]])
+    accept_prob = reach_of(propose(result, [1, 2, 3]))
+    assert accept_prob[(50,)] > accept_prob[(60,)] == pytest.approx(accept_prob[(61,)])
+    assert result.matched == 3
 
 
 # --- learning -----------------------------------------------------------------------------------
@@ -180,9 +180,9 @@ def test_reach_follows_what_the_target_accepts() -> None:
     first = propose(session(text), [3, 4]).reach[0]
     trusting, doubting = session(text), session(text)
     for start in range(5, 40):
-        for found, tokens in ((trusting, (start + 2, start + 3)), (doubting, (95,))):
-            tree = propose(found, [start, start + 1])
-            found.observe(Step(tree, (), tokens))
+        for result, tokens in ((trusting, (start + 2, start + 3)), (doubting, (95,))):
+            tree = propose(result, [start, start + 1])
+            result.observe(Step(tree, (), tokens))
     assert propose(trusting, [3, 4]).reach[0] > first > propose(doubting, [3, 4]).reach[0]
     doubting.observe(Step(DraftTree.empty(), (), (1,)))  # nothing was drafted: nothing learned
 
@@ -191,18 +191,18 @@ def test_reach_is_what_happens() -> None:
     """A target that leaves the corpus with probability 0.4 a token: expected equals accepted."""
     rng = np.random.default_rng(0)
     text = rng.integers(0, 60, 20_000).tolist()
-    found = session([text])
+    result = session([text])
     promised = accepted = 0.0
     for number in range(600):
         at = int(rng.integers(4, len(text) - 20))
-        tree = propose(found, text[at - 4 : at], 4)
+        tree = propose(result, text[at - 4 : at], 4)
         tokens: list[int] = []
         while len(tokens) < 4 and rng.random() < 0.6:
             tokens.append(text[at + len(tokens)])
         if number >= 200:
             promised += float(tree.reach.sum())
             accepted += len(tokens)
-        found.observe(Step(tree, (), (*tokens, 80)))
+        result.observe(Step(tree, (), (*tokens, 80)))
     assert promised == pytest.approx(accepted, rel=0.2)
 
 
@@ -211,8 +211,8 @@ def test_reach_is_what_happens() -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CorpusIndex]:
-    with CorpusIndex.build([[1, 2, 3, 4, 5, 6]], None, tmp_path / "c", vocab_size=97) as made:
-        yield made
+    with CorpusIndex.build([[1, 2, 3, 4, 5, 6]], None, tmp_path / "c", vocab_size=97) as instance:
+        yield instance
 
 
 def test_a_request_sees_the_store_as_it_was_when_it_opened(store: CorpusIndex) -> None:
@@ -254,17 +254,17 @@ def test_the_text_is_that_of_plain_decoding(tmp_path: Path, sampling: Sampling, 
     model = tiny.model(dtype=torch.float64)
     prompts = [[5, 6, 7, 8, 9], [40, 41, 3], [9] * 6, [1, 2, 3, 4, 5]][:batch]
     plain = Engine(model, tiny.tokenizer(), drafter=None)
-    wanted = plain.generate(prompts, sampling, max_new_tokens=30)
+    selection = plain.generate(prompts, sampling, max_new_tokens=30)
     with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
-        for generation in wanted[: (batch + 1) // 2]:  # some are known, some are not
+        for generation in selection[: (batch + 1) // 2]:  # some are known, some are not
             known = generation.tokens[:14] + [0] + generation.tokens[16:]  # with a fault in it
             store.append([*generation.prompt_tokens, *known], scope="global")
         engine = Engine(model, tiny.tokenizer(), drafter=store.drafter(), budget=8)
-        found = engine.generate(prompts, sampling, max_new_tokens=30)
-    assert [g.tokens for g in found] == [g.tokens for g in wanted]
-    assert sum(g.report.accepted for g in found) > 0
-    assert sum(g.report.forwards for g in found) < sum(g.report.forwards for g in wanted)
-    assert {g.report.faults.get("rest", 0) for g in found} == {0}
+        result = engine.generate(prompts, sampling, max_new_tokens=30)
+    assert [g.tokens for g in result] == [g.tokens for g in selection]
+    assert sum(g.report.accepted for g in result) > 0
+    assert sum(g.report.forwards for g in result) < sum(g.report.forwards for g in selection)
+    assert {g.report.faults.get("rest", 0) for g in result} == {0}
 
 
 def test_answers_that_were_recorded_are_drafted_for_the_next_request(tmp_path: Path) -> None:
@@ -286,9 +286,9 @@ def test_recording_what_the_engine_never_reads_is_told(tmp_path: Path) -> None:
         far = HierarchyDrafter(model_store=store)
         with pytest.warns(RuntimeWarning, match="'tenant' is not drafted from"):
             store.record(Engine(model, tiny.tokenizer(), drafter=far), scope="tenant")()
-        own = Engine(model, tiny.tokenizer(), drafter=SuffixDrafter(store.drafter("tenant")))
+        current = Engine(model, tiny.tokenizer(), drafter=SuffixDrafter(store.drafter("tenant")))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            store.record(own, scope="tenant")()
+            store.record(current, scope="tenant")()
             store.record(other, scope="global")()  # everybody reads that
             store.record(Engine(model, tiny.tokenizer()), scope="tenant")()  # for other engines

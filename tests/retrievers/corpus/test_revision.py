@@ -51,20 +51,20 @@ def test_appending_keeps_order_and_geometric_sizes(
 @given(LENGTHS, st.integers(0, 400), st.booleans())
 @settings(max_examples=25)
 def test_eviction_drops_the_oldest_and_no_more_than_it_must(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], kept: int, whole: bool
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], selected: int, whole: bool
 ) -> None:
     revision = Revision(tmp_path_factory.mktemp("r"), None, CATALOGUE)
     documents = texts(lengths)
     for document in documents:
         revision.append([document], "a", largest=60)
-    revision.evict(kept, revision.catalogue.segments, whole=whole)
+    revision.evict(selected, revision.catalogue.segments, whole=whole)
     left = held(revision)
     assert left == [document.tolist() for document in documents[len(documents) - len(left) :]]
     tokens = revision.catalogue.tokens
-    assert tokens <= kept
+    assert tokens <= selected
     if len(left) < len(documents):  # one document more was too much, or it is much all the same
-        assert tokens + lengths[len(lengths) - len(left) - 1] > kept or (
-            whole and 2 * tokens >= kept
+        assert tokens + lengths[len(lengths) - len(left) - 1] > selected or (
+            whole and 2 * tokens >= selected
         )
 
 
@@ -110,8 +110,8 @@ def test_scopes_and_sources_are_not_merged_with_each_other(revision: Revision) -
     revision.append([three], "b")
     revision.append([four], "a")
     revision.merge()
-    found = [(r.scope, r.source.value, r.documents) for r in revision.catalogue.segments]
-    assert found == [("a", "built", 1), ("b", "appended", 1), ("a", "appended", 2)]
+    results = [(r.scope, r.source.value, r.documents) for r in revision.catalogue.segments]
+    assert results == [("a", "built", 1), ("b", "appended", 1), ("a", "appended", 2)]
 
 
 def test_empty_text_makes_no_segment(revision: Revision) -> None:

@@ -11,7 +11,7 @@ from tests.support import tiny
 
 def test_texts_and_rows_come_in_order_and_as_a_stream() -> None:
     tokenizer, read = tiny.tokenizer(), 0
-    told: list[tuple[int, int]] = []
+    message: list[tuple[int, int]] = []
 
     def stream() -> Iterator[str | list[int]]:
         nonlocal read
@@ -19,13 +19,13 @@ def test_texts_and_rows_come_in_order_and_as_a_stream() -> None:
             read += 1
             yield "ab" if number % 2 else [number % 90]
 
-    rows = tokenized(stream(), tokenizer, lambda d, t: told.append((d, t)))
+    rows = tokenized(stream(), tokenizer, lambda d, t: message.append((d, t)))
     first = [next(rows).tolist() for _ in range(3)]
     assert first == [[0], tokenizer("ab")["input_ids"], [2]]
     assert read == BATCH
     assert len(list(rows)) == 2 * BATCH
-    assert [d for d, _ in told] == [BATCH, 2 * BATCH, 2 * BATCH + 3]
-    assert told[-1][1] == 2 * BATCH + 3 + (2 * BATCH + 3) // 2
+    assert [d for d, _ in message] == [BATCH, 2 * BATCH, 2 * BATCH + 3]
+    assert message[-1][1] == 2 * BATCH + 3 + (2 * BATCH + 3) // 2
 
 
 def test_no_special_tokens_and_no_warning_for_long_texts(
@@ -38,8 +38,8 @@ def test_no_special_tokens_and_no_warning_for_long_texts(
 
 def test_pieces_end_with_whole_documents() -> None:
     rows = tokenized([[1] * 3, [2] * 3, [3] * 10, [4]], None)
-    found = [[document.tolist() for document in piece] for piece in pieces(rows, 5)]
-    assert found == [[[1] * 3, [2] * 3], [[3] * 10], [[4]]]
+    results = [[document.tolist() for document in piece] for piece in pieces(rows, 5)]
+    assert results == [[[1] * 3, [2] * 3], [[3] * 10], [[4]]]
 
 
 def test_what_is_no_text_is_refused() -> None:
@@ -54,5 +54,5 @@ def test_what_is_no_text_is_refused() -> None:
 
 def test_half_a_surrogate_pair_is_no_reason_to_stop() -> None:
     tokenizer = tiny.bpe_tokenizer()
-    found = [row.tolist() for row in tokenized(["fine", "broken \ud83d emoji"], tokenizer)]
-    assert found == tokenizer(["fine", "broken \ufffd emoji"])["input_ids"]
+    results = [row.tolist() for row in tokenized(["fine", "broken \ud83d emoji"], tokenizer)]
+    assert results == tokenizer(["fine", "broken \ufffd emoji"])["input_ids"]

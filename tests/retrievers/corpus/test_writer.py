@@ -27,8 +27,8 @@ from tests.support.corpora import build, held, reopen, rows, text_of
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[CorpusIndex]:
-    with build(tmp_path / "c.store", rows(3)) as made:
-        yield made
+    with build(tmp_path / "c.store", rows(3)) as instance:
+        yield instance
 
 
 def test_a_closed_corpus_records_nothing(tmp_path: Path) -> None:
@@ -45,23 +45,23 @@ def test_a_closed_corpus_records_nothing(tmp_path: Path) -> None:
 def test_nothing_of_one_tenant_is_seen_by_another(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tenants = ["a", "b", "global"]
-    own: dict[str, list[list[int]]] = {name: [] for name in tenants}
+    current: dict[str, list[list[int]]] = {name: [] for name in tenants}
     with build(tmp_path / "c", seal_tokens=40) as store:
         for number in range(60):
             name = tenants[int(rng.integers(3))]
             row = [tenants.index(name), *rng.integers(3, 90, 6).tolist()]  # the first id tells
-            own[name].append(row)
+            current[name].append(row)
             store.append(row, scope=name)
             if number % 20 == 19:
                 store.merge()
-            for seen, others in (("a", 1), ("b", 0), ("global", None)):
-                firsts = {row[0] for row in text_of(store, seen)}
+            for known, others in (("a", 1), ("b", 0), ("global", None)):
+                firsts = {row[0] for row in text_of(store, known)}
                 assert others not in firsts
-                assert (seen == "global") <= (firsts <= {2})
+                assert (known == "global") <= (firsts <= {2})
         for name in ("a", "b"):
-            assert sorted(text_of(store, name)) == sorted(own["global"] + own[name])
-        assert sorted(text_of(store)) == sorted(own["global"])
-        assert sorted(text_of(store, "a stranger")) == sorted(own["global"])
+            assert sorted(text_of(store, name)) == sorted(current["global"] + current[name])
+        assert sorted(text_of(store)) == sorted(current["global"])
+        assert sorted(text_of(store, "a stranger")) == sorted(current["global"])
 
 
 def test_a_forgotten_scope_is_gone_from_the_disk(store: CorpusIndex) -> None:
@@ -228,8 +228,8 @@ def test_what_comes_while_a_corpus_closes_is_kept_or_refused(
             store.append([9, 9, 9], scope="global")
             taken.append([9, 9, 9])
 
-    def slow(*given: Any, **options: Any) -> OpenStore:
-        done = revise(*given, **options)
+    def slow(*inputs: Any, **options: Any) -> OpenStore:
+        done = revise(*inputs, **options)
         thread = threading.Thread(target=late)
         thread.start()
         thread.join()
@@ -284,16 +284,16 @@ def test_answers_are_recorded_until_that_is_ended(tmp_path: Path, engine: Engine
     with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         stop = store.record(engine, scope="tenant-7", lead=2)
         first = engine.generate([[1, 2, 3, 4], [5, 6]], max_new_tokens=6)
-        wanted = [g.prompt_tokens[-2:] + g.tokens for g in first]
-        assert text_of(store, "tenant-7") == wanted
+        selection = [g.prompt_tokens[-2:] + g.tokens for g in first]
+        assert text_of(store, "tenant-7") == selection
         assert text_of(store) == []
         stop()
         engine.generate([1, 2, 3], max_new_tokens=6)
-        assert text_of(store, "tenant-7") == wanted
+        assert text_of(store, "tenant-7") == selection
         store.record(engine, scope="tenant-7", lead=0)
     engine.generate([1, 2, 3], max_new_tokens=6)  # closing ends recording
     again = CorpusIndex.open(tmp_path / "c", model=engine)
-    assert text_of(again, "tenant-7") == wanted
+    assert text_of(again, "tenant-7") == selection
     other = Engine(tiny.model(seed=1), tiny.tokenizer(), drafter=None)
     with pytest.raises(StoreError, match="outputs of another model"):
         again.record(other, scope="tenant-7")
@@ -304,10 +304,10 @@ def test_answers_are_recorded_until_that_is_ended(tmp_path: Path, engine: Engine
 
 def test_an_engine_that_is_recorded_no_more_is_not_kept(store: CorpusIndex) -> None:
     engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
-    kept = weakref.ref(engine)
+    selected = weakref.ref(engine)
     stop = store.record(engine, scope="global")
     stop()
     stop()
     del engine
     gc.collect()
-    assert kept() is None
+    assert selected() is None

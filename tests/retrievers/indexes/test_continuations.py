@@ -60,7 +60,7 @@ def test_nothing_to_fall_back_on_is_allowed() -> None:
 
 
 def naive_sample(
-    texts: Sequence[Text], context: Text, length: int, asked: DraftOptions
+    texts: Sequence[Text], context: Text, length: int, request: DraftOptions
 ) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float]]:
     """Counts and reach of each path behind the occurrences that a cap of rows leaves.
 
@@ -68,27 +68,27 @@ def naive_sample(
     suffixes without what a longer one had, every n-th is taken, so that all fit under the cap.
     """
     counts: Counter[tuple[int, ...]] = Counter()
-    reach: dict[tuple[int, ...], float] = defaultdict(float)
+    accept_prob: dict[tuple[int, ...], float] = defaultdict(float)
     borders = [VOCAB] * 32
     flat = [borders + [t for text in texts[:n] for t in (VOCAB, *text)] for n in range(len(texts))]
     taken, escape, before, width, used = 0, 1.0, 0, 0, 0
-    for n in (length, *(each for each in asked.shorter if each < length)) if length else ():
+    for n in (length, *(each for each in request.shorter if each < length)) if length else ():
         places = ends(texts, context[-n:])
-        if taken == asked.rows or used == asked.contexts or len(places) == width:
+        if taken == request.rows or used == request.contexts or len(places) == width:
             continue
         past = {place: [*flat[place[0]], VOCAB, *texts[place[0]][: place[1]]] for place in places}
         places.sort(key=lambda place: (past[place][:-33:-1], place))
-        width, stride = len(places), -(-len(places) // (asked.rows - taken))
+        width, stride = len(places), -(-len(places) // (request.rows - taken))
         chosen = [p for p in places[::stride] if past[p][-before:] != context[-before:] or not used]
         for number, at in chosen:
-            chances = escape * asked.chances[int(used > 0), n] / len(chosen)
-            for path in followers(texts[number], at, asked.max_depth):
+            chances = escape * request.chances[int(used > 0), n] / len(chosen)
+            for path in followers(texts[number], at, request.max_depth):
                 counts[path] += stride
-                reach[path] += chances[len(path) - 1]
+                accept_prob[path] += chances[len(path) - 1]
         if chosen:
-            escape *= 1.0 - asked.chances[int(used > 0), n][0]
+            escape *= 1.0 - request.chances[int(used > 0), n][0]
             taken, before, used = taken + len(chosen), n, used + 1
-    return counts, reach
+    return counts, accept_prob
 
 
 @settings(max_examples=800)
@@ -96,11 +96,11 @@ def naive_sample(
 def test_drafts_under_a_cap_of_rows_are_those_of_naive_sampling(
     texts: list[Text], context: Text, rows: int, most: int
 ) -> None:
-    asked = DraftOptions(max_match=4, max_depth=5, rows=rows, contexts=most)
+    request = DraftOptions(max_match=4, max_depth=5, rows=rows, contexts=most)
     arrays = [np.array(text, dtype=np.int32) for text in texts]
     segment = segment_in_memory(arrays, VOCAB, 32)
-    draft = segment.draft(context, 10_000, options=asked)
+    draft = segment.draft(context, 10_000, options=request)
     length = longest(texts, context, 4)
-    counts, reach = naive_sample(texts, context, length, asked)
+    counts, accept_prob = naive_sample(texts, context, length, request)
     assert dict(zip(paths(draft), draft.counts.tolist(), strict=True)) == counts
-    assert dict(zip(paths(draft), draft.reach.tolist(), strict=True)) == pytest.approx(reach)
+    assert dict(zip(paths(draft), draft.reach.tolist(), strict=True)) == pytest.approx(accept_prob)

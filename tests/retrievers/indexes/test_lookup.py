@@ -35,20 +35,22 @@ def arrays(texts: list[Text], wide: bool = False, vocab: int = VOCAB) -> Arrays:
     buckets = count_first_tokens(tokens, vocab)
     suffixes = sort_suffixes(tokens, vocab, buckets=buckets)
     starts = np.cumsum([1, *(len(text) + 1 for text in texts)], dtype=np.int64)
-    made = Arrays(tokens, suffixes, buckets, starts)
-    for array in made:
+    instance = Arrays(tokens, suffixes, buckets, starts)
+    for array in instance:
         array.flags.writeable = False
-    return made
+    return instance
 
 
 def assert_equal_answers(
-    given: Arrays, context: Text, budget: int, depth: int, asked: DraftOptions
+    inputs: Arrays, context: Text, budget: int, depth: int, request: DraftOptions
 ) -> None:
-    plain, fast = ReferenceLookup(given), SegmentLookup(given)
-    tail = context[-asked.max_match :]
-    assert fast.longest_match(tail, asked.max_match) == plain.longest_match(tail, asked.max_match)
-    expected = plain.draft(tail, budget, depth, asked)
-    got = fast.draft(tail, budget, depth, asked)
+    plain, fast = ReferenceLookup(inputs), SegmentLookup(inputs)
+    tail = context[-request.max_match :]
+    assert fast.longest_match(tail, request.max_match) == plain.longest_match(
+        tail, request.max_match
+    )
+    expected = plain.draft(tail, budget, depth, request)
+    got = fast.draft(tail, budget, depth, request)
     assert got.length == expected.length
     for name in ("tokens", "parents", "reach", "counts", "depths", "origin"):
         a, b = getattr(got, name), getattr(expected, name)
@@ -59,10 +61,10 @@ def assert_equal_answers(
 @settings(max_examples=1000)
 @given(documents, contexts, st.integers(0, 40), options, st.booleans())
 def test_compiled_and_plain_look_ups_agree_bit_for_bit(
-    texts: list[Text], context: Text, budget: int, asked: DraftOptions, wide: bool
+    texts: list[Text], context: Text, budget: int, request: DraftOptions, wide: bool
 ) -> None:
-    depth = min(5, asked.max_depth)
-    assert_equal_answers(arrays(texts, wide), context, budget, depth, asked)
+    depth = min(5, request.max_depth)
+    assert_equal_answers(arrays(texts, wide), context, budget, depth, request)
 
 
 def test_they_agree_on_a_longer_text() -> None:
@@ -71,13 +73,13 @@ def test_they_agree_on_a_longer_text() -> None:
     texts = [
         np.concatenate([phrases[k] for k in rng.integers(0, 40, 30)]).tolist() for _ in range(60)
     ]
-    given = arrays(texts, vocab=vocab)
+    inputs = arrays(texts, vocab=vocab)
     for _ in range(200):
         text = texts[int(rng.integers(60))]
         at = int(rng.integers(1, len(text)))
         context = [*text[max(0, at - 12) : at - 3], *text[at - 2 : at]]
         for budget in (4, 64):
-            assert_equal_answers(given, context, budget, 16, DraftOptions(contexts=4))
+            assert_equal_answers(inputs, context, budget, 16, DraftOptions(contexts=4))
 
 
 @pytest.mark.parametrize("damaged", ["suffixes", "buckets", "starts"])

@@ -20,15 +20,15 @@ candidates = st.lists(
 
 @given(candidates)
 def test_the_largest_reach_comes_first_then_the_shallowest_then_the_first_row(
-    given: list[tuple[float, int, int]],
+    inputs: list[tuple[float, int, int]],
 ) -> None:
-    reach = np.array([r for r, _, _ in given])
-    nodes = np.array([[level, row] for _, level, row in given], dtype=np.int32).reshape(-1, 2)
-    heap = np.empty(len(given), dtype=np.int32)
-    for candidate in range(len(given)):
-        push(heap, candidate, candidate, reach, nodes)
-    order = [int(pop(heap, size, reach, nodes)) for size in range(len(given), 0, -1)]
-    assert [given[c] for c in order] == sorted(given, key=lambda c: (-c[0], c[1], c[2]))
+    accept_prob = np.array([r for r, _, _ in inputs])
+    nodes = np.array([[level, row] for _, level, row in inputs], dtype=np.int32).reshape(-1, 2)
+    heap = np.empty(len(inputs), dtype=np.int32)
+    for candidate in range(len(inputs)):
+        push(heap, candidate, candidate, accept_prob, nodes)
+    order = [int(pop(heap, size, accept_prob, nodes)) for size in range(len(inputs), 0, -1)]
+    assert [inputs[c] for c in order] == sorted(inputs, key=lambda c: (-c[0], c[1], c[2]))
 
 
 def test_a_function_is_compiled_without_a_cache_where_none_can_be_written(

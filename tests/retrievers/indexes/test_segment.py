@@ -47,10 +47,10 @@ def longest(texts: Sequence[Text], context: Text, most: int) -> int:
 
 
 def paths(draft: Draft) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
+    results: list[tuple[int, ...]] = []
     for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
+        results.append((*(results[parent] if parent >= 0 else ()), token))
+    return results
 
 
 def followers(text: Text, at: int, depth: int) -> list[tuple[int, ...]]:
@@ -115,10 +115,10 @@ def test_reach_is_share_times_the_chance_of_the_match(tmp_path: Path) -> None:
         contexts=2, followed=(0.0, 0.5, 0.8, 0.9), followed_after_miss=(0.0, 0.25)
     )
     draft = segment.draft([1, 2], 10, options=options)
-    reach = dict(zip(paths(draft), draft.reach.tolist(), strict=True))
+    accept_prob = dict(zip(paths(draft), draft.reach.tolist(), strict=True))
     # (3): 2 of 3 after [1, 2]. (2): found after [2] only, where 2 of 5 places are new: [3, 2], and
     # the last 2, which ends its document: half of what has escaped.
-    assert reach == pytest.approx({(3,): 0.8 * 2 / 3, (0,): 0.8 / 3, (2,): 0.2 * 0.25 / 2})
+    assert accept_prob == pytest.approx({(3,): 0.8 * 2 / 3, (0,): 0.8 / 3, (2,): 0.2 * 0.25 / 2})
     assert draft.counts.tolist() == [2, 1, 1]
     assert draft.length == 2
 

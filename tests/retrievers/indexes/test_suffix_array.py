@@ -72,9 +72,9 @@ def test_buckets_hold_the_positions_of_each_token() -> None:
 
 
 def test_progress_ends_with_all() -> None:
-    seen: list[tuple[int, int]] = []
-    sort_suffixes(encode([0, 1, 2]), VOCAB, progress=lambda done, all_: seen.append((done, all_)))
-    assert seen[-1] == (3, 3)
+    known: list[tuple[int, int]] = []
+    sort_suffixes(encode([0, 1, 2]), VOCAB, progress=lambda done, all_: known.append((done, all_)))
+    assert known[-1] == (3, 3)
 
 
 @pytest.mark.parametrize("tokens", [[], [0, VOCAB], [VOCAB, 0]])

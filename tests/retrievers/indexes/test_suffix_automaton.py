@@ -94,10 +94,10 @@ def test_counts_latest_ends_and_children_are_those_of_a_search(built: Text, grow
 @given(st.lists(texts, min_size=2, max_size=3), texts)
 def test_no_match_crosses_a_border(parts: list[Text], grown: Text) -> None:
     automaton = make(parts, grown)
-    pieces = [*parts[:-1], [*parts[-1], *grown]]
-    own = set().union(*(parts_of(piece) for piece in pieces))
-    for part in parts_of([token for piece in pieces for token in piece]):
-        assert (find(automaton, part) >= 0) is (part in own)
+    chunks = [*parts[:-1], [*parts[-1], *grown]]
+    current = set().union(*(parts_of(piece) for piece in chunks))
+    for part in parts_of([token for piece in chunks for token in piece]):
+        assert (find(automaton, part) >= 0) is (part in current)
     for state in range(len(automaton.length)):
         assert all(token < VOCAB for token, _ in automaton.children(state))
 
@@ -151,18 +151,18 @@ def test_a_repeated_token_stays_linear_in_states() -> None:
 @given(st.lists(texts, min_size=1, max_size=3), texts)
 def test_compiled_code_builds_the_same(plain: bool, parts: list[Text], grown: Text) -> None:
     marked = [(part, [i % 3 == 1 for i in range(len(part))]) for part in parts]
-    expected, found = SuffixAutomaton(VOCAB), SuffixAutomaton(VOCAB)
+    expected, result = SuffixAutomaton(VOCAB), SuffixAutomaton(VOCAB)
     expected.build_texts(marked, "numpy")
     with pytest.MonkeyPatch.context() as patch:
         if plain:
             without_numba(patch)
-        found.build_texts(marked, "numba")
-    assert snapshot(found) == snapshot(expected)
+        result.build_texts(marked, "numba")
+    assert snapshot(result) == snapshot(expected)
     for state, edges in expected.more.items():
-        assert list(found.more[state]) == list(edges)
-    for automaton in (expected, found):
+        assert list(result.more[state]) == list(edges)
+    for automaton in (expected, result):
         automaton.extend(grown)
-    assert snapshot(found) == snapshot(expected)
+    assert snapshot(result) == snapshot(expected)
 
 
 def without_numba(patch: pytest.MonkeyPatch) -> None:
@@ -174,11 +174,11 @@ def without_numba(patch: pytest.MonkeyPatch) -> None:
 
 def test_borders_lie_between_texts_and_not_behind_the_last() -> None:
     expected = make([[0, 1], [2], [3, 0]], [])
-    found = SuffixAutomaton(VOCAB)
-    found.build_texts([([0, 1], False), ([2], False), ([3, 0], False)], "numpy")
-    assert snapshot(found) == snapshot(expected)
-    found.separate()
-    assert found.tokens == [0, 1, VOCAB, 2, VOCAB + 1, 3, 0, VOCAB + 2]
+    result = SuffixAutomaton(VOCAB)
+    result.build_texts([([0, 1], False), ([2], False), ([3, 0], False)], "numpy")
+    assert snapshot(result) == snapshot(expected)
+    result.separate()
+    assert result.tokens == [0, 1, VOCAB, 2, VOCAB + 1, 3, 0, VOCAB + 2]
 
 
 def test_auto_takes_compiled_code_for_long_texts_where_it_is_loaded(

@@ -28,8 +28,8 @@ def engine(**model: Any) -> Engine:
 
 
 def texts(count: int = 12, seed: int = 0) -> list[list[int]]:
-    drawn = random.Random(seed)
-    return [[drawn.randrange(4, 60) for _ in range(drawn.randrange(2, 90))] for _ in range(count)]
+    sample = random.Random(seed)
+    return [[sample.randrange(4, 60) for _ in range(sample.randrange(2, 90))] for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +40,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
 def states(tokens: list[int]) -> Any:
     """Return what the output head of the tiny model reads, by transformers alone: [T, H]."""
     with torch.no_grad():
-        found = tiny.model()(torch.tensor([tokens]), output_hidden_states=True)
-    return found.hidden_states[-1][0].numpy()
+        result = tiny.model()(torch.tensor([tokens]), output_hidden_states=True)
+    return result.hidden_states[-1][0].numpy()
 
 
 def test_every_token_but_the_last_has_a_key_and_what_followed_it(store: Datastore) -> None:
@@ -49,8 +49,8 @@ def test_every_token_but_the_last_has_a_key_and_what_followed_it(store: Datastor
     for text, start in zip(texts(), store.starts, strict=False):
         assert start == at
         assert store.values[at : at + len(text) - 1].tolist() == text[1:]
-        found = np.asarray(store.keys[at : at + len(text) - 1], np.float32)
-        assert np.allclose(found, states(text)[:-1], atol=5e-3, rtol=5e-3)
+        result = np.asarray(store.keys[at : at + len(text) - 1], np.float32)
+        assert np.allclose(result, states(text)[:-1], atol=5e-3, rtol=5e-3)
         at += len(text) - 1
     assert len(store) == at == store.starts[-1]
 
@@ -60,35 +60,35 @@ def test_long_texts_are_read_in_windows_that_overlap(
 ) -> None:
     monkeypatch.setattr(keys_file, "WINDOW", 16)
     text = [4 + i % 50 for i in range(75)]
-    found = Datastore.build([text, [5, 6, 7]], engine(), tmp_path / "store")
-    assert found.values.tolist() == [*text[1:], 6, 7]
-    assert found.starts.tolist() == [0, 74, 76]
+    result = Datastore.build([text, [5, 6, 7]], engine(), tmp_path / "store")
+    assert result.values.tolist() == [*text[1:], 6, 7]
+    assert result.starts.tolist() == [0, 74, 76]
     # Behind the first window a key knows at least the overlap before it.
     second = states(text[14:30])
     assert np.allclose(
-        np.asarray(found.keys[20:29], np.float32), second[6:15], atol=5e-3, rtol=5e-3
+        np.asarray(result.keys[20:29], np.float32), second[6:15], atol=5e-3, rtol=5e-3
     )
 
 
 def test_it_stops_at_the_most_that_is_wanted(tmp_path: Path) -> None:
-    found = Datastore.build(texts(), engine(), tmp_path / "store", max_tokens=100)
+    result = Datastore.build(texts(), engine(), tmp_path / "store", max_tokens=100)
     whole = [token for text in texts() for token in text[1:]]
-    assert found.values.tolist() == whole[:100]
-    assert found.starts[-1] == 100
+    assert result.values.tolist() == whole[:100]
+    assert result.starts[-1] == 100
 
 
 def test_what_follows_ends_with_its_text(store: Datastore) -> None:
     ends = store.starts[1:]
     last = np.asarray([ends[0] - 1, ends[3] - 2, 0])
-    found = store.following(last, 3).tolist()
-    assert found == [ends[0] - 1, ends[3] - 2, ends[3] - 1, 0, 1, 2, 3]
+    result = store.following(last, 3).tolist()
+    assert result == [ends[0] - 1, ends[3] - 2, ends[3] - 1, 0, 1, 2, 3]
 
 
 def test_opened_again_it_is_the_same(store: Datastore) -> None:
     again = Datastore.open(store.path)
     assert again.info() == store.info()
-    asked = np.asarray(store.keys[5:9], np.float32)
-    for one, other in zip(store.search(asked, 7), again.search(asked, 7), strict=True):
+    request = np.asarray(store.keys[5:9], np.float32)
+    for one, other in zip(store.search(request, 7), again.search(request, 7), strict=True):
         assert np.array_equal(one.numbers, other.numbers)
         assert one.distances[0] == 0.0
 
@@ -145,10 +145,10 @@ def test_the_cache_forgets_the_oldest_and_holds_what_follows(store: Datastore) -
     ],
 )
 def test_texts_that_cannot_be_kept_leave_nothing(
-    given: Any, options: dict[str, Any], message: str, tmp_path: Path
+    inputs: Any, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises((InputError, DocumentError), match=message):
-        Datastore.build(given, engine(), tmp_path / "store", **options)
+        Datastore.build(inputs, engine(), tmp_path / "store", **options)
     assert not (tmp_path / "store").exists()
 
 
@@ -192,13 +192,13 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_damage_to_any_file_is_a_typed_error(store: Datastore, tmp_path: Path) -> None:
     files = [path for path in store.path.rglob("*") if path.is_file() and path.stat().st_size]
-    drawn = random.Random(3)
+    sample = random.Random(3)
     for time in range(200):
         copy = tmp_path / f"copy{time}"
         shutil.copytree(store.path, copy)
         hurt = copy / files[time % len(files)].relative_to(store.path)
         before = hurt.read_bytes()
-        after = DAMAGES[time % len(DAMAGES)](before, drawn)
+        after = DAMAGES[time % len(DAMAGES)](before, sample)
         hurt.write_bytes(after)
         if after != before:
             with pytest.raises(RagspecError):

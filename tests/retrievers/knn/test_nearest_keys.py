@@ -16,9 +16,9 @@ from ragspec.retrievers.search.nearest import Approximate
 
 def clustered(count: int, width: int, seed: int = 0) -> Any:
     """Return keys around a few centres far from zero, some of them twice."""
-    drawn = np.random.default_rng(seed)
-    centres = drawn.normal(size=(7, width)) * 3.0 + 5.0
-    keys = centres[drawn.integers(7, size=count)] + drawn.normal(size=(count, width))
+    sample = np.random.default_rng(seed)
+    centres = sample.normal(size=(7, width)) * 3.0 + 5.0
+    keys = centres[sample.integers(7, size=count)] + sample.normal(size=(count, width))
     if count > 40:
         keys[count // 2 : count // 2 + 9] = keys[:9]
     return keys.astype(np.float16)
@@ -53,18 +53,18 @@ def test_they_are_those_of_measuring_all(
                 assert np.array_equal(one.numbers, many.numbers)
                 assert np.array_equal(one.distances, many.distances)
     torch.set_num_threads(1)
-    for query, found in zip(queries, alone, strict=True):
+    for query, result in zip(queries, alone, strict=True):
         numbers, distances = measured(keys, query, k)
-        assert found.numbers.tolist() == numbers
-        assert np.array_equal(found.distances, distances)
+        assert result.numbers.tolist() == numbers
+        assert np.array_equal(result.distances, distances)
 
 
 def test_a_smaller_k_is_the_beginning_of_a_larger_one() -> None:
     near, query = NearestKeys(clustered(400, 16)), clustered(1, 16, seed=8).astype(np.float32)
     most = near.search(query, 200)[0]
     for k in (1, 2, 30, 199):
-        found = near.search(query, k)[0]
-        assert np.array_equal(found.numbers, most.numbers[:k])
+        result = near.search(query, k)[0]
+        assert np.array_equal(result.numbers, most.numbers[:k])
 
 
 def test_more_than_there_are_gives_all() -> None:
@@ -79,24 +79,24 @@ def test_without_memory_for_a_copy_the_keys_are_read_each_time(
     whole = NearestKeys(keys).search(query, 20)
     monkeypatch.setattr(nearest_keys, "free_memory", lambda: 0)
     poor = NearestKeys(keys)
-    found = poor.search(query, 20)
+    result = poor.search(query, 20)
     assert poor._exact[1]._vectors is poor._exact[0]
-    for one, other in zip(whole, found, strict=True):
+    for one, other in zip(whole, result, strict=True):
         assert np.array_equal(one.numbers, other.numbers)
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_an_approximate_index_goes_by_distances_not_by_products(kind: str) -> None:
     pytest.importorskip("faiss")
-    drawn = np.random.default_rng(4)
-    sizes = drawn.uniform(0.2, 5.0, size=(4000, 1))  # the largest would win every product
-    keys = (drawn.normal(size=(4000, 12)) * sizes).astype(np.float16)
+    sample = np.random.default_rng(4)
+    sizes = sample.uniform(0.2, 5.0, size=(4000, 1))  # the largest would win every product
+    keys = (sample.normal(size=(4000, 12)) * sizes).astype(np.float16)
     queries = keys[::80].astype(np.float32)
     index = Approximate.build(keys.astype(np.float32), kind, distances=True)
-    found = ApproximateKeys(keys, index).search(queries, 10)
+    result = ApproximateKeys(keys, index).search(queries, 10)
     exact = NearestKeys(keys).search(queries, 10)
-    pairs = list(zip(found, exact, strict=True))
+    pairs = list(zip(result, exact, strict=True))
     shared = [len(set(a.numbers) & set(b.numbers)) / 10 for a, b in pairs]
     assert np.mean(shared) > 0.8
-    assert all(near.distances[0] == 0.0 for near in found)
-    assert all((np.diff(near.distances) >= 0.0).all() for near in found)
+    assert all(near.distances[0] == 0.0 for near in result)
+    assert all((np.diff(near.distances) >= 0.0).all() for near in result)

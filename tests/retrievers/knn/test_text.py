@@ -39,16 +39,16 @@ def engine(drafter: Any = None) -> Engine:
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
     """Return what the model saw in its own texts, so that neighbours are close, and some twice."""
-    asked = engine()
-    found = [
-        asked.generate(
+    request = engine()
+    results = [
+        request.generate(
             tiny.prompt(9, seed=i), Sampling(temperature=0.8, seed=i), max_new_tokens=60,
             ignore_eos=True,
         ).tokens
         for i in range(10)
     ]  # fmt: skip
     path = tmp_path_factory.mktemp("knn") / "store"
-    return Datastore.build([*found, found[2], found[5]], asked, path)
+    return Datastore.build([*results, results[2], results[5]], request, path)
 
 
 def naive(
@@ -57,22 +57,22 @@ def naive(
     """Return the text of the equation: whole forwards of transformers, all distances, one token."""
     model, tokens = tiny.model(dtype=torch.float64), list(prompt)
     keys = np.asarray(store.keys, np.float64)
-    law = TokenLaw(
+    distribution = TokenLaw(
         sampling, NoiseStream(sampling.seed_of(0) or 0, 0), len(prompt), [tiny.VOCAB - 1]
     )
     mixture = lm.knn.mixture
     for index in range(new):
         with torch.no_grad():
-            found = model(torch.tensor([tokens]), output_hidden_states=True)
-        state = found.hidden_states[-1][0, -1].float().double().numpy()
+            result = model(torch.tensor([tokens]), output_hidden_states=True)
+        state = result.hidden_states[-1][0, -1].float().double().numpy()
         distances = ((keys - state) ** 2).sum(axis=1)
         order = np.lexsort((np.arange(len(keys)), distances))[: lm.knn.k]
         weights = np.exp(-(distances[order] - distances[order[0]]) / mixture.temperature)
         near = np.bincount(store.values[order], weights / weights.sum(), tiny.VOCAB)
-        own = found.logits[0, -1].double().softmax(-1)
-        mixed = (1 - mixture.weight) * own + mixture.weight * torch.from_numpy(near)
-        scores = law.process(mixed.log()[None], tokens, [[]])
-        tokens.append(int(law.select(scores, [index])))
+        current = result.logits[0, -1].double().softmax(-1)
+        mixed = (1 - mixture.weight) * current + mixture.weight * torch.from_numpy(near)
+        scores = distribution.process(mixed.log()[None], tokens, [[]])
+        tokens.append(int(distribution.select(scores, [index])))
         if tokens[-1] == tiny.VOCAB - 1:
             break
     return tokens[len(prompt) :]
@@ -85,48 +85,48 @@ def test_it_is_the_text_of_the_equation(store: Datastore, drafter: Any, sampling
         prompt = tiny.prompt(7, seed=k)
         for speculate in ("off", "auto", 4):
             lm = KnnLM(engine(drafter), store, k=k, weight=weight, speculate=speculate)
-            found = lm.generate(prompt, sampling, max_new_tokens=20)
-            assert found.tokens == naive(store, lm, prompt, sampling, 20)
-            assert found.label == found.report.label == "exact-for(knn)"
+            result = lm.generate(prompt, sampling, max_new_tokens=20)
+            assert result.tokens == naive(store, lm, prompt, sampling, 20)
+            assert result.label == result.report.label == "exact-for(knn)"
 
 
 @pytest.mark.parametrize("cases", [100, pytest.param(1500, marks=pytest.mark.slow)])
 def test_random_cases_are_the_text_of_waiting(store: Datastore, cases: int) -> None:
-    drawn, engines = random.Random(5), {name: engine(name) for name in (None, "context", "auto")}
+    sample, engines = random.Random(5), {name: engine(name) for name in (None, "context", "auto")}
     hits = wasted = 0
     for case in range(cases):
-        sampling = drawn.choice(SAMPLINGS)
-        prompt = tiny.prompt(drawn.randint(1, 24), seed=case)
-        asked = engines[drawn.choice((None, "context", "auto"))]
+        sampling = sample.choice(SAMPLINGS)
+        prompt = tiny.prompt(sample.randint(1, 24), seed=case)
+        request = engines[sample.choice((None, "context", "auto"))]
         settings: dict[str, Any] = {
-            "k": drawn.choice((1, 2, 16, 64, len(store))),
-            "weight": drawn.choice((0.0, 0.25, 0.6, 1.0)),
-            "temperature": drawn.choice((None, 1.0, 50.0)),
+            "k": sample.choice((1, 2, 16, 64, len(store))),
+            "weight": sample.choice((0.0, 0.25, 0.6, 1.0)),
+            "temperature": sample.choice((None, 1.0, 50.0)),
         }
         options: dict[str, Any] = {
-            "max_new_tokens": drawn.randint(1, 40),
-            "ignore_eos": drawn.random() < 0.5,
-            "logprobs": drawn.choice((None, 0, 3)),
+            "max_new_tokens": sample.randint(1, 40),
+            "ignore_eos": sample.random() < 0.5,
+            "logprobs": sample.choice((None, 0, 3)),
         }
-        off = KnnLM(asked, store, speculate="off", **settings)
+        off = KnnLM(request, store, speculate="off", **settings)
         whole = off.generate(prompt, sampling, **options)
         if case % 3 == 0 and len(whole.tokens) > 6:
-            options["stop"] = asked.tokenizer.decode(whole.tokens[4:6]) or None
+            options["stop"] = request.tokenizer.decode(whole.tokens[4:6]) or None
             whole = off.generate(prompt, sampling, **options)
-        lm = KnnLM(asked, store, speculate=drawn.choice(("auto", 1, 2, 5, 16)), **settings)
+        lm = KnnLM(request, store, speculate=sample.choice(("auto", 1, 2, 5, 16)), **settings)
         for _ in range(2):  # the second time with what was learned
-            found = lm.generate(prompt, sampling, **options)
-            assert found.tokens == whole.tokens and found.text == whole.text
-            assert found.finish_reason == whole.finish_reason
-            assert [t for step in found.steps for t in step.tokens] == whole.tokens
-            assert (found.logprobs is None) == (whole.logprobs is None)
-            for one, other in zip(found.logprobs or (), whole.logprobs or (), strict=True):
+            result = lm.generate(prompt, sampling, **options)
+            assert result.tokens == whole.tokens and result.text == whole.text
+            assert result.finish_reason == whole.finish_reason
+            assert [t for step in result.steps for t in step.tokens] == whole.tokens
+            assert (result.logprobs is None) == (whole.logprobs is None)
+            for one, other in zip(result.logprobs or (), whole.logprobs or (), strict=True):
                 assert one.token == other.token and abs(one.logprob - other.logprob) < 1e-9
                 assert [t for t, _ in one.top] == [t for t, _ in other.top]
-            told = found.report.retrieval
-            assert told is not None and told.strides == len(whole.tokens)
-            assert found.report.tokens == len(whole.tokens)
-            hits, wasted = hits + told.hits, wasted + told.wasted
+            message = result.report.retrieval
+            assert message is not None and message.strides == len(whole.tokens)
+            assert result.report.tokens == len(whole.tokens)
+            hits, wasted = hits + message.hits, wasted + message.wasted
     assert hits > 2 * cases and wasted > 2 * cases  # right and wrong guesses, plenty of both
 
 
@@ -136,8 +136,8 @@ class Oracle(NeighbourCache):
     knows = True
 
     def nearest(self, state: Any, k: int) -> Neighbours:
-        found = self._store.search(state[None], k)[0]
-        return found if self.knows else Neighbours(np.asarray([0]), np.zeros(1))
+        result = self._store.search(state[None], k)[0]
+        return result if self.knows else Neighbours(np.asarray([0]), np.zeros(1))
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -153,17 +153,17 @@ def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
         off = KnnLM(engine(), store, speculate="off", **settings)
         whole = off.generate(tiny.prompt(), sampling, max_new_tokens=30, ignore_eos=True)
         lm = KnnLM(engine(), store, speculate=5, **settings)
-        found = lm.generate(tiny.prompt(), sampling, max_new_tokens=30, ignore_eos=True)
-        assert found.tokens == whole.tokens
-        told = found.report.retrieval
-        assert told is not None
-        if told.gated == told.rounds:  # a processor that must not be asked twice
+        result = lm.generate(tiny.prompt(), sampling, max_new_tokens=30, ignore_eos=True)
+        assert result.tokens == whole.tokens
+        message = result.report.retrieval
+        assert message is not None
+        if message.gated == message.rounds:  # a processor that must not be asked twice
             continue
         guessed += 1
         if knows:
-            assert told.rollbacks == 0 and told.hits == 29 and told.calls == 1 + 6
+            assert message.rollbacks == 0 and message.hits == 29 and message.calls == 1 + 6
         else:
-            assert told.rollbacks > 10
+            assert message.rollbacks > 10
     assert guessed >= 3
 
 
@@ -174,7 +174,7 @@ def test_a_guess_that_is_kept_would_be_noticed(
     lm = KnnLM(engine(), store, speculate=4, **settings)
     options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
     right = lm.generate(tiny.prompt(), **options).tokens
-    monkeypatch.setattr(text.KnnText, "_check", lambda self, law, new: (len(new), None))
+    monkeypatch.setattr(text.KnnText, "_check", lambda self, distribution, new: (len(new), None))
     assert lm.generate(tiny.prompt(), **options).tokens != right
 
 
@@ -189,19 +189,19 @@ def test_an_approximate_index_gives_one_text_too(
     assert opened.kind == near.info().search == kind
     near_index = opened.near
     assert isinstance(near_index, ApproximateKeys) and near_index.index.by_distance
-    asked = np.asarray(near.keys[:9], np.float32)
-    for one, many in zip(asked, opened.search(asked, 5), strict=True):
+    request = np.asarray(near.keys[:9], np.float32)
+    for one, many in zip(request, opened.search(request, 5), strict=True):
         assert np.array_equal(opened.search(one[None], 5)[0].numbers, many.numbers)
         assert many.distances[0] == 0.0
     for sampling in SAMPLINGS[:3]:
         for drafter in (None, "auto"):
-            found = [
-                KnnLM(engine(drafter), opened, k=16, weight=0.6, speculate=way).generate(
+            results = [
+                KnnLM(engine(drafter), opened, k=16, weight=0.6, speculate=direction).generate(
                     tiny.prompt(9), sampling, max_new_tokens=25, ignore_eos=True
                 )
-                for way in ("off", "auto", 5)
+                for direction in ("off", "auto", 5)
             ]
-            assert found[0].tokens == found[1].tokens == found[2].tokens
+            assert results[0].tokens == results[1].tokens == results[2].tokens
 
 
 def test_a_processor_with_a_memory_is_asked_once_for_each_token(store: Datastore) -> None:
@@ -217,26 +217,26 @@ def test_a_processor_with_a_memory_is_asked_once_for_each_token(store: Datastore
             scores[:, len(self.asked) % tiny.VOCAB] = -torch.inf
             return scores
 
-    made = []
-    given: tuple[Any, ...] = ("off", "auto", 4)
-    for speculate in given:
+    instance = []
+    inputs: tuple[Any, ...] = ("off", "auto", 4)
+    for speculate in inputs:
         counts = Counts()
         lm = KnnLM(engine("auto"), store, speculate=speculate)
-        found = lm.generate(
+        result = lm.generate(
             tiny.prompt(), max_new_tokens=25, ignore_eos=True, logits_processor=[counts]
         )
-        made.append(found.tokens)
+        instance.append(result.tokens)
         assert counts.asked == list(range(len(tiny.prompt()), len(tiny.prompt()) + 25))
-    assert made[0] == made[1] == made[2]
+    assert instance[0] == instance[1] == instance[2]
 
 
 def test_where_guessing_does_not_pay_tokens_wait(store: Datastore) -> None:
     lm = KnnLM(engine(), store)
     for _ in range(2):
-        found = lm.generate(tiny.prompt(), max_new_tokens=40, ignore_eos=True)
-    told = found.report.retrieval
-    assert told is not None and told.gated > 0
-    assert told.queries < 80
+        result = lm.generate(tiny.prompt(), max_new_tokens=40, ignore_eos=True)
+    message = result.report.retrieval
+    assert message is not None and message.gated > 0
+    assert message.queries < 80
 
 
 def test_what_is_waited_for_learns_whether_guesses_would_be_right(
@@ -252,6 +252,6 @@ def test_what_is_waited_for_learns_whether_guesses_would_be_right(
 def test_it_is_drafted_for_as_any_text(store: Datastore) -> None:
     lm = KnnLM(engine("context"), store, weight=1.0, k=1, speculate="off")
     plain = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True)
-    found = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True, prediction=plain.tokens)
-    assert found.tokens == plain.tokens
-    assert found.report.accepted_prediction_tokens > 15
+    result = lm.generate(tiny.prompt(), max_new_tokens=30, ignore_eos=True, prediction=plain.tokens)
+    assert result.tokens == plain.tokens
+    assert result.report.accepted_prediction_tokens > 15

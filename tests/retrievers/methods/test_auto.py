@@ -31,9 +31,9 @@ def test_the_prompt_is_read_once_and_not_for_second_choices() -> None:
 def test_the_text_is_that_of_plain_decoding() -> None:
     prompt = [*range(5, 15), *range(5, 15)]
     plain = Engine(tiny.model(), drafter=None).generate(prompt, max_new_tokens=40)
-    found = Engine(tiny.model(), drafter="auto", budget=6).generate(prompt, max_new_tokens=40)
-    assert found.tokens == plain.tokens
-    assert found.report.faults == {} and found.report.drafted > 0
+    result = Engine(tiny.model(), drafter="auto", budget=6).generate(prompt, max_new_tokens=40)
+    assert result.tokens == plain.tokens
+    assert result.report.faults == {} and result.report.drafted > 0
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -52,8 +52,8 @@ def test_a_source_that_stalls_is_counted_in_the_report(monkeypatch: pytest.Monke
     drafter = AutoDrafter(FixedDrafter([1], "stalling", [0.1], seconds=1.0, clock=clock))
     plain = Engine(tiny.model(), drafter=None).generate(PROMPTS[0], max_new_tokens=40)
     with pytest.warns(RuntimeWarning, match="'stalling' is switched off"):
-        found = Engine(tiny.model(), drafter=drafter, budget=6).generate(
+        result = Engine(tiny.model(), drafter=drafter, budget=6).generate(
             PROMPTS[0], max_new_tokens=40
         )
-    assert found.tokens == plain.tokens
-    assert found.report.faults == {"stalling": 3} and clock == [4.0]
+    assert result.tokens == plain.tokens
+    assert result.report.faults == {"stalling": 3} and clock == [4.0]

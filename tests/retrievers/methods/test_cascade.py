@@ -24,9 +24,9 @@ def names(tree: DraftTree) -> dict[int, str]:
     return {int(t): tree.sources[s] for t, s in zip(tree.tokens, tree.source, strict=True)}
 
 
-def wide(tokens: range, name: str, reach: float) -> FixedDrafter:
+def wide(tokens: range, name: str, accept_prob: float) -> FixedDrafter:
     """Many siblings of one reach."""
-    return FixedDrafter(list(tokens), name, reach=[reach] * len(tokens), siblings=True)
+    return FixedDrafter(list(tokens), name, reach=[accept_prob] * len(tokens), siblings=True)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -47,21 +47,21 @@ def test_a_full_source_starves_no_other() -> None:
     sources = [wide(range(10, 40), "a", 0.9), wide(range(40, 60), "b", 0.2)]
     sources.append(wide(range(60, 80), "c", 0.2))
     tree = Cascade(sources).open(REQUEST).propose(PLACE, 10)
-    found = list(names(tree).values())
-    assert [found.count(name) for name in "abc"] == [6, 2, 2]
+    result = list(names(tree).values())
+    assert [result.count(name) for name in "abc"] == [6, 2, 2]
 
 
 def test_what_nobody_is_sure_of_is_taken_by_reach() -> None:
     unsure, little = wide(range(10, 30), "a", 0.01), wide(range(30, 40), "b", 0.05)
     tree = Cascade([unsure, little]).open(REQUEST).propose(PLACE, 12)
-    found = list(names(tree).values())
-    assert [found.count(name) for name in "ab"] == [2, 10]
+    result = list(names(tree).values())
+    assert [result.count(name) for name in "ab"] == [2, 10]
 
 
 def test_places_that_a_source_leaves_free_are_filled_by_the_others() -> None:
     cascade = Cascade([wide(range(10, 30), "a", 0.9), FixedDrafter([1], "b", reach=[0.9])])
-    found = list(names(cascade.open(REQUEST).propose(PLACE, 10)).values())
-    assert [found.count(name) for name in "ab"] == [9, 1]
+    result = list(names(cascade.open(REQUEST).propose(PLACE, 10)).values())
+    assert [result.count(name) for name in "ab"] == [9, 1]
 
 
 def test_shared_beginnings_are_counted_once() -> None:
@@ -124,11 +124,11 @@ def test_settings_are_checked() -> None:
 def drafts(draw: st.DrawFn) -> DraftTree:
     n = draw(st.integers(1, 8))
     parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
-    reach: list[float] = []
+    accept_prob: list[float] = []
     for parent in parents:
-        reach.append(draw(st.floats(0, 1)) * (1.0 if parent < 0 else reach[parent]))
+        accept_prob.append(draw(st.floats(0, 1)) * (1.0 if parent < 0 else accept_prob[parent]))
     tokens = draw(st.permutations(range(10)))[:n]
-    return DraftTree.build(tokens, parents, "test", reach=reach)
+    return DraftTree.build(tokens, parents, "test", accept_prob=accept_prob)
 
 
 @given(st.lists(drafts(), min_size=1, max_size=3), st.integers(1, 12), st.floats(0, 0.3))

@@ -89,8 +89,8 @@ def test_proposals_occur_in_the_text_and_name_their_origin(
     assert depths(tree.parents).max(initial=0) <= remaining - 1
     assert (np.diff(tree.reach) <= 0).all()
     written = [*request.prompt, *output]
-    pieces = [list(text.tokens) for text in request.texts] + [written]
-    pairs = {pair for piece in pieces for pair in pairwise(piece)}
+    chunks = [list(text.tokens) for text in request.texts] + [written]
+    pairs = {pair for piece in chunks for pair in pairwise(piece)}
     for path in paths(tree.parents):
         spelled = [written[-1], *tree.tokens[list(path)].tolist()]
         assert set(pairwise(spelled)) <= pairs
@@ -109,11 +109,11 @@ def test_the_first_node_continues_the_longest_match(
     request: DraftRequest, output: list[int]
 ) -> None:
     written = [*request.prompt, *output]
-    pieces = [list(text.tokens) for text in request.texts] + [written]
+    chunks = [list(text.tokens) for text in request.texts] + [written]
     following: set[int] = set()
     for n in range(len(written), 0, -1):
         suffix = written[-n:]
-        for piece in pieces:
+        for piece in chunks:
             for i in range(len(piece) - n):
                 if piece[i : i + n] == suffix:
                     following.add(piece[i + n])
@@ -161,15 +161,15 @@ def test_reach_learns_from_what_the_target_refuses() -> None:
     prompt = (1, 2, 3, 4)
     session = ContextDrafter().open(DraftRequest(prompt, 100))
     place = context(prompt)
-    seen = []
+    known = []
     for turn in range(8):
         place.tokens += [2, 60 + turn]
         place.tokens += [2]
         tree = session.propose(place, 1)
-        seen.append(float(tree.reach[0]))
+        known.append(float(tree.reach[0]))
         session.observe(Step(tree, (), (80 + turn,)))
         place.tokens.append(80 + turn)
-    assert seen[-1] < 0.5 * seen[0]
+    assert known[-1] < 0.5 * known[0]
 
 
 def test_a_label_is_followed_by_the_sentence_that_the_question_asks_about() -> None:
@@ -260,9 +260,13 @@ def test_the_outlook_is_the_reach_of_the_best_draft_of_the_longest_match(
 ) -> None:
     session = ContextDrafter(NO_STARTS).open(DraftRequest(tuple(prompt), VOCAB))
     place = context(prompt, output)
-    outlook = session.outlook(place)
+    expected_acceptance = session.outlook(place)
     tree = session.propose(place, 1)
-    assert outlook == np.float32(tree.reach[0]) if len(tree) else outlook == 0.0
+    assert (
+        expected_acceptance == np.float32(tree.reach[0])
+        if len(tree)
+        else expected_acceptance == 0.0
+    )
 
 
 @pytest.mark.parametrize("batch", BATCHES)

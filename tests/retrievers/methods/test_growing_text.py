@@ -35,15 +35,17 @@ def spelled(tree: DraftTree) -> object:
 @pytest.mark.parametrize("name", DRAFTERS)
 @given(texts, texts, st.lists(texts, min_size=1, max_size=5))
 def test_what_was_followed_drafts_as_what_is_made_anew(
-    name: str, source: list[int], prompt: list[int], pieces: list[list[int]]
+    name: str, source: list[int], prompt: list[int], chunks: list[list[int]]
 ) -> None:
     request = DraftRequest(tuple(prompt), VOCAB, texts=(SourceText(tuple(source), 5),))
-    kept, text = DRAFTERS[name].open(request), list(prompt)
-    for piece in pieces:
-        kept.propose(DraftContext(text, len(prompt), 50), 8)
+    selected, text = DRAFTERS[name].open(request), list(prompt)
+    for piece in chunks:
+        selected.propose(DraftContext(text, len(prompt), 50), 8)
         text += piece
         context = DraftContext(text, len(prompt), 50)
         whole = replace(request, prompt=tuple(text))
         fresh = DRAFTERS[name].open(whole).propose(context, 8)
-        assert spelled(kept.propose(context, 8)) == spelled(fresh)
-        assert spelled(kept.propose(context, 8)) == spelled(fresh), "nor does asking twice matter"
+        assert spelled(selected.propose(context, 8)) == spelled(fresh)
+        assert spelled(selected.propose(context, 8)) == spelled(fresh), (
+            "nor does asking twice matter"
+        )

@@ -53,28 +53,28 @@ def test_the_text_stays_as_it_is(form: Form, settings: str, batch: int, folder: 
 
 
 def pool(*ngrams: tuple[int, ...]) -> NGramPool:
-    made = NGramPool()
+    instance = NGramPool()
     for ngram in ngrams:
-        made.add(ngram)
-    return made
+        instance.add(ngram)
+    return instance
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_level_drafts_under_its_name(form: Form) -> None:
     context = [1, 2, 3, 4, 5, 6, 7, 8, 1]
     corpus = FixedDrafter([30, 31, 32, 33], reach=[0.5, 0.4, 0.3, 0.2])
-    found = names(drafted(HierarchyDrafter(pool((1, 20, 21, 22, 23)), corpus, form=form), context))
-    assert found[2] == ("context" if form == "trie" else "ngrams")
-    assert found[20] == "answers"
-    assert found[30] == "statistics"
+    result = names(drafted(HierarchyDrafter(pool((1, 20, 21, 22, 23)), corpus, form=form), context))
+    assert result[2] == ("context" if form == "trie" else "ngrams")
+    assert result[20] == "answers"
+    assert result[30] == "statistics"
 
 
 def test_a_full_context_starves_no_other_level() -> None:
     context = [token for i in range(7) for token in (1, *range(40 + 5 * i, 45 + 5 * i))] + [1]
     corpus = FixedDrafter([30, 31, 32, 33], reach=[0.5, 0.4, 0.3, 0.2])
     answers = pool((1, 20, 21, 22, 23))
-    found = names(drafted(HierarchyDrafter(answers, corpus, form="ngram"), context, 64))
-    counts = [list(found.values()).count(name) for name in ("ngrams", "answers", "statistics")]
+    result = names(drafted(HierarchyDrafter(answers, corpus, form="ngram"), context, 64))
+    counts = [list(result.values()).count(name) for name in ("ngrams", "answers", "statistics")]
     assert sum(counts) == 28  # seven n-grams of four more tokens
     assert counts[0] >= 14
     assert counts[1] >= 2
@@ -88,16 +88,16 @@ def test_the_common_ngrams_of_the_answers_come_first() -> None:
 
 
 def test_the_ngram_form_asks_the_corpus_as_the_paper_does() -> None:
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     class Store:
         def drafter(self, **options: Any) -> Drafter:
-            asked.append(options)
+            requests.append(options)
             return FixedDrafter([5])
 
     HierarchyDrafter(None, Store(), form="ngram")
     HierarchyDrafter(None, Store(), form="trie")
-    assert asked == [{"longest": 2, "shortest": 1, "shorter": (1,), "depth": 4}, {}]
+    assert requests == [{"longest": 2, "shortest": 1, "shorter": (1,), "depth": 4}, {}]
 
 
 def test_a_corpus_of_answers_becomes_the_models_ngrams(folder: Path) -> None:

@@ -63,8 +63,8 @@ def test_the_common_ngrams_count_once_per_answer_and_come_first(
     pool = NGramPool.common(answers, level=level, guess=guess)
     for token in range(5):
         known = sorted((n for ngram, n in counts.items() if ngram[0] == token), reverse=True)
-        found = [counts[token, *rest] for rest in pool.after(token)]
-        assert found == known[:guess]
+        results = [counts[token, *rest] for rest in pool.after(token)]
+        assert results == known[:guess]
     fewer = NGramPool.common(answers, level=level, guess=100, most=2)
     assert len(fewer) == min(2, len(counts))
 
@@ -122,8 +122,10 @@ def test_ngrams_with_one_beginning_share_its_nodes() -> None:
     tree = session.propose(at([0, 1]), 16)
     assert len(tree) == 7
     assert sorted(branches(tree)) == [(2, 3, 4), (2, 3, 5), (6, 7, 8)]
-    reach = dict(zip(tree.tokens.tolist(), tree.reach.tolist(), strict=True))
-    assert reach[2] > reach[3] > reach[5] > reach[4]  # shared nodes are claimed for both
+    accept_prob = dict(zip(tree.tokens.tolist(), tree.reach.tolist(), strict=True))
+    assert (
+        accept_prob[2] > accept_prob[3] > accept_prob[5] > accept_prob[4]
+    )  # shared nodes are claimed for both
     assert len(session.propose(at([0, 1]), 3)) == 3
     assert depths(session.propose(at([0, 1], left=3), 16).parents).max() == 2
 
@@ -157,13 +159,13 @@ def test_a_fixed_pool_is_never_changed() -> None:
 def test_reach_learns_from_what_the_target_refuses() -> None:
     text = [1, 2, 3, 1]
     session = NGramDrafter(level=3, lookahead=False).open(request(*text))
-    seen = []
+    known = []
     for turn in range(10):
         tree = session.propose(at(text), 4)
-        seen.append(float(tree.reach[tree.parents == ROOT].sum()))
+        known.append(float(tree.reach[tree.parents == ROOT].sum()))
         session.observe(Step(tree, (), (20 + turn % 10,)))
         text += [20 + turn % 10, 1]
-    assert seen[-1] < 0.6 * seen[0]
+    assert known[-1] < 0.6 * known[0]
 
 
 def test_tokens_that_the_target_lacks_are_not_drafted() -> None:

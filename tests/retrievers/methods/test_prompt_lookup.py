@@ -53,8 +53,8 @@ def test_the_copy_is_that_of_transformers(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     for length in range(2, 60):
         text = torch.randint(6, (length,), generator=generator)
-        found = theirs.get_candidates(text[None])[0][0, length:]
-        assert propose(text.tolist(), longest=size, tokens=7).tokens.tolist() == found.tolist()
+        result = theirs.get_candidates(text[None])[0][0, length:]
+        assert propose(text.tolist(), longest=size, tokens=7).tokens.tolist() == result.tolist()
 
 
 def test_whole_takes_only_places_that_enough_tokens_follow() -> None:
@@ -62,8 +62,8 @@ def test_whole_takes_only_places_that_enough_tokens_follow() -> None:
     assert propose(text, tokens=4, place="last").tokens.tolist() == [4, 5, 6, 7]
     assert propose(text, tokens=4, place="last", whole=True).tokens.tolist() == [4, 5, 6, 7]
     assert propose([*text, 8, 1, 2], tokens=4, place="last").tokens.tolist() == [8, 1, 2]
-    found = propose([*text, 8, 1, 2], tokens=4, place="last", whole=True)
-    assert found.tokens.tolist() == [4, 5, 6, 7]
+    result = propose([*text, 8, 1, 2], tokens=4, place="last", whole=True)
+    assert result.tokens.tolist() == [4, 5, 6, 7]
 
 
 def test_whole_ends_with_the_text_that_is_copied_from() -> None:

@@ -38,18 +38,18 @@ def opened(rasd: Rasd, vocab: int = 100) -> RasdSession:
 
 def spelled(tree: DraftTree) -> Paths:
     """Return the reach of every path."""
-    found: list[tuple[int, ...]] = []
+    results: list[tuple[int, ...]] = []
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        found.append((token,) if parent == ROOT else (*found[parent], token))
-    return dict(zip(found, tree.reach.tolist(), strict=True))
+        results.append((token,) if parent == ROOT else (*results[parent], token))
+    return dict(zip(results, tree.reach.tolist(), strict=True))
 
 
-def model(tokens: Sequence[int], reach: Sequence[float], **more: Any) -> FixedDrafter:
-    return FixedDrafter(tokens, "model", reach=reach, kind=DraftKind.COUPLED, **more)
+def model(tokens: Sequence[int], accept_prob: Sequence[float], **more: Any) -> FixedDrafter:
+    return FixedDrafter(tokens, "model", reach=accept_prob, kind=DraftKind.COUPLED, **more)
 
 
-def found(tokens: Sequence[int], reach: Sequence[float], **more: Any) -> FixedDrafter:
-    return FixedDrafter(tokens, "found", reach=reach, **more)
+def found(tokens: Sequence[int], accept_prob: Sequence[float], **more: Any) -> FixedDrafter:
+    return FixedDrafter(tokens, "found", reach=accept_prob, **more)
 
 
 def test_shared_prefixes_are_fused_and_the_tail_is_grafted() -> None:
@@ -86,22 +86,22 @@ def test_rank_and_probability_either_let_a_branch_live() -> None:
     draft = model([5], [0.9], laws=LAWS)
     text = found([7], [0.6])
 
-    def kept(**settings: Any) -> bool:
+    def selected(**settings: Any) -> bool:
         return (7,) in spelled(propose(Rasd(draft, [text], grace=None, **settings)))
 
-    assert kept(prune_rank=3, prune_probability=1.0)
-    assert not kept(prune_rank=2, prune_probability=0.03)
-    assert kept(prune_rank=2, prune_probability=0.02)
-    assert kept(prune_rank=0, prune_probability=0.0)
+    assert selected(prune_rank=3, prune_probability=1.0)
+    assert not selected(prune_rank=2, prune_probability=0.03)
+    assert selected(prune_rank=2, prune_probability=0.02)
+    assert selected(prune_rank=0, prune_probability=0.0)
 
 
 def test_a_pruned_branch_keeps_a_share_of_its_reach() -> None:
     draft = model([5, 6], [0.9, 0.27], laws=LAWS)
     text = found([5, 3, 8], [0.6, 0.3, 0.24])
-    reach = spelled(propose(Rasd(draft, [text], grace=0.25)))
+    accept_prob = spelled(propose(Rasd(draft, [text], grace=0.25)))
     plain = spelled(propose(Rasd(draft, [text], prune_rank=0, prune_probability=0)))
-    assert reach[5, 3] == pytest.approx(0.25 * plain[5, 3])
-    assert reach[5, 3, 8] == pytest.approx(0.25 * plain[5, 3, 8])
+    assert accept_prob[5, 3] == pytest.approx(0.25 * plain[5, 3])
+    assert accept_prob[5, 3, 8] == pytest.approx(0.25 * plain[5, 3, 8])
 
 
 @pytest.mark.parametrize(("token", "grows"), [(3, True), (6, False)])
@@ -190,9 +190,9 @@ def test_any_trees_and_laws_give_a_tree(
     drafted: list[int], copied: list[int], known: list[tuple[int, list[int]]], budget: int
 ) -> None:
     chances = [0.5, 0.3, 0.1, 0.005, 0.001]
-    laws = [(node, tokens, chances) for node, tokens in known]
+    distributions = [(node, tokens, chances) for node, tokens in known]
     rasd = Rasd(
-        model(drafted, [0.9**i for i in range(len(drafted))], laws=laws),
+        model(drafted, [0.9**i for i in range(len(drafted))], laws=distributions),
         [found(copied, [0.8**i for i in range(len(copied))])],
         prune_rank=2,
     )
@@ -223,7 +223,7 @@ def test_wrong_settings_are_told(settings: dict[str, Any]) -> None:
 
 
 def drafters() -> dict[str, Drafter]:
-    small = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), worth=0.0)
+    small = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), min_gain=0.0)
     sampled = ModelDrafter(small.model, mode="sampled", width=(2, 1))
     return {
         "model": Rasd(small, [ContextDrafter(), SuffixDrafter()]),
@@ -248,13 +248,13 @@ def test_its_name_stands_for_the_text_of_the_request_and_second_choices() -> Non
 
 
 def test_texts_and_model_together_need_no_more_steps_than_either() -> None:
-    small = ModelDrafter(target(), depth=2, worth=0.0)
+    small = ModelDrafter(target(), depth=2, min_gain=0.0)
     both = forwards(Rasd(small, [ContextDrafter()]))
     assert both <= min(forwards(small), forwards(ContextDrafter()))
 
 
 def test_a_draft_model_that_knows_nothing_silences_texts_only_in_the_papers_form() -> None:
-    unlike = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), depth=1, worth=0.0)
+    unlike = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), depth=1, min_gain=0.0)
     texts, paper = (
         forwards(ContextDrafter()),
         forwards(Rasd(unlike, [ContextDrafter()], grace=None)),
@@ -269,7 +269,7 @@ def forwards(drafter: Drafter) -> int:
     answer = Engine(target(), drafter=None).generate(text, max_new_tokens=40, ignore_eos=True)
     spoiled = [(t + 1) % tiny.VOCAB if i % 7 == 3 else t for i, t in enumerate(answer.tokens)]
     engine = Engine(target(), drafter=drafter, budget=12)
-    given = (SourceText(tuple(spoiled)),)
-    result = engine.generate(text, max_new_tokens=40, ignore_eos=True, texts=given)
+    inputs = (SourceText(tuple(spoiled)),)
+    result = engine.generate(text, max_new_tokens=40, ignore_eos=True, texts=inputs)
     assert result.tokens == answer.tokens
     return int(result.report.forwards)

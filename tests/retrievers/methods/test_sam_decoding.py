@@ -31,8 +31,8 @@ def match(prompt: list[int], budget: int = 40, **knobs: Any) -> list[int]:
     session = MatchDrafter(**knobs).open(DraftRequest(tuple(prompt), VOCAB))
     tree = session.propose(at(prompt), budget)
     check(tree, VOCAB)
-    found: list[int] = tree.tokens.tolist()
-    return found
+    result: list[int] = tree.tokens.tolist()
+    return result
 
 
 @given(tokens)

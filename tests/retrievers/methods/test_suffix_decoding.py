@@ -80,10 +80,10 @@ def test_the_tree_is_that_of_a_naive_count(text: list[int], factor: float, offse
 
 
 def spelled(tree: DraftTree) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
+    results: list[tuple[int, ...]] = []
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        found.append((token,) if parent == ROOT else (*found[parent], token))
-    return found
+        results.append((token,) if parent == ROOT else (*results[parent], token))
+    return results
 
 
 def test_a_match_of_m_tokens_gives_m_nodes_times_the_factor() -> None:
@@ -114,14 +114,14 @@ def test_a_shorter_suffix_wins_where_it_promises_more() -> None:
 def test_reach_follows_what_the_target_accepts() -> None:
     prompt = [0, 1, 2, 3, 0, 1]
     session = SuffixDrafter().open(DraftRequest(tuple(prompt), VOCAB))
-    place, seen = at(prompt), []
+    place, known = at(prompt), []
     for _ in range(8):
         tree = session.propose(place, 4)
-        seen.append(float(tree.reach[0]))
+        known.append(float(tree.reach[0]))
         emitted = [3, 0, 1] if tree.tokens[0] != 3 else [2, 0, 1]
         session.observe(Step(tree, (), tuple(emitted)))
         place.tokens += emitted
-    assert seen[-1] < seen[0]
+    assert known[-1] < known[0]
 
 
 def test_the_better_of_text_and_past_drafts() -> None:

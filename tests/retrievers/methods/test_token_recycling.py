@@ -32,10 +32,10 @@ def at(tokens: Sequence[int], left: int = 50) -> DraftContext:
 
 
 def table(rows: dict[int, list[int]], k: int = 3) -> NeighbourTable:
-    made = NeighbourTable(VOCAB, k, orders=1)
+    instance = NeighbourTable(VOCAB, k, orders=1)
     for token, best in rows.items():
-        made.learn((-1, -1, token), best)
-    return made
+        instance.learn((-1, -1, token), best)
+    return instance
 
 
 def step(tree: DraftTree, path: tuple[int, ...], last: int, top: list[list[int]]) -> Step:

@@ -32,8 +32,8 @@ from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity
 # --- sessions -----------------------------------------------------------------------------------
 
 
-def both(made: Callable[..., NeighbourDrafter]) -> tuple[NeighbourDrafter, NeighbourDrafter]:
-    return made(NeighbourTable(VOCAB, K, orders=1)), made(
+def both(instance: Callable[..., NeighbourDrafter]) -> tuple[NeighbourDrafter, NeighbourDrafter]:
+    return instance(NeighbourTable(VOCAB, K, orders=1)), instance(
         DeviceNeighbourTable(VOCAB, K, device=CPU)
     )
 
@@ -46,15 +46,20 @@ class Texts:
         self.sessions: list[NeighbourSession] = [drafter.open(request) for _ in range(count)]
 
     def drafts(self, texts: list[list[int]], budget: int) -> list[tuple[Any, ...]]:
-        found = []
+        results = []
         for session, text in zip(self.sessions, texts, strict=True):
             context = DraftContext(text, 2, 9)
-            outlook = session.outlook(context)
+            expected_acceptance = session.outlook(context)
             tree = session.propose(context, budget)
-            found.append(
-                (tree.tokens.tolist(), tree.parents.tolist(), tree.reach.tolist(), outlook)
+            results.append(
+                (
+                    tree.tokens.tolist(),
+                    tree.parents.tolist(),
+                    tree.reach.tolist(),
+                    expected_acceptance,
+                )
             )
-        return found
+        return results
 
 
 @given(
@@ -75,11 +80,11 @@ def test_sessions_draft_what_those_of_the_host_draft(
         sessions.sessions[1].observe(Prefill(prompt[::-1].copy(), Tops.of(top)))
     budget = 5 if template is None else 30  # by reach: as deep and wide as the shape surely is
     for _ in range(6):
-        asked = budget if random.random() < 0.8 else 0
-        found = [sessions.drafts(texts, asked) for sessions in pair]
-        assert found[0] == found[1]
+        request = budget if random.random() < 0.8 else 0
+        results = [sessions.drafts(texts, request) for sessions in pair]
+        assert results[0] == results[1]
         for at, text in enumerate(texts):
-            step = step_after(found[0][at], random)
+            step = step_after(results[0][at], random)
             for sessions in pair:
                 sessions.sessions[at].observe(step)
             text.extend(step.tokens)
@@ -87,9 +92,9 @@ def test_sessions_draft_what_those_of_the_host_draft(
 
 def step_after(draft: tuple[Any, ...], random: Any) -> Step:
     """Return a step whose tree holds the draft and nodes of others, as that of a fusion does."""
-    own = DraftTree.build(draft[0], draft[1], "recycling")
+    current = DraftTree.build(draft[0], draft[1], "recycling")
     others = DraftTree.build([random.randrange(VOCAB) for _ in range(3)], [-1, 0, 1], "others")
-    tree = merge([own, others]) if random.random() < 0.7 else DraftTree.empty()
+    tree = merge([current, others]) if random.random() < 0.7 else DraftTree.empty()
     path: list[int] = []
     for node, parent in enumerate(tree.parents.tolist()):
         if parent == (path[-1] if path else -1) and random.random() < 0.5:
@@ -118,14 +123,14 @@ def test_a_step_waits_for_the_device_once() -> None:
     session = drafter.open(DraftRequest((1, 2), VOCAB))
     generator = torch.Generator().manual_seed(0)
 
-    def tops(count: int) -> Tops:
+    def top_tokens(count: int) -> Tops:
         return Tops.of(torch.rand(count, VOCAB, generator=generator).topk(8).indices)
 
     calls = []
     for length in (3, 300):
-        told = tops(length)
+        message = top_tokens(length)
         with Crossings() as crossings:
-            session.observe(Prefill(np.arange(length) % VOCAB, told))
+            session.observe(Prefill(np.arange(length) % VOCAB, message))
         assert crossings.waits == 0
         calls.append(crossings.calls)
     assert calls[0] == calls[1], "a prompt is learned in as many calls, however long it is"
@@ -135,7 +140,7 @@ def test_a_step_waits_for_the_device_once() -> None:
             session.outlook(DraftContext(text, 2, 50))
             tree = session.propose(DraftContext(text, 2, 50), 80)
         assert crossings.waits == 1
-        step = Step(tree, (0,), (int(tree.tokens[0]), 3), best=tops(len(tree) + 1))
+        step = Step(tree, (0,), (int(tree.tokens[0]), 3), best=top_tokens(len(tree) + 1))
         with Crossings() as crossings:
             session.observe(step)
         assert crossings.waits == 0
@@ -165,8 +170,8 @@ def test_tables_go_to_the_target_unless_somebody_has_them(tmp_path: Path) -> Non
         assert isinstance(used(NeighbourDrafter.paper(), request), NeighbourTable)
     for longer in (NeighbourDrafter(scope="global"), NeighbourDrafter(tmp_path / "longer")):
         assert isinstance(used(longer, there), NeighbourTable)
-    own = NeighbourTable(VOCAB, orders=1)
-    assert used(NeighbourDrafter.paper(own), there) is own
+    current = NeighbourTable(VOCAB, orders=1)
+    assert used(NeighbourDrafter.paper(current), there) is current
     assert used(NeighbourDrafter(orders=1), there) is None  # every text has a table of its own
     with pytest.raises(InputError, match="12 tokens"):
         NeighbourDrafter.paper(tmp_path / "short").open(DraftRequest((1,), VOCAB + 1))
@@ -203,8 +208,8 @@ def test_an_engine_drafts_the_same_from_both_forms(settings: str) -> None:
 
 def told(step: Step) -> tuple[Any, ...]:
     tree = step.tree
-    reach = tree.reach.tolist()
-    return tree.tokens.tolist(), tree.parents.tolist(), reach, step.path, step.tokens
+    accept_prob = tree.reach.tolist()
+    return tree.tokens.tolist(), tree.parents.tolist(), accept_prob, step.path, step.tokens
 
 
 @contextmanager
@@ -213,11 +218,11 @@ def copies_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     counts, host, there = Counter[str](), Tops.host, Tops.there
 
     def counted(form: str, read: Callable[[Tops], Any]) -> Callable[[Tops], Any]:
-        def reading(tops: Tops) -> Any:
+        def job(top_tokens: Tops) -> Any:
             counts[form] += 1
-            return read(tops)
+            return read(top_tokens)
 
-        return reading
+        return job
 
     with monkeypatch.context() as patch:
         patch.setattr(Tops, "host", counted("host", host))
@@ -238,24 +243,24 @@ def test_rows_of_a_forward_share_one_copy() -> None:
     best = torch.arange(24).reshape(2, 4, 3)
     one, other = Tops.rows(best, [2, 4])
     assert (len(one), len(other)) == (2, 4)
-    for tops, row in ((one, best[0, :2]), (other, best[1])):
-        assert torch.equal(tops.there(), row)
-        assert tops.host().tolist() == row.tolist()
+    for top_tokens, row in ((one, best[0, :2]), (other, best[1])):
+        assert torch.equal(top_tokens.there(), row)
+        assert top_tokens.host().tolist() == row.tolist()
     assert one.forward.host is other.forward.host
     assert Step(DraftTree.empty(), (), (1,)).top is None
 
 
 def test_drafters_are_told_where_the_target_is() -> None:
-    seen: list[Sequence[Any]] = []
+    known: list[Sequence[Any]] = []
 
     class Curious(NeighbourDrafter):
         def open(self, request: DraftRequest) -> NeighbourSession:
-            seen.append((request.device, request.vocab_size))
+            known.append((request.device, request.vocab_size))
             return super().open(request)
 
     engine = Engine(target(), drafter=Curious(), budget=4)
     engine.generate(PROMPTS[0], max_new_tokens=2)
-    assert seen == [(engine.target.device, tiny.VOCAB)]
+    assert known == [(engine.target.device, tiny.VOCAB)]
 
 
 @pytest.mark.gpu
@@ -267,11 +272,11 @@ def test_on_a_gpu_the_table_is_there_and_the_text_that_of_plain_decoding() -> No
         plain = Engine(model, drafter=None).generate(PROMPTS, sampling, **settings)
         drafter = NeighbourDrafter.paper()
         for _ in range(2):
-            found = Engine(model, drafter=drafter, budget=40).generate(
+            match = Engine(model, drafter=drafter, budget=40).generate(
                 PROMPTS, sampling, **settings
             )
-            assert [result.tokens for result in found] == [result.tokens for result in plain]
-            assert not any(result.report.faults for result in found)
+            assert [result.tokens for result in match] == [result.tokens for result in plain]
+            assert not any(result.report.faults for result in match)
         assert isinstance(drafter.table, DeviceNeighbourTable)
         assert drafter.table.rows.device.type == "cuda"
         assert len(drafter.table) > 0

@@ -168,14 +168,14 @@ def test_rows_are_told_as_they_were_in_the_order_of_the_steps() -> None:
     there, shape = DeviceNeighbourTable(VOCAB, K, device=CPU), Shape((), leaves=True)
     heard: list[tuple[list[int], int, int]] = []
 
-    def tell(row: Any, level: int, token: int) -> None:
+    def notify(row: Any, level: int, token: int) -> None:
         heard.append((row.tokens, level, token))
 
     teach(NeighbourTable(VOCAB, K), there, [(1, BESTS[0])])
     assert there.around(1, shape)(place(1)) is not None
-    there.count([place(1), place(5), place(1)], (7, 8), tell)
+    there.count([place(1), place(5), place(1)], (7, 8), notify)
     teach(NeighbourTable(VOCAB, K), there, [(1, BESTS[1]), (5, BESTS[2])])
-    there.count([place(99), place(5)], (3, 4), tell)
+    there.count([place(99), place(5)], (3, 4), notify)
     assert heard == []
     row = there.around(1, shape)(place(1))
     assert row is not None and row.tokens == BESTS[1]
@@ -183,7 +183,7 @@ def test_rows_are_told_as_they_were_in_the_order_of_the_steps() -> None:
     there.around(1, shape)
     assert len(heard) == 2
     for _ in range(40):  # plain decoding looks nothing up: what waits must not pile up
-        there.count([place(1)], (1,), tell)
+        there.count([place(1)], (1,), notify)
     assert len(heard) > 20
 
 

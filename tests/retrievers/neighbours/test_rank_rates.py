@@ -16,10 +16,10 @@ def test_rates_go_from_what_is_assumed_to_what_was_seen() -> None:
     assert assumed[0] > assumed[1] > assumed[2] > 0
     for _ in range(300):
         rates.learn(row, 0, 5)
-    seen = rates.of(row, 0)
+    known = rates.of(row, 0)
     # A later rank is never claimed above an earlier one: they share what both of them had.
-    assert seen[0] == seen[1] == pytest.approx(0.46, abs=0.03)
-    assert seen[2] < 0.1
+    assert known[0] == known[1] == pytest.approx(0.46, abs=0.03)
+    assert known[2] < 0.1
     assert rates.of(row, 1) == assumed  # other depths have their own
     for _ in range(600):
         rates.learn(row, 0, 4)
@@ -31,10 +31,10 @@ def test_rates_are_probabilities_that_never_grow(truth: list[int], k: int) -> No
     rates, row = RankRates(k), Neighbours(list(range(k)), 2, 1)
     for token in truth:
         rates.learn(row, 1, token)
-    found = rates.of(row, 1)
-    assert len(found) == k
-    assert all(a >= b > 0 for a, b in pairwise(found))
-    assert sum(found) <= 1.0 + 1e-9
+    result = rates.of(row, 1)
+    assert len(result) == k
+    assert all(a >= b > 0 for a, b in pairwise(result))
+    assert sum(result) <= 1.0 + 1e-9
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])

@@ -46,8 +46,8 @@ def test_the_longest_known_key_is_found(
     table = NeighbourTable(VOCAB, K, orders=orders)
     over = NeighbourLayer(table) if layered else table
     taught(text, over)
-    found = over.find(place(*ending))
-    assert (None if found is None else list(found.tokens)) == naive(text, ending, orders)
+    result = over.find(place(*ending))
+    assert (None if result is None else list(result.tokens)) == naive(text, ending, orders)
     assert layered == (len(table) == 0)
 
 

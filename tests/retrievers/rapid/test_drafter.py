@@ -37,20 +37,20 @@ def test_the_text_is_that_of_plain_decoding(sampling: Sampling, budget: Any) -> 
     prompt, other = tiny.prompt(60), tiny.prompt(9, seed=4)
     plain = engine(None).generate(prompt, sampling, **GIVEN)
     for drafter in (Rapid(target()), [ContextDrafter(), Rapid(tiny.model(seed=1))]):
-        asked = engine(drafter, budget)
-        for own in (other, None, "a short text", prompt):
-            found = asked.generate(prompt, sampling, draft_prompt=own, **GIVEN)
-            assert found.tokens == plain.tokens and found.label == "exact"
+        request = engine(drafter, budget)
+        for current in (other, None, "a short text", prompt):
+            result = request.generate(prompt, sampling, draft_prompt=current, **GIVEN)
+            assert result.tokens == plain.tokens and result.label == "exact"
 
 
 def test_over_the_same_prompt_it_is_the_draft_model() -> None:
     prompt, sampling = tiny.prompt(30), Sampling(temperature=0.9, seed=5)
-    for own in (None, prompt):
-        found = engine(Rapid(target())).generate(prompt, sampling, draft_prompt=own, **GIVEN)
+    for current in (None, prompt):
+        result = engine(Rapid(target())).generate(prompt, sampling, draft_prompt=current, **GIVEN)
         model = engine(ModelDrafter(target())).generate(prompt, sampling, **GIVEN)
-        assert found.report.per_step_accepted == model.report.per_step_accepted
-        assert found.report.accepted_by_source == {"rapid": model.report.accepted}
-        assert found.report.draft_acceptance_rate > 0.4  # its own noise: the same choices
+        assert result.report.per_step_accepted == model.report.per_step_accepted
+        assert result.report.accepted_by_source == {"rapid": model.report.accepted}
+        assert result.report.draft_acceptance_rate > 0.4  # its own noise: the same choices
 
 
 def test_what_it_reads_is_its_own_prompt_and_what_was_written() -> None:
@@ -63,35 +63,35 @@ def test_what_it_reads_is_its_own_prompt_and_what_was_written() -> None:
 
             def watched(context: Any, budget: int) -> Any:
                 read.append(list(context.tokens))
-                assert context.generated == len(context.tokens) - len(own)
+                assert context.generated == len(context.tokens) - len(current)
                 return propose(context, budget)
 
             session.propose = watched  # type: ignore[method-assign]
             return session
 
-    prompt, own = tiny.prompt(50), tiny.prompt(7, seed=3)
-    found = engine(Rapid(Spy(target()))).generate(prompt, draft_prompt=own, **GIVEN)
-    assert read and all(tokens[:7] == own for tokens in read)
+    prompt, current = tiny.prompt(50), tiny.prompt(7, seed=3)
+    result = engine(Rapid(Spy(target()))).generate(prompt, draft_prompt=current, **GIVEN)
+    assert read and all(tokens[:7] == current for tokens in read)
     for tokens in read:
-        assert tokens[7:] == found.tokens[: len(tokens) - 7]
+        assert tokens[7:] == result.tokens[: len(tokens) - 7]
 
 
 def test_it_goes_on_after_what_was_written_before() -> None:
-    prompt, own = tiny.prompt(40), tiny.prompt(6, seed=3)
-    asked = engine(Rapid(target()))
-    whole = asked.generate(prompt, draft_prompt=own, **GIVEN)
-    first = asked.generate(prompt, draft_prompt=own, pause=11, **GIVEN)
-    rest = asked.generate(prompt, draft_prompt=own, written=first.tokens, **GIVEN)
+    prompt, current = tiny.prompt(40), tiny.prompt(6, seed=3)
+    request = engine(Rapid(target()))
+    whole = request.generate(prompt, draft_prompt=current, **GIVEN)
+    first = request.generate(prompt, draft_prompt=current, pause=11, **GIVEN)
+    rest = request.generate(prompt, draft_prompt=current, written=first.tokens, **GIVEN)
     assert rest.tokens == whole.tokens and rest.report.accepted > 0
 
 
 def test_where_its_context_is_full_it_falls_silent() -> None:
     small = tiny.model(seed=1, max_position_embeddings=32)
-    found = engine(Rapid(small)).generate(
+    result = engine(Rapid(small)).generate(
         tiny.prompt(60), draft_prompt=tiny.prompt(20), max_new_tokens=40, ignore_eos=True
     )
-    assert found.tokens == engine(None).generate(tiny.prompt(60), **GIVEN).tokens
-    assert not found.report.faults
+    assert result.tokens == engine(None).generate(tiny.prompt(60), **GIVEN).tokens
+    assert not result.report.faults
 
 
 def test_who_wants_a_draft_prompt_is_known_through_others() -> None:
@@ -111,9 +111,9 @@ def test_who_wants_a_draft_prompt_is_known_through_others() -> None:
         ([None], "draft_prompt has None"),
     ],
 )
-def test_bad_draft_prompts_are_refused(given: Any, message: str) -> None:
+def test_bad_draft_prompts_are_refused(inputs: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        engine(Rapid(target())).generate(tiny.prompt(), draft_prompt=given)
+        engine(Rapid(target())).generate(tiny.prompt(), draft_prompt=inputs)
 
 
 def test_several_prompts_or_no_model_are_refused() -> None:

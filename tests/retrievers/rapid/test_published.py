@@ -28,10 +28,10 @@ def expected(p: torch.Tensor, q: torch.Tensor, eta: float) -> tuple[torch.Tensor
     """
     counts = (q >= 0.1 * q.max()).double()
     between = torch.softmax(p.log() + eta * counts * (q - p), -1)
-    kept = torch.minimum(q, between)
-    rest = (p - kept).clamp(min=0.0)
+    selected = torch.minimum(q, between)
+    rest = (p - selected).clamp(min=0.0)
     rest = rest / rest.sum() if float(rest.sum()) > 0 else p
-    return kept + (1.0 - kept.sum()) * rest, float((kept - p).clamp(min=0.0).sum())
+    return selected + (1.0 - selected.sum()) * rest, float((selected - p).clamp(min=0.0).sum())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -40,30 +40,32 @@ def expected(p: torch.Tensor, q: torch.Tensor, eta: float) -> tuple[torch.Tensor
 def test_its_law_is_the_formulas_and_its_drift_the_distance(
     seed: int, eta: float, zeros: bool
 ) -> None:
-    laws, rule = Laws(5, seed, zeros=zeros), Published(eta)
-    outcomes = enumerate_outcomes(lambda noise: generate(rule, laws, noise, CHAIN))
+    distributions, rule = Laws(5, seed, zeros=zeros), Published(eta)
+    outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, CHAIN))
     first = torch.zeros(5, dtype=torch.float64)
     for text, weight in outcomes.items():
         first[text[0]] += weight
-    p, q = laws.target(()), laws.draft(())
-    law, drift = expected(p, q, eta)
-    assert torch.allclose(first, law, atol=1e-12)
-    assert 0.5 * float((law - p).abs().sum()) == pytest.approx(drift, abs=1e-12)
-    verdict = judged(rule, CHAIN(laws, NoiseStream(seed), ()), laws, NoiseStream(seed))
+    p, q = distributions.target(()), distributions.draft(())
+    distribution, drift = expected(p, q, eta)
+    assert torch.allclose(first, distribution, atol=1e-12)
+    assert 0.5 * float((distribution - p).abs().sum()) == pytest.approx(drift, abs=1e-12)
+    verdict = judged(
+        rule, CHAIN(distributions, NoiseStream(seed), ()), distributions, NoiseStream(seed)
+    )
     assert verdict.excess[0] == pytest.approx(drift, abs=1e-12)
     assert len(verdict.excess) == len(verdict.path) + 1
 
 
 def test_without_eta_it_is_rejection_sampling_and_with_it_another_law() -> None:
-    found = {
+    record = {
         eta: law_deviation(Published(eta), Laws(4, 3, alike=0.3), CHAIN, 3) for eta in (0.0, 10.0)
     }
-    assert found[0.0] < 1e-12 and found[10.0] > 0.01
+    assert record[0.0] < 1e-12 and record[10.0] > 0.01
 
 
 def test_where_target_and_draft_agree_nothing_is_left_and_p_serves() -> None:
-    laws = Laws(5, 2, alike=1.0)
-    assert law_deviation(Published(10.0), laws, CHAIN, 3) < 1e-12
+    distributions = Laws(5, 2, alike=1.0)
+    assert law_deviation(Published(10.0), distributions, CHAIN, 3) < 1e-12
 
 
 def test_the_engine_takes_the_rule_of_its_drafter() -> None:
@@ -71,19 +73,19 @@ def test_the_engine_takes_the_rule_of_its_drafter() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
     drafter = Rapid(tiny.model(seed=1, dtype=torch.float64), mode="paper", eta=5.0)
     engine = Engine(target, tiny.tokenizer(), drafter, budget=4)
-    found = engine.generate(prompt, sampling, max_new_tokens=30, draft_prompt=prompt[:8])
-    assert engine.rule.name == "rapid-paper" and found.label == "approximate"
-    assert found.report.accepted > 0 and (found.report.tv_excess or 0.0) > 0.0
+    result = engine.generate(prompt, sampling, max_new_tokens=30, draft_prompt=prompt[:8])
+    assert engine.rule.name == "rapid-paper" and result.label == "approximate"
+    assert result.report.accepted > 0 and (result.report.tv_excess or 0.0) > 0.0
     exact = Engine(target, tiny.tokenizer(), drafter, budget=4, rule="walk")
     plain = Engine(target, tiny.tokenizer(), None).generate(prompt, sampling, max_new_tokens=30)
     assert exact.generate(prompt, sampling, max_new_tokens=30).tokens == plain.tokens
 
 
 def test_trees_and_coupled_drafts_are_refused() -> None:
-    laws = Laws(4, 0)
-    tree = grow(laws, NoiseStream(0), (), (2,))
+    distributions = Laws(4, 0)
+    tree = grow(distributions, NoiseStream(0), (), (2,))
     with pytest.raises(RuleError, match="expected a chain"):
-        judged(Published(), tree, laws, NoiseStream(0))
+        judged(Published(), tree, distributions, NoiseStream(0))
     with pytest.raises(InputError, match="expected sampled chains"):
         Rapid(ContextDrafter(), mode="paper")
     both: list[Any] = [ContextDrafter(), Rapid(tiny.model(seed=1), mode="paper")]

@@ -54,52 +54,54 @@ def test_each_token_is_that_of_two_full_forwards(eta: float) -> None:
     """Five hundred seeds in all: argmax(log p_hat + g), of every place of every text."""
     reads_all = tiny.model(vocab_size=SMALL, dtype=torch.float64)
     reads_few = tiny.model(vocab_size=SMALL, seed=1, dtype=torch.float64)
-    prompt, own = (tiny.prompt(n, vocab_size=SMALL, seed=n) for n in (20, 6))
-    asked = Engine(reads_all, None, Rapid(reads_few, mode="steered", eta=eta), budget=4)
+    prompt, current = (tiny.prompt(n, vocab_size=SMALL, seed=n) for n in (20, 6))
+    request = Engine(reads_all, None, Rapid(reads_few, mode="steered", eta=eta), budget=4)
     temperature, new = 0.8, 5
     moved = 0
     for seed in range(250):
         sampling = Sampling(temperature=temperature, seed=seed)
-        found = asked.generate(
-            prompt, sampling, draft_prompt=own, max_new_tokens=new, ignore_eos=True
+        result = request.generate(
+            prompt, sampling, draft_prompt=current, max_new_tokens=new, ignore_eos=True
         )
         rows = []
         with torch.no_grad():
-            for model, start in ((reads_all, prompt), (reads_few, own)):
-                logits = model(torch.tensor([start + found.tokens])).logits[0]
+            for model, start in ((reads_all, prompt), (reads_few, current)):
+                logits = model(torch.tensor([start + result.tokens])).logits[0]
                 rows.append(logits[len(start) - 1 : -1].double() / temperature)
         z, p, q = rows[0], rows[0].softmax(-1), rows[1].softmax(-1)
         noise = NoiseStream(seed, 0).gumbel_rows(
             list(range(new)), torch.arange(SMALL).expand(new, -1)
         )
-        law = naive(p, q, eta, z).log_softmax(-1)
-        assert (law + noise).argmax(-1).tolist() == found.tokens
-        moved += int(((z + noise).argmax(-1) != (law + noise).argmax(-1)).sum())
-        apart = 0.5 * (law.exp() - p).abs().sum(-1)
-        assert found.report.drift == pytest.approx(float(apart.mean()), abs=1e-9)
+        distribution = naive(p, q, eta, z).log_softmax(-1)
+        assert (distribution + noise).argmax(-1).tolist() == result.tokens
+        moved += int(((z + noise).argmax(-1) != (distribution + noise).argmax(-1)).sum())
+        difference = 0.5 * (distribution.exp() - p).abs().sum(-1)
+        assert result.report.drift == pytest.approx(float(difference.mean()), abs=1e-9)
     assert moved > 30
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_drafts_do_not_move_it(sampling: Sampling) -> None:
     prompt = tiny.prompt(50)
-    law = Steering(other())
-    plain = engine().generate(prompt, sampling, transform=law, draft_prompt=OWN, **GIVEN)
+    distribution = Steering(other())
+    plain = engine().generate(prompt, sampling, transform=distribution, draft_prompt=OWN, **GIVEN)
     assert plain.label == "exact-for(RAPID, eta 10)"
     assert plain.tokens != engine().generate(prompt, sampling, **GIVEN).tokens
     noisy = NoisyTrees({tuple(prompt): plain.tokens})
     drafters: list[Any] = ["context", "auto", noisy, Rapid(target()), [noisy, Rapid(other())]]
     for drafter in drafters:
         for budget in (0, 4, 40, "auto"):
-            asked = engine(drafter, budget)
-            found = asked.generate(prompt, sampling, transform=law, draft_prompt=OWN, **GIVEN)
-            assert found.tokens == plain.tokens and found.label == plain.label
-            assert found.report.drift == pytest.approx(plain.report.drift)
+            request = engine(drafter, budget)
+            result = request.generate(
+                prompt, sampling, transform=distribution, draft_prompt=OWN, **GIVEN
+            )
+            assert result.tokens == plain.tokens and result.label == plain.label
+            assert result.report.drift == pytest.approx(plain.report.drift)
         if drafter is noisy:
-            assert found.report.accepted > 5
+            assert result.report.accepted > 5
     for budget in (0, 4, "auto"):
-        own = engine([ContextDrafter(), Rapid(other(), mode="steered")], budget)
-        assert own.generate(prompt, sampling, draft_prompt=OWN, **GIVEN).tokens == plain.tokens
+        current = engine([ContextDrafter(), Rapid(other(), mode="steered")], budget)
+        assert current.generate(prompt, sampling, draft_prompt=OWN, **GIVEN).tokens == plain.tokens
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
@@ -107,61 +109,63 @@ def test_eta_0_is_the_target_alone(sampling: Sampling) -> None:
     prompt = tiny.prompt(40)
     plain = engine().generate(prompt, sampling, **GIVEN)
     drafter = Rapid(other(), mode="steered", eta=0.0)
-    found = engine(drafter).generate(prompt, sampling, draft_prompt=OWN, **GIVEN)
-    assert found.tokens == plain.tokens and found.label == "exact" and found.report.drift is None
+    result = engine(drafter).generate(prompt, sampling, draft_prompt=OWN, **GIVEN)
+    assert result.tokens == plain.tokens and result.label == "exact" and result.report.drift is None
     still = engine().generate(prompt, sampling, transform=Steering(other(), 0.0), **GIVEN)
     assert still.tokens == plain.tokens and still.report.drift == 0.0
 
 
 def test_greedy_text_is_steered_by_kappa() -> None:
     prompt, kappa = tiny.prompt(30), 4.0
-    law = Steering(other(), kappa=kappa)
-    found = engine().generate(prompt, transform=law, draft_prompt=OWN, **GIVEN)
+    distribution = Steering(other(), kappa=kappa)
+    result = engine().generate(prompt, transform=distribution, draft_prompt=OWN, **GIVEN)
     rows = []
     with torch.no_grad():
         for model, start in ((target(), prompt), (other(), OWN)):
-            logits = model(torch.tensor([start + found.tokens])).logits[0]
+            logits = model(torch.tensor([start + result.tokens])).logits[0]
             rows.append(logits[len(start) - 1 : -1])
     steered = naive(rows[0].softmax(-1), rows[1].softmax(-1), kappa, rows[0])
-    assert steered.argmax(-1).tolist() == found.tokens
+    assert steered.argmax(-1).tolist() == result.tokens
     changed = (steered.argmax(-1) != rows[0].argmax(-1)).double().mean()
-    assert found.report.drift == pytest.approx(float(changed)) and changed > 0
-    assert found.label == "exact-for(RAPID, eta 10, kappa 4)"
+    assert result.report.drift == pytest.approx(float(changed)) and changed > 0
+    assert result.label == "exact-for(RAPID, eta 10, kappa 4)"
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
 def test_where_the_model_cannot_read_on_the_law_is_the_targets(sampling: Sampling) -> None:
-    prompt, own = tiny.prompt(30), tiny.prompt(20, seed=3)
+    prompt, current = tiny.prompt(30), tiny.prompt(20, seed=3)
     short = tiny.model(seed=1, dtype=torch.float64, max_position_embeddings=32)
     few = tiny.model(seed=1, dtype=torch.float64, vocab_size=40)
-    few_own = [token % 40 for token in own]
-    for model, read in ((short, own), (few, few_own)):
-        law = Steering(model, 40.0)
-        plain = engine().generate(prompt, sampling, transform=law, draft_prompt=read, **GIVEN)
+    few_local = [token % 40 for token in current]
+    for model, read in ((short, current), (few, few_local)):
+        distribution = Steering(model, 40.0)
+        plain = engine().generate(
+            prompt, sampling, transform=distribution, draft_prompt=read, **GIVEN
+        )
         noisy = NoisyTrees({tuple(prompt): plain.tokens})
         for budget in (3, 40):
-            found = engine(noisy, budget).generate(
-                prompt, sampling, transform=law, draft_prompt=read, **GIVEN
+            result = engine(noisy, budget).generate(
+                prompt, sampling, transform=distribution, draft_prompt=read, **GIVEN
             )
-            assert found.tokens == plain.tokens and found.report.accepted > 5
-            assert found.report.drift == pytest.approx(plain.report.drift)
+            assert result.tokens == plain.tokens and result.report.accepted > 5
+            assert result.report.drift == pytest.approx(plain.report.drift)
         assert model is few or (plain.report.drift or 0.0) > 0.0
 
 
 def test_a_text_that_goes_on_is_steered_alike() -> None:
-    prompt, law = tiny.prompt(40), Steering(other())
-    given = {**GIVEN, "transform": law, "draft_prompt": OWN}
-    whole = engine("context").generate(prompt, SAMPLINGS[1], **given)
-    first = engine("context").generate(prompt, SAMPLINGS[1], pause=11, **given)
-    rest = engine("context").generate(prompt, SAMPLINGS[1], written=first.tokens, **given)
+    prompt, distribution = tiny.prompt(40), Steering(other())
+    inputs = {**GIVEN, "transform": distribution, "draft_prompt": OWN}
+    whole = engine("context").generate(prompt, SAMPLINGS[1], **inputs)
+    first = engine("context").generate(prompt, SAMPLINGS[1], pause=11, **inputs)
+    rest = engine("context").generate(prompt, SAMPLINGS[1], written=first.tokens, **inputs)
     assert rest.tokens == whole.tokens
 
 
 def test_several_samples_and_memories_have_one_each() -> None:
-    prompt, law = tiny.prompt(24), Steering(other())
-    given = {**GIVEN, "transform": law, "draft_prompt": OWN}
-    three = engine("context").generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **given)
-    alone = engine().generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **given)
+    prompt, distribution = tiny.prompt(24), Steering(other())
+    inputs = {**GIVEN, "transform": distribution, "draft_prompt": OWN}
+    three = engine("context").generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **inputs)
+    alone = engine().generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **inputs)
     assert [text.tokens for text in three] == [text.tokens for text in alone]
     assert len({tuple(text.tokens) for text in three}) == 3
 
@@ -175,9 +179,9 @@ def test_several_samples_and_memories_have_one_each() -> None:
         ({"eta": 5.0}, InputError, "mode='steered'"),
     ],
 )
-def test_bad_settings_are_refused(given: dict[str, Any], error: Any, message: str) -> None:
+def test_bad_settings_are_refused(inputs: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        Rapid(tiny.model(seed=1), **given)
+        Rapid(tiny.model(seed=1), **inputs)
 
 
 def test_what_cannot_steer_is_refused() -> None:

@@ -68,8 +68,8 @@ def test_search_equals_a_full_sort(tmp_path: Path) -> None:
     texts = ["cat pet", "dog animal", "car wheel", "train rail", "draft token", "tree model"]
     index = DenseIndex.build(texts, embedder)
     scores = index.vectors @ embedder.encode(["the animal pet dog"], query=True)[0]
-    found = index.search("the animal pet dog", 4)
-    assert [number for number, _ in found] == np.argsort(-scores)[:4].tolist()
+    result = index.search("the animal pet dog", 4)
+    assert [number for number, _ in result] == np.argsort(-scores)[:4].tolist()
     assert len(index.search("cat", 99)) == len(texts)
 
 

@@ -24,11 +24,11 @@ def test_folder_is_read_recursively_sorted_without_hidden_files(tmp_path: Path) 
     (tmp_path / "b" / "two.md").write_text("# Second\n\nText.")
     (tmp_path / "a.txt").write_text("First text.")
     (tmp_path / "c.py").write_text("def f():\n    return 1\n")
-    found = load_documents(tmp_path)
-    assert [document.name for document in found.documents] == ["a.txt", "b/two.md", "c.py"]
-    assert found.documents[1].title == "Second"
-    assert found.documents[2].headings == ((0, "f"),)
-    assert found.skipped == ()
+    result = load_documents(tmp_path)
+    assert [document.name for document in result.documents] == ["a.txt", "b/two.md", "c.py"]
+    assert result.documents[1].title == "Second"
+    assert result.documents[2].headings == ((0, "f"),)
+    assert result.skipped == ()
 
 
 def test_unusable_files_of_a_folder_are_skipped_with_the_reason(tmp_path: Path) -> None:
@@ -38,9 +38,9 @@ def test_unusable_files_of_a_folder_are_skipped_with_the_reason(tmp_path: Path) 
     (tmp_path / "blob").write_bytes(bytes(range(256)) * 8)
     (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4 nothing more")
     (tmp_path / "empty.txt").write_text(" \n")
-    found = load_documents([tmp_path])
-    assert [document.name for document in found.documents] == ["good.txt"]
-    reasons = {Path(skipped.path).name: skipped.reason for skipped in found.skipped}
+    result = load_documents([tmp_path])
+    assert [document.name for document in result.documents] == ["good.txt"]
+    reasons = {Path(skipped.path).name: skipped.reason for skipped in result.skipped}
     assert set(reasons) == {"picture.png", "report.docx", "blob", "broken.pdf", "empty.txt"}
     assert "picture" in reasons["picture.png"]
     assert "word-processor" in reasons["report.docx"]
@@ -131,13 +131,13 @@ def test_a_linked_folder_is_listed_as_skipped_and_read_where_it_is_named(tmp_pat
     (docs / "link").symlink_to(elsewhere)
     (docs / "round.zip").symlink_to(docs)
     (docs / ".hidden").symlink_to(elsewhere)
-    found = load_documents(docs)
-    assert [document.name for document in found.documents] == ["docs.txt"]
-    assert [skipped.path for skipped in found.skipped] == [
+    result = load_documents(docs)
+    assert [document.name for document in result.documents] == ["docs.txt"]
+    assert [skipped.path for skipped in result.skipped] == [
         str(docs / "link"),
         str(docs / "round.zip"),
     ]
-    assert all(skipped.reason.startswith("is a link to a folder") for skipped in found.skipped)
+    assert all(skipped.reason.startswith("is a link to a folder") for skipped in result.skipped)
     (named,) = load_documents(docs / "link").documents
     assert named.name == "elsewhere.txt"
 
@@ -145,10 +145,10 @@ def test_a_linked_folder_is_listed_as_skipped_and_read_where_it_is_named(tmp_pat
 def test_an_index_among_the_documents_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "good.txt").write_text("Text.")
     for _ in range(2):  # the second time one stands there already
-        found = load_documents(tmp_path)
-        assert [document.name for document in found.documents] == ["good.txt"]
-        assert found.skipped == ()
-        PassageIndex.build(found.documents, embedder=None).save(tmp_path / "good.idx")
+        result = load_documents(tmp_path)
+        assert [document.name for document in result.documents] == ["good.txt"]
+        assert result.skipped == ()
+        PassageIndex.build(result.documents, embedder=None).save(tmp_path / "good.idx")
     with pytest.raises(DocumentError, match="is an index, expected documents"):
         load_documents(tmp_path / "good.idx")
     CorpusIndex.build([[1, 2]], None, tmp_path / "c.store", vocab_size=9).close()
@@ -177,15 +177,15 @@ def test_file_names_that_are_no_utf_8_can_be_searched_and_saved(tmp_path: Path) 
         except OSError:
             pytest.skip("this file system takes UTF-8 names alone")
     shutil.copytree(folder, tmp_path / "again")
-    found = load_documents([folder, tmp_path / "again"])
-    json.dumps(asdict(found), ensure_ascii=False).encode()
-    names = [document.name for document in found.documents]
+    result = load_documents([folder, tmp_path / "again"])
+    json.dumps(asdict(result), ensure_ascii=False).encode()
+    names = [document.name for document in result.documents]
     assert len(set(names)) == 6 and names[:3] == ["caf?.pdf", "caf?.txt", str(folder / "caf?.txt")]
-    assert found.documents[0].headings == ((0, "caf?.pdf, page 1"),)
-    assert found.documents[1].title == "caf?.txt"
-    assert found.skipped[0].path == str(folder / "caf?.png")
+    assert result.documents[0].headings == ((0, "caf?.pdf, page 1"),)
+    assert result.documents[1].title == "caf?.txt"
+    assert result.skipped[0].path == str(folder / "caf?.png")
     embedder = str(make_embedder(tmp_path / "toy"))
-    PassageIndex.build(found.documents, embedder=embedder).save(tmp_path / "docs.idx")
+    PassageIndex.build(result.documents, embedder=embedder).save(tmp_path / "docs.idx")
 
 
 @pytest.mark.parametrize(
@@ -206,24 +206,24 @@ def test_equal_names_from_two_folders_are_kept_apart(tmp_path: Path) -> None:
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(folder)
-    found = load_documents([tmp_path / "x", tmp_path / "y", tmp_path / "y", tmp_path / "x/a.txt"])
-    names = [document.name for document in found.documents]
+    result = load_documents([tmp_path / "x", tmp_path / "y", tmp_path / "y", tmp_path / "x/a.txt"])
+    names = [document.name for document in result.documents]
     assert names == ["a.txt", (tmp_path / "y" / "a.txt").as_posix()], "and each is read once"
 
 
 def test_headings_of_markdown_and_rst() -> None:
     markdown = "# One\n\ntext\n\n```\n# no heading\n```\n\nTwo\n===\n\n### Three ###\n"
-    found = find_headings(markdown, ".md")
-    assert [heading for _, heading in found] == ["One", "Two", "Three"]
-    assert markdown[found[2][0] :].startswith("### Three")
+    result = find_headings(markdown, ".md")
+    assert [heading for _, heading in result] == ["One", "Two", "Three"]
+    assert markdown[result[2][0] :].startswith("### Three")
     rst = "Title\n=====\n\ntext\n\nPart\n----\n"
     assert [heading for _, heading in find_headings(rst, ".rst")] == ["Title", "Part"]
     assert find_headings(markdown, ".txt") == []
 
 
 def test_bundled_guide_is_readable(root: Path) -> None:
-    found = load_documents(root / "ragspec" / "starter" / "guide")
-    assert len(found.documents) == 8
-    assert all(400 <= len(document.text.split()) <= 900 for document in found.documents)
-    assert all(document.title and document.headings for document in found.documents)
-    assert [Path(skipped.path).name for skipped in found.skipped] == ["questions.jsonl"]
+    result = load_documents(root / "ragspec" / "starter" / "guide")
+    assert len(result.documents) == 8
+    assert all(400 <= len(document.text.split()) <= 900 for document in result.documents)
+    assert all(document.title and document.headings for document in result.documents)
+    assert [Path(skipped.path).name for skipped in result.skipped] == ["questions.jsonl"]

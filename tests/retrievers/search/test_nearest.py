@@ -25,17 +25,17 @@ WIDTH = 24
 
 def unit(count: int, seed: int, spread: float = 1.0) -> Floats:
     """Return unit vectors, the closer together the smaller the spread; a tenth of them twice."""
-    drawn = np.random.default_rng(seed)
-    vectors = drawn.normal(size=WIDTH) + spread * drawn.normal(size=(count, WIDTH))
+    sample = np.random.default_rng(seed)
+    vectors = sample.normal(size=WIDTH) + spread * sample.normal(size=(count, WIDTH))
     vectors[: count // 10] = vectors[-(count // 10) or count :][: count // 10]
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors.astype(np.float32)
 
 
-def index(vectors: Floats, found: Nearest | None = None) -> DenseIndex:
+def index(vectors: Floats, result: Nearest | None = None) -> DenseIndex:
     embedder: Any = None
     embedding: Embedder = embedder
-    return DenseIndex(vectors, embedding, found)
+    return DenseIndex(vectors, embedding, result)
 
 
 def truth(vectors: Floats, query: Floats, k: int) -> list[int]:
@@ -61,25 +61,25 @@ def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("count", [1, 9, 500, 3000])
 def test_exact_search_is_exact_whatever_else_is_asked(count: int, spread: float) -> None:
     vectors, queries = unit(count, 1, spread), unit(64, 2, spread)
-    made = index(vectors)
+    instance = index(vectors)
     for k in (1, 7, 20, count, count + 5):
-        alone = [made.search_vectors(query[None], k)[0] for query in queries]
-        assert [[n for n, _ in found] for found in alone] == [
+        alone = [instance.search_vectors(query[None], k)[0] for query in queries]
+        assert [[n for n, _ in result] for result in alone] == [
             truth(vectors, query, k) for query in queries
         ]
         for batch in (2, 5, 64):
-            assert made.search_vectors(queries[:batch], k) == alone[:batch]
-        assert alone == [found[:k] for found in made.search_vectors(queries, k + 3)]
+            assert instance.search_vectors(queries[:batch], k) == alone[:batch]
+        assert alone == [result[:k] for result in instance.search_vectors(queries, k + 3)]
 
 
 @pytest.mark.usefixtures("precision")
 def test_threads_move_no_answer() -> None:
     vectors, queries = unit(2500, 3, 0.05), unit(8, 4, 0.05)
-    found = index(vectors).search_vectors(queries, 10)
+    result = index(vectors).search_vectors(queries, 10)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        assert index(vectors).search_vectors(queries, 10) == found
+        assert index(vectors).search_vectors(queries, 10) == result
     finally:
         torch.set_num_threads(before)
 
@@ -87,11 +87,11 @@ def test_threads_move_no_answer() -> None:
 @pytest.mark.usefixtures("precision")
 @pytest.mark.parametrize("length", [0.0, 1e-3, 50.0])
 def test_vectors_need_not_be_of_length_one(length: float) -> None:
-    drawn = np.random.default_rng(7)
-    vectors = (length * drawn.normal(size=(900, WIDTH))).astype(np.float32)
-    query = drawn.normal(size=WIDTH).astype(np.float32)
-    found = index(vectors).search_vectors(query[None], 12)[0]
-    assert [number for number, _ in found] == truth(vectors, query, 12)
+    sample = np.random.default_rng(7)
+    vectors = (length * sample.normal(size=(900, WIDTH))).astype(np.float32)
+    query = sample.normal(size=WIDTH).astype(np.float32)
+    result = index(vectors).search_vectors(query[None], 12)[0]
+    assert [number for number, _ in result] == truth(vectors, query, 12)
 
 
 @pytest.mark.parametrize("bounded", [True, False])
@@ -123,7 +123,7 @@ def test_large_collections_give_the_five_of_the_product(clusters: int, scanned: 
     vectors, queries = vectors[:-64], vectors[-64:]
     exact = Exact(vectors)
     assert exact.scan is not None
-    assert sum(found is not None for found in exact.scan.candidates(queries, 5)) >= scanned
+    assert sum(result is not None for result in exact.scan.candidates(queries, 5)) >= scanned
     dense = index(vectors, exact)
     for query in queries:
         results = [number for number, _ in dense.search_vectors(query[None], 5)[0]]
@@ -151,10 +151,10 @@ def test_candidates_are_few() -> None:
 def test_approximate_indexes_find_most_and_the_same_for_every_k_and_batch(kind: str) -> None:
     pytest.importorskip("faiss")
     vectors, queries = unit(4000, 1), unit(40, 2)
-    made = index(vectors, build_nearest(vectors, kind))
-    alone = [made.search_vectors(query[None], 10)[0] for query in queries]
-    assert made.search_vectors(queries, 10) == alone
-    assert [found[:1] for found in alone] == made.search_vectors(queries, 1)
+    instance = index(vectors, build_nearest(vectors, kind))
+    alone = [instance.search_vectors(query[None], 10)[0] for query in queries]
+    assert instance.search_vectors(queries, 10) == alone
+    assert [result[:1] for result in alone] == instance.search_vectors(queries, 1)
     right = [truth(vectors, query, 10) for query in queries]
     hit = [len({n for n, _ in a} & set(b)) for a, b in zip(alone, right, strict=True)]
     assert sum(hit) > 0.6 * 10 * len(queries)
@@ -165,8 +165,8 @@ def test_approximate_indexes_find_most_and_the_same_for_every_k_and_batch(kind: 
 def test_small_collections_can_be_indexed(kind: str, count: int) -> None:
     pytest.importorskip("faiss")
     vectors = unit(count, 1)
-    found = index(vectors, build_nearest(vectors, kind)).search_vectors(vectors[:1], 2)[0]
-    assert found[0][1] == pytest.approx(1.0)
+    result = index(vectors, build_nearest(vectors, kind)).search_vectors(vectors[:1], 2)[0]
+    assert result[0][1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
@@ -175,18 +175,18 @@ def test_a_saved_index_answers_alike_and_a_foreign_one_is_refused(
 ) -> None:
     pytest.importorskip("faiss")
     vectors, queries = unit(600, 1), unit(8, 2)
-    made = build_nearest(vectors, kind)
-    assert isinstance(made, Approximate)
-    made.save(tmp_path / "n")
-    again = Approximate.load(tmp_path / "n", kind, made.parameters, vectors)
-    assert index(vectors, again).search_vectors(queries, 5) == index(vectors, made).search_vectors(
-        queries, 5
-    )
+    instance = build_nearest(vectors, kind)
+    assert isinstance(instance, Approximate)
+    instance.save(tmp_path / "n")
+    again = Approximate.load(tmp_path / "n", kind, instance.parameters, vectors)
+    assert index(vectors, again).search_vectors(queries, 5) == index(
+        vectors, instance
+    ).search_vectors(queries, 5)
     with pytest.raises(StoreError, match="600 vectors of 24 dimensions, expected 599 of 24"):
-        Approximate.load(tmp_path / "n", kind, made.parameters, vectors[1:])
+        Approximate.load(tmp_path / "n", kind, instance.parameters, vectors[1:])
     (tmp_path / "n").write_bytes(b"nothing of faiss's")
     with pytest.raises(StoreError, match="cannot be read by faiss"):
-        Approximate.load(tmp_path / "n", kind, made.parameters, vectors)
+        Approximate.load(tmp_path / "n", kind, instance.parameters, vectors)
 
 
 class OneGpu:
@@ -226,16 +226,19 @@ def test_lists_are_searched_on_a_gpu_where_they_fit(
 ) -> None:
     real = pytest.importorskip("faiss")
     vectors, queries = unit(3000, 1), unit(6, 2)
-    made = {kind: build_nearest(vectors, kind) for kind in ("ivf", "hnsw")}
-    expected = {kind: index(vectors, own).search_vectors(queries, 10) for kind, own in made.items()}
+    instance = {kind: build_nearest(vectors, kind) for kind in ("ivf", "hnsw")}
+    expected = {
+        kind: index(vectors, current).search_vectors(queries, 10)
+        for kind, current in instance.items()
+    }
     faiss = OneGpu(real, fails=fails)
     monkeypatch.setattr(nearest, "_faiss", lambda: faiss)
-    assert index(vectors, made["hnsw"]).search_vectors(queries, 10) == expected["hnsw"]
+    assert index(vectors, instance["hnsw"]).search_vectors(queries, 10) == expected["hnsw"]
     assert not faiss.searched  # faiss has no graphs there
-    assert index(vectors, made["ivf"]).search_vectors(queries, 10) == expected["ivf"]
+    assert index(vectors, instance["ivf"]).search_vectors(queries, 10) == expected["ivf"]
     assert faiss.searched == ([] if fails else [1] * 6)
     before = len(faiss.searched)
-    assert len(made["ivf"].candidates(queries, nearest.MOST_ON_GPU + 1)) == 6
+    assert len(instance["ivf"].candidates(queries, nearest.MOST_ON_GPU + 1)) == 6
     assert len(faiss.searched) == before  # more than its kernels choose from
 
 

@@ -127,11 +127,11 @@ def test_no_flipped_byte_of_an_approximate_index_is_served(
     assert again.search("train wheel", 2, "dense") == index.search("train wheel", 2, "dense")
     assert again.dense is not None and again.dense.nearest.kind == kind
     (file,) = (tmp_path / "idx").rglob("nearest.faiss")
-    whole, drawn = file.read_bytes(), random.Random(1)
+    whole, sample = file.read_bytes(), random.Random(1)
     for case in range(200):
         data = bytearray(whole)
-        data[drawn.randrange(len(data))] ^= 1 << drawn.randrange(8)
-        file.write_bytes(data[: drawn.randrange(len(data))] if case % 10 == 0 else data)
+        data[sample.randrange(len(data))] ^= 1 << sample.randrange(8)
+        file.write_bytes(data[: sample.randrange(len(data))] if case % 10 == 0 else data)
         with pytest.raises(StoreError):
             PassageIndex.open(tmp_path / "idx")
     file.unlink()
@@ -150,24 +150,24 @@ def test_an_index_of_before_is_searched_exactly(index: PassageIndex, tmp_path: P
 
 
 def test_what_is_found_hangs_on_the_query_alone(embedder: Path) -> None:
-    drawn, words = (
+    sample, words = (
         random.Random(4),
         ["cat", "dog", "train", "wheel", "draft", "token", "tree", "pet", "rail", "model"],
     )
-    texts = [" ".join(drawn.choices(words, k=6)) for _ in range(60)]
+    texts = [" ".join(sample.choices(words, k=6)) for _ in range(60)]
     texts[7], texts[31], texts[50] = texts[3], texts[3], texts[3]
-    made = [Document(f"{i}.txt", f"{i % 3}", text) for i, text in enumerate(texts)]
-    index = PassageIndex.build(made, embedder=embedder)
-    asked = [" ".join(drawn.choices(words, k=4)) for _ in range(64)]
+    instance = [Document(f"{i}.txt", f"{i % 3}", text) for i, text in enumerate(texts)]
+    index = PassageIndex.build(instance, embedder=embedder)
+    requests = [" ".join(sample.choices(words, k=4)) for _ in range(64)]
     for mode in SearchMode:
-        queries = [index.query(text, mode) for text in asked]
+        queries = [index.query(text, mode) for text in requests]
         alone = [index.ranked([query], 60, mode)[0] for query in queries]
         for batch in (2, 7, 64):
             assert index.ranked(queries[:batch], 60, mode) == alone[:batch]
         for k in (1, 2, 5, 17):
-            assert index.ranked(queries, k, mode) == [found[:k] for found in alone]
-        for query, found in zip(queries, alone, strict=True):
-            assert index.best_of(query, range(60), mode) == found[0][0]
+            assert index.ranked(queries, k, mode) == [match[:k] for match in alone]
+        for query, result in zip(queries, alone, strict=True):
+            assert index.best_of(query, range(60), mode) == result[0][0]
 
 
 def test_titles_are_searched_once(index: PassageIndex) -> None:

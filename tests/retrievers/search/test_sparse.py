@@ -19,9 +19,9 @@ TEXTS = [
 
 def test_rare_shared_words_win_and_strangers_are_left_out() -> None:
     index = SparseIndex.build(TEXTS)
-    found = index.search("How do I merge dictionaries by update?", 5)
-    assert [number for number, _ in found] == [2, 1]
-    assert found[0][1] > found[1][1] > 0
+    result = index.search("How do I merge dictionaries by update?", 5)
+    assert [number for number, _ in result] == [2, 1]
+    assert result[0][1] > result[1][1] > 0
     assert index.search("quantum", 5) == []
     assert index.search("the of what", 5) == []
     assert [number for number, _ in index.search("Grosse grösse GRÖSSE", 1)] == []
@@ -55,9 +55,9 @@ def test_plural_endings(word: str, expected: str) -> None:
 @settings(max_examples=30)
 @given(st.lists(st.text(alphabet="abc dé.", max_size=12), min_size=1, max_size=8), st.text())
 def test_best_first_with_ties_by_number(texts: list[str], query: str) -> None:
-    found = SparseIndex.build(texts).search(query, len(texts))
-    assert found == sorted(found, key=lambda item: (-item[1], item[0]))
-    wanted = set(words_of(query))
-    assert {number for number, _ in found} == {
-        number for number, text in enumerate(texts) if wanted & set(words_of(text))
+    result = SparseIndex.build(texts).search(query, len(texts))
+    assert result == sorted(result, key=lambda item: (-item[1], item[0]))
+    selection = set(words_of(query))
+    assert {number for number, _ in result} == {
+        number for number, text in enumerate(texts) if selection & set(words_of(text))
     }

@@ -25,8 +25,8 @@ def test_coverage_is_the_share_of_words_by_rarity_in_the_best_text() -> None:
     index = SparseIndex.build(TEXTS)
     whole = rarity("cat") + rarity("wheel") + rarity("moon")
     assert rarity("moon") > rarity("wheel") > rarity("cat")
-    found = index.coverage("The cat, the wheels, the moon?", TEXTS)
-    assert found == pytest.approx(rarity("wheel") / whole)
+    result = index.coverage("The cat, the wheels, the moon?", TEXTS)
+    assert result == pytest.approx(rarity("wheel") / whole)
     assert index.coverage("cat wheels moon", TEXTS[:2]) == pytest.approx(rarity("cat") / whole)
     assert index.coverage("cat", TEXTS) == 1.0
     assert index.coverage("moon", TEXTS) == 0.0
@@ -45,9 +45,9 @@ def test_coverage_is_the_share_of_words_by_rarity_in_the_best_text() -> None:
     ],
 )
 def test_one_of_two_measures_is_enough(
-    coverage: float | None, cosine: float | None, found: bool
+    coverage: float | None, cosine: float | None, result: bool
 ) -> None:
-    assert Support(coverage, cosine).found is found
+    assert Support(coverage, cosine).found is result
 
 
 def test_an_index_tells_what_its_best_passages_have(tmp_path: Path) -> None:

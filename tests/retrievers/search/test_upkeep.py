@@ -52,13 +52,13 @@ def embedder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "docs"
-    (made / "sub").mkdir(parents=True)
+    instance = tmp_path / "docs"
+    (instance / "sub").mkdir(parents=True)
     for number in range(4):
-        (made / f"{number}.txt").write_text(text(number))
-    (made / "sub" / "page.md").write_text(f"# Heading\n\n{text(9)}")
-    (made / "sub" / "paper.pdf").write_bytes(pdf_of("The cat and the dog.", "A train."))
-    return made
+        (instance / f"{number}.txt").write_text(text(number))
+    (instance / "sub" / "page.md").write_text(f"# Heading\n\n{text(9)}")
+    (instance / "sub" / "paper.pdf").write_bytes(pdf_of("The cat and the dog.", "A train."))
+    return instance
 
 
 def built(paths: Sequence[Path], out: Path, embedder: Path) -> Path:
@@ -188,13 +188,13 @@ def test_an_index_without_a_dense_part_grows(folder: Path, tmp_path: Path) -> No
 
 
 def test_progress_is_told_with_counts(folder: Path, embedder: Path, tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    hear: Callable[[str, int, int], None] = lambda *given: told.append(given)  # noqa: E731
-    DocQA.from_documents(folder, embedder=embedder, told=hear).save(tmp_path / "idx")
-    assert ("reading documents", 5, 6) in told
-    last = [what for what, _, _ in told][-3:]
+    message: list[tuple[str, int, int]] = []
+    receive: Callable[[str, int, int], None] = lambda *inputs: message.append(inputs)  # noqa: E731
+    DocQA.from_documents(folder, embedder=embedder, on_progress=receive).save(tmp_path / "idx")
+    assert ("reading documents", 5, 6) in message
+    last = [what for what, _, _ in message][-3:]
     assert last == ["embedding passages", "indexing vectors", "indexing words"]
-    assert all(done <= total for _, done, total in told)
+    assert all(done <= total for _, done, total in message)
 
 
 KILLED = """
@@ -221,9 +221,9 @@ def test_a_refresh_that_is_killed_leaves_the_old_index_or_the_new(
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        found = {each.name: each.text for each in PassageIndex.open(index).documents}
-        grown = found.pop("grown.txt", "")
-        assert len(found) == 6
+        record = {each.name: each.text for each in PassageIndex.open(index).documents}
+        grown = record.pop("grown.txt", "")
+        assert len(record) == 6
         assert grown in {"", *(text(each, 400) for each in range(turn + 1))}
     refresh(index)
     check_equal(index, built([folder], tmp_path / "fresh", embedder))

@@ -55,10 +55,10 @@ class World:
         return text[-8:]
 
     def truth(self, query: tuple[int, ...]) -> list[int]:
-        drawn = self._drawn("search", query[-3:])
-        if query and drawn.random() < self.silent:
+        sample = self._drawn("search", query[-3:])
+        if query and sample.random() < self.silent:
             return []
-        return drawn.sample(range(self.answers), self.answers)
+        return sample.sample(range(self.answers), self.answers)
 
     def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
         self.asked.append(len(queries))
@@ -89,36 +89,40 @@ def plain(world: World) -> tuple[list[Stride], list[int]]:
         answer = (world.truth(query) or [answer])[0] if query is not None else answer
 
 
-def schedules(drawn: random.Random) -> Schedule:
-    fixed = drawn.choice([None, None, 1, 2, 3, 5, 16])
-    return Schedule(fixed, drawn.choice([None, True, False]))
+def schedules(sample: random.Random) -> Schedule:
+    fixed = sample.choice([None, None, 1, 2, 3, 5, 16])
+    return Schedule(fixed, sample.choice([None, True, False]))
 
 
 @pytest.mark.parametrize("seed", range(0, 1500, 50))
 def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
     for case in range(seed, seed + 50):
-        drawn = random.Random(case)
+        sample = random.Random(case)
         options = {
-            "answers": drawn.choice([1, 2, 5]),
-            "length": drawn.randint(1, 60),
-            "every": drawn.choice([1, 2, 4, 7]),
-            "silent": drawn.choice([0.0, 0.2]),
-            "sure": drawn.choice([0.0, 0.0, 0.4, 1.0]),
-            "guess_right": drawn.choice([None, None, 0.0, 0.6, 1.0]),
+            "answers": sample.choice([1, 2, 5]),
+            "length": sample.randint(1, 60),
+            "every": sample.choice([1, 2, 4, 7]),
+            "silent": sample.choice([0.0, 0.2]),
+            "sure": sample.choice([0.0, 0.0, 0.4, 1.0]),
+            "guess_right": sample.choice([None, None, 0.0, 0.6, 1.0]),
         }
-        world, kept = World(case, **options), list[Stride]()  # type: ignore[arg-type]
+        world, selected = World(case, **options), list[Stride]()  # type: ignore[arg-type]
         loop = SpeculativeRetrieval(
-            world, world, schedules(drawn), prefetch=drawn.choice([1, 3, 20]), kept=kept.append
+            world,
+            world,
+            schedules(sample),
+            prefetch=sample.choice([1, 3, 20]),
+            kept=selected.append,
         )
         strides, answers = plain(World(case, **options))  # type: ignore[arg-type]
         assert loop.run() == strides
-        assert (loop.answers, kept) == (answers, strides)
+        assert (loop.answers, selected) == (answers, strides)
         report = loop.report
         assert report.strides == len(strides)
         assert world.written == len(strides) + report.wasted
-        drawn_events = [e for e in report.events if e.what in ("write", "ahead")]
-        assert sum(not event.kept for event in drawn_events) == report.wasted
-        assert sum(event.kept for event in drawn_events) == len(strides)
+        sample_events = [e for e in report.events if e.what in ("write", "ahead")]
+        assert sum(not event.kept for event in sample_events) == report.wasted
+        assert sum(event.kept for event in sample_events) == len(strides)
         assert (report.calls, report.queries) == (len(world.asked), sum(world.asked))
 
 
@@ -179,18 +183,18 @@ def test_the_formula_holds_for_short_texts_if_their_beginning_is_counted(
     counted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spent, predicted = {"off": 0.0, "auto": 0.0}, list[float]()
-    schedules = {way: Schedule.named(way, overlap=False) for way in spent}
+    schedules = {variant: Schedule.named(variant, overlap=False) for variant in spent}
     for seed in range(40):
-        for way, schedule in schedules.items():
+        for direction, schedule in schedules.items():
             clock = Clock()
             monkeypatch.setattr(loop_file, "time", clock)
             world = Timed(seed, length=32, guess_right=0.9, clock=clock)
             loop = SpeculativeRetrieval(world, world, schedule)
             loop.run()
-            spent[way] += clock.now if seed > 3 else 0.0  # the first ones learn the times
-            if way == "auto" and seed > 3:
-                told = loop.report.predicted
-                predicted.append(told if counted else schedule.predicted(loop._plans))
+            spent[direction] += clock.now if seed > 3 else 0.0  # the first ones learn the times
+            if direction == "auto" and seed > 3:
+                message = loop.report.predicted
+                predicted.append(message if counted else schedule.predicted(loop._plans))
     off = mean(predicted) / (spent["off"] / spent["auto"]) - 1.0
     assert (abs(off) < 0.04) is counted
 
@@ -234,10 +238,10 @@ def test_what_fails_is_heard_of(fails: str, overlap: bool) -> None:
     class Failing(World):
         pass
 
-    def failing(self: World, *given: object) -> object:
+    def failing(self: World, *inputs: object) -> object:
         if self.written >= 3:
             raise OSError("the service is away")
-        return getattr(World, fails)(self, *given)
+        return getattr(World, fails)(self, *inputs)
 
     setattr(Failing, fails, failing)
     threads = threading.active_count()

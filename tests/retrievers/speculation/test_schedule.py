@@ -13,49 +13,49 @@ def schedule(
     stride: float, single: float, more: float, chance: float, **options: bool | None
 ) -> Schedule:
     """Return one that has seen a stride, a search, what each further query adds, and guesses."""
-    made = Schedule(**options)  # type: ignore[arg-type]
+    instance = Schedule(**options)  # type: ignore[arg-type]
     for _ in range(4):
-        made.strides.append(stride)
+        instance.strides.append(stride)
         for queries in range(1, MOST + 1):
-            made.search.learn(queries, single + more * (queries - 1))
-    made.hits, made.guesses = 1000.0 * chance, 1000.0
-    made.shared = 1.0
-    return made
+            instance.search.learn(queries, single + more * (queries - 1))
+    instance.hits, instance.guesses = 1000.0 * chance, 1000.0
+    instance.shared = 1.0
+    return instance
 
 
 def simulated(plan: Plan, stride: float, single: float, more: float, chance: float) -> float:
     """Return strides a millisecond of many rounds, drawn one by one."""
-    drawn, kept, spent = random.Random(1), 0, 0.0
+    sample, selected, spent = random.Random(1), 0, 0.0
     for _ in range(40_000):
         right = 0
-        while right < plan.strides and drawn.random() < chance:
+        while right < plan.strides and sample.random() < chance:
             right += 1
         search = single + more * (plan.strides - 1)
-        kept += min(right + 1, plan.strides)
+        selected += min(right + 1, plan.strides)
         spent += plan.strides * stride + search
         if plan.overlapped and right == plan.strides:
             spent -= min(stride, search)
-    return kept / spent
+    return selected / spent
 
 
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("strides", [1, 3, 8])
 def test_the_rate_is_that_of_simulated_rounds(strides: int, overlapped: bool) -> None:
     plan = Plan(strides, overlapped)
-    found = schedule(20.0, 30.0, 4.0, 0.8).rate(plan)
-    assert found == pytest.approx(simulated(plan, 20.0, 30.0, 4.0, 0.8), rel=0.02)
+    result = schedule(20.0, 30.0, 4.0, 0.8).rate(plan)
+    assert result == pytest.approx(simulated(plan, 20.0, 30.0, 4.0, 0.8), rel=0.02)
 
 
 def test_the_plan_is_the_best_of_all() -> None:
-    drawn = random.Random(3)
+    sample = random.Random(3)
     for _ in range(300):
-        stride, chance = drawn.uniform(5, 50), drawn.uniform(0.05, 0.97)
-        single = stride * drawn.choice([0.01, 0.3, 1, 5, 20])
-        made = schedule(stride, single, single * drawn.choice([0.0, 0.2, 1.0]), chance)
-        plans = [Plan(s, way) for s in range(1, MOST + 1) for way in (False, True)]
-        best = max(map(made.gain, plans))
-        plan = made.next()
-        assert plan.strides == 1 if best < LEAST_GAIN else made.gain(plan) == best
+        stride, chance = sample.uniform(5, 50), sample.uniform(0.05, 0.97)
+        single = stride * sample.choice([0.01, 0.3, 1, 5, 20])
+        instance = schedule(stride, single, single * sample.choice([0.0, 0.2, 1.0]), chance)
+        plans = [Plan(s, direction) for s in range(1, MOST + 1) for direction in (False, True)]
+        best = max(map(instance.gain, plans))
+        plan = instance.next()
+        assert plan.strides == 1 if best < LEAST_GAIN else instance.gain(plan) == best
         assert not (best < LEAST_GAIN and plan.overlapped)
 
 
@@ -86,61 +86,61 @@ def test_nothing_is_risked_before_anything_was_timed() -> None:
 
 
 def test_outliers_and_old_guesses_fade() -> None:
-    made = schedule(10.0, 50.0, 0.0, 0.9)
-    before = made.next()
-    made.strides.append(4000.0)
-    made.search.learn(1, 9000.0)
-    assert made.next() == before
+    instance = schedule(10.0, 50.0, 0.0, 0.9)
+    before = instance.next()
+    instance.strides.append(4000.0)
+    instance.search.learn(1, 9000.0)
+    assert instance.next() == before
     for _ in range(200):
-        made.learn_guesses(0, True)
-    assert made.chance < 0.2
-    assert made.next().strides <= 2
+        instance.learn_guesses(0, True)
+    assert instance.chance < 0.2
+    assert instance.next().strides <= 2
 
 
 def test_a_batch_that_was_not_seen_costs_by_the_nearest_that_was() -> None:
-    made = Schedule()
-    made.search.further = 0.1
-    assert made.search.of(3) == 0.0
-    made.search.learn(1, 100.0)
-    assert made.search.of(6) == pytest.approx(150.0)
-    made.search.learn(5, 300.0)  # dearer than was said
-    assert (made.search.of(5), made.search.of(1)) == (300.0, 100.0)
-    assert made.search.of(6) == pytest.approx(300.0 * 1.5 / 1.4)
+    instance = Schedule()
+    instance.search.further = 0.1
+    assert instance.search.of(3) == 0.0
+    instance.search.learn(1, 100.0)
+    assert instance.search.of(6) == pytest.approx(150.0)
+    instance.search.learn(5, 300.0)  # dearer than was said
+    assert (instance.search.of(5), instance.search.of(1)) == (300.0, 100.0)
+    assert instance.search.of(6) == pytest.approx(300.0 * 1.5 / 1.4)
 
 
 def test_now_and_then_a_round_is_not_overlapped() -> None:
-    made = schedule(20.0, 30.0, 0.0, 0.9)
-    plans = [made.next() for _ in range(40)]
+    instance = schedule(20.0, 30.0, 0.0, 0.9)
+    plans = [instance.next() for _ in range(40)]
     assert sum(not plan.overlapped for plan in plans) == 4
     assert len({plan.strides for plan in plans}) == 1
 
 
 def test_what_overlaps_is_learned() -> None:
-    made = schedule(20.0, 30.0, 0.0, 0.9)
+    instance = schedule(20.0, 30.0, 0.0, 0.9)
     for _ in range(30):
-        made.learn_overlap(20.0, 30.0, 50.0)
-    assert made.shared < 0.01
+        instance.learn_overlap(20.0, 30.0, 50.0)
+    assert instance.shared < 0.01
     for _ in range(30):
-        made.learn_overlap(20.0, 30.0, 30.0)
-    assert made.shared > 0.95
-    made.learn_overlap(0.0, 30.0, 30.0)
+        instance.learn_overlap(20.0, 30.0, 30.0)
+    assert instance.shared > 0.95
+    instance.learn_overlap(0.0, 30.0, 30.0)
 
 
 def test_the_prediction_is_the_gain_of_rounds_of_one_kind() -> None:
-    made = schedule(20.0, 60.0, 3.0, 0.85)
+    instance = schedule(20.0, 60.0, 3.0, 0.85)
     for plan in (Plan(4), Plan(7, overlapped=True)):
-        assert made.predicted([plan] * 5) == pytest.approx(made.gain(plan))
-    assert made.predicted([]) == 1.0
+        assert instance.predicted([plan] * 5) == pytest.approx(instance.gain(plan))
+    assert instance.predicted([]) == 1.0
 
 
 def test_a_batch_is_timed_alone_before_it_is_overlapped() -> None:
-    made = schedule(20.0, 30.0, 0.0, 0.9)
-    wanted = made.next()
-    assert wanted.strides > 1 and wanted.overlapped
-    del made.search.times[wanted.strides]
-    assert made.next() == Plan(wanted.strides, overlapped=False)
-    made.search.learn(wanted.strides, 30.0)
-    assert made.next() == wanted
+    instance = schedule(20.0, 30.0, 0.0, 0.9)
+    selection = instance.next()
+    assert selection.strides > 1 and selection.overlapped
+    del instance.search.times[selection.strides]
+    assert instance.next() == Plan(selection.strides, overlapped=False)
+    instance.search.learn(selection.strides, 30.0)
+    assert instance.next() == selection
 
 
 def test_searches_that_gain_nothing_from_a_batch_are_hopeless() -> None:

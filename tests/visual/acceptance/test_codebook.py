@@ -26,11 +26,11 @@ from tests.support.codes import broken, codebook
 
 def brute(rows: torch.Tensor, k: int) -> list[list[int]]:
     """Return the k nearest rows by L2 distance, worked out pair by pair."""
-    found = []
+    results = []
     for i in range(len(rows)):
         distance = [(float((rows[i] - rows[j]).norm()), j) for j in range(len(rows)) if j != i]
-        found.append([j for _, j in sorted(distance)[:k]])
-    return found
+        results.append([j for _, j in sorted(distance)[:k]])
+    return results
 
 
 def unit(rows: torch.Tensor) -> torch.Tensor:
@@ -169,13 +169,13 @@ def test_a_partition_keeps_near_codes_together() -> None:
     rng = np.random.default_rng(0)
     centres = np.eye(4)[[0, 1, 2, 3] * 10]
     codes = (centres + 0.05 * rng.normal(size=centres.shape)) * rng.uniform(0.5, 3, (40, 1))
-    found = CodePartition.build(codes, 4, seed=1)
+    result = CodePartition.build(codes, 4, seed=1)
     for seed in range(2, 12):
-        if len(set(found.clusters.tolist())) == 4:
+        if len(set(result.clusters.tolist())) == 4:
             break
-        found = CodePartition.build(codes, 4, seed=seed)
-    assert found.size == 40
-    same = found.clusters[:, None] == found.clusters[None]
+        result = CodePartition.build(codes, 4, seed=seed)
+    assert result.size == 40
+    same = result.clusters[:, None] == result.clusters[None]
     true = np.arange(40) % 4
     assert (same[true[:, None] == true[None]]).all()
 

@@ -65,11 +65,11 @@ RELAXED: list[RelaxedWalk] = [Lantern(TABLE, 4, 0.15), LanternPlus(TABLE, 6, 4.0
 @given(tree=trees(vocab=CODES), seed=st.integers(0, 10**6), kind=st.sampled_from(list(DraftKind)))
 @settings(max_examples=80, deadline=None)
 def test_no_relaxation_is_the_walk(tree: DraftTree, seed: int, kind: DraftKind) -> None:
-    laws, noise = Laws(CODES, 0), NoiseStream(seed)
+    distributions, noise = Laws(CODES, 0), NoiseStream(seed)
     tree = replace(tree, kind=kind)
-    walk = judged(Walk(), tree, laws, noise)
+    walk = judged(Walk(), tree, distributions, noise)
     for rule in [*NOTHING, *HARDLY]:
-        verdict = judged(rule, tree, laws, noise)
+        verdict = judged(rule, tree, distributions, noise)
         assert (verdict.path, verdict.token) == (walk.path, walk.token)
         assert sum(verdict.excess) <= 1e-8
         assert len(verdict.excess) == len(walk.path) + 1
@@ -77,10 +77,10 @@ def test_no_relaxation_is_the_walk(tree: DraftTree, seed: int, kind: DraftKind) 
 
 
 def test_a_greedy_target_is_never_relaxed() -> None:
-    laws = Laws(CODES, 1, greedy=True)
+    distributions = Laws(CODES, 1, greedy=True)
     for rule, seed in itertools.product(RELAXED[:2], range(5)):
-        text = generate(rule, laws, NoiseStream(seed), fixed(2, 1), steps=3)
-        assert text == plain(laws, NoiseStream(seed), len(text))
+        text = generate(rule, distributions, NoiseStream(seed), fixed(2, 1), steps=3)
+        assert text == plain(distributions, NoiseStream(seed), len(text))
 
 
 # --- coupling -----------------------------------------------------------------------------------
@@ -91,10 +91,10 @@ def test_a_greedy_target_is_never_relaxed() -> None:
 def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: Grow) -> None:
     replaced = 0
     for seed in range(100):
-        laws, noise = Laws(CODES, seed % 9), NoiseStream(seed)
-        draft = tree(laws, noise, ())
-        verdict = judged(rule, draft, laws, noise)
-        text, truth = emitted(draft, verdict), plain(laws, noise, 4)
+        distributions, noise = Laws(CODES, seed % 9), NoiseStream(seed)
+        draft = tree(distributions, noise, ())
+        verdict = judged(rule, draft, distributions, noise)
+        text, truth = emitted(draft, verdict), plain(distributions, noise, 4)
         place = next((i for i, code in enumerate(text) if code != truth[i]), None)
         if draft.kind is DraftKind.COUPLED:
             first = next((i for i, figure in enumerate(verdict.excess) if figure), None)
@@ -111,26 +111,26 @@ def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: G
 def test_codes_stand_for_others_only_above_what_is_worth_it(
     tree: DraftTree, seed: int, gain: float
 ) -> None:
-    laws, noise = Laws(CODES, seed % 5), NoiseStream(seed)
+    distributions, noise = Laws(CODES, seed % 5), NoiseStream(seed)
     free, picky = Lantern(TABLE, 6, 0.5), Lantern(TABLE, 6, 0.5, least_gain=gain)
     tree = replace(tree, kind=DraftKind.COUPLED)
-    found, below = judged(picky, tree, laws, noise), promised(tree)
-    for node, figure in zip(found.path, found.excess, strict=False):
+    result, below = judged(picky, tree, distributions, noise), promised(tree)
+    for node, figure in zip(result.path, result.excess, strict=False):
         assert figure == 0.0 or below[node] >= gain
     if not gain:
-        assert found == judged(free, tree, laws, noise)
-    huge = judged(Lantern(TABLE, 6, 0.5, least_gain=1e9), tree, laws, noise)
-    walk = judged(Walk(), tree, laws, noise)
+        assert result == judged(free, tree, distributions, noise)
+    huge = judged(Lantern(TABLE, 6, 0.5, least_gain=1e9), tree, distributions, noise)
+    walk = judged(Walk(), tree, distributions, noise)
     assert (huge.path, huge.token, sum(huge.excess)) == (walk.path, walk.token, 0.0)
 
 
 def test_what_is_worth_it_bounds_as_before() -> None:
     # Codes that may not stand for others keep their own mass: the figure is what is moved.
     for seed in range(60):
-        laws, noise = Laws(CODES, seed % 9), NoiseStream(seed)
-        tree = replace(coupled(2, 2)(laws, noise, ()), kind=DraftKind.DETERMINISTIC)
-        free = judged(Lantern(TABLE, 6, 0.5), tree, laws, noise).excess[0]
-        picky = judged(Lantern(TABLE, 6, 0.5, least_gain=1.0), tree, laws, noise).excess[0]
+        distributions, noise = Laws(CODES, seed % 9), NoiseStream(seed)
+        tree = replace(coupled(2, 2)(distributions, noise, ()), kind=DraftKind.DETERMINISTIC)
+        free = judged(Lantern(TABLE, 6, 0.5), tree, distributions, noise).excess[0]
+        picky = judged(Lantern(TABLE, 6, 0.5, least_gain=1.0), tree, distributions, noise).excess[0]
         assert 0.0 <= picky <= free + 1e-12
 
 
@@ -142,10 +142,10 @@ def test_a_negative_gain_is_refused() -> None:
 def test_kinds_choose_the_same_codes() -> None:
     # The shortcut for coupled drafts decides as the full reckoning does.
     for seed, rule in itertools.product(range(80), RELAXED):
-        laws, noise = Laws(CODES, seed % 7), NoiseStream(seed)
-        tree = coupled(2, 2)(laws, noise, ())
-        short = judged(rule, tree, laws, noise)
-        full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), laws, noise)
+        distributions, noise = Laws(CODES, seed % 7), NoiseStream(seed)
+        tree = coupled(2, 2)(distributions, noise, ())
+        short = judged(rule, tree, distributions, noise)
+        full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
         assert (short.path, short.token) == (full.path, full.token)
 
 
@@ -153,35 +153,38 @@ def test_kinds_choose_the_same_codes() -> None:
 def test_clusters_keep_their_law(tree: Grow) -> None:
     rule, clusters, moved = GSD(PARTITION), PARTITION.clusters, 0
     for seed in range(120):
-        laws, noise = Laws(CODES, seed % 4), NoiseStream(seed)
-        draft = tree(laws, noise, ())
-        code, own = emitted(draft, judged(rule, draft, laws, noise))[0], plain(laws, noise, 1)[0]
-        assert clusters[code] == clusters[own]
-        moved += code != own
+        distributions, noise = Laws(CODES, seed % 4), NoiseStream(seed)
+        draft = tree(distributions, noise, ())
+        code, current = (
+            emitted(draft, judged(rule, draft, distributions, noise))[0],
+            plain(distributions, noise, 1)[0],
+        )
+        assert clusters[code] == clusters[current]
+        moved += code != current
     assert moved > 0
     if tree(Laws(CODES, 0), NoiseStream(0), ()).kind is DraftKind.DETERMINISTIC:
-        found, p = first_law(rule, Laws(CODES, 0), tree), law_after(Laws(CODES, 0))
+        result, p = first_law(rule, Laws(CODES, 0), tree), law_after(Laws(CODES, 0))
         for cluster in range(3):
             inside = clusters == cluster
-            assert found[inside].sum() == pytest.approx(p[inside].sum(), abs=1e-12)
+            assert result[inside].sum() == pytest.approx(p[inside].sum(), abs=1e-12)
 
 
 # --- ends, labels, refusals ---------------------------------------------------------------------
 
 
 def test_nothing_follows_the_end() -> None:
-    laws = Laws(CODES, 3, end=1)
+    distributions = Laws(CODES, 3, end=1)
     rule = Lantern(TABLE, 6, 0.4)
-    seen = Counter[bool]()
+    known = Counter[bool]()
     for seed in range(60):
         noise = NoiseStream(seed)
         tree = DraftTree.chain([1, 2], "any")
-        verdict = judged(rule, tree, laws, noise)
+        verdict = judged(rule, tree, distributions, noise)
         assert verdict.path in ((), (0,))
         assert len(verdict.excess) == 1
         assert (verdict.token is None) == bool(verdict.path)
-        seen[verdict.token is None] += 1
-    assert len(seen) == 2
+        known[verdict.token is None] += 1
+    assert len(known) == 2
 
 
 @pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
@@ -201,11 +204,11 @@ def test_rows_are_opened_apart() -> None:
 
 
 @pytest.mark.parametrize("made", [Lantern, LanternPlus, GSD])
-def test_a_name_alone_is_not_enough(made: type[RelaxedWalk]) -> None:
+def test_a_name_alone_is_not_enough(instance: type[RelaxedWalk]) -> None:
     with pytest.raises(InputError, match="make_rule"):
-        made()  # type: ignore[call-arg]
+        instance()  # type: ignore[call-arg]
     with pytest.raises(InputError, match="which codes look alike"):
-        Engine(tiny.model(), drafter=None, rule=made.name)
+        Engine(tiny.model(), drafter=None, rule=instance.name)
 
 
 def test_another_code_book_is_refused() -> None:
@@ -231,19 +234,19 @@ def test_broken_rules_are_seen(old: str, new: str) -> None:
         """How far the figure lies from the true variation, or the short way from the full."""
         worst = 0.0
         for seed, delta in itertools.product(range(6), (0.15, 0.5)):
-            rule, laws = where.Lantern(TABLE, 6, delta), Laws(CODES, seed)
-            found = first_law(rule, laws, fixed(3))
-            excess = first_excess(rule, laws, fixed(3))
-            worst = max(worst, abs(variation(found, law_after(laws)) - excess))
+            rule, distributions = where.Lantern(TABLE, 6, delta), Laws(CODES, seed)
+            result = first_law(rule, distributions, fixed(3))
+            excess = first_excess(rule, distributions, fixed(3))
+            worst = max(worst, abs(variation(result, law_after(distributions)) - excess))
         for seed in range(150):
-            rule, laws, noise = (
+            rule, distributions, noise = (
                 where.Lantern(TABLE, 6, 0.5),
                 Laws(CODES, seed % 9),
                 NoiseStream(seed),
             )
-            tree = coupled(3)(laws, noise, ())
-            full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), laws, noise)
-            worst = max(worst, judged(rule, tree, laws, noise).path != full.path)
+            tree = coupled(3)(distributions, noise, ())
+            full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
+            worst = max(worst, judged(rule, tree, distributions, noise).path != full.path)
         return worst
 
     assert deviation(module) < 1e-12

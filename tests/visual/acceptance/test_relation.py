@@ -43,17 +43,17 @@ def test_the_related_codes_are_the_longest_prefix_within_the_bound(
     choices: list[Relation] = [NearestWithin(TABLE, k, 0.07), NearestByRatio(TABLE, k, 2.5)]
     for relation in choices:
         bound = 0.07 if isinstance(relation, NearestWithin) else 1.5 * p[code]
-        found = related(relation, code, p)
-        n = len(found.codes)
-        assert found.codes.tolist() == TABLE.rows[code, :n].tolist() and n <= k
-        assert found.mass == pytest.approx(p[found.codes].sum(), abs=1e-12)
-        assert found.mass <= bound
+        result = related(relation, code, p)
+        n = len(result.codes)
+        assert result.codes.tolist() == TABLE.rows[code, :n].tolist() and n <= k
+        assert result.mass == pytest.approx(p[result.codes].sum(), abs=1e-12)
+        assert result.mass <= bound
         if n < k:
             assert p[TABLE.rows[code, : n + 1]].sum() > bound - 1e-12
-        relaxed = relaxed_law(p, code, found)
+        relaxed = relaxed_law(p, code, result)
         assert relaxed.sum() == pytest.approx(1.0, abs=1e-12)
-        assert variation(relaxed, p) == pytest.approx(found.mass, abs=1e-6)
-        assert (relaxed[found.codes] == 0.0).all()
+        assert variation(relaxed, p) == pytest.approx(result.mass, abs=1e-6)
+        assert (relaxed[result.codes] == 0.0).all()
         if isinstance(relation, NearestByRatio):
             assert relaxed[code] <= 2.5 * p[code] + 1e-12
 
@@ -67,8 +67,8 @@ def test_more_relaxation_relates_more(kind: str) -> None:
             "delta": [NearestWithin(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
             "lam": [NearestByRatio(TABLE, 20, x) for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
         }[kind]  # type: ignore[assignment]
-        found = [related(relation, code, p) for relation in chain]
-        for less, more in itertools.pairwise(found):
+        results = [related(relation, code, p) for relation in chain]
+        for less, more in itertools.pairwise(results):
             assert less.codes.tolist() == more.codes.tolist()[: len(less.codes)]
             assert less.mass <= more.mass
 
@@ -96,10 +96,10 @@ def test_what_relates_nothing_says_so() -> None:
 def test_a_cluster_is_related_whatever_it_weighs() -> None:
     partition = CodePartition.build(codebook(CODES), 4)
     p = law(1)
-    found = related(SameCluster(partition), 9, p)
+    result = related(SameCluster(partition), 9, p)
     inside = partition.clusters == partition.clusters[9]
-    assert sorted([*found.codes.tolist(), 9]) == np.flatnonzero(inside).tolist()
-    assert found.mass == pytest.approx(p[inside].sum() - p[9])
+    assert sorted([*result.codes.tolist(), 9]) == np.flatnonzero(inside).tolist()
+    assert result.mass == pytest.approx(p[inside].sum() - p[9])
 
 
 def test_a_code_that_the_law_excludes_stands_for_none_of_its_cluster() -> None:
@@ -138,9 +138,9 @@ def test_prefixes_off_by_one_are_seen(old: str, new: str) -> None:
         relation = where.NearestWithin(TABLE, 4, 0.07)  # type: ignore[attr-defined]
         for seed, code in itertools.product(range(10), range(CODES)):
             p = law(seed)
-            found = where.related(relation, code, p)  # type: ignore[attr-defined]
-            prefix = TABLE.rows[code, : len(found.codes)].tolist()
-            if found.mass > 0.07 or len(found.codes) > 4 or found.codes.tolist() != prefix:
+            result = where.related(relation, code, p)  # type: ignore[attr-defined]
+            prefix = TABLE.rows[code, : len(result.codes)].tolist()
+            if result.mass > 0.07 or len(result.codes) > 4 or result.codes.tolist() != prefix:
                 return False
         return True
 

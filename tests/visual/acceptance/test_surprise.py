@@ -15,22 +15,22 @@ from tests.support import tiny_images
 
 
 def test_its_mean_over_a_law_is_none_by_enumeration() -> None:
-    drawn = torch.Generator().manual_seed(0)
+    sample = torch.Generator().manual_seed(0)
     for size in (1, 2, 30):
-        law = torch.randn(size, generator=drawn, dtype=torch.float64).mul(2.0).softmax(0)
-        found = surprise_of(law.expand(size, -1), list(range(size)))
-        assert float(law @ torch.tensor(found, dtype=torch.float64)) == pytest.approx(
+        distribution = torch.randn(size, generator=sample, dtype=torch.float64).mul(2.0).softmax(0)
+        result = surprise_of(distribution.expand(size, -1), list(range(size)))
+        assert float(distribution @ torch.tensor(result, dtype=torch.float64)) == pytest.approx(
             0.0, abs=1e-12
         )
-        entropy = -float((law * law.log()).sum())
-        for code, value in enumerate(found):
-            assert value == pytest.approx(-float(law[code].log()) - entropy)
+        entropy = -float((distribution * distribution.log()).sum())
+        for code, value in enumerate(result):
+            assert value == pytest.approx(-float(distribution[code].log()) - entropy)
 
 
 def test_it_grows_where_the_likeliest_code_is_answered_by_an_unlikely_one() -> None:
-    law = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    distribution = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     relaxed = torch.tensor([0.0, 0.2, 0.8], dtype=torch.float64)  # code 2 stands for code 0
-    values = torch.tensor(surprise_of(law.expand(3, -1), [0, 1, 2]), dtype=torch.float64)
+    values = torch.tensor(surprise_of(distribution.expand(3, -1), [0, 1, 2]), dtype=torch.float64)
     assert float(relaxed @ values) > 1.0
     excluded = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
     assert 0.0 < surprise_of(excluded, [1])[0] < 30.0  # finite where the law excludes the code
@@ -64,12 +64,12 @@ def stats(folder: Path, drafter: Any, rule: str, images: int = 300, **settings: 
     ],
 )
 def test_exact_rules_have_none(folder: Path, drafter: Any, rule: str, settings: Any) -> None:
-    found = stats(folder, drafter, rule, **settings)
-    assert len(found.surprises) == 300 * tiny_images.SIDE**2
-    assert abs(found.surprise) < 3.0 * found.surprise_error < 0.2
+    result = stats(folder, drafter, rule, **settings)
+    assert len(result.surprises) == 300 * tiny_images.SIDE**2
+    assert abs(result.surprise) < 3.0 * result.surprise_error < 0.2
 
 
 def test_relaxed_rules_have_some_and_say_so(folder: Path) -> None:
-    found = stats(folder, "starter", "lantern", neighbours=23, delta=0.9)
-    assert found.surprise > 4.0 * found.surprise_error
-    assert f"surprise {found.surprise:+.3f}" in found.summary()
+    result = stats(folder, "starter", "lantern", neighbours=23, delta=0.9)
+    assert result.surprise > 4.0 * result.surprise_error
+    assert f"surprise {result.surprise:+.3f}" in result.summary()

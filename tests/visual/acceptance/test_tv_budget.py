@@ -33,27 +33,27 @@ PARTITION = CodePartition.build(codebook(CODES), 3)
 
 
 def draw_picture(
-    rule: RelaxedWalk, laws: Laws, noise: NoiseStream, tree: Grow, length: int
+    rule: RelaxedWalk, distributions: Laws, noise: NoiseStream, tree: Grow, length: int
 ) -> tuple[Tokens, tuple[float, ...], str]:
     """Return the codes of a picture, each one's excess, and the label."""
     row = open_rule(rule)
     codes: Tokens = ()
     excess: tuple[float, ...] = ()
     while len(codes) < length:
-        draft = limit_depth(tree(laws, noise, codes), length - len(codes) - 1)
-        verdict = row.judge(draft, LawTarget(laws, draft, codes, noise))
+        draft = limit_depth(tree(distributions, noise, codes), length - len(codes) - 1)
+        verdict = row.judge(draft, LawTarget(distributions, draft, codes, noise))
         codes, excess = (*codes, *emitted(draft, verdict)), (*excess, *verdict.excess)
     return codes[:length], excess[:length], row.label
 
 
 def enumerated(
-    rule: RelaxedWalk, laws: Laws, tree: Grow, length: int
+    rule: RelaxedWalk, distributions: Laws, tree: Grow, length: int
 ) -> tuple[float, float, float]:
     """Return (real total variation of the picture, mean of its excess, largest excess)."""
     pictures: defaultdict[Tokens, float] = defaultdict(float)
 
     def run(noise: NoiseStream) -> Any:
-        codes, excess, _ = draw_picture(rule, laws, noise, tree, length)
+        codes, excess, _ = draw_picture(rule, distributions, noise, tree, length)
         return codes, sum(excess)
 
     mean = most = 0.0
@@ -62,16 +62,16 @@ def enumerated(
         pictures[codes] += weight
         mean += weight * excess
         most = max(most, excess)
-    return deviation(dict(pictures), laws, length), mean, most
+    return deviation(dict(pictures), distributions, length), mean, most
 
 
 @pytest.mark.parametrize("tree", [fixed(1, 1), fixed(3, 1)])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_mean_excess_bounds_what_enumeration_finds(tree: Grow, seed: int) -> None:
-    laws = Laws(CODES, seed)
+    distributions = Laws(CODES, seed)
     rules: list[RelaxedWalk] = [Lantern(TABLE, delta=0.2), LanternPlus(TABLE, lam=3.0)]
     for rule in rules:
-        real, mean, most = enumerated(rule, laws, tree, 3)
+        real, mean, most = enumerated(rule, distributions, tree, 3)
         assert 0.0 < real <= mean + 1e-12 <= most + 2e-12
 
 
@@ -145,15 +145,15 @@ def test_the_label_bounds_only_what_is_bounded(tree: Grow, total: float, label: 
 
 def test_one_draft_of_another_kind_ends_the_bound() -> None:
     row = Lantern(TABLE, delta=0.3, tv_budget=0.2).open()
-    laws, noise = Laws(CODES, 0), NoiseStream(0)
+    distributions, noise = Laws(CODES, 0), NoiseStream(0)
     assert row.label == "bounded(tv<=0.2)"
     for tree, label in [
         (DraftTree.empty(DraftKind.COUPLED), "bounded(tv<=0.2)"),
-        (fixed(2)(laws, noise, ()), "bounded(tv<=0.2)"),
-        (replace(fixed(2)(laws, noise, ()), kind=DraftKind.COUPLED), "approximate"),
-        (fixed(2)(laws, noise, ()), "approximate"),
+        (fixed(2)(distributions, noise, ()), "bounded(tv<=0.2)"),
+        (replace(fixed(2)(distributions, noise, ()), kind=DraftKind.COUPLED), "approximate"),
+        (fixed(2)(distributions, noise, ()), "approximate"),
     ]:
-        row.judge(tree, LawTarget(laws, tree, (), noise))
+        row.judge(tree, LawTarget(distributions, tree, (), noise))
         assert row.label == label
 
 
@@ -174,12 +174,12 @@ def test_a_budget_that_is_not_kept_is_seen() -> None:
 
 def test_a_budget_spent_on_averages_bounds_nothing() -> None:
     # A draft that knows the noise may name the neighbour of whatever the target will choose.
-    laws = Laws(CODES, 1)
-    laws.cache["target", ()] = torch.full((CODES,), 1 / CODES, dtype=torch.float64)
+    distributions = Laws(CODES, 1)
+    distributions.cache["target", ()] = torch.full((CODES,), 1 / CODES, dtype=torch.float64)
 
     def beside(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-        own = int(noise.gumbel(place.index, torch.arange(CODES)).argmax())
-        return [next(c for c in range(CODES) if own in TABLE.rows[c, :3])]
+        current = int(noise.gumbel(place.index, torch.arange(CODES)).argmax())
+        return [next(c for c in range(CODES) if current in TABLE.rows[c, :3])]
 
     tree = partial(grow, widths=(1,), draw=beside, kind=DraftKind.COUPLED)
     blind = broken(lantern, "if kind is DraftKind.COUPLED", "if False").Lantern
@@ -187,8 +187,8 @@ def test_a_budget_spent_on_averages_bounds_nothing() -> None:
     for rule, replaced in ((blind(TABLE, 3, delta=0.4, tv_budget=0.4), 1.0), (honest, 0.0)):
         changed = 0
         for seed in range(50):
-            codes, _, _ = draw_picture(rule, laws, NoiseStream(seed), tree, 2)
-            changed += codes[0] != plain(laws, NoiseStream(seed), 1)[0]
+            codes, _, _ = draw_picture(rule, distributions, NoiseStream(seed), tree, 2)
+            changed += codes[0] != plain(distributions, NoiseStream(seed), 1)[0]
         assert changed / 50 == replaced
 
 

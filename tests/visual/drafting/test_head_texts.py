@@ -22,26 +22,26 @@ def seeded() -> torch.Generator:
 @pytest.mark.parametrize("condition", ["class", "features"])
 def test_a_picture_stands_below_its_own_condition(condition: str) -> None:
     model = image_models.model(condition)
-    given = image_models.given(model)[[2, 0, 2, 1]]
-    target, texts = code_texts(model, CODES, given, seeded(), dropped=0.0)
+    inputs = image_models.given(model)[[2, 0, 2, 1]]
+    target, texts = code_texts(model, CODES, inputs, seeded(), dropped=0.0)
     assert target.copies == 1
     length = target.condition_length
     assert [text[length:] for text in texts] == CODES.tolist()
     assert texts[0][:length] == texts[2][:length] != texts[1][:length]
     with torch.no_grad():
-        expected = model.condition(given)
-    for text, wanted in zip(texts, expected, strict=True):
+        expected = model.condition(inputs)
+    for text, selection in zip(texts, expected, strict=True):
         target.check_prompt(text)
-        torch.testing.assert_close(target.embed(torch.tensor([text[:length]]))[0], wanted)
+        torch.testing.assert_close(target.embed(torch.tensor([text[:length]]))[0], selection)
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])
 def test_some_conditions_are_left_out(condition: str) -> None:
     model = image_models.model(condition)
     count = 400
-    given = image_models.given(model)[torch.arange(count) % 3]
+    inputs = image_models.given(model)[torch.arange(count) % 3]
     codes = CODES[:1].expand(count, -1)
-    target, texts = code_texts(model, codes, given, seeded(), dropped=0.25)
+    target, texts = code_texts(model, codes, inputs, seeded(), dropped=0.25)
     bare = target.prompt(3)
     assert 60 < sum(text[: len(bare)] == bare for text in texts) < 140
     with torch.no_grad():
@@ -52,8 +52,8 @@ def test_they_show_the_guided_target_of_the_same_model() -> None:
     """What a head learns here it is asked for there: it fits the target with guidance."""
     from ragspec.drafters.eagle.head import check_head
 
-    made, _ = code_texts(image_models.model(), CODES, torch.tensor([0, 1, 2, 0]), seeded())
-    check_head(heads.fresh(made), image_models.target(image_models.model(), 3.0))
+    instance, _ = code_texts(image_models.model(), CODES, torch.tensor([0, 1, 2, 0]), seeded())
+    check_head(heads.fresh(instance), image_models.target(image_models.model(), 3.0))
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_they_show_the_guided_target_of_the_same_model() -> None:
     ],
 )
 def test_what_the_model_was_not_made_for_is_refused(
-    codes: torch.Tensor, given: torch.Tensor
+    codes: torch.Tensor, inputs: torch.Tensor
 ) -> None:
     with pytest.raises(InputError, match="expected"):
-        code_texts(image_models.model(), codes, given, seeded())
+        code_texts(image_models.model(), codes, inputs, seeded())
 
 
 def test_a_file_of_arrays_is_read(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ PROMPT = (7, 7)
 
 
 def session(drafter: JacobiDrafter, vocab: int = 50, noise: NoiseStream | None = None) -> Any:
-    law = TokenLaw(Sampling(temperature=1.0), noise or NoiseStream(0), len(PROMPT))
-    return drafter.open(DraftRequest(PROMPT, vocab, law=law))
+    distribution = TokenLaw(Sampling(temperature=1.0), noise or NoiseStream(0), len(PROMPT))
+    return drafter.open(DraftRequest(PROMPT, vocab, law=distribution))
 
 
 def at(codes: list[int], left: int = 50) -> DraftContext:
@@ -50,20 +50,20 @@ def test_the_coupled_form_writes_what_plain_decoding_writes(
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("start", ["left", "above"])
 def test_pictures_stay_as_they_are(scale: float, start: Any) -> None:
-    made = image_models.target(image_models.model("features"), scale)
+    instance = image_models.target(image_models.model("features"), scale)
     sampling = Sampling(temperature=1.0, top_k=12, seed=3)
     drafter = JacobiDrafter(5, width=image_models.SIDE, start=start)
-    engine = Engine(made, drafter=drafter, budget=5)
+    engine = Engine(instance, drafter=drafter, budget=5)
     for row in range(image_models.CLASSES):
-        drawn = engine.generate(made.prompt(row), sampling, max_new_tokens=16, ignore_eos=True)
-        assert drawn.tokens == image_models.plain(made.model, row, sampling, 3, scale=scale)
-        assert not drawn.report.faults
+        sample = engine.generate(instance.prompt(row), sampling, max_new_tokens=16, ignore_eos=True)
+        assert sample.tokens == image_models.plain(instance.model, row, sampling, 3, scale=scale)
+        assert not sample.report.faults
     sampled = JacobiDrafter(5, "sampled", width=image_models.SIDE)
-    drawn = Engine(made, drafter=sampled, budget=5, rule="rejection").generate(
-        made.prompt(0), sampling, max_new_tokens=16, ignore_eos=True
+    sample = Engine(instance, drafter=sampled, budget=5, rule="rejection").generate(
+        instance.prompt(0), sampling, max_new_tokens=16, ignore_eos=True
     )
-    assert len(drawn.tokens) == 16
-    assert not drawn.report.faults
+    assert len(sample.tokens) == 16
+    assert not sample.report.faults
 
 
 @pytest.mark.parametrize("form", ["coupled", "sampled"])
@@ -87,10 +87,10 @@ def faint() -> Any:
     """Return a model whose laws depend a little on the text."""
     import copy
 
-    made = copy.deepcopy(target())
+    instance = copy.deepcopy(target())
     with torch.no_grad():
-        made.lm_head.weight *= 0.1
-    return made
+        instance.lm_head.weight *= 0.1
+    return instance
 
 
 def test_the_sampled_form_is_of_use_too() -> None:
@@ -103,16 +103,16 @@ def test_the_sampled_form_is_of_use_too() -> None:
     assert result.label == "exact-for(law)"
 
 
-def written(laws: Laws, noise: NoiseStream, drafter: JacobiDrafter, steps: int) -> Tokens:
+def written(distributions: Laws, noise: NoiseStream, drafter: JacobiDrafter, steps: int) -> Tokens:
     """Return what some steps of drafter, rejection rule and observation emit on a toy target."""
-    law = TokenLaw(Sampling(temperature=1.0), noise)
-    opened: JacobiSession = drafter.open(DraftRequest((), laws.vocab, law=law))
+    distribution = TokenLaw(Sampling(temperature=1.0), noise)
+    opened: JacobiSession = drafter.open(DraftRequest((), distributions.vocab, law=distribution))
     context: Tokens = ()
     rule = ChainRejection()
     for number in range(steps):
         room = DraftContext(list(context) or [0], 0 if context else 1, 50)
         tree = opened.propose(room, 4) if number else DraftTree.empty(DraftKind.SAMPLED)
-        view = LawTarget(laws, tree, context, noise)
+        view = LawTarget(distributions, tree, context, noise)
         verdict = rule.judge(tree, view)
         fresh = emitted(tree, verdict)
         if number:
@@ -126,29 +126,29 @@ def written(laws: Laws, noise: NoiseStream, drafter: JacobiDrafter, steps: int) 
 @pytest.mark.parametrize(("window", "steps", "length"), [(1, 4, 4), (2, 3, 4), (2, 4, 3)])
 def test_the_sampled_form_keeps_the_law(seed: int, window: int, steps: int, length: int) -> None:
     """By enumeration; no number of the noise serves two draws, in one step or across steps."""
-    laws = Laws(2 if window == 2 else 3, seed)
+    distributions = Laws(2 if window == 2 else 3, seed)
     drafter = JacobiDrafter(window, "sampled")
-    outcomes = enumerate_outcomes(lambda noise: written(laws, noise, drafter, steps))
+    outcomes = enumerate_outcomes(lambda noise: written(distributions, noise, drafter, steps))
     assert abs(sum(outcomes.values()) - 1.0) < 1e-9
-    assert len(outcomes) > laws.vocab**2
-    assert deviation(outcomes, laws, length) < 1e-9
+    assert len(outcomes) > distributions.vocab**2
+    assert deviation(outcomes, distributions, length) < 1e-9
 
 
 def test_a_stale_law_passed_off_as_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of the law can fail: a q that is not what the code was drawn from biases it."""
     propose = JacobiSession.propose
 
-    def lying(self: JacobiSession, context: DraftContext, budget: int) -> DraftTree:
+    def row_order(self: JacobiSession, context: DraftContext, budget: int) -> DraftTree:
         tree = propose(self, context, budget)
         if tree.q is not None:
             tree.q[: len(tree)] = 1.0 / tree.q.shape[1]
         return tree
 
-    monkeypatch.setattr(JacobiSession, "propose", lying)
-    laws = Laws(3, 0)
+    monkeypatch.setattr(JacobiSession, "propose", row_order)
+    distributions = Laws(3, 0)
     drafter = JacobiDrafter(1, "sampled")
-    outcomes = enumerate_outcomes(lambda noise: written(laws, noise, drafter, 3))
-    assert deviation(outcomes, laws, 3) > 1e-3
+    outcomes = enumerate_outcomes(lambda noise: written(distributions, noise, drafter, 3))
+    assert deviation(outcomes, distributions, 3) > 1e-3
 
 
 def test_sampled_codes_follow_the_law_of_plain_sampling() -> None:
@@ -159,23 +159,23 @@ def test_sampled_codes_follow_the_law_of_plain_sampling() -> None:
     results = engine.generate([1, 2, 3], sampling, max_new_tokens=4, ignore_eos=True)
     plain = Engine(model, drafter=None)
     expected = np.zeros(8)
-    law = TokenLaw(Sampling(temperature=1.0, top_k=5), NoiseStream(0))
+    distribution = TokenLaw(Sampling(temperature=1.0, top_k=5), NoiseStream(0))
 
     def after(text: list[int]) -> np.ndarray[Any, Any]:
         with torch.no_grad():
             logits = plain.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
-        return law.probabilities(logits)[0].numpy()
+        return distribution.probabilities(logits)[0].numpy()
 
     for a, weight in enumerate(after([1, 2, 3])):
         if weight:
             for b, then in enumerate(after([1, 2, 3, a])):
                 if then:
                     expected += weight * then * after([1, 2, 3, a, b])
-    found = np.bincount([result.tokens[2] for result in results], minlength=8)
+    match = np.bincount([result.tokens[2] for result in results], minlength=8)
     likely = expected > 0.01
-    chi = ((found - 400 * expected)[likely] ** 2 / (400 * expected[likely])).sum()
+    chi = ((match - 400 * expected)[likely] ** 2 / (400 * expected[likely])).sum()
     assert chi < 24.3  # 7 degrees of freedom, one in a thousand
-    assert found[expected == 0.0].sum() == 0
+    assert match[expected == 0.0].sum() == 0
 
 
 def test_fresh_positions_start_from_the_left_or_from_above() -> None:
@@ -245,8 +245,8 @@ def test_branches_save_forwards() -> None:
     for branches in (0, 2):
         engine = Engine(model, drafter=JacobiDrafter(5, branches=branches), budget=9)
         sampling = Sampling(temperature=1.0, n=8, seed=4)
-        drawn = engine.generate(PROMPTS[0], sampling, max_new_tokens=40, ignore_eos=True)
-        lengths.append(sum(len(row.steps) for row in drawn))
+        sample = engine.generate(PROMPTS[0], sampling, max_new_tokens=40, ignore_eos=True)
+        lengths.append(sum(len(row.steps) for row in sample))
     assert lengths[1] < 0.97 * lengths[0]
 
 

@@ -31,64 +31,69 @@ def smaller(seed: int = 7, dtype: torch.dtype = torch.float64, **changes: Any) -
     return models.model(seed, dtype, strength=0.1, hidden=16, head_width=12, **changes)
 
 
-def drafter_of(target: LatentTarget, made: Any, rows: int = 1, **given: Any) -> LatentDrafter:
-    draft = models.target(made, rows, target.guidance_scale, table=target.table)
-    return LatentDrafter(draft, target, **given)
+def drafter_of(target: LatentTarget, instance: Any, rows: int = 1, **inputs: Any) -> LatentDrafter:
+    draft = models.target(instance, rows, target.guidance_scale, table=target.table)
+    return LatentDrafter(draft, target, **inputs)
 
 
 def generate(
-    rule: Any, rows: int = 3, window: int = 6, worth: float = 0.0, made: Any = None, **given: Any
+    rule: Any,
+    rows: int = 3,
+    window: int = 6,
+    min_gain: float = 0.0,
+    instance: Any = None,
+    **inputs: Any,
 ) -> Any:
     target = models.target(models.model(strength=0.1), rows, scale=2.0)
-    drafter = drafter_of(target, made or smaller(), rows, window=window, worth=worth)
-    engine = Engine(target, None, drafter, budget=6, rule=rule, **given)
-    found = engine.generate(
+    drafter = drafter_of(target, instance or smaller(), rows, window=window, worth=min_gain)
+    engine = Engine(target, None, drafter, budget=6, rule=rule, **inputs)
+    result = engine.generate(
         [target.prompt(row) for row in range(rows)],
         Sampling(temperature=1.0, seed=list(range(rows))),
         max_new_tokens=CODES,
         ignore_eos=True,
     )
-    return torch.stack([target.table.latents[list(each.tokens)] for each in found]), found
+    return torch.stack([target.table.latents[list(each.tokens)] for each in result]), result
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
 def test_a_seed_fixes_the_latents_whatever_else_is_drawn(rule: Any) -> None:
-    first, found = generate(rule)
+    first, result = generate(rule)
     again, _ = generate(rule)
     one_by_one, _ = generate(rule, batch_size=1)
     alone, _ = generate(rule, rows=1)
     assert torch.equal(first, again) and torch.allclose(first, one_by_one, atol=1e-9)
     assert torch.allclose(first[:1], alone, atol=1e-9)
-    assert sum(each.report.accepted for each in found) > 0
-    assert first.shape == (3, CODES, models.WIDTH) and found[0].label == rule.label
+    assert sum(each.report.accepted for each in result) > 0
+    assert first.shape == (3, CODES, models.WIDTH) and result[0].label == rule.label
 
 
 def test_a_copy_of_the_target_is_always_right() -> None:
     same = models.model(strength=0.1)
-    latents, found = generate(Near(1e-9), made=same)
+    latents, result = generate(Near(1e-9), instance=same)
     plain, _ = generate("walk", window=1)
     assert torch.allclose(latents, plain, atol=1e-9)
-    assert all(each.report.accepted >= 0.5 * CODES for each in found)
-    assert all(each.report.forward_passes <= 3 for each in found)  # 1, then windows of 6
-    kept, found = generate(Path(), made=same)
-    assert torch.allclose(kept, plain, atol=1e-9)
+    assert all(each.report.accepted >= 0.5 * CODES for each in result)
+    assert all(each.report.forward_passes <= 3 for each in result)  # 1, then windows of 6
+    selected, result = generate(Path(), instance=same)
+    assert torch.allclose(selected, plain, atol=1e-9)
 
 
 def test_a_draft_is_what_its_model_draws_alone() -> None:
     target = models.target(models.model(), scale=2.0)
-    made = smaller()
-    drafter = drafter_of(target, made, window=4, worth=0.0)
+    instance = smaller()
+    drafter = drafter_of(target, instance, window=4, worth=0.0)
     prompt = target.prompt(0)
-    law = TokenLaw(Sampling(temperature=1.0), NoiseStream(5), 1)
-    session = drafter.open(DraftRequest(tuple(prompt), target.vocab_size, law=law))
+    distribution = TokenLaw(Sampling(temperature=1.0), NoiseStream(5), 1)
+    session = drafter.open(DraftRequest(tuple(prompt), target.vocab_size, law=distribution))
     tree = session.propose(DraftContext(list(prompt), len(prompt), CODES), 4)
     drafted = target.table.latents[tree.tokens.tolist()]
     with torch.no_grad():
-        conditions = made.trunk.condition(torch.arange(1)), made.trunk.unconditional(1)
-        states = [made.states(drafted[None], each)[0] for each in conditions]
-        told = drafter.draft.sampler.told(torch.stack(states, 1))
+        conditions = instance.trunk.condition(torch.arange(1)), instance.trunk.unconditional(1)
+        states = [instance.states(drafted[None], each)[0] for each in conditions]
+        message = drafter.draft.sampler.told(torch.stack(states, 1))
         noise = target.noise(NoiseStream(5), range(4))
-        alone = drafter.draft.sampler.draw(told, noise)
+        alone = drafter.draft.sampler.draw(message, noise)
     assert torch.allclose(alone.latents, drafted, atol=1e-9)
     numbers = tree.tokens.tolist()
     assert torch.allclose(target.table.means[numbers], alone.means, atol=1e-9)
@@ -96,10 +101,10 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
 
 
 def test_chains_grow_with_what_is_kept_and_end_with_the_picture() -> None:
-    latents, found = generate(Near(50.0), window=99, worth=0.1)  # all are kept
-    sizes = [len(step.tree) for step in found[0].steps if len(step.tree)]
+    latents, result = generate(Near(50.0), window=99, min_gain=0.1)  # all are kept
+    sizes = [len(step.tree) for step in result[0].steps if len(step.tree)]
     assert sizes[0] == 3 and sum(sizes) < CODES  # 0.5, 0.25 and 0.125 are worth it
-    _, none = generate(Near(0.0), window=99, worth=0.1)  # none is
+    _, none = generate(Near(0.0), window=99, min_gain=0.1)  # none is
     assert min(len(step.tree) for step in none[0].steps[1:-1]) == 1
     assert latents.shape[1] == CODES
 
@@ -116,6 +121,6 @@ def test_bad_drafts_are_refused() -> None:
         InputError, match="expected a LatentTarget or a MaskedTarget over the smaller model"
     ):
         LatentDrafter(smaller(), target)
-    for window, worth in ((0, 0.1), (4, -0.1), (4, 1.0)):
-        with pytest.raises(InputError, match=f"got window {window} and worth {worth}"):
-            drafter_of(target, smaller(), window=window, worth=worth)
+    for window, min_gain in ((0, 0.1), (4, -0.1), (4, 1.0)):
+        with pytest.raises(InputError, match=f"got window {window} and worth {min_gain}"):
+            drafter_of(target, smaller(), window=window, worth=min_gain)

@@ -38,16 +38,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return models.save(tmp_path_factory.mktemp("latents"))
 
 
-def pipeline(folder: Path, *args: Any, **given: Any) -> LatentPipeline:
-    pipe = LatentPipeline.from_pretrained(folder, *args, **given)
+def pipeline(folder: Path, *args: Any, **inputs: Any) -> LatentPipeline:
+    pipe = LatentPipeline.from_pretrained(folder, *args, **inputs)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def drawn(pipe: LatentPipeline, count: int = 4, **given: Any) -> Any:
+def drawn(pipe: LatentPipeline, count: int = 4, **inputs: Any) -> Any:
     labels = [n % models.CLASSES for n in range(count)]
     dice = [torch.Generator().manual_seed(seed) for seed in range(count)]
-    return pipe(class_labels=labels, generator=dice, **given)
+    return pipe(class_labels=labels, generator=dice, **inputs)
 
 
 @pytest.mark.parametrize("drafter", ["jacobi", "model"])
@@ -60,16 +60,16 @@ def test_a_seed_fixes_a_picture(folder: Path, rule: str, drafter: str) -> None:
     assert torch.allclose(first.latents[:2], fewer.latents, atol=1e-4)
     assert first.latents.shape == (4, models.SIDE, models.SIDE, models.WIDTH)
     assert first.images[0].size == (6, 6) and first.label == pipe.rule.label
-    kept = rule == "near" and drafter == "jacobi"
-    assert first.stats.codes_per_forward > 1.0 or not kept
+    selected = rule == "near" and drafter == "jacobi"
+    assert first.stats.codes_per_forward > 1.0 or not selected
 
 
 @pytest.mark.parametrize("drafter", ["jacobi", "model"])
 @pytest.mark.parametrize("rule", RULES)
 def test_half_precision_draws_numbers(folder: Path, rule: str, drafter: str) -> None:
-    found = drawn(pipeline(folder, drafter, rule=rule, dtype="float16"), 1)
-    assert found.latents.dtype == torch.float16 and bool(found.latents.isfinite().all())
-    assert float(found.latents.abs().max()) < 100.0
+    result = drawn(pipeline(folder, drafter, rule=rule, dtype="float16"), 1)
+    assert result.latents.dtype == torch.float16 and bool(result.latents.isfinite().all())
+    assert float(result.latents.abs().max()) < 100.0
 
 
 def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> None:
@@ -87,8 +87,8 @@ def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> 
 def test_a_model_may_be_given_by_itself_or_by_its_folder(folder: Path, tmp_path: Path) -> None:
     named = pipeline(folder, "model")
     first = drawn(named)
-    for given in (folder / "draft", str(folder / "draft"), named.draft, [named.draft]):
-        assert torch.equal(drawn(pipeline(folder, given)).latents, first.latents)
+    for inputs in (folder / "draft", str(folder / "draft"), named.draft, [named.draft]):
+        assert torch.equal(drawn(pipeline(folder, inputs)).latents, first.latents)
     named.save_pretrained(tmp_path / "copy")
     again = drawn(pipeline(tmp_path / "copy", "model"))
     assert torch.allclose(again.latents, first.latents, atol=1e-3)
@@ -140,29 +140,29 @@ def test_what_became_of_drafts_is_told(folder: Path) -> None:
     assert (plain.stats.outcomes == 0).all() and plain.stats.acceptance is None
     near = drawn(pipeline(folder, rule="near", r=0.3))
     stats = near.stats
-    kept = stats.outcomes == OUTCOMES.index("kept")
-    assert 0 < kept.sum() == sum(report.accepted for report in stats.reports)
-    assert (~np.isnan(stats.distances) == kept).all()
+    selected = stats.outcomes == OUTCOMES.index("kept")
+    assert 0 < selected.sum() == sum(report.accepted for report in stats.reports)
+    assert (~np.isnan(stats.distances) == selected).all()
     assert 0.0 < stats.distance_mean < stats.distance_most <= 0.3
     assert f"{stats.distance_most:.4f} at most" in stats.summary()
-    assert stats.acceptance == kept.sum() / (stats.outcomes > 0).sum()
+    assert stats.acceptance == selected.sum() / (stats.outcomes > 0).sum()
     mirrored = drawn(pipeline(folder, rule="aligned")).stats
     assert (mirrored.outcomes == OUTCOMES.index("reflected")).any()
     assert mirrored.distance_mean is None and "from the target" not in mirrored.summary()
-    drawn_anew = drawn(pipeline(folder, rule="path")).stats
-    assert (drawn_anew.outcomes == OUTCOMES.index("redrawn")).any()
+    sample_again = drawn(pipeline(folder, rule="path")).stats
+    assert (sample_again.outcomes == OUTCOMES.index("redrawn")).any()
 
 
 def test_outputs_and_settings(folder: Path) -> None:
     pipe = pipeline(folder, steps=3, floor=0.2)
     assert pipe.schedule.steps == 3 and pipe.schedule.floor == 0.2
-    found = drawn(pipe, 2, output_type="latent")
-    assert torch.equal(found.images, found.latents)
+    result = drawn(pipe, 2, output_type="latent")
+    assert torch.equal(result.images, result.latents)
     assert drawn(pipe, 2, output_type="pt").images.shape == (2, 3, 6, 6)
     other = drawn(pipeline(folder, steps=4, floor=0.2), 2, output_type="latent")
-    assert not torch.allclose(other.latents, found.latents)
+    assert not torch.allclose(other.latents, result.latents)
     unguided = drawn(pipe, 2, guidance_scale=1.0)
-    assert not torch.allclose(unguided.latents, found.latents)
+    assert not torch.allclose(unguided.latents, result.latents)
 
 
 def test_it_draws_again_from_what_it_saved(folder: Path, tmp_path: Path) -> None:
@@ -182,10 +182,10 @@ def test_it_draws_again_from_what_it_saved(folder: Path, tmp_path: Path) -> None
     ],
 )
 def test_what_densities_have_not_is_refused(
-    folder: Path, given: dict[str, Any], message: str
+    folder: Path, inputs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        drawn(pipeline(folder), **given)
+        drawn(pipeline(folder), **inputs)
 
 
 def test_bad_names_and_models_are_refused(folder: Path) -> None:
@@ -219,13 +219,13 @@ def test_the_command_draws(
     folder: Path, tmp_path: Path, rule: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = tmp_path / "figures.json"
-    given = ["draw", "--model", str(folder), "--class", "1", "--n", "2", "--seed", "3"]
-    given += [*rule, "--out", str(tmp_path / "out"), "--json", str(figures), "--compare"]
-    assert main(given) == 0, capsys.readouterr().err
-    found = json.loads(figures.read_text())
-    assert found["rule"] == (rule[1] if rule else "aligned")
-    assert len(found["images"]) == 2 and all(Path(path).is_file() for path in found["images"])
+    inputs = ["draw", "--model", str(folder), "--class", "1", "--n", "2", "--seed", "3"]
+    inputs += [*rule, "--out", str(tmp_path / "out"), "--json", str(figures), "--compare"]
+    assert main(inputs) == 0, capsys.readouterr().err
+    result = json.loads(figures.read_text())
+    assert result["rule"] == (rule[1] if rule else "aligned")
+    assert len(result["images"]) == 2 and all(Path(path).is_file() for path in result["images"])
     approximate = "near" in rule
-    assert found["label"] == ("approximate" if approximate else "exact-for(law)")
-    assert found["forwards"] <= found["forwards_plain"]
-    assert (found["distance_mean"] is not None) is approximate
+    assert result["label"] == ("approximate" if approximate else "exact-for(law)")
+    assert result["forwards"] <= result["forwards_plain"]
+    assert (result["distance_mean"] is not None) is approximate

@@ -23,9 +23,9 @@ HEADS: dict[str, Any] = {"num_attention_heads": plain_mar.HEADS, "allow_namespac
 def test_sizes_are_read_off_and_the_mean_is_taken(tmp_path: Path) -> None:
     plain, mean = published(seed=1), published(seed=2)
     model = load_mar(tiny_masked.file(tmp_path / "mar.pth", plain, mean), **HEADS)
-    found = model.state_dict()
-    assert found.keys() == mean.keys()
-    assert all(torch.equal(found[name], value) for name, value in mean.items())
+    result = model.state_dict()
+    assert result.keys() == mean.keys()
+    assert all(torch.equal(result[name], value) for name, value in mean.items())
     config = model.config
     assert (config.latent_dim, config.hidden_size, config.grid_size) == (4, 12, 3)
     assert (config.encoder_layers, config.decoder_layers, config.head_layers) == (2, 1, 2)
@@ -59,10 +59,10 @@ def test_the_published_sizes_are_known(
     with torch.device("meta"):
         model = MaskedModel(config)
     assert math.ceil(sum(each.numel() for each in model.parameters()) / 1e6) == parameters
-    found = _config(model.state_dict(), "mar.pth", None)
-    told, expected = found.to_dict(), config.to_dict()
-    assert told.pop("deviation") == 1 / 0.2325 and expected.pop("deviation") == 1.0
-    assert told == expected
+    result = _config(model.state_dict(), "mar.pth", None)
+    message, expected = result.to_dict(), config.to_dict()
+    assert message.pop("deviation") == 1 / 0.2325 and expected.pop("deviation") == 1.0
+    assert message == expected
 
 
 def test_it_is_saved_and_read_as_a_folder(tmp_path: Path) -> None:
@@ -106,11 +106,11 @@ def with_one(name: str, *shape: int) -> Callable[[Weights], Any]:
     ],
 )
 def test_every_weight_is_accounted_for(
-    change: Callable[[Weights], Any], told: str, tmp_path: Path
+    change: Callable[[Weights], Any], on_progress: str, tmp_path: Path
 ) -> None:
     weights = published()
     change(weights)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=on_progress):
         load_mar(tiny_masked.file(tmp_path / "mar.pth", weights), **HEADS)
 
 

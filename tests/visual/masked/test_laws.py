@@ -39,25 +39,25 @@ def wanted() -> torch.Tensor:
     ids=["aligned", "aligned-unequal", "horizon", "path", "path-model"],
 )
 def test_pictures_follow_the_targets_law(
-    rule: Any, drafts: str, given: dict[str, Any], wanted: torch.Tensor
+    rule: Any, drafts: str, inputs: dict[str, Any], selection: torch.Tensor
 ) -> None:
-    found, generations = drawn(rule, drafts, SAMPLES, **given)
-    assert differs(found.flatten(1), wanted) > SAME
+    result, generations = drawn(rule, drafts, SAMPLES, **inputs)
+    assert differs(result.flatten(1), selection) > SAME
     assert 0.1 < kept(generations) < 0.99 and generations[0].label == "exact-for(law)"
 
 
 class FreshDraw(Horizon):
     """A mutant: after a rejection the target's own latent, whose noise the draft shares."""
 
-    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
-        return view.target.table.latents[own]
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
+        return view.target.table.latents[current]
 
 
 class Mirrored(Aligned):
     """A mutant: reflects whatever the deviations are."""
 
-    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
-        return self.mirrored(view, drafted, own)
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
+        return self.mirrored(view, drafted, current)
 
 
 class TwiceUsed(MaskedTarget):
@@ -87,7 +87,7 @@ class Unmasked(MaskedTarget):
     ids=["fresh", "mirrored", "sigma", "twice", "unmasked"],
 )
 def test_what_breaks_the_law_is_found(
-    rule: Any, drafts: str | None, given: dict[str, Any], wanted: torch.Tensor
+    rule: Any, drafts: str | None, inputs: dict[str, Any], selection: torch.Tensor
 ) -> None:
-    found, _ = drawn(rule, drafts, SAMPLES, **given)
-    assert differs(found.flatten(1), wanted) < OTHER
+    result, _ = drawn(rule, drafts, SAMPLES, **inputs)
+    assert differs(result.flatten(1), selection) < OTHER

@@ -33,14 +33,14 @@ def test_states_are_those_of_the_plain_reading(
     dice = torch.Generator().manual_seed(known)
     latents = torch.randn(2, PLACES, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
     order = torch.rand(2, PLACES, generator=dice).argsort(-1)[:, :known]
-    given = torch.cat([model.condition(torch.tensor([2])), model.unconditional(1)])
-    found = model.states(latents, order, given)
+    inputs = torch.cat([model.condition(torch.tensor([2])), model.unconditional(1)])
+    result = model.states(latents, order, inputs)
     for row, label in enumerate((2, None)):
         masked = [place not in order[row].tolist() for place in range(PLACES)]
         expected = plain.states(latents[row].numpy(), masked, label)
-        assert np.allclose(found[row], expected, atol=1e-10)
+        assert np.allclose(result[row], expected, atol=1e-10)
     unseen = latents.clone().scatter_(1, order[..., None].expand(-1, -1, plain_mar.WIDTH), 0.0)
-    assert torch.equal(model.states(latents - unseen, order, given), found)
+    assert torch.equal(model.states(latents - unseen, order, inputs), result)
 
 
 @torch.no_grad()
@@ -68,9 +68,9 @@ def test_the_head_is_that_of_the_plain_reading(
         ({"buffer_size": 0}, "buffer_size is 0"),
     ],
 )
-def test_impossible_sizes_are_refused(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
-        MaskedConfig(**given)
+def test_impossible_sizes_are_refused(inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        MaskedConfig(**inputs)
 
 
 def test_a_new_model_predicts_nothing_yet_and_scales_its_latents() -> None:

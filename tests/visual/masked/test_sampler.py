@@ -32,34 +32,34 @@ def plain() -> plain_mar.Plain:
 
 def bounded(model: MaskedModel) -> MaskedModel:
     """Return the model with a bound: random weights else draw numbers that no half can hold."""
-    made = MaskedModel(MaskedConfig(**{**model.config.to_dict(), "clip": CLIP}))
-    made.double().eval().load_state_dict(model.state_dict())
-    return made
+    instance = MaskedModel(MaskedConfig(**{**model.config.to_dict(), "clip": CLIP}))
+    instance.double().eval().load_state_dict(model.state_dict())
+    return instance
 
 
 def drawn(model: MaskedModel, plain: plain_mar.Plain, **changed: Any) -> tuple[Any, Any]:
     """Return a picture of the library and that of the plain reading, under the same noise."""
-    given = {"iterations": 5, "steps": 12, "scale": 2.5, "temperature": 0.9} | changed
-    schedule = LearnedSchedule(given["steps"])
+    inputs = {"iterations": 5, "steps": 12, "scale": 2.5, "temperature": 0.9} | changed
+    schedule = LearnedSchedule(inputs["steps"])
     sampler = MaskedSampler(
         bounded(model) if plain.clip == CLIP else model,
         schedule,
-        given["iterations"],
-        given["scale"],
-        given["temperature"],
+        inputs["iterations"],
+        inputs["scale"],
+        inputs["temperature"],
     )
     noise = NoiseStream(7)
-    found = sampler.draw(torch.tensor([1]), [noise])[0].numpy()
+    result = sampler.draw(torch.tensor([1]), [noise])[0].numpy()
     expected = plain.picture(
         1,
         order_of(noise, PLACES).tolist(),
         lambda place: sampler.noise(noise, [place])[0].numpy(),
-        given["iterations"],
-        given["steps"],
-        given["scale"],
-        given["temperature"],
+        inputs["iterations"],
+        inputs["steps"],
+        inputs["scale"],
+        inputs["temperature"],
     )
-    return found, expected
+    return result, expected
 
 
 @pytest.mark.parametrize(
@@ -68,25 +68,25 @@ def drawn(model: MaskedModel, plain: plain_mar.Plain, **changed: Any) -> tuple[A
 def test_pictures_are_those_of_the_plain_reading(
     model: MaskedModel, plain: plain_mar.Plain, changed: dict[str, Any]
 ) -> None:
-    found, expected = drawn(model, plain, **changed)
-    assert np.abs(found - expected).max() < 1e-4
+    result, expected = drawn(model, plain, **changed)
+    assert np.abs(result - expected).max() < 1e-4
     assert np.abs(expected).min() > 0.0 and 0.5 < expected.std() < 3.0
 
 
 def test_published_models_have_no_bound(model: MaskedModel) -> None:
-    found, expected = drawn(model, plain_mar.Plain(plain_mar.published(strength=0.3)))
+    result, expected = drawn(model, plain_mar.Plain(plain_mar.published(strength=0.3)))
     assert np.abs(expected).max() > 1e3
-    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+    assert np.abs(result - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 class BothGuided(NoiseSampler):
     """A mutant: guidance moves the variance too."""
 
-    def gaussian(self, told: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor) -> Any:
-        mean, deviation = super().gaussian(told, noisy, steps)
+    def gaussian(self, message: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor) -> Any:
+        mean, deviation = super().gaussian(message, noisy, steps)
         if int(steps) == 1:
             return mean, deviation
-        _, other = super().gaussian(told.flip(1), noisy, steps)
+        _, other = super().gaussian(message.flip(1), noisy, steps)
         return mean, other * (deviation / other) ** self.scale
 
 
@@ -109,8 +109,8 @@ def test_another_guidance_is_found(
     model: MaskedModel, plain: plain_mar.Plain, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "MaskedSampler", mutant)
-    found, expected = drawn(model, plain)
-    assert np.abs(found - expected).max() > 1e-2
+    result, expected = drawn(model, plain)
+    assert np.abs(result - expected).max() > 1e-2
 
 
 def test_a_seed_fixes_the_latents_whatever_else_is_drawn(model: MaskedModel) -> None:
@@ -138,26 +138,26 @@ def test_a_latents_noise_is_its_own(model: MaskedModel) -> None:
 def test_half_precision_gives_numbers(model: MaskedModel) -> None:
     labels, noises = torch.tensor([0, 1]), [NoiseStream(1), NoiseStream(2)]
     half = bounded(model).half()
-    found = MaskedSampler(half, LearnedSchedule(100), 4, 3.0).draw(labels, noises)
-    assert found.dtype == torch.float32 and bool(found.isfinite().all())
+    result = MaskedSampler(half, LearnedSchedule(100), 4, 3.0).draw(labels, noises)
+    assert result.dtype == torch.float32 and bool(result.isfinite().all())
     whole = MaskedSampler(bounded(model), LearnedSchedule(100), 4, 3.0).draw(labels, noises)
     assert whole.dtype == torch.float64
-    assert float((found - whole).abs().median()) < 0.02
+    assert float((result - whole).abs().median()) < 0.02
 
 
 def test_drawing_can_be_ended(model: MaskedModel) -> None:
-    told: list[int] = []
+    message: list[int] = []
 
     def first(done: int, latents: torch.Tensor) -> bool:
-        told.append(done)
+        message.append(done)
         assert int((latents[0] != 0).all(-1).sum()) == done
-        return len(told) < 2
+        return len(message) < 2
 
     MaskedSampler(model, LearnedSchedule(4), 5).draw(torch.tensor([0]), [NoiseStream(1)], first)
-    assert len(told) == 2 and 0 < told[0] < told[1] < PLACES
+    assert len(message) == 2 and 0 < message[0] < message[1] < PLACES
 
 
 @pytest.mark.parametrize("given", [{"scale": -1.0}, {"temperature": float("nan")}, {"scale": "2"}])
-def test_bad_settings_are_refused(model: MaskedModel, given: dict[str, Any]) -> None:
+def test_bad_settings_are_refused(model: MaskedModel, inputs: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected a number, 0 or more"):
-        MaskedSampler(model, LearnedSchedule(4), 2, **given)
+        MaskedSampler(model, LearnedSchedule(4), 2, **inputs)

@@ -16,18 +16,18 @@ from tests.support import plain_mar
 @pytest.mark.parametrize("steps", [2, 3, 10, 37, 100, 1000])
 def test_steps_are_those_of_a_plain_reading(steps: int) -> None:
     schedule = LearnedSchedule(steps)
-    times, kept = plain_mar.respaced(steps)
+    times, selected = plain_mar.respaced(steps)
     assert schedule.times == times and times[0] == 0 and times[-1] == 999
     dice = np.random.default_rng(0)
     for step in range(steps):
         noisy, noise = dice.normal(size=(2, 4))
         where = dice.uniform(-1, 1, 4)
-        mean, log_variance = plain_mar.posterior(kept, step, noisy, noise, where)
-        given = torch.from_numpy(noisy)
-        clean = schedule.clean(step + 1, given, torch.from_numpy(noise))
-        assert np.allclose(schedule.mean(step + 1, given, clean), mean, rtol=1e-9, atol=1e-9)
-        told = schedule.log_variance(step + 1, torch.from_numpy(where))
-        assert np.allclose(told, log_variance, atol=1e-9)
+        mean, log_variance = plain_mar.posterior(selected, step, noisy, noise, where)
+        inputs = torch.from_numpy(noisy)
+        clean = schedule.clean(step + 1, inputs, torch.from_numpy(noise))
+        assert np.allclose(schedule.mean(step + 1, inputs, clean), mean, rtol=1e-9, atol=1e-9)
+        message = schedule.log_variance(step + 1, torch.from_numpy(where))
+        assert np.allclose(message, log_variance, atol=1e-9)
 
 
 def test_steps_are_those_of_diffusers_but_for_the_last() -> None:
@@ -45,8 +45,8 @@ def test_steps_are_those_of_diffusers_but_for_the_last() -> None:
     assert schedule.times == theirs.timesteps.flip(0).tolist()
     where = torch.tensor([-0.9, 0.3])
     for step in range(2, 100):
-        found = theirs._get_variance(schedule.times[step - 1], predicted_variance=where)
-        assert torch.allclose(schedule.log_variance(step, where), found, atol=1e-3)
+        result = theirs._get_variance(schedule.times[step - 1], predicted_variance=where)
+        assert torch.allclose(schedule.log_variance(step, where), result, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_the_mask_is_the_published_cosine(places: int, iterations: int) -> None:
         left = max(1, min(left - 1, int(places * math.cos(math.pi / 2 * done / iterations))))
         expected.append(left)
     expected[-1] = 0  # the last one draws all that is left
-    found = masked_counts(places, iterations)
-    assert found == expected
-    assert all(np.diff([places, *found]) < 0)
+    result = masked_counts(places, iterations)
+    assert result == expected
+    assert all(np.diff([places, *result]) < 0)
 
 
 def test_as_many_iterations_as_places_draw_one_each() -> None:

@@ -27,16 +27,16 @@ RULES = (Near(0.3), Aligned(), Horizon(2), Path(), CspdPaper())
 
 @torch.no_grad()
 def test_prefixes_of_unequal_length_are_those_that_are_read_alone(tmp_path: Any) -> None:
-    made: MaskedModel = tiny_masked.model(tmp_path)
+    instance: MaskedModel = tiny_masked.model(tmp_path)
     dice = torch.Generator().manual_seed(0)
-    latents = torch.randn(4, made.places, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
-    order = torch.rand(4, made.places, generator=dice).argsort(-1)
-    condition, counts = made.condition(torch.tensor([0, 1, 2, 1])), torch.tensor([5, 0, 8, 3])
-    found = made.states(latents, order[:, :8], condition, counts)
+    latents = torch.randn(4, instance.places, plain_mar.WIDTH, generator=dice, dtype=torch.float64)
+    order = torch.rand(4, instance.places, generator=dice).argsort(-1)
+    condition, counts = instance.condition(torch.tensor([0, 1, 2, 1])), torch.tensor([5, 0, 8, 3])
+    result = instance.states(latents, order[:, :8], condition, counts)
     for row, count in enumerate(counts.tolist()):
         one = slice(row, row + 1)
-        alone = made.states(latents[one], order[one, :count], condition[one])
-        assert torch.allclose(found[one], alone, atol=1e-12)
+        alone = instance.states(latents[one], order[one, :count], condition[one])
+        assert torch.allclose(result[one], alone, atol=1e-12)
 
 
 @pytest.mark.parametrize("scale", [1.0, SCALE])
@@ -46,38 +46,38 @@ def test_the_engine_draws_what_the_sampler_draws(
     for where in ("tests.support.masked_laws.SCALE", f"{__name__}.SCALE"):
         monkeypatch.setattr(where, scale)
     expected = plain(3, first=0, side=3)
-    found, told = drawn("walk", None, 3, side=3)
-    assert torch.allclose(found, expected, atol=1e-12)
-    assert [each.report.forward_passes for each in told] == [9, 9, 9]
+    result, message = drawn("walk", None, 3, side=3)
+    assert torch.allclose(result, expected, atol=1e-12)
+    assert [each.report.forward_passes for each in message] == [9, 9, 9]
     for drafts in ("jacobi", "model"):
-        same, told = drawn(Near(0.0), drafts, 3, side=3)
-        assert torch.allclose(same, expected, atol=1e-9) and told[0].label == "exact"
+        same, message = drawn(Near(0.0), drafts, 3, side=3)
+        assert torch.allclose(same, expected, atol=1e-9) and message[0].label == "exact"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
 @pytest.mark.parametrize("drafts", ["jacobi", "model"])
 def test_a_seed_fixes_a_picture_whatever_is_beside_it(rule: Any, drafts: str) -> None:
-    together, told = drawn(rule, drafts, 3, side=3)
+    together, message = drawn(rule, drafts, 3, side=3)
     again, _ = drawn(rule, drafts, 3, side=3)
     one_by_one, _ = drawn(rule, drafts, 3, side=3, batch_size=1)
     alone, _ = drawn(rule, drafts, 1, side=3, first=1)
     assert torch.equal(together, again)
     assert torch.allclose(together, one_by_one, atol=1e-9)
     assert torch.allclose(together[1:2], alone, atol=1e-9)
-    assert kept(told) > 0.0 and told[0].label == rule.label
+    assert kept(message) > 0.0 and message[0].label == rule.label
 
 
 def test_nothing_is_drafted_before_drafting_begins() -> None:
-    _, told = drawn(Near(10.0), "jacobi", 2, side=3, begin=4)
-    assert [len(step.tree) for step in told[0].steps[:5]] == [0, 0, 0, 0, 3]
+    _, message = drawn(Near(10.0), "jacobi", 2, side=3, begin=4)
+    assert [len(step.tree) for step in message[0].steps[:5]] == [0, 0, 0, 0, 3]
     _, at_once = drawn(Near(10.0), "model", 2, side=3)
-    assert len(at_once[0].steps[1].tree) == 3 < len(told[0].steps)
+    assert len(at_once[0].steps[1].tree) == 3 < len(message[0].steps)
 
 
 def test_what_was_foreseen_is_drawn_under_the_deepest_prefix() -> None:
-    made, noises = model(side=3), [NoiseStream(5)]
+    instance, noises = model(side=3), [NoiseStream(5)]
     schedule = LearnedSchedule(STEPS, FLOOR)
-    target = MaskedTarget(made, schedule, torch.tensor([1]), noises, SCALE, ahead=3)
+    target = MaskedTarget(instance, schedule, torch.tensor([1]), noises, SCALE, ahead=3)
     drafter = MaskedJacobiDrafter(target, 3, 0.0)
     with target.open(1, 0) as session:
         states = session.verify([target.prompt(0)], [_empty()])
@@ -112,17 +112,17 @@ def _stop() -> Any:
 
 
 def test_bad_input_is_refused() -> None:
-    made, noises = model(), [NoiseStream(1)]
+    instance, noises = model(), [NoiseStream(1)]
     schedule, labels = LearnedSchedule(STEPS, FLOOR), torch.tensor([0])
-    target = MaskedTarget(made, schedule, labels, noises)
+    target = MaskedTarget(instance, schedule, labels, noises)
     with pytest.raises(InputError, match=r"expected one of target\.prompt"):
         target.check_prompt([3])
     with pytest.raises(InputError, match="in 4 steps; expected 2 in 3"):
-        MaskedTarget(made, LearnedSchedule(4), labels, noises, table=target.table)
+        MaskedTarget(instance, LearnedSchedule(4), labels, noises, table=target.table)
     with pytest.raises(InputError, match="window 0"):
         MaskedJacobiDrafter(target, 0)
     with pytest.raises(InputError, match="MaskedTarget over the smaller model"):
-        LatentDrafter(MaskedTarget(made, schedule, labels, noises), target)
+        LatentDrafter(MaskedTarget(instance, schedule, labels, noises), target)
     for floor in (-0.1, 1.0, "much"):
         with pytest.raises(InputError, match="expected a deviation from 0"):
             LearnedSchedule(4, floor)  # type: ignore[arg-type]

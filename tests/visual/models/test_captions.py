@@ -27,8 +27,8 @@ def test_a_text_becomes_the_vectors_of_its_tokens(encoder: CaptionEncoder) -> No
 
 def test_a_long_text_is_cut_with_a_warning(encoder: CaptionEncoder) -> None:
     with pytest.warns(UserWarning, match="the model reads the first 4"):
-        found = encoder(["one two three four five six seven"])
-    assert found[0].any(1).all()
+        result = encoder(["one two three four five six seven"])
+    assert result[0].any(1).all()
 
 
 def test_an_empty_text_is_refused(encoder: CaptionEncoder) -> None:
@@ -39,8 +39,8 @@ def test_an_empty_text_is_refused(encoder: CaptionEncoder) -> None:
 def test_a_folder_without_an_embedder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"tokenizer\.json, model\.safetensors"):
         CaptionEncoder.from_pretrained(tmp_path, 4)
-    found = resolve_model(EMBEDDER, offline=True).folder
-    (tmp_path / "tokenizer.json").write_bytes((found / "tokenizer.json").read_bytes())
+    result = resolve_model(EMBEDDER, offline=True).folder
+    (tmp_path / "tokenizer.json").write_bytes((result / "tokenizer.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(ModelError, match="no static embedder"):
         CaptionEncoder.from_pretrained(tmp_path, 4)

@@ -45,18 +45,18 @@ def test_it_encodes_and_decodes_as_the_published_layers(tmp_path: Path) -> None:
     assert float(expected.std()) > 0.1
     assert torch.allclose(kl.decode_latents(some(2, 4, 4, DIM)).double(), expected, atol=1e-5)
     images = some(2, 3, 16, 16)
-    found = kl.latents(images)
-    assert found.shape == (2, 16, DIM)
-    assert torch.allclose(found.double(), plain.means(images), atol=1e-5)
+    result = kl.latents(images)
+    assert result.shape == (2, 16, DIM)
+    assert torch.allclose(result.double(), plain.means(images), atol=1e-5)
 
 
 def test_the_comparison_catches_levels_that_are_taken_for_each_other(tmp_path: Path) -> None:
     weights = kl_published()
     a, b = "decoder.up.0.block.1.norm2.bias", "decoder.up.1.block.1.norm2.bias"
     weights[a], weights[b] = weights[b], weights[a]
-    made = KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt", weights))
+    instance = KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt", weights))
     expected = Plain(kl_weights()).decoded(some(2, 4, 4, DIM)).clamp(-1, 1)
-    assert float((made.decode_latents(some(2, 4, 4, DIM)) - expected).abs().max()) > 1e-3
+    assert float((instance.decode_latents(some(2, 4, 4, DIM)) - expected).abs().max()) > 1e-3
 
 
 def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) -> None:
@@ -82,11 +82,11 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
     ],
 )
 def test_every_weight_is_accounted_for(
-    change: Callable[[dict[str, Any]], Any], told: str, tmp_path: Path
+    change: Callable[[dict[str, Any]], Any], on_progress: str, tmp_path: Path
 ) -> None:
     weights = kl_published()
     change(weights)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=on_progress):
         KLAutoencoder.from_pretrained(kl_file(tmp_path / "kl.ckpt", weights))
 
 

@@ -63,12 +63,12 @@ def test_it_computes_what_a_naive_reading_computes(condition: str, implementatio
     ids = torch.randint(image_models.BOOK, (3, 9), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         first = model.condition(image_models.given(model))
-        found = model(ids, condition_embeds=first).logits
+        result = model(ids, condition_embeds=first).logits
         for row in range(3):
             states = torch.cat([first[row], model.embed_tokens(ids[row])])
             # Transformers' eager attention takes its softmax in float32.
             loose = 1e-5 if implementation == "eager" else 1e-10
-            torch.testing.assert_close(found[row], naive(model, states), rtol=loose, atol=loose)
+            torch.testing.assert_close(result[row], naive(model, states), rtol=loose, atol=loose)
 
 
 def test_a_cache_changes_nothing() -> None:
@@ -89,9 +89,9 @@ def test_a_cache_changes_nothing() -> None:
 def test_training_moves_every_weight() -> None:
     for condition in ("class", "features"):
         model = copy.deepcopy(image_models.model(condition)).train()
-        given = image_models.given(model)
+        inputs = image_models.given(model)
         ids = torch.randint(image_models.BOOK, (3, 16))
-        first = torch.cat([model.condition(given[:2]), model.unconditional(1)])
+        first = torch.cat([model.condition(inputs[:2]), model.unconditional(1)])
         logits = model(ids[:, :-1], condition_embeds=first).logits
         logits = logits[:, model.config.condition_length - 1 :]
         torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()  # type: ignore[no-untyped-call]
@@ -117,12 +117,12 @@ def test_what_is_saved_comes_back(condition: str, tmp_path: Path) -> None:
     again = LlamaGenModel.from_pretrained(tmp_path)
     before, after = model.config.to_dict(), again.config.to_dict()
     assert before | {"_name_or_path": str(tmp_path)} == after
-    given = image_models.given(model)
-    given = given.float() if given.is_floating_point() else given
+    inputs = image_models.given(model)
+    inputs = inputs.float() if inputs.is_floating_point() else inputs
     ids = torch.arange(8).repeat(3, 1)
     with torch.no_grad():
-        found = [m(ids, condition_embeds=m.condition(given)).logits for m in (model, again)]
-    assert torch.equal(*found)
+        results = [m(ids, condition_embeds=m.condition(inputs)).logits for m in (model, again)]
+    assert torch.equal(*results)
     half = LlamaGenModel.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert half(ids).logits.dtype == torch.bfloat16
 
@@ -144,8 +144,8 @@ def test_sizes_follow_the_paper() -> None:
         ({"condition_length": 3}, "condition_length 3"),
     ],
 )
-def test_bad_sizes_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_bad_sizes_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         LlamaGenConfig(**settings)
 
 
@@ -153,9 +153,9 @@ def test_bad_sizes_are_refused(settings: dict[str, Any], told: str) -> None:
     "given",
     [torch.tensor([4]), torch.tensor([-1]), torch.tensor([1.0]), torch.tensor([[1]])],
 )
-def test_classes_out_of_range_are_refused(given: torch.Tensor) -> None:
+def test_classes_out_of_range_are_refused(inputs: torch.Tensor) -> None:
     with pytest.raises(InputError, match="from 0 to 2, or 3 for no class"):
-        image_models.model().condition(given)
+        image_models.model().condition(inputs)
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 6), (1, 3, 5), (3, 6)])

@@ -46,16 +46,16 @@ def published(model: Any) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone().contiguous() for name, value in named.items()}
 
 
-def check(found: Any, model: Any) -> None:
+def check(result: Any, model: Any) -> None:
     """Check that a loaded model draws what the one it was written from draws."""
     ids = torch.arange(9)[None]
     with torch.no_grad():
-        pair = [m(ids, condition_embeds=m.unconditional(1)).logits for m in (found, model)]
+        pair = [m(ids, condition_embeds=m.unconditional(1)).logits for m in (result, model)]
     assert torch.equal(*pair)
     weights = model.state_dict()
-    assert found.state_dict().keys() == weights.keys()
-    assert all(torch.equal(value, weights[name]) for name, value in found.state_dict().items())
-    assert not found.training
+    assert result.state_dict().keys() == weights.keys()
+    assert all(torch.equal(value, weights[name]) for name, value in result.state_dict().items())
+    assert not result.training
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])

@@ -27,8 +27,8 @@ CONDITIONS = pytest.mark.parametrize("condition", ["class", "features"])
 def draw(engine: Engine, rows: Any, sampling: Sampling = SAMPLED, count: int = ALL) -> Any:
     target = engine.target
     assert isinstance(target, ImageTarget)
-    asked = rows if isinstance(rows, list) else [rows]
-    prompts: Any = [target.prompt(row) for row in asked]
+    request = rows if isinstance(rows, list) else [rows]
+    prompts: Any = [target.prompt(row) for row in request]
     prompts = prompts if isinstance(rows, list) else prompts[0]
     return engine.generate(prompts, sampling, max_new_tokens=count, ignore_eos=True)
 
@@ -56,11 +56,13 @@ def test_trees_draw_what_plain_decoding_draws(condition: str, scale: float) -> N
     }
     engine = Engine(target, None, drafter=spoiled(truth), budget=9)
     for row in range(image_models.CLASSES):
-        drawn = draw(engine, row)
-        assert drawn.tokens == truth[tuple(target.prompt(row))]
-        assert any(len(set(step.tree.parents)) < len(step.tree) for step in drawn.steps)  # branches
-        assert len(drawn.steps) < ALL // 2 + 2
-        assert drawn.label == "exact"
+        sample = draw(engine, row)
+        assert sample.tokens == truth[tuple(target.prompt(row))]
+        assert any(
+            len(set(step.tree.parents)) < len(step.tree) for step in sample.steps
+        )  # branches
+        assert len(sample.steps) < ALL // 2 + 2
+        assert sample.label == "exact"
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
@@ -83,8 +85,8 @@ def test_prompts_of_several_lengths_go_side_by_side(
     unpadded = image_models.plain(model, 0, seeded, seeds[0], scale=scale)
     assert truth[tuple(target.prompt(0))] != unpadded  # so that it matters
     engine = Engine(target, None, drafter=spoiled(truth) if drafted else None, budget=9)
-    for drawn, tokens in zip(draw(engine, [0, 1, 2], seeded), truth.values(), strict=True):
-        assert drawn.tokens == tokens
+    for sample, tokens in zip(draw(engine, [0, 1, 2], seeded), truth.values(), strict=True):
+        assert sample.tokens == tokens
     for row, tokens in enumerate(truth.values()):  # and alone
         alone = Sampling(temperature=sampling.temperature, top_k=sampling.top_k, seed=seeds[0])
         assert draw(engine, row, alone).tokens == tokens
@@ -93,17 +95,17 @@ def test_prompts_of_several_lengths_go_side_by_side(
 def test_a_draft_model_reads_a_padded_prompt_as_the_target_does() -> None:
     model, small = (image_models.model("features", layers=layers) for layers in (2, 1))
     target = image_models.target(model, padding=(2, 0, 1))
-    own = ModelDrafter(image_models.target(model, padding=(2, 0, 1)), 4, 1, mode="coupled")
+    current = ModelDrafter(image_models.target(model, padding=(2, 0, 1)), 4, 1, mode="coupled")
     foreign = ModelDrafter(image_models.target(small, padding=(2, 0, 1)), 4, 1, mode="coupled")
-    for drafter, whole in ((own, True), (foreign, False)):
-        drawn = draw(Engine(target, None, drafter=drafter, budget=6), [0, 1, 2])
+    for drafter, whole in ((current, True), (foreign, False)):
+        sample = draw(Engine(target, None, drafter=drafter, budget=6), [0, 1, 2])
         for row, padding in enumerate((2, 0, 1)):
             expected = image_models.plain(model, row, SAMPLED, 3, padding=padding)
-            assert drawn[row].tokens == expected
-            drafted = [step for step in drawn[row].steps if len(step.tree)]
+            assert sample[row].tokens == expected
+            drafted = [step for step in sample[row].steps if len(step.tree)]
             assert drafted
-            kept = [len(step.path) == len(step.tree) for step in drafted]
-            assert all(kept[:-1]) is whole
+            selected = [len(step.path) == len(step.tree) for step in drafted]
+            assert all(selected[:-1]) is whole
 
 
 @CONDITIONS
@@ -117,9 +119,9 @@ def test_rows_of_a_batch_and_samples_of_a_prompt_do_not_disturb_each_other(condi
     }
     engine = Engine(target, None, drafter=spoiled(truth), budget=6)
     for row, samples in enumerate(draw(engine, [0, 1, 2], sampling)):
-        for number, drawn in enumerate(samples):
+        for number, sample in enumerate(samples):
             expected = image_models.plain(model, row, sampling, 4 + row, sample=number)
-            assert drawn.tokens == expected
+            assert sample.tokens == expected
 
 
 @CONDITIONS
@@ -128,20 +130,20 @@ def test_a_smaller_model_drafts(condition: str, draft_scale: float) -> None:
     """The draft model is a target too, with conditions and guidance of its own."""
     model = image_models.model(condition)
     small = image_models.target(image_models.model(condition, 7, layers=1), draft_scale)
-    drafter = ModelDrafter(small, depth=3, width=2, worth=0.0)
+    drafter = ModelDrafter(small, depth=3, width=2, min_gain=0.0)
     engine = Engine(image_models.target(model), None, drafter=drafter, budget=6)
-    drawn = draw(engine, 1)
-    assert drawn.tokens == image_models.plain(model, 1, SAMPLED, 3)
-    assert drawn.report.label == "exact"
-    assert sum(len(step.tree) for step in drawn.steps) > ALL  # it did draft
+    sample = draw(engine, 1)
+    assert sample.tokens == image_models.plain(model, 1, SAMPLED, 3)
+    assert sample.report.label == "exact"
+    assert sum(len(step.tree) for step in sample.steps) > ALL  # it did draft
 
 
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     model = image_models.model("features")
-    drafter = ModelDrafter(image_models.target(model), depth=5, width=1, worth=0.0)
-    drawn = draw(Engine(image_models.target(model), None, drafter=drafter, budget=5), 0)
-    assert drawn.tokens == image_models.plain(model, 0, SAMPLED, 3)
-    assert len(drawn.steps) == 1 + -(-(ALL - 1) // 6)  # the prefill draws one code alone
+    drafter = ModelDrafter(image_models.target(model), depth=5, width=1, min_gain=0.0)
+    sample = draw(Engine(image_models.target(model), None, drafter=drafter, budget=5), 0)
+    assert sample.tokens == image_models.plain(model, 0, SAMPLED, 3)
+    assert len(sample.steps) == 1 + -(-(ALL - 1) // 6)  # the prefill draws one code alone
 
 
 def test_a_draft_model_may_be_named_as_one() -> None:
@@ -180,12 +182,12 @@ def test_guidance_is_combined_before_processors() -> None:
     model, scale = image_models.model(), 5.0
     greedy = Sampling(temperature=1.0, top_k=2, logit_bias={4: 2.0}, seed=8)
     engine = Engine(image_models.target(model, scale), None, drafter=None)
-    drawn = draw(engine, 0, greedy, 6).tokens
-    assert drawn == image_models.plain(model, 0, greedy, 8, scale=scale, count=6)
-    for index, code in enumerate(drawn):
-        law = image_models.guided(model, 0, drawn[:index], scale)[-1]
-        law[4] += 2.0
-        assert code in law.topk(2).indices
+    sample = draw(engine, 0, greedy, 6).tokens
+    assert sample == image_models.plain(model, 0, greedy, 8, scale=scale, count=6)
+    for index, code in enumerate(sample):
+        distribution = image_models.guided(model, 0, sample[:index], scale)[-1]
+        distribution[4] += 2.0
+        assert code in distribution.topk(2).indices
 
 
 def test_a_pair_costs_one_forward_and_scale_one_no_pair() -> None:
@@ -215,19 +217,19 @@ def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
     short = ConditionTable(full.embeddings[[0, 1, 9, 10]], torch.tensor([2, 3, 2, 3]), 2)
     target = ImageTarget(model, short, 3.0)
     assert target.max_length == ALL + 2
-    drawn = draw(Engine(target, None, drafter=None), 0, count=3).tokens
+    sample = draw(Engine(target, None, drafter=None), 0, count=3).tokens
     with torch.no_grad():
         positions = torch.arange(1, 5)[None]
         pair = [
             model(
-                torch.tensor([drawn[:2]]),
+                torch.tensor([sample[:2]]),
                 condition_embeds=full.embeddings[rows][None],
                 position_ids=positions,
             ).logits[0, 1:]
             for rows in ([0, 1], [9, 10])
         ]
-    law = pair[1] + 3.0 * (pair[0] - pair[1])
-    assert TokenLaw(SAMPLED, NoiseStream(3), 0).select(law, [0, 1, 2]).tolist() == drawn
+    distribution = pair[1] + 3.0 * (pair[0] - pair[1])
+    assert TokenLaw(SAMPLED, NoiseStream(3), 0).select(distribution, [0, 1, 2]).tolist() == sample
 
 
 def test_codes_may_be_given() -> None:

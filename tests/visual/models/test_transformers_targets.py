@@ -72,7 +72,7 @@ def _janus() -> Any:
     vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes = {"image_size": 8, "patch_size": 4, "projection_dim": 32, "num_image_tokens": COUNT}
     book = {"num_embeddings": BOOK, "embed_dim": 4, "projection_dim": 32, "latent_channels": 32}
-    made = JanusForConditionalGeneration(
+    instance = JanusForConditionalGeneration(
         JanusConfig(
             text_config={"model_type": "llama", **TEXT},
             vision_config=vision | sizes,
@@ -80,12 +80,12 @@ def _janus() -> Any:
             image_token_id=5,
         )
     )
-    for part in (made.model.generation_embeddings, made.model.generation_head):
+    for part in (instance.model.generation_embeddings, instance.model.generation_head):
         for weight in part.parameters():
             torch.nn.init.normal_(weight, std=0.5)
-    for weight in made.model.generation_aligner.parameters():
+    for weight in instance.model.generation_aligner.parameters():
         torch.nn.init.normal_(weight, std=0.3)
-    return made
+    return instance
 
 
 def _emu3() -> Any:
@@ -119,22 +119,22 @@ def _imagegpt() -> Any:
 
 
 def target(kind: str, seed: int = 0, scale: float = 3.0) -> ImageTarget:
-    made = model(kind, seed)
+    instance = model(kind, seed)
     if kind == "imagegpt":
-        return ImageGPTTarget(made)
+        return ImageGPTTarget(instance)
     if kind == "emu3":
-        return Emu3Target(made, PROMPTS, 3, 3, NOTHING, scale)
+        return Emu3Target(instance, PROMPTS, 3, 3, NOTHING, scale)
     if kind == "chameleon":
-        return ChameleonTarget(made, PROMPTS, NOTHING, scale, count=COUNT)
-    return JanusTarget(made, PROMPTS, janus_unconditional(PROMPTS[0], BOS, BOI, PAD), scale)
+        return ChameleonTarget(instance, PROMPTS, NOTHING, scale, count=COUNT)
+    return JanusTarget(instance, PROMPTS, janus_unconditional(PROMPTS[0], BOS, BOI, PAD), scale)
 
 
 def own_janus(row: int) -> list[int]:
-    made = model("janus")
+    instance = model("janus")
     settings = {"boi_token_id": BOI}
-    made.generation_config.generation_kwargs = settings
+    instance.generation_config.generation_kwargs = settings
     ids = torch.tensor(PROMPTS[row : row + 1])
-    drawn = made.generate(
+    sample = instance.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         generation_mode="image",
@@ -143,17 +143,17 @@ def own_janus(row: int) -> list[int]:
         pad_token_id=PAD,
         bos_token_id=BOS,
     )
-    return list(drawn[0].tolist())
+    return list(sample[0].tolist())
 
 
 def own_emu3(row: int) -> list[int]:
-    made, ids = model("emu3"), torch.tensor(PROMPTS[row : row + 1])
+    instance, ids = model("emu3"), torch.tensor(PROMPTS[row : row + 1])
 
     def allowed(batch: int, text: torch.Tensor) -> list[int]:
         offset = len(text) - len(PROMPTS[row]) + 1
         return [LINE] if offset % 4 == 0 else list(range(20, 20 + BOOK))
 
-    drawn = made.generate(
+    sample = instance.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         prefix_allowed_tokens_fn=allowed,
@@ -163,33 +163,33 @@ def own_emu3(row: int) -> list[int]:
         do_sample=False,
         max_new_tokens=COUNT,
     )
-    tokens = drawn[0, len(PROMPTS[row]) :].tolist()
+    tokens = sample[0, len(PROMPTS[row]) :].tolist()
     return [BOOK if token == LINE else token - 20 for token in tokens]
 
 
 def own_chameleon(row: int) -> list[int]:
     """Decode by whole forwards: the model's own generate never draws a code."""
-    made = model("chameleon")
-    known = made.model.vocabulary_mapping.img2bpe
+    instance = model("chameleon")
+    known = instance.model.vocabulary_mapping.img2bpe
     text_ids = torch.tensor([known[code] for code in range(BOOK)])
     codes: list[int] = []
     for _ in range(COUNT):
-        drawn = [int(text_ids[code]) for code in codes]
-        both = torch.tensor([PROMPTS[row] + drawn, NOTHING + drawn])
+        sample = [int(text_ids[code]) for code in codes]
+        both = torch.tensor([PROMPTS[row] + sample, NOTHING + sample])
         with torch.no_grad():
-            states = made.model(both, use_cache=False).last_hidden_state
-            c, u = made.lm_head(states[:, -1])[:, text_ids]
+            states = instance.model(both, use_cache=False).last_hidden_state
+            c, u = instance.lm_head(states[:, -1])[:, text_ids]
         codes.append(int((u + 3.0 * (c - u)).argmax()))
     return codes
 
 
 def own_imagegpt(row: int) -> list[int]:
     start = torch.tensor([[BOOK]])
-    made = model("imagegpt")
-    drawn = made.generate(
+    instance = model("imagegpt")
+    sample = instance.generate(
         start, attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=COUNT
     )
-    return list(drawn[0, 1:].tolist())
+    return list(sample[0, 1:].tolist())
 
 
 OWN = {
@@ -202,8 +202,8 @@ KINDS = pytest.mark.parametrize("kind", OWN)
 
 
 def draw(engine: Engine, rows: list[int], sampling: Sampling) -> list[list[int]]:
-    made: Any = engine.target
-    prompts = [made.prompt(row) for row in rows]
+    instance: Any = engine.target
+    prompts = [instance.prompt(row) for row in rows]
     results = engine.generate(prompts, sampling, max_new_tokens=COUNT, ignore_eos=True)
     return [each.tokens for each in results]
 
@@ -215,49 +215,49 @@ def rows_of(kind: str) -> list[int]:
 @KINDS
 def test_greedy_decoding_is_the_models_own(kind: str) -> None:
     rows = rows_of(kind)
-    found = draw(Engine(target(kind), None, drafter=None), rows, Sampling())
-    assert found == [OWN[kind](row) for row in rows]
-    assert len({tuple(tokens) for tokens in found}) == len(rows)  # the prompt matters
-    assert all(len(set(tokens)) > 3 for tokens in found)
+    result = draw(Engine(target(kind), None, drafter=None), rows, Sampling())
+    assert result == [OWN[kind](row) for row in rows]
+    assert len({tuple(tokens) for tokens in result}) == len(rows)  # the prompt matters
+    assert all(len(set(tokens)) > 3 for tokens in result)
 
 
 @pytest.mark.filterwarnings("ignore:drafter 'model' is switched off")  # ImageGPT's last codes
 @KINDS
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_k=9, seed=2)])
 def test_trees_draw_what_plain_decoding_draws(kind: str, sampling: Sampling) -> None:
-    made, rows = target(kind), rows_of(kind)
-    plain = draw(Engine(made, None, drafter=None), rows, sampling)
-    truth = {tuple(made.prompt(row)): codes for row, codes in zip(rows, plain, strict=True)}
+    instance, rows = target(kind), rows_of(kind)
+    plain = draw(Engine(instance, None, drafter=None), rows, sampling)
+    truth = {tuple(instance.prompt(row)): codes for row, codes in zip(rows, plain, strict=True)}
     drafters = [SyntheticDrafter(0.6, truth, seed) for seed in range(2)]
-    engine = Engine(made, None, drafter=drafters, budget=7)
+    engine = Engine(instance, None, drafter=drafters, budget=7)
     assert draw(engine, rows, sampling) == plain
     assert draw(engine, rows[:1], sampling) == plain[:1]
-    small = ModelDrafter(target(kind, 1), depth=3, width=2, worth=0.0)
-    assert draw(Engine(made, None, drafter=small, budget=5), rows, sampling) == plain
+    small = ModelDrafter(target(kind, 1), depth=3, width=2, min_gain=0.0)
+    assert draw(Engine(instance, None, drafter=small, budget=5), rows, sampling) == plain
 
 
 @KINDS
 def test_the_model_is_left_as_it_was_found(kind: str) -> None:
-    made = model(kind)
-    before = made.config._attn_implementation
+    instance = model(kind)
+    before = instance.config._attn_implementation
     draw(Engine(target(kind), None, drafter=None), [0], Sampling())
-    assert made.config._attn_implementation == before
+    assert instance.config._attn_implementation == before
 
 
 @KINDS
 def test_codes_beyond_the_picture_are_refused(kind: str) -> None:
-    made = target(kind)
+    instance = target(kind)
     with pytest.raises(PromptTooLongError):
-        Engine(made, None, drafter=None).generate(made.prompt(0), max_new_tokens=COUNT + 1)
+        Engine(instance, None, drafter=None).generate(instance.prompt(0), max_new_tokens=COUNT + 1)
 
 
 @pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon"])
 def test_without_guidance_one_row_is_run(kind: str) -> None:
-    made = target(kind, scale=1.0)
-    assert made.copies == 1
-    plain = draw(Engine(made, None, drafter=None), [1], Sampling())
+    instance = target(kind, scale=1.0)
+    assert instance.copies == 1
+    plain = draw(Engine(instance, None, drafter=None), [1], Sampling())
     drafter = SyntheticDrafter(0.7, plain[0])
-    assert draw(Engine(made, None, drafter=drafter, budget=4), [1], Sampling()) == plain
+    assert draw(Engine(instance, None, drafter=drafter, budget=4), [1], Sampling()) == plain
 
 
 @pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon"])
@@ -267,7 +267,7 @@ def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> Non
     prompts = [*PROMPTS, longer, [BOS, BOI]]
     none = [[BOS, BOI], NOTHING, [BOS, *[PAD] * 8, BOI], [BOS, 12, BOI]]
 
-    def made(rows: list[list[int]], beside: list[list[int]]) -> ImageTarget:
+    def instance(rows: list[list[int]], beside: list[list[int]]) -> ImageTarget:
         if kind == "emu3":
             return Emu3Target(model(kind), rows, 3, 3, beside)
         if kind == "chameleon":
@@ -275,24 +275,24 @@ def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> Non
         return JanusTarget(model(kind), rows, beside, 3.0)
 
     sampling = Sampling(temperature=1.0, seed=[1, 2, 3, 4])
-    together = made(prompts, none)
+    together = instance(prompts, none)
     for drafters in (None, SyntheticDrafter(0.6, [1] * COUNT)):
-        found = draw(Engine(together, None, drafter=drafters, budget=5), [0, 1, 2, 3], sampling)
+        result = draw(Engine(together, None, drafter=drafters, budget=5), [0, 1, 2, 3], sampling)
         for row, (prompt, beside) in enumerate(zip(prompts, none, strict=True)):
-            alone = made([prompt], [beside])
+            alone = instance([prompt], [beside])
             assert alone.condition_length == max(len(prompt), len(beside))
             one = Sampling(temperature=1.0, seed=row + 1)
-            assert draw(Engine(alone, None, drafter=None), [0], one) == [found[row]]
+            assert draw(Engine(alone, None, drafter=None), [0], one) == [result[row]]
 
 
 def test_lines_end_where_they_must() -> None:
-    made = target("emu3")
-    assert isinstance(made, Emu3Target)
+    instance = target("emu3")
+    assert isinstance(instance, Emu3Target)
     for seed in range(4):
         sampling = Sampling(temperature=3.0, seed=seed)
-        tokens = draw(Engine(made, None, drafter=None), [0], sampling)[0]
+        tokens = draw(Engine(instance, None, drafter=None), [0], sampling)[0]
         assert [i for i, token in enumerate(tokens) if token == BOOK] == [3, 7, 11]
-        rows = made.picture(tokens)
+        rows = instance.picture(tokens)
         assert [len(row) for row in rows] == [3, 3, 3]
         assert max(max(row) for row in rows) < BOOK
 
@@ -312,9 +312,9 @@ def test_what_does_not_fit_is_refused() -> None:
         with pytest.raises(InputError, match=f"token id {wrong}; expected ids from 0 to 59"):
             ChameleonTarget(model("chameleon"), [[5, wrong, 8]])
     prompts: list[Any] = [[[1.0, 2.0]], ["ab"], "ab", [1, 2], torch.tensor([1, 2]), 3, [None]]
-    for given in prompts:
+    for inputs in prompts:
         with pytest.raises(InputError, match="expected a list of lists of token ids"):
-            ChameleonTarget(model("chameleon"), given)
+            ChameleonTarget(model("chameleon"), inputs)
     with pytest.raises(InputError, match="expected a list of lists of token ids"):
         ChameleonTarget(model("chameleon"), PROMPTS, prompts[0][0])
     with pytest.raises(InputError, match="condition ids"):
@@ -338,17 +338,17 @@ def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
     offloaded = copy.deepcopy(model("chameleon"))
     cpu_offload(offloaded, torch.device("cpu"))
     targets = [ChameleonTarget(each, PROMPTS) for each in (offloaded, model("chameleon"))]
-    drawn = [
+    sample = [
         Engine(target, drafter=None).generate(target.prompt(0), max_new_tokens=4).tokens
         for target in targets
     ]
-    assert drawn[0] == drawn[1]
+    assert sample[0] == sample[1]
 
 
 def test_what_a_model_asks_of_text_is_not_asked_of_its_pictures() -> None:
-    made: Any = target("janus", seed=17)
-    plain = draw(Engine(made, drafter=None), [0], Sampling())
-    config = made.model.generation_config
+    instance: Any = target("janus", seed=17)
+    plain = draw(Engine(instance, drafter=None), [0], Sampling())
+    config = instance.model.generation_config
     config.guidance_scale, config.repetition_penalty = 5.0, 3.0
     config.suppress_tokens = plain[0][:2]
-    assert draw(Engine(made, drafter=None), [0], Sampling()) == plain
+    assert draw(Engine(instance, drafter=None), [0], Sampling()) == plain

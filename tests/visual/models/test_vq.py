@@ -49,9 +49,9 @@ def test_sizes_are_those_of_the_model() -> None:
     assert (tokenizer.reduction, tokenizer.grid_size) == (4, 2)
     codes = tokenizer.encode(pictures())
     assert codes.shape == (3, 4) and codes.dtype == torch.int64
-    made = tokenizer.decode(codes)
-    assert made.shape == (3, 3, 8, 8) and made.dtype == torch.float32
-    assert float(made.abs().max()) <= 1
+    instance = tokenizer.decode(codes)
+    assert instance.shape == (3, 3, 8, 8) and instance.dtype == torch.float32
+    assert float(instance.abs().max()) <= 1
 
 
 def test_the_look_up_is_by_cosine() -> None:
@@ -69,11 +69,11 @@ def test_the_look_up_is_by_cosine() -> None:
 def test_codes_do_not_depend_on_the_lengths_of_the_rows() -> None:
     model = small_model()
     before = VQTokenizer(model)
-    codes, made = before.encode(pictures()), before.decode(torch.arange(16).view(4, 4))
+    codes, instance = before.encode(pictures()), before.decode(torch.arange(16).view(4, 4))
     model.quantize.embedding.weight.data *= torch.rand(CODES, 1) + 0.5
     after = VQTokenizer(model)
     assert torch.equal(after.encode(pictures()), codes)
-    assert torch.allclose(after.decode(torch.arange(16).view(4, 4)), made, atol=1e-5)
+    assert torch.allclose(after.decode(torch.arange(16).view(4, 4)), instance, atol=1e-5)
 
 
 def test_a_plain_book_is_searched_as_diffusers_does() -> None:
@@ -179,8 +179,8 @@ def test_a_model_without_a_book_is_refused() -> None:
         (torch.full((1, 3, 8, 8), float("nan")), "nan"),
     ],
 )
-def test_pictures_of_another_form_are_refused(images: torch.Tensor, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_pictures_of_another_form_are_refused(images: torch.Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         VQTokenizer(small_model()).encode(images)
 
 
@@ -194,6 +194,6 @@ def test_pictures_of_another_form_are_refused(images: torch.Tensor, told: str) -
         (torch.zeros(1, 5, dtype=torch.int64), "square"),
     ],
 )
-def test_codes_outside_the_book_are_refused(codes: torch.Tensor, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_codes_outside_the_book_are_refused(codes: torch.Tensor, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         VQTokenizer(small_model()).decode(codes)

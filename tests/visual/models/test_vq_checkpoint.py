@@ -40,8 +40,8 @@ def test_codes_become_the_pixels_of_the_published_layers(tmp_path: Path) -> None
     expected = Plain(weights).decode(some_codes())
     assert expected.shape == (2, 3, 16, 16)
     assert float(expected.std()) > 0.1 and float((expected.abs() < 1).double().mean()) > 0.8
-    made = tokenizer.decode(some_codes())
-    assert torch.allclose(made.double(), expected.clamp(-1, 1), atol=1e-5)
+    instance = tokenizer.decode(some_codes())
+    assert torch.allclose(instance.double(), expected.clamp(-1, 1), atol=1e-5)
     half = VQTokenizer.from_pretrained(tmp_path / "vq.pt").decode(some_codes())
     assert torch.allclose(half.double(), expected.clamp(-1, 1), atol=1e-4)
 
@@ -73,8 +73,8 @@ def test_the_comparison_catches_two_layers_that_are_taken_for_each_other(
     for part in ("weight", "bias"):
         a, b = f"{one}.{part}", f"{other}.{part}"
         weights[a], weights[b] = weights[b], weights[a]
-    made = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights)).decode(some_codes())
-    assert float((made - expected).abs().max()) > 1e-3
+    instance = VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights)).decode(some_codes())
+    assert float((instance - expected).abs().max()) > 1e-3
 
 
 def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) -> None:
@@ -87,8 +87,8 @@ def test_saved_in_the_layout_of_diffusers_it_decodes_the_same(tmp_path: Path) ->
     assert torch.allclose(again.decode(some_codes()), expected, atol=1e-5)
     model = VQModel.from_pretrained(tmp_path / "folder")
     with torch.no_grad():  # which does not make codes unit length
-        made = model.decode(some_codes(), force_not_quantize=True, shape=(2, 4, 4, DIM)).sample
-    assert torch.allclose(made.clamp(-1, 1), expected, atol=1e-5)
+        instance = model.decode(some_codes(), force_not_quantize=True, shape=(2, 4, 4, DIM)).sample
+    assert torch.allclose(instance.clamp(-1, 1), expected, atol=1e-5)
 
 
 def test_two_published_files_make_a_pipeline(tmp_path: Path) -> None:
@@ -119,8 +119,10 @@ def test_files_of_the_training_script_tell_the_size_of_their_pictures(tmp_path: 
 def test_the_running_mean_is_taken_where_there_is_one(tmp_path: Path) -> None:
     mean = published()
     plain = {name: value * 2 for name, value in mean.items()}
-    made = load_llamagen_vq(saved(tmp_path / "vq.pt", plain, ema=mean), torch.float64)
-    assert torch.equal(made.quantize.embedding.weight, mean["quantize.embedding.weight"].double())
+    instance = load_llamagen_vq(saved(tmp_path / "vq.pt", plain, ema=mean), torch.float64)
+    assert torch.equal(
+        instance.quantize.embedding.weight, mean["quantize.embedding.weight"].double()
+    )
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -166,11 +168,11 @@ def with_one(name: str, *shape: int) -> Callable[[Weights], Any]:
     ],
 )
 def test_every_weight_is_accounted_for(
-    change: Callable[[Weights], Any], told: str, tmp_path: Path
+    change: Callable[[Weights], Any], on_progress: str, tmp_path: Path
 ) -> None:
     weights = published()
     change(weights)
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=on_progress):
         VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights))
 
 
@@ -203,8 +205,8 @@ def test_the_tokenizer_of_janus_decodes_as_it_does_itself(tmp_path: Path) -> Non
     model.quantize.embedding.weight.data = functional.normalize(model.quantize.embedding.weight)
     images = expected.clone()
     with torch.no_grad():  # over a book of unit length both look for the same nearest one
-        found = model.encode(images, return_dict=True).image_tokens
-    assert torch.equal(VQTokenizer(model).encode(images).flatten(), found)
+        result = model.encode(images, return_dict=True).image_tokens
+    assert torch.equal(VQTokenizer(model).encode(images).flatten(), result)
 
 
 def test_tokenizers_of_another_layout_are_refused() -> None:

@@ -22,19 +22,19 @@ WEIGHTS = {"norm.weight": torch.ones(3), "output.weight": torch.ones(2, 3)}
 def test_weights_are_found_wherever_they_lie(place: str | None, tmp_path: Path) -> None:
     file = tmp_path / "c.pt"
     torch.save({place: WEIGHTS, "steps": 7} if place else WEIGHTS | {"steps": 7}, file)
-    found, settings = read_checkpoint(file)
-    assert found.keys() == WEIGHTS.keys() and settings is None
+    result, settings = read_checkpoint(file)
+    assert result.keys() == WEIGHTS.keys() and settings is None
     save_file({f"_orig_mod.module.{k}": v for k, v in WEIGHTS.items()}, tmp_path / "c.safetensors")
     assert read_checkpoint(tmp_path / "c.safetensors")[0].keys() == WEIGHTS.keys()
 
 
 def test_settings_are_opened_where_that_is_allowed(tmp_path: Path) -> None:
-    file, told = tmp_path / "c.pt", argparse.Namespace(image_size=64)
-    torch.save({"model": WEIGHTS, "args": told}, file)
+    file, message = tmp_path / "c.pt", argparse.Namespace(image_size=64)
+    torch.save({"model": WEIGHTS, "args": message}, file)
     for _ in range(2):  # once is not for ever
         with pytest.raises(ModelError, match=r"argparse\.Namespace.*allow_namespace=True"):
             read_checkpoint(file)
-        assert read_checkpoint(file, allow_namespace=True)[1] == told
+        assert read_checkpoint(file, allow_namespace=True)[1] == message
 
 
 class Hostile:
@@ -79,11 +79,11 @@ def test_nobody_is_told_how_to_run_what_a_file_holds(tmp_path: Path) -> None:
         b"": "(EOFError)",
         b"some text\n": "cannot be read",
     }
-    for content, told in contents.items():
+    for content, message in contents.items():
         file.write_bytes(content)
         with pytest.raises(ModelError) as caught:
             read_checkpoint(file)
-        assert told in str(caught.value)
+        assert message in str(caught.value)
         assert "weights_only" not in str(caught.value)
         assert caught.value.__suppress_context__, "a traceback would show torch's text"
 

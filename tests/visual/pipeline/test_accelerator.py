@@ -66,8 +66,8 @@ def codes(pipe: Any) -> torch.Tensor:
     dice = torch.Generator().manual_seed(1)
     out = pipe(class_labels=["red", 2], generator=dice, guidance_scale=3.0, top_k=12)
     assert len(out.images) == 2
-    found: torch.Tensor = out.codes
-    return found
+    result: torch.Tensor = out.codes
+    return result
 
 
 @pytest.mark.parametrize("drafter", [None, "starter", "jacobi"])
@@ -89,16 +89,16 @@ def test_codes_under_a_relaxed_rule(images: Path, rule: str) -> None:
 def test_codes_after_prompts(kind: str) -> None:
     def draw(pipe: Any) -> torch.Tensor:
         dice = torch.Generator().manual_seed(1)
-        found: torch.Tensor = pipe(["a red tree", "cat"], generator=dice, **sized(kind)).codes
-        return found
+        result: torch.Tensor = pipe(["a red tree", "cat"], generator=dice, **sized(kind)).codes
+        return result
 
     same_there(lambda: copy.deepcopy(opened(kind)), draw)  # its model is shared by all tests
 
 
 def latent(pipe: Any) -> torch.Tensor:
     dice = [torch.Generator().manual_seed(seed) for seed in range(2)]
-    found: torch.Tensor = pipe(class_labels=[0, 1], generator=dice).latents
-    return found
+    result: torch.Tensor = pipe(class_labels=[0, 1], generator=dice).latents
+    return result
 
 
 @pytest.mark.parametrize(
@@ -109,5 +109,5 @@ def test_latents_one_by_one(latents: Path, rule: str, drafter: str) -> None:
 
 
 def test_latents_of_a_masked_model(masked: Path) -> None:
-    given: dict[str, Any] = {"device": "cpu", "iterations": 4, "steps": 4}
-    same_there(lambda: MaskedLatentPipeline.from_pretrained(masked, **given), latent)
+    inputs: dict[str, Any] = {"device": "cpu", "iterations": 4, "steps": 4}
+    same_there(lambda: MaskedLatentPipeline.from_pretrained(masked, **inputs), latent)

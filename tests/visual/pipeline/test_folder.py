@@ -33,24 +33,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_parts_of_a_folder_are_found(folder: Path) -> None:
-    found = find_folder(folder)
-    assert found.target == folder / "target" and found.draft == folder / "draft"
-    assert found.tokenizer == folder / "tokenizer" and found.head is None
-    assert load_tokenizer(found, torch.device("cpu")).vocab_size == tiny_images.CODES
+    result = find_folder(folder)
+    assert result.target == folder / "target" and result.draft == folder / "draft"
+    assert result.tokenizer == folder / "tokenizer" and result.head is None
+    assert load_tokenizer(result, torch.device("cpu")).vocab_size == tiny_images.CODES
 
 
 def test_sets_may_share_the_tokenizer_beside_them(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "target").symlink_to(folder / "target")
     (tmp_path / "tokenizer").symlink_to(folder / "tokenizer")
-    found = find_folder(tmp_path / "set")
-    assert found.tokenizer == tmp_path / "tokenizer" and found.draft is None
+    result = find_folder(tmp_path / "set")
+    assert result.tokenizer == tmp_path / "tokenizer" and result.draft is None
 
 
 def test_a_folder_may_be_the_model_itself(folder: Path) -> None:
-    found = find_folder(folder / "target")
-    assert found.target == folder / "target"
-    assert found.tokenizer == folder / "tokenizer"
+    result = find_folder(folder / "target")
+    assert result.target == folder / "target"
+    assert result.tokenizer == folder / "tokenizer"
 
 
 def test_a_missing_model_says_what_was_tried(tmp_path: Path) -> None:
@@ -114,18 +114,18 @@ def test_models_and_tokenizers_of_other_codes_are_refused() -> None:
 
 
 def test_names_of_classes_are_read_where_somebody_gave_them() -> None:
-    made = tiny_images.model()
-    assert class_names(made) == tiny_images.CLASSES
-    made.config.id2label = {n: f"LABEL_{n}" for n in range(3)}
-    assert class_names(made) == ()
+    instance = tiny_images.model()
+    assert class_names(instance) == tiny_images.CLASSES
+    instance.config.id2label = {n: f"LABEL_{n}" for n in range(3)}
+    assert class_names(instance) == ()
     assert class_names(tiny_images.model("features")) == ()
 
 
 def test_the_bundled_encoder_is_for_models_of_its_width() -> None:
-    made = tiny_images.model("features")
-    encoder = caption_encoder(made)
+    instance = tiny_images.model("features")
+    encoder = caption_encoder(instance)
     assert isinstance(encoder, CaptionEncoder)
-    assert encoder.length == made.config.condition_length
-    made.config.caption_dim = 2048
-    assert caption_encoder(made) is None
+    assert encoder.length == instance.config.condition_length
+    instance.config.caption_dim = 2048
+    assert caption_encoder(instance) is None
     assert caption_encoder(tiny_images.model()) is None

@@ -31,14 +31,14 @@ def dice(seed: int = 1) -> torch.Generator:
 
 
 def features(*sizes: int) -> list[torch.Tensor]:
-    drawn = torch.Generator().manual_seed(4)
-    return [torch.randn(size, WIDTH, generator=drawn, dtype=torch.float64) for size in sizes]
+    sample = torch.Generator().manual_seed(4)
+    return [torch.randn(size, WIDTH, generator=sample, dtype=torch.float64) for size in sizes]
 
 
-def logits_of(model: Any, own: torch.Tensor, codes: list[int]) -> torch.Tensor:
+def logits_of(model: Any, current: torch.Tensor, codes: list[int]) -> torch.Tensor:
     """Return the logits after codes below features [n, d], by one masked forward over all."""
-    empty = LENGTH - len(own)
-    padded = torch.cat([torch.full((empty, WIDTH), 9.0, dtype=torch.float64), own])
+    empty = LENGTH - len(current)
+    padded = torch.cat([torch.full((empty, WIDTH), 9.0, dtype=torch.float64), current])
     mask = image_models.masked(LENGTH + len(codes), empty)
     with torch.no_grad():
         return model(  # type: ignore[no-any-return]
@@ -51,23 +51,25 @@ def logits_of(model: Any, own: torch.Tensor, codes: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_negative_features_take_the_place_of_no_prompt(temperature: float) -> None:
     model = tiny_images.model("features").double()
-    own, none = features(2, 4, 1), features(1, 3, 4)[::-1]
-    asked = {"guidance_scale": 3.0, "temperature": temperature}
+    current, none = features(2, 4, 1), features(1, 3, 4)[::-1]
+    request = {"guidance_scale": 3.0, "temperature": temperature}
     for negative in (none, none[:1]):
         out = opened(model)(
-            prompt_embeds=own, negative_prompt_embeds=negative, generator=dice(), **asked
+            prompt_embeds=current, negative_prompt_embeds=negative, generator=dice(), **request
         )
-        for row, given in enumerate(own):
+        for row, inputs in enumerate(current):
             sampling = Sampling(temperature=temperature)
-            law = TokenLaw(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
+            distribution = TokenLaw(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
             codes: list[int] = []
             for index in range(SIDE**2):
                 beside = logits_of(model, negative[row % len(negative)], codes)
-                logits = beside + 3.0 * (logits_of(model, given, codes) - beside)
-                codes.append(int(law.select(law.process(logits, codes, [[]]), [index])))
+                logits = beside + 3.0 * (logits_of(model, inputs, codes) - beside)
+                codes.append(
+                    int(distribution.select(distribution.process(logits, codes, [[]]), [index]))
+                )
             assert out.codes[row].flatten().tolist() == codes
         plain = opened(model, None)(
-            prompt_embeds=own, negative_prompt_embeds=negative, generator=dice(), **asked
+            prompt_embeds=current, negative_prompt_embeds=negative, generator=dice(), **request
         )
         assert torch.equal(plain.codes, out.codes) and plain.stats.forwards > out.stats.forwards
 
@@ -80,18 +82,18 @@ def test_encoded_prompts_draw_what_prompts_draw() -> None:
 
     pipe = opened(model, text_encoder=encoder)
     texts, against = ["red", "a blue cat"], "two words"
-    own, none = pipe.encode_prompt(texts), pipe.encode_prompt(against)
-    assert own[0].shape == (2, LENGTH, WIDTH) and own[1].sum(1).tolist() == [1, 3]
-    told = pipe(texts, negative_prompt=against, generator=dice())
-    given = pipe(
-        prompt_embeds=own[0],
-        prompt_attention_mask=own[1],
+    current, none = pipe.encode_prompt(texts), pipe.encode_prompt(against)
+    assert current[0].shape == (2, LENGTH, WIDTH) and current[1].sum(1).tolist() == [1, 3]
+    message = pipe(texts, negative_prompt=against, generator=dice())
+    inputs = pipe(
+        prompt_embeds=current[0],
+        prompt_attention_mask=current[1],
         negative_prompt_embeds=none[0],
         negative_prompt_attention_mask=none[1],
         generator=dice(),
     )
-    assert torch.equal(told.codes, given.codes)
-    assert not torch.equal(told.codes, pipe(texts, generator=dice()).codes)
+    assert torch.equal(message.codes, inputs.codes)
+    assert not torch.equal(message.codes, pipe(texts, generator=dice()).codes)
 
 
 @pytest.mark.parametrize("size", [(SIDE, 2), (2, SIDE), (1, 2), (2, 1)])
@@ -101,18 +103,18 @@ def test_a_smaller_grid_keeps_the_places_of_its_codes(size: tuple[int, int], dra
     drafting = tiny_images.model(layers=1, seed=1).double() if drafter == "model" else drafter
     pipe, (height, width) = opened(model, drafting), size
     labels = [0, 2] * 8
-    asked = {"height": 2 * height, "width": 2 * width, "temperature": 3.0, "guidance_scale": 3.0}
-    out = pipe(class_labels=labels, generator=dice(), output_type="pt", **asked)
+    request = {"height": 2 * height, "width": 2 * width, "temperature": 3.0, "guidance_scale": 3.0}
+    out = pipe(class_labels=labels, generator=dice(), output_type="pt", **request)
     assert out.codes.shape == (16, *size) == out.acceptance_map.shape
     assert out.images.shape == (16, 3, 2 * height, 2 * width)
     places = [1 + row * SIDE + column for row in range(height) for column in range(width)]
     for row, label in enumerate(labels):
-        law = TokenLaw(Sampling(temperature=3.0), NoiseStream(out.stats.seeds[row], 0), 0)
+        distribution = TokenLaw(Sampling(temperature=3.0), NoiseStream(out.stats.seeds[row], 0), 0)
         codes: list[int] = []
         for index in range(height * width):
             ids = torch.tensor([codes], dtype=torch.int64)
             with torch.no_grad():
-                own, none = (
+                current, none = (
                     model(
                         ids,
                         condition_embeds=model.condition(torch.tensor([each])),
@@ -121,8 +123,10 @@ def test_a_smaller_grid_keeps_the_places_of_its_codes(size: tuple[int, int], dra
                     ).logits[0, -1:]
                     for each in (label, len(tiny_images.CLASSES))
                 )
-            logits = none + 3.0 * (own - none)
-            codes.append(int(law.select(law.process(logits, codes, [[]]), [index])))
+            logits = none + 3.0 * (current - none)
+            codes.append(
+                int(distribution.select(distribution.process(logits, codes, [[]]), [index]))
+            )
         assert out.codes[row].flatten().tolist() == codes
 
 
@@ -172,11 +176,11 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="to be drawn"):
         pipe(class_labels=0, width=2, codes=torch.zeros(SIDE, SIDE, dtype=torch.int64))
     text = opened(tiny_images.model("features"))
-    own = features(2, 3)
+    current = features(2, 3)
     with pytest.raises(InputError, match="3 negative prompts for 2"):
-        text(prompt_embeds=own, negative_prompt_embeds=features(1, 2, 3))
+        text(prompt_embeds=current, negative_prompt_embeds=features(1, 2, 3))
     with pytest.raises(InputError, match="negative_prompt and negative_prompt_embeds"):
-        text(prompt_embeds=own, negative_prompt="cat", negative_prompt_embeds=own)
+        text(prompt_embeds=current, negative_prompt="cat", negative_prompt_embeds=current)
     with pytest.raises(InputError, match="negative_prompt_embeds with it"):
-        text(prompt_embeds=own, negative_prompt_attention_mask=torch.ones(1, 2))
+        text(prompt_embeds=current, negative_prompt_attention_mask=torch.ones(1, 2))
     assert text.model.config.vocab_size == CODES

@@ -55,17 +55,17 @@ def test_what_cannot_be_turned_off_is_told() -> None:
 
 
 def test_local_files_only_never_asks_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
+    requests: list[bool] = []
 
     def from_hub(name: str, offline: bool) -> tuple[None, str]:
-        asked.append(offline)
+        requests.append(offline)
         return None, ""
 
     monkeypatch.setattr("ragspec.models.resolve._from_hub", from_hub)
     for offline in (True, False):
         with pytest.raises(ModelNotFoundError):
             ImagePipeline.from_pretrained("nobody/nothing", local_files_only=offline)
-    assert asked == [True, False]
+    assert requests == [True, False]
 
 
 def test_savers_write_safetensors_alone(tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_masked_pipelines_take_the_same_keywords(tmp_path: Path) -> None:
     model = tiny_masked.model(tmp_path, 0.1).float()
     pipe = MaskedLatentPipeline(model, tiny_images.tokenizer(), iterations=3, steps=4)
     pipe.save_pretrained(tmp_path / "saved")
-    told: dict[str, Any] = {
+    record: dict[str, Any] = {
         "torch_dtype": torch.float64,
         "device_map": "cpu",
         "local_files_only": True,
     }
-    again = MaskedLatentPipeline.from_pretrained(tmp_path / "saved", **told)
+    again = MaskedLatentPipeline.from_pretrained(tmp_path / "saved", **record)
     assert again.dtype == torch.float64
     with pytest.raises(InputError, match="variant='fp16'"):
         MaskedLatentPipeline.from_pretrained(tmp_path / "saved", variant="fp16")

@@ -46,20 +46,20 @@ def drawn(pipe: Any, **more: Any) -> Any:
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what is brought to the accelerator and sent away, as it happens."""
-    told: list[str] = []
+    message: list[str] = []
     bring, away = hooks.CpuOffload.pre_forward, hooks.CpuOffload.init_hook
 
     def noted(self: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        told.append(f"+{type(module).__name__}")
+        message.append(f"+{type(module).__name__}")
         return bring(self, module, *args, **kwargs)
 
     def left(self: Any, module: Any) -> Any:
-        told.append(f"-{type(module).__name__}")
+        message.append(f"-{type(module).__name__}")
         return away(self, module)
 
     monkeypatch.setattr(hooks.CpuOffload, "pre_forward", noted)
     monkeypatch.setattr(hooks.CpuOffload, "init_hook", left)
-    return told
+    return message
 
 
 @every
@@ -75,10 +75,10 @@ def test_whole_models_are_brought_before_they_work_and_sent_away_after(
     moves.clear()
     assert (drawn(pipe) == before).all()
     first_away = next(i for i, move in enumerate(moves) if move[0] == "-")
-    brought = [move for move in moves[:first_away] if move[0] == "+"]
-    assert {move[1:] for move in brought} == names
+    supplied = [move for move in moves[:first_away] if move[0] == "+"]
+    assert {move[1:] for move in supplied} == names
     assert {move[1:] for move in moves[first_away:]} == names  # each is hooked anew at the end
-    assert brought[0] != "+VQModel" and brought[-1] == "+VQModel"
+    assert supplied[0] != "+VQModel" and supplied[-1] == "+VQModel"
     moves.clear()
     with pytest.raises(InputError):
         drawn(pipe, guidance_scale=-1.0)
@@ -142,7 +142,7 @@ def test_slices_are_decoded_one_at_a_time(
 ) -> None:
     pipe, sizes = make(tmp_path), []
     decoder = pipe.modules().get("vq") or pipe.vae
-    decoder.decoder.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    decoder.decoder.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     at_once = drawn(pipe)
     pipe.enable_vae_slicing()
     sliced = drawn(pipe)
@@ -170,7 +170,7 @@ def test_all_modules_move_and_change_their_numbers(make: Maker, tmp_path: Path) 
 def test_encoded_prompts_draw_what_the_prompts_draw(tmp_path: Path) -> None:
     pipe = ImagePipeline.from_pretrained(tiny_images.save(tmp_path, "features"), budget=6)
     pipe.set_progress_bar_config(disable=True)
-    told = ["red heart", "cat face"]
+    message = ["red heart", "cat face"]
 
     def codes(**what: Any) -> Any:
         return pipe(**what, generator=torch.Generator().manual_seed(5)).codes
@@ -179,9 +179,9 @@ def test_encoded_prompts_draw_what_the_prompts_draw(tmp_path: Path) -> None:
         torch.randn(n + 1, 224, generator=torch.Generator().manual_seed(n))
         for n in range(len(texts))
     ]  # prompts of one and two features
-    embeds, mask = pipe.encode_prompt(told, num_images_per_prompt=2)
+    embeds, mask = pipe.encode_prompt(message, num_images_per_prompt=2)
     assert embeds.shape == (4, 4, 224) and mask.sum(1).tolist() == [1, 1, 2, 2]
-    whole = codes(prompt=told, num_images_per_prompt=2)
+    whole = codes(prompt=message, num_images_per_prompt=2)
     assert torch.equal(codes(prompt_embeds=embeds, prompt_attention_mask=mask), whole)
     assert not torch.equal(codes(prompt_embeds=embeds), whole)  # the padding is seen
     with pytest.raises(InputError, match="class_labels"):
@@ -210,13 +210,13 @@ def test_the_text_encoder_is_brought_to_encode_and_leaves(tmp_path: Path, moves:
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_the_bar_can_be_named_and_turned_off(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bool
 ) -> None:
     pipe = of_codes(tmp_path)
     capsys.readouterr()
-    pipe.set_progress_bar_config(disable=not shown, desc="codes")
+    pipe.set_progress_bar_config(disable=not text, desc="codes")
     pipe(class_labels=LABELS)
-    assert ("codes: 100%" in capsys.readouterr().err) is shown
+    assert ("codes: 100%" in capsys.readouterr().err) is text
 
 
 def test_every_pipeline_has_them() -> None:
@@ -229,11 +229,11 @@ def test_what_a_callback_returns_is_not_ignored(make: Maker, tmp_path: Path) -> 
     pipe = make(tmp_path)
     (name,) = pipe._callback_tensor_inputs
     before = drawn(pipe)
-    same = drawn(pipe, callback_on_step_end=lambda pipe, step, count, told: told)
+    same = drawn(pipe, callback_on_step_end=lambda pipe, step, count, message: message)
     assert (same == before).all()
 
-    def change(pipe: Any, step: int, count: int, told: dict[str, Any]) -> dict[str, Any]:
-        return {name: told[name] + 1}
+    def change(pipe: Any, step: int, count: int, message: dict[str, Any]) -> dict[str, Any]:
+        return {name: message[name] + 1}
 
     with pytest.raises(InputError, match=f"other {name} than it was told"):
         drawn(pipe, callback_on_step_end=change)

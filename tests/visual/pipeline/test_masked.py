@@ -37,21 +37,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_masked.save(tmp_path_factory.mktemp("masked"))
 
 
-def pipeline(name: Path, **given: Any) -> MaskedLatentPipeline:
-    given = {"iterations": 4, "steps": 6} | given
-    pipe = MaskedLatentPipeline.from_pretrained(name, device="cpu", **given)
+def pipeline(name: Path, **inputs: Any) -> MaskedLatentPipeline:
+    inputs = {"iterations": 4, "steps": 6} | inputs
+    pipe = MaskedLatentPipeline.from_pretrained(name, device="cpu", **inputs)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def published(files: tuple[Path, Path], **given: Any) -> MaskedLatentPipeline:
+def published(files: tuple[Path, Path], **inputs: Any) -> MaskedLatentPipeline:
     file, kl = files
-    return pipeline(file, autoencoder=kl, num_attention_heads=3, allow_namespace=True, **given)
+    return pipeline(file, autoencoder=kl, num_attention_heads=3, allow_namespace=True, **inputs)
 
 
-def drawn(pipe: MaskedLatentPipeline, count: int = 4, **given: Any) -> Any:
+def drawn(pipe: MaskedLatentPipeline, count: int = 4, **inputs: Any) -> Any:
     dice = [torch.Generator().manual_seed(seed) for seed in range(count)]
-    return pipe([n % CLASSES for n in range(count)], generator=dice, **given)
+    return pipe([n % CLASSES for n in range(count)], generator=dice, **inputs)
 
 
 def test_published_files_make_a_pipeline(files: tuple[Path, Path]) -> None:
@@ -87,16 +87,16 @@ def test_outputs_and_settings(folder: Path) -> None:
     assert images.shape == (2, 6, 6, 3) and torch.equal(same, latents.latents)
     for other in ({"guidance_scale": 1.0}, {"temperature": 0.5}):
         assert not torch.allclose(drawn(pipe, 2, **other).latents, latents.latents, atol=1e-3)
-    for made in (pipeline(folder, iterations=9), pipeline(folder, steps=20)):
-        assert not torch.allclose(drawn(made, 2).latents, latents.latents, atol=1e-3)
+    for instance in (pipeline(folder, iterations=9), pipeline(folder, steps=20)):
+        assert not torch.allclose(drawn(instance, 2).latents, latents.latents, atol=1e-3)
     out = pipe([0, 1], num_images_per_prompt=2)
     assert len(out.images) == 4 and len(set(out.stats.seeds)) == 4
 
 
 def test_the_map_tells_what_came_together(folder: Path) -> None:
-    found = drawn(pipeline(folder), 3)
-    assert found.acceptance_map.shape == (3, SIDE, SIDE)
-    for one in found.acceptance_map:
+    result = drawn(pipeline(folder), 3)
+    assert result.acceptance_map.shape == (3, SIDE, SIDE)
+    for one in result.acceptance_map:
         sizes, counts = np.unique(one, return_counts=True)
         assert all(counts % sizes == 0) and sum(counts // sizes) == 4
 
@@ -112,18 +112,18 @@ def test_it_draws_again_from_what_it_saved(
 
 
 def test_a_callback_is_told_and_may_end_it(folder: Path) -> None:
-    told: list[tuple[int, int, int]] = []
+    message: list[tuple[int, int, int]] = []
 
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> None:
         stand = int((tensors["latents"] != 0).all(-1)[0].sum())
-        told.append((iteration, latents, stand))
+        message.append((iteration, latents, stand))
         pipe._interrupt = iteration == 2
 
     pipe = pipeline(folder, batch_size=1)
     ended = drawn(pipe, 2, callback_on_step_end=note)
     assert bool(ended.latents[0].any()) and not bool(ended.latents[1].any())
-    assert [each[0] for each in told] == [0, 1, 2]
-    assert all(each[1] == each[2] for each in told) and told[-1][1] < 9
+    assert [each[0] for each in message] == [0, 1, 2]
+    assert all(each[1] == each[2] for each in message) and message[-1][1] < 9
     assert drawn(pipe, 2).latents.shape[0] == 2  # whole again
     with pytest.raises(InputError, match=r"expected a list of what there is: \['latents'\]"):
         drawn(pipe, callback_on_step_end=note, callback_on_step_end_tensor_inputs=["codes"])
@@ -153,9 +153,9 @@ def test_half_precision_draws(folder: Path) -> None:
         ({"drafter": 3}, "got a int as drafter"),
     ],
 )
-def test_bad_settings_are_refused(folder: Path, given: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
-        pipeline(folder, **({"iterations": None} | given))
+def test_bad_settings_are_refused(folder: Path, inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        pipeline(folder, **({"iterations": None} | inputs))
 
 
 DRAFTED: dict[str, Any] = {"iterations": None, "floor": 0.1, "drafter": "jacobi"}
@@ -193,26 +193,26 @@ def test_what_came_of_drafts_is_told_by_place(folder: Path) -> None:
     out = drawn(pipeline(folder, **DRAFTED, rule="near", r=9.0, prefill=0.3, window=3), 2)
     for row, seed in enumerate(out.stats.seeds):
         order = order_of(NoiseStream(seed), 9)
-        kept = out.stats.outcomes[row].reshape(-1)[order]
+        selected = out.stats.outcomes[row].reshape(-1)[order]
         # Three come alone, then the chance to be kept rules how many are drafted.
-        assert kept[:3].tolist() == [0, 0, 0] and 1 in kept[3:]
+        assert selected[:3].tolist() == [0, 0, 0] and 1 in selected[3:]
         assert out.acceptance_map[row].reshape(-1)[order][:3].tolist() == [1, 1, 1]
 
 
 def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
     half = drawn(pipeline(folder, **DRAFTED, torch_dtype=torch.float16), output_type="pt")
     assert bool(half.images.isfinite().all())
-    told: list[tuple[int, int]] = []
+    message: list[tuple[int, int]] = []
 
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> None:
         assert int((tensors["latents"] != 0).all(-1).sum(1).min()) == latents
-        told.append((iteration, latents))
+        message.append((iteration, latents))
         pipe._interrupt = True
 
     pipe = pipeline(folder, **DRAFTED, batch_size=2)
     ended = drawn(pipe, 3, callback_on_step_end=note)
-    assert [each[0] for each in told] == [0, 1, 2]  # a pass that has begun is finished
-    assert 0 < told[0][1] < told[1][1] < 9
+    assert [each[0] for each in message] == [0, 1, 2]  # a pass that has begun is finished
+    assert 0 < message[0][1] < message[1][1] < 9
     assert ended.label == "unfinished" and not bool(ended.latents[2].any())
     assert drawn(pipe, 3).label == "exact-for(law)"
 
@@ -247,10 +247,10 @@ def test_a_draft_model_is_saved_and_found(folder: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_requests_are_refused(
-    folder: Path, labels: list[Any], given: dict[str, Any], told: str
+    folder: Path, labels: list[Any], inputs: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=told):
-        pipeline(folder)(labels, **given)
+    with pytest.raises(InputError, match=message):
+        pipeline(folder)(labels, **inputs)
 
 
 def test_parts_that_do_not_belong_together_are_refused(

@@ -26,8 +26,8 @@ def generation(*lengths: int, label: str = "exact", excess: Any = None) -> Gener
         codes = tuple(range(token + 1, token + 1 + length))
         token += length
         tree = DraftTree.chain(list(codes), "model")
-        given = () if excess is None else (excess,) * length
-        steps.append(Step(tree, tuple(range(length - 1)), codes, excess=given))
+        inputs = () if excess is None else (excess,) * length
+        steps.append(Step(tree, tuple(range(length - 1)), codes, excess=inputs))
         builder.step(steps[-1])
     tokens = [code for step in steps for code in step.tokens]
     report = builder.build(tokens, 1.0, "length")
@@ -54,14 +54,14 @@ def test_excess_is_a_mean_over_all_positions_or_unknown() -> None:
 
 
 def test_the_map_says_how_many_codes_came_together() -> None:
-    found = acceptance_of([generation(3, 5)], GRID)
-    assert found.tolist() == [[[1, 3, 3], [3, 5, 5], [5, 5, 5]]]
+    result = acceptance_of([generation(3, 5)], GRID)
+    assert result.tolist() == [[[1, 3, 3], [3, 5, 5], [5, 5, 5]]]
 
 
 def test_codes_of_an_image_that_was_cut_short_are_filled_up() -> None:
-    found = codes_of([generation(3, 5), generation(2)], GRID)
-    assert found[0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert found[1].tolist() == [[0, 1, 2], [2, 2, 2], [2, 2, 2]]
+    result = codes_of([generation(3, 5), generation(2)], GRID)
+    assert result[0].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert result[1].tolist() == [[0, 1, 2], [2, 2, 2], [2, 2, 2]]
 
 
 def test_the_weakest_label_holds_for_all() -> None:

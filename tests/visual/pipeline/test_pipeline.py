@@ -141,16 +141,16 @@ def test_prompts_and_features_condition_the_image(tmp_path: Path) -> None:
 
 
 def test_the_callback_sees_every_pass_and_may_interrupt(folder: Path) -> None:
-    seen: list[tuple[int, int]] = []
+    known: list[tuple[int, int]] = []
 
     def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-        seen.append((step, codes))
+        known.append((step, codes))
         assert (kwargs["codes"] >= 0).sum(1).min() == codes
         return kwargs
 
     pipe = opened(folder, None)
     whole = pipe(class_labels=[0, 1], generator=dice(), callback_on_step_end=look)
-    assert seen == [(n, n + 1) for n in range(ALL)]
+    assert known == [(n, n + 1) for n in range(ALL)]
 
     def stop(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> None:
         pipe._interrupt = codes >= 3
@@ -178,27 +178,27 @@ def test_a_saved_pipeline_keeps_the_drafters_of_its_folder(
     opened(folder, drafter).save_pretrained(tmp_path / "copy")
     for name in ("target", "tokenizer", "draft"):
         assert (tmp_path / "copy" / name / "config.json").is_file()
-    own, copied = (opened(where, "model") for where in (folder, tmp_path / "copy"))
-    drawn = [pipe(class_labels=[0, 1], generator=dice()) for pipe in (own, copied)]
-    assert torch.equal(drawn[0].codes, drawn[1].codes)
-    assert drawn[0].stats.forwards == drawn[1].stats.forwards
+    current, copied = (opened(where, "model") for where in (folder, tmp_path / "copy"))
+    sample = [pipe(class_labels=[0, 1], generator=dice()) for pipe in (current, copied)]
+    assert torch.equal(sample[0].codes, sample[1].codes)
+    assert sample[0].stats.forwards == sample[1].stats.forwards
 
 
 def test_what_loaders_of_diffusers_are_told_is_understood(folder: Path) -> None:
     for where in ("cpu", {"": "cpu"}, torch.device("cpu")):
         assert opened(folder, device_map=where).model.device.type == "cpu"
-    given = {"local_files_only": True, "use_safetensors": True, "torch_dtype": torch.float64}
-    assert opened(folder, **given).model.dtype == torch.float64
+    inputs = {"local_files_only": True, "use_safetensors": True, "torch_dtype": torch.float64}
+    assert opened(folder, **inputs).model.dtype == torch.float64
     for wrong in ({"device_map": "balanced"}, {"variant": "fp16"}, {"revision": "main"}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             opened(folder, **wrong)
 
 
 def test_the_callback_is_told_the_tensors_that_it_asks_for(folder: Path) -> None:
-    pipe, seen = opened(folder), []
+    pipe, known = opened(folder), []
 
     def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> None:
-        seen.append(sorted(kwargs))
+        known.append(sorted(kwargs))
 
     for names in (["codes"], []):
         pipe(
@@ -206,7 +206,7 @@ def test_the_callback_is_told_the_tensors_that_it_asks_for(folder: Path) -> None
             callback_on_step_end=look,
             callback_on_step_end_tensor_inputs=names,
         )
-        assert seen[-1] == names
+        assert known[-1] == names
     assert pipe._callback_tensor_inputs == ["codes"]
     with pytest.raises(InputError, match=r"\['codes'\]"):
         pipe(class_labels=0, callback_on_step_end_tensor_inputs=["latents"])
@@ -215,13 +215,13 @@ def test_the_callback_is_told_the_tensors_that_it_asks_for(folder: Path) -> None
 def test_without_a_generator_the_global_seed_decides(folder: Path) -> None:
     pipe = opened(folder)
     with torch.random.fork_rng(devices=[]):
-        drawn = []
+        sample = []
         for _ in range(2):
             torch.manual_seed(0)
-            drawn.append(pipe(class_labels=[0, 1]))
+            sample.append(pipe(class_labels=[0, 1]))
         later = pipe(class_labels=[0, 1])
-    assert torch.equal(drawn[0].codes, drawn[1].codes)
-    assert drawn[0].stats.seeds == drawn[1].stats.seeds != later.stats.seeds
+    assert torch.equal(sample[0].codes, sample[1].codes)
+    assert sample[0].stats.seeds == sample[1].stats.seeds != later.stats.seeds
 
 
 def test_a_dtype_may_be_asked_for_by_both_names(folder: Path) -> None:
@@ -263,11 +263,11 @@ def test_all_models_move_together(folder: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon", "imagegpt"])
 def test_models_of_others_are_refused_with_the_name_of_what_draws_them(kind: str) -> None:
-    vq, made = tiny_images.tokenizer(), published.target(kind)
-    with pytest.raises(UnsupportedModelError, match=rf"Engine\({type(made).__name__}\(model"):
-        ImagePipeline(made.model, vq, None)
+    vq, instance = tiny_images.tokenizer(), published.target(kind)
+    with pytest.raises(UnsupportedModelError, match=rf"Engine\({type(instance).__name__}\(model"):
+        ImagePipeline(instance.model, vq, None)
     with pytest.raises(UnsupportedModelError, match=r"Engine\(target, None, drafter\)"):
-        ImagePipeline(made, vq, None)
+        ImagePipeline(instance, vq, None)
     with pytest.raises(UnsupportedModelError, match="Give the target's model"):
         ImagePipeline(image_models.target(image_models.model()), vq, None)
 
@@ -318,16 +318,16 @@ def test_so_many_side_by_side_cannot_be(folder: Path, count: Any) -> None:
 def test_given_codes_stand_and_the_rest_is_drawn_after_them(folder: Path, drafter: Any) -> None:
     pipe = opened(folder, drafter)
     whole = pipe(class_labels=[1], generator=dice(3), guidance_scale=2.0).codes
-    given = whole[0].clone()
-    given[1, 1] = given[2, :2] = -1
-    assert torch.equal(pipe(class_labels=[1], generator=dice(3), codes=given).codes, whole)
+    inputs = whole[0].clone()
+    inputs[1, 1] = inputs[2, :2] = -1
+    assert torch.equal(pipe(class_labels=[1], generator=dice(3), codes=inputs).codes, whole)
     other = torch.full((ALL,), -1)
     other[[0, 4]] = torch.tensor([5, 7])
-    drawn = pipe(class_labels=[1, 2], generator=dice(3), codes=other)
-    assert drawn.codes.flatten(1)[:, [0, 4]].tolist() == [[5, 7]] * 2
-    assert drawn.label == "exact"
+    sample = pipe(class_labels=[1, 2], generator=dice(3), codes=other)
+    assert sample.codes.flatten(1)[:, [0, 4]].tolist() == [[5, 7]] * 2
+    assert sample.label == "exact"
     plain = opened(folder, None)(class_labels=[1, 2], generator=dice(3), codes=other)
-    assert torch.equal(drawn.codes, plain.codes)
+    assert torch.equal(sample.codes, plain.codes)
     begun = pipe(class_labels=[1], generator=dice(3), codes=whole[0, 0])  # the first row alone
     assert torch.equal(begun.codes, whole)
     for wrong in (whole.float(), whole[0] + 1000, torch.arange(ALL + 1), [1, 2], whole[0] - 99):
@@ -339,5 +339,5 @@ def test_every_truncation_of_the_law_can_be_asked_for(folder: Path) -> None:
     greedy = opened(folder, None)(class_labels=[1], temperature=0.0).codes
     for name, value in (("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)):
         for drafter in (None, "jacobi"):
-            drawn = opened(folder, drafter)(class_labels=[1], generator=dice(), **{name: value})
-            assert torch.equal(drawn.codes, greedy)
+            sample = opened(folder, drafter)(class_labels=[1], generator=dice(), **{name: value})
+            assert torch.equal(sample.codes, greedy)

@@ -23,26 +23,26 @@ def step(*tokens: int) -> Step:
 
 
 def test_a_pass_ends_when_an_image_comes_again_or_the_batch_is_another() -> None:
-    bar, told = Bar(), []
+    bar, message = Bar(), []
 
     def callback(pipeline: Any, number: int, least: int, kwargs: dict[str, torch.Tensor]) -> None:
-        told.append((pipeline, number, least, kwargs["codes"].tolist()))
+        message.append((pipeline, number, least, kwargs["codes"].tolist()))
 
     progress = Progress("pipe", bar, images=3, codes=3, side_by_side=2, callback=callback)
     for row, tokens in ((0, (1,)), (1, (2, 3)), (0, (4, 5)), (1, (6,)), (2, (7, 8, 9))):
         progress.step(row, step(*tokens))
     progress.finish()
     assert bar.done == 9
-    assert [each[1:3] for each in told] == [(0, 1), (1, 3), (2, 3)]
-    assert told[0][3] == [[1, -1, -1], [2, 3, -1], [-1, -1, -1]]
-    assert told[2][3] == [[1, 4, 5], [2, 3, 6], [7, 8, 9]]
-    assert {each[0] for each in told} == {"pipe"}
+    assert [each[1:3] for each in message] == [(0, 1), (1, 3), (2, 3)]
+    assert message[0][3] == [[1, -1, -1], [2, 3, -1], [-1, -1, -1]]
+    assert message[2][3] == [[1, 4, 5], [2, 3, 6], [7, 8, 9]]
+    assert {each[0] for each in message} == {"pipe"}
 
 
 def test_nothing_is_told_of_a_run_without_steps_or_without_a_callback() -> None:
-    told: list[Any] = []
-    Progress(None, Bar(), 1, 3, 1, lambda *given: told.append(given)).finish()
-    assert told == []
+    message: list[Any] = []
+    Progress(None, Bar(), 1, 3, 1, lambda *inputs: message.append(inputs)).finish()
+    assert message == []
     bar = Bar()
     silent = Progress(None, bar, 1, 3, 1)
     silent.step(0, step(1, 2))

@@ -44,11 +44,11 @@ SCALE = 3.0
 def opened(kind: str, drafter: Any = "jacobi", rule: Any = "exact", **more: Any) -> Any:
     if kind == "chameleon":
         more.setdefault("vq", tiny_prompted.chameleon_vq().double())
-    made = PIPELINES[kind](
+    instance = PIPELINES[kind](
         tiny_prompted.model(kind), tiny_prompted.tokenizer(kind), drafter, rule, budget=6, **more
     )
-    made.set_progress_bar_config(disable=True)
-    return made
+    instance.set_progress_bar_config(disable=True)
+    return instance
 
 
 def sized(kind: str, height: int = SIDE, width: int = SIDE) -> dict[str, int]:
@@ -68,14 +68,14 @@ def own_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor:
         [f"User {text} *<boi>" for text in PROMPTS], padding=True, return_tensors="pt"
     )
     chosen = Seeded(sampling, seeds, list(range(BOOK)))
-    made = pipe.model
+    instance = pipe.model
 
     class Guided(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            own, none = scores.chunk(2)
-            return chosen(input_ids, none + SCALE * (own - none))
+            current, none = scores.chunk(2)
+            return chosen(input_ids, none + SCALE * (current - none))
 
-    drawn: torch.Tensor = made.generate(
+    sample: torch.Tensor = instance.generate(
         read.input_ids,
         attention_mask=read.attention_mask,
         generation_mode="image",
@@ -83,7 +83,7 @@ def own_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor:
         logits_processor=LogitsProcessorList([Guided()]),
         do_sample=False,
     )
-    return drawn
+    return sample
 
 
 def test_janus_draws_what_its_own_generate_draws() -> None:
@@ -92,23 +92,23 @@ def test_janus_draws_what_its_own_generate_draws() -> None:
     read = pipe.text_tokenizer(
         [f"User {text} *<boi>" for text in PROMPTS], padding=True, return_tensors="pt"
     )
-    drawn = pipe.model.generate(
+    sample = pipe.model.generate(
         **read, generation_mode="image", guidance_scale=SCALE, do_sample=False
     )
-    assert torch.equal(out.codes.flatten(1), drawn)
-    assert len({tuple(row) for row in drawn.tolist()}) == len(PROMPTS)
-    pictures = pipe.model.decode_image_tokens(drawn).permute(0, 3, 1, 2).float()
+    assert torch.equal(out.codes.flatten(1), sample)
+    assert len({tuple(row) for row in sample.tolist()}) == len(PROMPTS)
+    pictures = pipe.model.decode_image_tokens(sample).permute(0, 3, 1, 2).float()
     assert torch.equal(out.images, (pictures / 2 + 0.5).clamp(0, 1))
     assert out.label == "exact" and out.stats.forwards < len(PROMPTS) * SIDE**2
 
 
 def test_sampled_janus_has_the_law_of_its_own_generate() -> None:
-    for given in (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=5)):
+    for inputs in (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=5)):
         pipe = opened("janus")
-        asked = {"temperature": given.temperature, "top_k": given.top_k}
-        out = pipe(PROMPTS, guidance_scale=SCALE, generator=dice(), **asked)
-        drawn = own_janus(pipe, given, list(out.stats.seeds))
-        assert torch.equal(out.codes.flatten(1), drawn)
+        request = {"temperature": inputs.temperature, "top_k": inputs.top_k}
+        out = pipe(PROMPTS, guidance_scale=SCALE, generator=dice(), **request)
+        sample = own_janus(pipe, inputs, list(out.stats.seeds))
+        assert torch.equal(out.codes.flatten(1), sample)
 
 
 def own_emu3(
@@ -135,7 +135,7 @@ def own_emu3(
         known: list[int] = model.model.vocabulary_mapping.image_tokens
         return known
 
-    drawn: torch.Tensor = model.generate(
+    sample: torch.Tensor = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         prefix_allowed_tokens_fn=allowed,
@@ -146,55 +146,55 @@ def own_emu3(
         do_sample=False,
         max_new_tokens=height * (width + 1) + 3,
     )
-    return drawn[:, ids.shape[1] :]
+    return sample[:, ids.shape[1] :]
 
 
 @pytest.mark.parametrize("size", [(SIDE, SIDE), (2, 5), (4, 1)])
 @pytest.mark.parametrize("negative", ["", "blue cat a tree"])
 def test_emu3_draws_what_its_own_generate_draws(size: tuple[int, int], negative: str) -> None:
     pipe = opened("emu3")
-    told = {"temperature": 0.0, "guidance_scale": SCALE, **sized("emu3", *size)}
-    out = pipe(PROMPTS, negative_prompt=negative, output_type="pt", **told)
+    record = {"temperature": 0.0, "guidance_scale": SCALE, **sized("emu3", *size)}
+    out = pipe(PROMPTS, negative_prompt=negative, output_type="pt", **record)
     assert out.codes.shape == (len(PROMPTS), *size) == out.acceptance_map.shape
     assert out.stats.excess.shape == out.codes.shape
     assert out.stats.surprises.size <= out.codes.numel()
     for row, text in enumerate(PROMPTS):
-        drawn = own_emu3(pipe, text, negative, size)
-        known = drawn[:, :-3].reshape(size[0], size[1] + 1)
+        sample = own_emu3(pipe, text, negative, size)
+        known = sample[:, :-3].reshape(size[0], size[1] + 1)
         assert torch.equal(out.codes[row], known[:, :-1] - FIRST)
-        picture = pipe.model.model.decode_image_tokens(drawn, *size).float()
+        picture = pipe.model.model.decode_image_tokens(sample, *size).float()
         assert torch.equal(out.images[row], (picture[0] / 2 + 0.5).clamp(0, 1))
     if not negative:
-        assert torch.equal(pipe(PROMPTS, **told).codes, out.codes)
+        assert torch.equal(pipe(PROMPTS, **record).codes, out.codes)
 
 
 def test_sampled_emu3_has_the_law_of_its_own_generate() -> None:
     pipe, size = opened("emu3"), (2, 3)
-    asked = {"temperature": 0.9, "top_k": 7, "guidance_scale": SCALE, **sized("emu3", *size)}
-    out = pipe(PROMPTS, negative_prompt="cat", generator=dice(), **asked)
+    request = {"temperature": 0.9, "top_k": 7, "guidance_scale": SCALE, **sized("emu3", *size)}
+    out = pipe(PROMPTS, negative_prompt="cat", generator=dice(), **request)
     sampling = Sampling(temperature=0.9, top_k=7)
     for row, text in enumerate(PROMPTS):
-        made = Seeded(sampling, [out.stats.seeds[row]], [*range(FIRST, FIRST + BOOK), LINE])
-        drawn = own_emu3(pipe, text, "cat", size, LogitsProcessorList([made]))
-        known = drawn[:, :-3].reshape(size[0], size[1] + 1)[:, :-1] - FIRST
+        instance = Seeded(sampling, [out.stats.seeds[row]], [*range(FIRST, FIRST + BOOK), LINE])
+        sample = own_emu3(pipe, text, "cat", size, LogitsProcessorList([instance]))
+        known = sample[:, :-3].reshape(size[0], size[1] + 1)[:, :-1] - FIRST
         assert torch.equal(out.codes[row], known)
 
 
-def own_chameleon(pipe: Any, ids: list[int], none: list[int], law: TokenLaw) -> list[int]:
+def own_chameleon(pipe: Any, ids: list[int], none: list[int], distribution: TokenLaw) -> list[int]:
     """Decode by whole forwards: the model's own generate never draws a code."""
     model = pipe.model
     known = model.model.vocabulary_mapping.img2bpe
     tokens = torch.tensor([known[code] for code in range(BOOK)])
     codes: list[int] = []
     for index in range(SIDE**2):
-        drawn = [int(tokens[code]) for code in codes]
+        sample = [int(tokens[code]) for code in codes]
         with torch.no_grad():
-            own, beside = (
-                model.lm_head(model.model(torch.tensor([each + drawn])).last_hidden_state[:, -1])
+            current, beside = (
+                model.lm_head(model.model(torch.tensor([each + sample])).last_hidden_state[:, -1])
                 for each in (ids, none)
             )
-        logits = (beside + SCALE * (own - beside))[:, tokens]
-        codes.append(int(law.select(law.process(logits, codes, [[]]), [index])))
+        logits = (beside + SCALE * (current - beside))[:, tokens]
+        codes.append(int(distribution.select(distribution.process(logits, codes, [[]]), [index])))
     return codes
 
 
@@ -202,14 +202,16 @@ def own_chameleon(pipe: Any, ids: list[int], none: list[int], law: TokenLaw) -> 
 @pytest.mark.parametrize("negative", [None, "blue cat"])
 def test_chameleon_draws_codes_alone(negative: str | None, temperature: float) -> None:
     pipe = opened("chameleon")
-    asked = {"guidance_scale": SCALE, "temperature": temperature, "negative_prompt": negative}
-    out = pipe(PROMPTS, generator=dice(), output_type="pt", **asked)
+    request = {"guidance_scale": SCALE, "temperature": temperature, "negative_prompt": negative}
+    out = pipe(PROMPTS, generator=dice(), output_type="pt", **request)
     for row, text in enumerate(PROMPTS):
         read = pipe.text_tokenizer
         ids = read(f"{text}<sep><boi>").input_ids
         none = read("<boi>" if negative is None else f"{negative}<sep><boi>").input_ids
-        law = TokenLaw(Sampling(temperature=temperature), NoiseStream(out.stats.seeds[row], 0), 0)
-        assert out.codes[row].flatten().tolist() == own_chameleon(pipe, ids, none, law)
+        distribution = TokenLaw(
+            Sampling(temperature=temperature), NoiseStream(out.stats.seeds[row], 0), 0
+        )
+        assert out.codes[row].flatten().tolist() == own_chameleon(pipe, ids, none, distribution)
     decoder = tiny_prompted.chameleon_vq().double()
     entry = decoder.quantize.embedding(out.codes).permute(0, 3, 1, 2)
     with torch.no_grad():
@@ -219,14 +221,14 @@ def test_chameleon_draws_codes_alone(negative: str | None, temperature: float) -
 
 @KINDS
 def test_drafts_rules_batches_and_use_change_no_picture(kind: str) -> None:
-    told, asked = {"guidance_scale": SCALE, **sized(kind)}, PROMPTS[1:]
-    plain = opened(kind, None)(asked, generator=dice(), num_images_per_prompt=2, **told)
+    message, request = {"guidance_scale": SCALE, **sized(kind)}, PROMPTS[1:]
+    plain = opened(kind, None)(request, generator=dice(), num_images_per_prompt=2, **message)
     for drafter in ("auto", ["jacobi", tiny_prompted.model(kind, 1)]):
         pipe = opened(kind, drafter, batch_size=3)
-        out = pipe(asked, generator=dice(), num_images_per_prompt=2, **told)
+        out = pipe(request, generator=dice(), num_images_per_prompt=2, **message)
         assert torch.equal(out.codes, plain.codes) and out.label == "exact"
         assert out.stats.forwards < plain.stats.forwards
-        again = pipe(asked[0], generator=dice(), **told)
+        again = pipe(request[0], generator=dice(), **message)
         assert torch.equal(again.codes[0], plain.codes[0])
 
 
@@ -234,12 +236,12 @@ def test_drafts_rules_batches_and_use_change_no_picture(kind: str) -> None:
 @pytest.mark.parametrize("rule", ["lantern", "lantern++", "gsd"])
 def test_relaxed_rules_are_named_and_repeat(kind: str, rule: str) -> None:
     settings: dict[str, Any] = {"lantern": {"delta": 0.9, "neighbours": 9}, "gsd": {"partition": 4}}
-    told = {"generator": dice(), "guidance_scale": 2.0, **sized(kind, 3, 2)}
+    record = {"generator": dice(), "guidance_scale": 2.0, **sized(kind, 3, 2)}
     pipe = opened(kind, "jacobi", rule, **settings.get(rule, {}))
-    out = pipe(PROMPTS, **told)
+    out = pipe(PROMPTS, **record)
     assert out.label == "approximate"
     assert int(out.codes.min()) >= 0 and int(out.codes.max()) < BOOK
-    again = pipe(PROMPTS[0], **{**told, "generator": dice()})
+    again = pipe(PROMPTS[0], **{**record, "generator": dice()})
     assert torch.equal(again.codes[0], out.codes[0])
 
 
@@ -249,8 +251,8 @@ def test_codes_that_look_alike_are_those_of_the_models_own_book() -> None:
         book = tiny_prompted.model(kind).model.vqmodel.quantize.embedding.weight.detach()
         if kind == "janus":
             book = torch.nn.functional.normalize(book, dim=-1)
-        apart = torch.cdist(book, book).fill_diagonal_(float("inf"))
-        nearest = apart.topk(3, largest=False).indices
+        difference = torch.cdist(book, book).fill_diagonal_(float("inf"))
+        nearest = difference.topk(3, largest=False).indices
         assert rule.relation.neighbours.rows[:BOOK].tolist() == nearest.tolist()
         ends = rule.relation.neighbours.rows[BOOK:].tolist()
         assert ends == ([[BOOK] * 3] if kind == "emu3" else [])
@@ -258,18 +260,18 @@ def test_codes_that_look_alike_are_those_of_the_models_own_book() -> None:
 
 @KINDS
 def test_given_codes_stand_and_the_rest_is_drawn_after_them(kind: str) -> None:
-    told = {"guidance_scale": 2.0, **sized(kind)}
-    whole = opened(kind)("a cat", generator=dice(), **told).codes
-    given = whole[0].clone()
-    given[1, 1] = given[2, :2] = -1
+    record = {"guidance_scale": 2.0, **sized(kind)}
+    whole = opened(kind)("a cat", generator=dice(), **record).codes
+    inputs = whole[0].clone()
+    inputs[1, 1] = inputs[2, :2] = -1
     one = tiny_prompted.model(kind, 1)  # whose drafts know nothing of what is given
-    alike = opened(kind, one, "gsd", partition=1)("a cat", generator=dice(), codes=given, **told)
-    assert torch.equal(alike.codes[0][given >= 0], whole[0][given >= 0])
+    alike = opened(kind, one, "gsd", partition=1)("a cat", generator=dice(), codes=inputs, **record)
+    assert torch.equal(alike.codes[0][inputs >= 0], whole[0][inputs >= 0])
     assert alike.label == "approximate"
-    out = opened(kind)("a cat", generator=dice(), codes=given, **told)
+    out = opened(kind)("a cat", generator=dice(), codes=inputs, **record)
     assert torch.equal(out.codes, whole)
     with pytest.raises(InputError, match="to be drawn"):
-        opened(kind)("a cat", codes=torch.full((SIDE, SIDE), BOOK), **told)
+        opened(kind)("a cat", codes=torch.full((SIDE, SIDE), BOOK), **record)
 
 
 @KINDS
@@ -280,15 +282,15 @@ def test_a_folder_holds_all_of_it(kind: str, tmp_path: Path) -> None:
     pipe = PIPELINES[kind].from_pretrained(folder, "model", budget=6)
     again = tmp_path / "two"
     pipe.save_pretrained(again)
-    told = {"guidance_scale": SCALE, **sized(kind)}
-    drawn = []
+    record = {"guidance_scale": SCALE, **sized(kind)}
+    sample = []
     for each in (pipe, PIPELINES[kind].from_pretrained(again, "starter", device="cpu", budget=6)):
         each.set_progress_bar_config(disable=True)
-        drawn.append(each(PROMPTS, generator=dice(), **told))
-        assert drawn[-1].images[0].size == (2 * SIDE, 2 * SIDE)
+        sample.append(each(PROMPTS, generator=dice(), **record))
+        assert sample[-1].images[0].size == (2 * SIDE, 2 * SIDE)
         shared = PIPELINES[kind](**each.components, drafter=None)
         assert shared.model is each.model
-    assert torch.equal(drawn[0].codes, drawn[1].codes)
+    assert torch.equal(sample[0].codes, sample[1].codes)
     plain = PIPELINES[kind].from_pretrained(again, None)
     plain.save_pretrained(tmp_path / "three")  # the draft model goes along
     assert PIPELINES[kind].from_pretrained(tmp_path / "three", "model").draft is not None
@@ -322,9 +324,9 @@ def test_bad_input_is_refused(kind: str) -> None:
         {"prompt": "cat", "negative_prompt": ["a", "b"]},
         {"prompt": "cat", "generator": 3},
     ]
-    for given in wrong:
+    for inputs in wrong:
         with pytest.raises(InputError, match=r"expected|exceed|Leave"):
-            pipe(**{**sized(kind), **given})
+            pipe(**{**sized(kind), **inputs})
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -361,9 +363,9 @@ def bare() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1}, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+    instance = Tokenizer(models.WordLevel({"<unk>": 0, "cat": 1}, unk_token="<unk>"))
+    instance.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=instance, unk_token="<unk>")
 
 
 def test_chameleon_without_a_decoder_says_what_to_give() -> None:
@@ -373,9 +375,9 @@ def test_chameleon_without_a_decoder_says_what_to_give() -> None:
     pipe.set_progress_bar_config(disable=True)
     out = pipe("a cat", output_type="latent", generator=dice())
     assert torch.equal(out.images, out.codes)
-    for drawing, given in ((pipe, "a cat"), (pipe.decode, out.codes)):
+    for image, inputs in ((pipe, "a cat"), (pipe.decode, out.codes)):
         with pytest.raises(ModelError, match=r"vq=PATH.*vqgan\.ckpt"):
-            drawing(given)
+            image(inputs)
     decoder = VQTokenizer(tiny_prompted.chameleon_vq(), normalised=False)
     assert opened("chameleon", vq=decoder).decode(out.codes)[0].size == (2 * SIDE, 2 * SIDE)
 
@@ -391,16 +393,16 @@ def test_prompts_are_read_as_by_the_models_processors() -> None:
     )
     height, width = read["image_sizes"][0]
     pipe = Emu3Pipeline(tiny_prompted.model("emu3"), emu3, None)
-    own, none = pipe.encode_prompt(PROMPTS, height=2 * height, width=2 * width)
-    assert own == unpadded(read) and (height, width) == (2, 4)
+    current, none = pipe.encode_prompt(PROMPTS, height=2 * height, width=2 * width)
+    assert current == unpadded(read) and (height, width) == (2, 4)
     nothing = emu3(text=[""], return_for_image_generation=True, ratio="2:1", image_area=512)
     assert none == unpadded(nothing) * len(PROMPTS)
 
     janus = JanusProcessor(
         JanusImageProcessor(), tiny_prompted.tokenizer("janus"), chat_template=tiny_prompted.CHAT
     )
-    asked = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in PROMPTS]
-    chat = janus.apply_chat_template(asked, add_generation_prompt=True)
+    requests = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in PROMPTS]
+    chat = janus.apply_chat_template(requests, add_generation_prompt=True)
     read = janus(text=chat, generation_mode="image", padding=True)
     for processor in (janus, janus.tokenizer):
         pipe = JanusPipeline(tiny_prompted.model("janus"), processor, None)
@@ -418,7 +420,8 @@ def test_prompts_are_read_as_by_the_models_processors() -> None:
 def unpadded(read: Any) -> list[list[int]]:
     pairs = zip(read["input_ids"], read["attention_mask"], strict=True)
     return [
-        [int(token) for token, own in zip(ids, mask, strict=True) if own] for ids, mask in pairs
+        [int(token) for token, current in zip(ids, mask, strict=True) if current]
+        for ids, mask in pairs
     ]
 
 
@@ -434,41 +437,43 @@ def test_all_models_move_together() -> None:
 
 @KINDS
 def test_templates_and_ids_can_be_given(kind: str) -> None:
-    told = {"generator": dice(), **sized(kind)}
-    pipe, asked = opened(kind), opened(kind, prompt_template="a red {prompt}")
-    own, none = pipe.encode_prompt("a red cat", **sized(kind))
-    given = pipe(prompt_ids=own, **told)
-    assert torch.equal(pipe("a red cat", **{**told, "generator": dice()}).codes, given.codes)
+    record = {"generator": dice(), **sized(kind)}
+    pipe, request = opened(kind), opened(kind, prompt_template="a red {prompt}")
+    current, none = pipe.encode_prompt("a red cat", **sized(kind))
+    inputs = pipe(prompt_ids=current, **record)
+    assert torch.equal(pipe("a red cat", **{**record, "generator": dice()}).codes, inputs.codes)
     if kind != "janus":
-        negative = pipe(prompt_ids=own, negative_prompt_ids=none, **{**told, "generator": dice()})
-        assert torch.equal(negative.codes, given.codes)
-        short = asked("cat", **{**told, "generator": dice()})
-        assert torch.equal(short.codes, given.codes)
+        negative = pipe(
+            prompt_ids=current, negative_prompt_ids=none, **{**record, "generator": dice()}
+        )
+        assert torch.equal(negative.codes, inputs.codes)
+        short = request("cat", **{**record, "generator": dice()})
+        assert torch.equal(short.codes, inputs.codes)
     else:
-        assert asked.encode_prompt("cat")[0][0] != own[0]
+        assert request.encode_prompt("cat")[0][0] != current[0]
 
 
 def test_a_callback_is_told_codes_alone() -> None:
-    pipe, seen = opened("emu3"), []
+    pipe, known = opened("emu3"), []
 
     def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> None:
-        seen.append((codes, kwargs["codes"].clone()))
+        known.append((codes, kwargs["codes"].clone()))
 
     out = pipe("a cat", generator=dice(), callback_on_step_end=look, **sized("emu3", 2, 4))
-    assert seen[-1][0] == 8 and torch.equal(seen[-1][1], out.codes.flatten(1))
-    for codes, tensor in seen:
+    assert known[-1][0] == 8 and torch.equal(known[-1][1], out.codes.flatten(1))
+    for codes, tensor in known:
         assert int((tensor >= 0).sum()) == codes and int(tensor.max()) < BOOK
 
 
 @KINDS
 def test_a_folder_keeps_how_it_was_drawn_with(kind: str, tmp_path: Path) -> None:
-    made = PIPELINES[kind]
+    instance = PIPELINES[kind]
     first = tiny_prompted.save(tmp_path / "model", kind)
-    given: dict[str, Any] = {"rule": "lantern", "delta": 0.9, "neighbours": 20, "budget": 5}
+    inputs: dict[str, Any] = {"rule": "lantern", "delta": 0.9, "neighbours": 20, "budget": 5}
     template = {"prompt_template": "a {prompt} *"}
-    pipe = made.from_pretrained(first, "model", **given, **template, batch_size=2)
+    pipe = instance.from_pretrained(first, "model", **inputs, **template, batch_size=2)
     pipe.save_pretrained(tmp_path / "saved")
-    again = made.from_pretrained(tmp_path / "saved")
+    again = instance.from_pretrained(tmp_path / "saved")
     assert (again.rule_name, again.budget.nodes) == ("lantern", 5)
     assert (again.batch_size, again.prompt_template) == (2, "a {prompt} *")
     outs = []
@@ -476,8 +481,10 @@ def test_a_folder_keeps_how_it_was_drawn_with(kind: str, tmp_path: Path) -> None
         each.set_progress_bar_config(disable=True)
         outs.append(each(PROMPTS, generator=dice(), output_type="latent", **sized(kind)))
     assert torch.equal(outs[0].codes, outs[1].codes) and outs[1].label == "approximate"
-    other = made.from_pretrained(tmp_path / "saved", "jacobi", "exact")  # named: nothing is taken
+    other = instance.from_pretrained(
+        tmp_path / "saved", "jacobi", "exact"
+    )  # named: nothing is taken
     assert (other.rule_name, other.batch_size, other.prompt_template) == ("exact", 4, None)
     (tmp_path / "saved" / "ragspec.json").write_text("[", encoding="utf-8")
     with pytest.raises(ModelError, match=r"ragspec\.json cannot be read"):
-        made.from_pretrained(tmp_path / "saved")
+        instance.from_pretrained(tmp_path / "saved")

@@ -48,13 +48,13 @@ def opened(model: Any, drafter: Any = "jacobi", **settings: Any) -> Any:
 
 
 def prompts() -> list[torch.Tensor]:
-    drawn = torch.Generator().manual_seed(4)
-    return [torch.randn(size, WIDTH, generator=drawn, dtype=torch.float64) for size in SIZES]
+    sample = torch.Generator().manual_seed(4)
+    return [torch.randn(size, WIDTH, generator=sample, dtype=torch.float64) for size in SIZES]
 
 
 def reference(model: Any, features: torch.Tensor, sampling: Sampling, seed: int) -> list[int]:
     """Return the codes of a prompt [n, d] by two masked forwards over everything, for each code."""
-    law = TokenLaw(sampling, NoiseStream(seed, 0), 0)
+    distribution = TokenLaw(sampling, NoiseStream(seed, 0), 0)
     empty = LENGTH - len(features)
     padded = torch.cat([torch.full((empty, WIDTH), 9.0, dtype=torch.float64), features])
     codes: list[int] = []
@@ -62,12 +62,12 @@ def reference(model: Any, features: torch.Tensor, sampling: Sampling, seed: int)
         mask = image_models.masked(LENGTH + index, empty)
         ids = torch.tensor([codes], dtype=torch.int64)
         with torch.no_grad():
-            own, none = (
+            current, none = (
                 model(ids, condition_embeds=each, attention_mask=mask).logits[0, -1:]
                 for each in (model.condition(padded[None]), model.unconditional(1))
             )
-        logits = none + 3.0 * (own - none)
-        codes.append(int(law.select(law.process(logits, codes, [[]]), [index])))
+        logits = none + 3.0 * (current - none)
+        codes.append(int(distribution.select(distribution.process(logits, codes, [[]]), [index])))
     return codes
 
 
@@ -87,27 +87,27 @@ def test_prompts_of_several_lengths_in_one_batch_are_those_of_a_masked_reference
 
 
 def test_a_mask_says_which_features_are_the_prompts_wherever_they_stand(model: Any) -> None:
-    pipe, own = opened(model), prompts()
+    pipe, current = opened(model), prompts()
 
-    def drawn(**given: Any) -> torch.Tensor:
-        codes: torch.Tensor = pipe(generator=torch.Generator().manual_seed(1), **given).codes
+    def sample(**values: Any) -> torch.Tensor:
+        codes: torch.Tensor = pipe(generator=torch.Generator().manual_seed(1), **values).codes
         return codes
 
-    expected = drawn(prompt_embeds=own)
+    expected = sample(prompt_embeds=current)
     for left in (False, True):
-        given = torch.full((len(own), LENGTH, WIDTH), 7.0, dtype=torch.float64)
-        mask = torch.zeros(len(own), LENGTH, dtype=torch.int64)
-        for row, features in enumerate(own):
+        inputs = torch.full((len(current), LENGTH, WIDTH), 7.0, dtype=torch.float64)
+        mask = torch.zeros(len(current), LENGTH, dtype=torch.int64)
+        for row, features in enumerate(current):
             at = slice(LENGTH - len(features), None) if left else slice(len(features))
-            given[row, at], mask[row, at] = features, 1
-        assert torch.equal(drawn(prompt_embeds=given, prompt_attention_mask=mask), expected)
-        assert torch.equal(drawn(prompt_embeds=given, prompt_attention_mask=mask > 0), expected)
-        assert not torch.equal(drawn(prompt_embeds=given), expected)  # all of it is a prompt
-    assert torch.equal(drawn(prompt_embeds=own[0][None])[0], expected[0])
+            inputs[row, at], mask[row, at] = features, 1
+        assert torch.equal(sample(prompt_embeds=inputs, prompt_attention_mask=mask), expected)
+        assert torch.equal(sample(prompt_embeds=inputs, prompt_attention_mask=mask > 0), expected)
+        assert not torch.equal(sample(prompt_embeds=inputs), expected)  # all of it is a prompt
+    assert torch.equal(sample(prompt_embeds=current[0][None])[0], expected[0])
 
 
 def test_what_is_no_mask_is_refused(model: Any) -> None:
-    pipe, own = opened(model), torch.ones(2, 6, WIDTH, dtype=torch.float64)
+    pipe, current = opened(model), torch.ones(2, 6, WIDTH, dtype=torch.float64)
     wrong: list[Any] = [
         torch.ones(2, 5),
         torch.ones(6),
@@ -117,8 +117,8 @@ def test_what_is_no_mask_is_refused(model: Any) -> None:
     ]
     for mask in wrong:
         with pytest.raises(InputError, match="expected"):
-            pipe(prompt_embeds=own, prompt_attention_mask=mask)
-    for features in (own[:, :, :3], torch.ones(1, 121, WIDTH), [own[0], own[1, :, :2]]):
+            pipe(prompt_embeds=current, prompt_attention_mask=mask)
+    for features in (current[:, :, :3], torch.ones(1, 121, WIDTH), [current[0], current[1, :, :2]]):
         with pytest.raises(InputError, match="expected"):
             pipe(prompt_embeds=features)
     with pytest.raises(InputError, match="prompt_embeds with it"):
@@ -133,13 +133,13 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("encoder")
     words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "red": 3, "blue": 4, "heart": 5, "cat": 6}
-    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    instance = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    instance.pre_tokenizer = pre_tokenizers.Whitespace()
+    instance.post_processor = processors.TemplateProcessing(
         single="$A </s>", special_tokens=[("</s>", 1)]
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=instance, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(folder)
     config = T5Config(
         vocab_size=len(words), d_model=WIDTH, d_kv=4, d_ff=8, num_layers=2, num_heads=2
@@ -156,13 +156,15 @@ def test_a_text_encoder_is_named_and_its_padding_is_not_seen(model: Any, encoder
     features = pipe.captions(texts)
     assert [len(each) for each in features] == [2, 5]  # the end token included
 
-    def drawn(*args: Any, **given: Any) -> torch.Tensor:
-        codes: torch.Tensor = pipe(*args, generator=torch.Generator().manual_seed(1), **given).codes
+    def sample(*args: Any, **inputs: Any) -> torch.Tensor:
+        codes: torch.Tensor = pipe(
+            *args, generator=torch.Generator().manual_seed(1), **inputs
+        ).codes
         return codes
 
-    together = drawn(texts)
-    assert torch.equal(together, drawn(prompt_embeds=features))
-    assert torch.equal(together[:1], drawn("red"))
+    together = sample(texts)
+    assert torch.equal(together, sample(prompt_embeds=features))
+    assert torch.equal(together[:1], sample("red"))
     with pytest.warns(UserWarning, match="reads the first 3"):
         assert len(TextEncoder(pipe.captions.tokenizer, pipe.captions.model, 3)(texts)[1]) == 3
 

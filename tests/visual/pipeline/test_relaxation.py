@@ -28,12 +28,12 @@ def test_a_rule_named_alone_takes_what_was_measured_for_the_model(
     before = rule_of(folder, "lantern")
     keep(folder / FILE, "lantern", {"delta": 0.37, "neighbours": 7}, {"faster": 1.6})
     keep(folder / FILE, "lantern++", {"lam": 3.0}, {})
-    found = rule_of(folder, "lantern")
-    assert (found.relation.delta, found.relation.k) == (0.37, 7)
+    result = rule_of(folder, "lantern")
+    assert (result.relation.delta, result.relation.k) == (0.37, 7)
     assert before.relation.delta != 0.37
     assert rule_of(folder, "lantern++").relation.lam == 3.0
-    told = rule_of(folder, "lantern", neighbours=5)  # whoever sets anything sets all
-    assert (told.relation.delta, told.relation.k) == (before.relation.delta, 5)
+    message = rule_of(folder, "lantern", neighbours=5)  # whoever sets anything sets all
+    assert (message.relation.delta, message.relation.k) == (before.relation.delta, 5)
     assert rule_of(folder, "exact").name == "walk"
     ImagePipeline.from_pretrained(folder, None).save_pretrained(tmp_path / "copy")
     assert rule_of(tmp_path / "copy", "lantern").relation.delta == 0.37

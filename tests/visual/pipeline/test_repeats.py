@@ -28,9 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path, drafter: Any, **settings: Any) -> Any:
-    made = ImagePipeline.from_pretrained(folder, drafter, dtype=torch.float64, **settings)
-    made.set_progress_bar_config(disable=True)
-    return made
+    instance = ImagePipeline.from_pretrained(folder, drafter, dtype=torch.float64, **settings)
+    instance.set_progress_bar_config(disable=True)
+    return instance
 
 
 def drawn(pipe: Any, seeds: list[int], label: int = 1) -> list[list[int]]:

@@ -24,14 +24,14 @@ NAMES = ("wall/stone", "cat", "spell/fire", "item/fire")
 @pytest.mark.parametrize(
     ("given", "number"), [(0, 0), (3, 3), ("2", 2), ("cat", 1), ("CAT ", 1), ("stone", 0)]
 )
-def test_a_class_is_a_number_or_a_name(given: int | str, number: int) -> None:
-    assert class_number(given, NAMES, 4) == number
+def test_a_class_is_a_number_or_a_name(inputs: int | str, number: int) -> None:
+    assert class_number(inputs, NAMES, 4) == number
 
 
 @pytest.mark.parametrize("given", [np.int64(2), torch.tensor(2), np.array(2), " 2 "])
-def test_a_class_may_be_any_whole_number(given: Any) -> None:
-    assert class_number(given, NAMES, 4) == 2
-    assert [class_number(each, NAMES, 4) for each in some(given)] == [2]
+def test_a_class_may_be_any_whole_number(inputs: Any) -> None:
+    assert class_number(inputs, NAMES, 4) == 2
+    assert [class_number(each, NAMES, 4) for each in some(inputs)] == [2]
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_a_class_may_be_any_whole_number(given: Any) -> None:
         *[True, False, np.bool_(True), torch.tensor(True)],
     ],
 )
-def test_a_class_that_is_not_there_or_not_clear_is_refused(given: Any) -> None:
+def test_a_class_that_is_not_there_or_not_clear_is_refused(inputs: Any) -> None:
     with pytest.raises(InputError, match="expected"):
-        class_number(given, NAMES, 4)
+        class_number(inputs, NAMES, 4)
 
 
 def test_names_of_a_model_without_names_are_refused() -> None:
@@ -60,8 +60,8 @@ def test_seeds_are_drawn_one_an_image_whatever_follows() -> None:
     assert len(set(seeds_of(None, 20))) == 20
     with pytest.raises(InputError, match="2 generators for 3 images"):
         seeds_of([dice(), dice()], 3)
-    given: list[Any] = [0, [0, 1], [dice(), 1], "ab", torch.tensor(3)]
-    for wrong in given:
+    inputs: list[Any] = [0, [0, 1], [dice(), 1], "ab", torch.tensor(3)]
+    for wrong in inputs:
         with pytest.raises(InputError, match=r"Pass torch\.Generator\(\)\.manual_seed\(0\)"):
             seeds_of(wrong, 2)
 
@@ -77,18 +77,18 @@ def test_without_a_generator_seeds_come_from_the_global_one() -> None:
 
 
 def test_a_callback_is_told_what_it_asks_for() -> None:
-    seen: list[Any] = []
+    known: list[Any] = []
 
-    def look(*given: Any) -> str:
-        seen.append(given)
+    def look(*inputs: Any) -> str:
+        known.append(inputs)
         return "returned"
 
     codes = torch.arange(3)
-    for names, told in ((None, {"codes": codes}), (["codes"], {"codes": codes}), ([], {})):
+    for names, message in ((None, {"codes": codes}), (["codes"], {"codes": codes}), ([], {})):
         callback = checked_callback(look, names)
         assert callback is not None
         assert callback("pipe", 1, 2, {"codes": codes}) == "returned"
-        assert seen[-1] == ("pipe", 1, 2, told)
+        assert known[-1] == ("pipe", 1, 2, message)
     assert checked_callback(None, ["codes"]) is None
     wrong: list[Any] = [["latents"], ["codes", "latents"], "codes"]
     for names in wrong:
@@ -117,6 +117,6 @@ def test_features_are_a_tensor_that_holds_some() -> None:
     features = torch.ones(1, 2, 3)
     assert checked_features(features, None, 2) == (features, ())
     wrong: list[Any] = [features.numpy(), features.tolist(), torch.ones(0, 2, 3), 3]
-    for given in wrong:
+    for inputs in wrong:
         with pytest.raises(InputError, match="expected a torch tensor of floats"):
-            checked_features(given, None, 2)
+            checked_features(inputs, None, 2)

@@ -23,26 +23,28 @@ class Aligned(Coupled):
         """Return 1."""
         return 1
 
-    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
         """Return the draft mirrored, or a latent that tries bring: [D]."""
         table = view.target.table
-        if not bool((table.deviations[own][0] == table.deviations[drafted][0]).all()):
-            return super().left(view, index, drafted, own)
-        return self.mirrored(view, drafted, own)
+        if not bool((table.deviations[current][0] == table.deviations[drafted][0]).all()):
+            return super().left(view, index, drafted, current)
+        return self.mirrored(view, drafted, current)
 
-    def mirrored(self, view: LatentView, drafted: int, own: int) -> torch.Tensor:
+    def mirrored(self, view: LatentView, drafted: int, current: int) -> torch.Tensor:
         """Return the target's latent [D] with the draft's last noise, mirrored between the means.
 
         Right for two Gaussians of the same deviations alone.
         """
         table = view.target.table
-        by_target, by_draft = table.means[own][0], table.means[drafted][0]
-        deviation = table.deviations[own][0].to(by_target)
+        by_target, by_draft = table.means[current][0], table.means[drafted][0]
+        deviation = table.deviations[current][0].to(by_target)
         noise = (table.paths[drafted][0] - by_draft) / deviation
-        apart = (by_draft - by_target) / deviation
-        length = torch.linalg.vector_norm(apart)
+        difference = (by_draft - by_target) / deviation
+        length = torch.linalg.vector_norm(difference)
         if not float(length):  # one law, where only rounding rejects
-            return table.latents[own]
-        apart = apart / length
-        found: torch.Tensor = by_target + deviation * (noise - 2.0 * (apart @ noise) * apart)
-        return found
+            return table.latents[current]
+        difference = difference / length
+        result: torch.Tensor = by_target + deviation * (
+            noise - 2.0 * (difference @ noise) * difference
+        )
+        return result

@@ -25,11 +25,11 @@ def walk(tree: DraftTree, view: LatentView, emit: Emit) -> Verdict:
     """Keep drafts for as long as `emit` takes them; a latent of its own ends the path."""
     children, path, node = children_of(tree), list[int](), ROOT
     while True:
-        own, below = view.token(node), children[node]
+        current, below = view.token(node), children[node]
         if not below:
-            return Verdict(tuple(path), own)
+            return Verdict(tuple(path), current)
         drafted = int(tree.tokens[below[0]])
-        token = emit(view, node, drafted, own)
+        token = emit(view, node, drafted, current)
         if token != drafted:
             return Verdict(tuple(path), token)
         node = below[0]

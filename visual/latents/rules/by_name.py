@@ -31,15 +31,15 @@ def make_latent_rule(name: str, **settings: Any) -> Rule:
     """
     if name not in RULES:
         raise UnknownNameError(unknown("latent rule", name, list(RULES)))
-    made, known = RULES[name]
-    given = {key: value for key, value in settings.items() if value is not None}
-    foreign = sorted(given.keys() - known)
+    instance, known = RULES[name]
+    inputs = {key: value for key, value in settings.items() if value is not None}
+    foreign = sorted(inputs.keys() - known)
     if foreign:
         raise InputError(
             f"rule {name!r} has no {', '.join(foreign)}; it takes "
             f"{', '.join(sorted(known)) or 'no settings'}."
         )
-    return made(**given)
+    return instance(**inputs)
 
 
 def latent_rule(rule: str | Rule, settings: Mapping[str, Any]) -> tuple[Rule, str]:

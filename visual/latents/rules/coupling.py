@@ -46,33 +46,33 @@ class Coupled:
         """Return s, how many of at most T denoising steps are judged."""
         raise NotImplementedError
 
-    def log_ratio(self, view: LatentView, drafted: int, own: int) -> float:
+    def log_ratio(self, view: LatentView, drafted: int, current: int) -> float:
         """Return log p / q of a draft, by its number and that of the target's own latent."""
-        return log_ratio(view.target.table, drafted, own, self.steps(view.target.steps))
+        return log_ratio(view.target.table, drafted, current, self.steps(view.target.steps))
 
-    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
         """Return a latent [D] from what the draft's law leaves of the target's.
 
         Of two laws that are all but one, which hardly ever reject in the first place, the target's
         own latent stands in after 16,384 tries.
         """
-        found = left_of_paths(view, index, drafted, own, self.steps(view.target.steps))
-        return view.target.table.latents[own] if found is None else found
+        result = left_of_paths(view, index, drafted, current, self.steps(view.target.steps))
+        return view.target.table.latents[current] if result is None else result
 
-    def _emit(self, view: LatentView, node: int, drafted: int, own: int) -> int:
+    def _emit(self, view: LatentView, node: int, drafted: int, current: int) -> int:
         table, index = view.target.table, view.index(node)
         if table.indices[drafted] != index:
-            return own
-        ratio = self.log_ratio(view, drafted, own)
+            return current
+        ratio = self.log_ratio(view, drafted, current)
         if view.noise.uniform(index, Stream.ACCEPT) < math.exp(min(ratio, 0.0)):
             return drafted
-        return table.add_latent(self.left(view, index, drafted, own))
+        return table.add_latent(self.left(view, index, drafted, current))
 
 
-def log_ratio(table: LatentTable, drafted: int, own: int, s: int) -> float:
+def log_ratio(table: LatentTable, drafted: int, current: int, s: int) -> float:
     """Return log p / q of the last s steps of a draft's path."""
     path = table.paths[drafted][None]
-    by_target = log_density(path[:, :s], *gaussians_of(table, own, path, s))
+    by_target = log_density(path[:, :s], *gaussians_of(table, current, path, s))
     by_draft = log_density(path[:, :s], *drawn_with(table, drafted, s))
     return float(by_target - by_draft)
 
@@ -81,7 +81,7 @@ def left_of_paths(
     view: LatentView,
     index: int,
     drafted: int,
-    own: int,
+    current: int,
     s: int,
     log_factor: float = 0.0,
     most: int = MOST_TRIES,
@@ -95,12 +95,12 @@ def left_of_paths(
 
     def propose(tries: range) -> tuple[torch.Tensor, torch.Tensor]:
         fresh = fresh_noise(view, index, tries, s).to(table.paths)
-        start = table.paths[own][s].expand(len(tries), 1, width)
-        told = table.told[own][None]
-        drawn = table.sampler(own).draw(told, torch.cat([fresh, start], 1), s)
-        by_target = log_density(drawn.path[:, :s], drawn.means, drawn.deviations)
-        by_draft = log_density(drawn.path[:, :s], *gaussians_of(table, drafted, drawn.path, s))
-        return drawn.latents, log_factor + by_target - by_draft
+        start = table.paths[current][s].expand(len(tries), 1, width)
+        message = table.told[current][None]
+        sample = table.sampler(current).draw(message, torch.cat([fresh, start], 1), s)
+        by_target = log_density(sample.path[:, :s], sample.means, sample.deviations)
+        by_draft = log_density(sample.path[:, :s], *gaussians_of(table, drafted, sample.path, s))
+        return sample.latents, log_factor + by_target - by_draft
 
     return first_kept(view, index, propose, most)
 
@@ -115,8 +115,8 @@ def first_kept(
         tries = range(done, min(done + count, most))
         latents, ratios = propose(tries)
         for row, (number, ratio) in enumerate(zip(tries, ratios.tolist(), strict=True)):
-            kept = -math.expm1(-ratio) if ratio > 0.0 else 0.0
-            if view.noise.uniform(index, Stream.RESIDUAL, number) < kept:
+            accepted = -math.expm1(-ratio) if ratio > 0.0 else 0.0
+            if view.noise.uniform(index, Stream.RESIDUAL, number) < accepted:
                 return latents[row]
         done, count = tries.stop, 2 * count
     return None
@@ -152,8 +152,8 @@ def gaussians_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -
         return next(first), next(first)
     between = paths[:, 1:s].flatten(0, 1)
     steps = torch.arange(1, s).repeat(count)
-    found = table.sampler(number).gaussian(table.told[number][None], between, steps)
-    rest = (each.expand(len(between), -1).reshape(count, s - 1, -1) for each in found)
+    result = table.sampler(number).gaussian(table.told[number][None], between, steps)
+    rest = (each.expand(len(between), -1).reshape(count, s - 1, -1) for each in result)
     means, deviations = (torch.cat(parts, 1) for parts in zip(rest, first, strict=True))
     return means, deviations
 
@@ -171,5 +171,5 @@ def step_densities(
     deviations [n, s, D] or [n, s, 1].
     """
     deviations = deviations.double()
-    apart = (path.double() - means.double()) / deviations
-    return -(0.5 * apart.square() + deviations.log()).sum(-1)
+    difference = (path.double() - means.double()) / deviations
+    return -(0.5 * difference.square() + deviations.log()).sum(-1)

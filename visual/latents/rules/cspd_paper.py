@@ -26,21 +26,21 @@ class CspdPaper(Coupled):
         """Return 1."""
         return 1
 
-    def log_ratio(self, view: LatentView, drafted: int, own: int) -> float:
+    def log_ratio(self, view: LatentView, drafted: int, current: int) -> float:
         """Return log f p / q of a draft."""
         table = view.target.table
-        return log_factor(table, drafted, own) + log_ratio(table, drafted, own, 1)
+        return log_factor(table, drafted, current) + log_ratio(table, drafted, current, 1)
 
-    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
         """Return a latent [D] of max(0, f p - q), the target's own where nothing is left of it."""
         table = view.target.table
-        factor = log_factor(table, drafted, own)
-        found = left_of_paths(view, index, drafted, own, 1, factor)
-        return table.latents[own] if found is None else found
+        factor = log_factor(table, drafted, current)
+        result = left_of_paths(view, index, drafted, current, 1, factor)
+        return table.latents[current] if result is None else result
 
 
-def log_factor(table: LatentTable, drafted: int, own: int) -> float:
+def log_factor(table: LatentTable, drafted: int, current: int) -> float:
     """Return log f of the deviations of all steps but the last."""
-    both = (table.deviations[each][1:].double() for each in (drafted, own))
-    by_draft, by_target = (each.expand_as(table.means[own][1:]).log() for each in both)
+    both = (table.deviations[each][1:].double() for each in (drafted, current))
+    by_draft, by_target = (each.expand_as(table.means[current][1:]).log() for each in both)
     return float((by_draft - by_target).sum())

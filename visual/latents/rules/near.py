@@ -37,9 +37,9 @@ class Near:
         """Return the accepted path and the latent that follows it."""
         return walk(tree, expect_latents(self.name, target), self._emit)
 
-    def _emit(self, view: LatentView, node: int, drafted: int, own: int) -> int:
+    def _emit(self, view: LatentView, node: int, drafted: int, current: int) -> int:
         table = view.target.table
         if table.indices[drafted] != view.index(node):
-            return own
-        apart = torch.linalg.vector_norm(table.latents[drafted] - table.latents[own])
-        return drafted if float(apart) <= self.r else own
+            return current
+        difference = torch.linalg.vector_norm(table.latents[drafted] - table.latents[current])
+        return drafted if float(difference) <= self.r else current

@@ -114,13 +114,13 @@ def test_guidance_reaches_the_head() -> None:
     head, target, prompt, text = setting(True)
     plain = heads.picture_target(1.0)
     tokens = [*prompt, text[0]]
-    laws = []
+    distributions = []
     for each in (target, plain):
         cache = opened(head, each)
         cache.tell(heads.states(each, prompt))
         with cache.lease():
-            laws.append(cache.read(tokens)[0])
-    assert not torch.allclose(laws[0], laws[1])
+            distributions.append(cache.read(tokens)[0])
+    assert not torch.allclose(distributions[0], distributions[1])
 
 
 def test_parts_of_a_prompt_leave_gaps() -> None:
@@ -137,14 +137,14 @@ def test_parts_of_a_prompt_leave_gaps() -> None:
     cache.tell(heads.states(target, tokens)[:, -1:])
     with cache.lease():
         levels.append(cache.read([*tokens, text[1]])[0])
-    given = known[:, places]
+    inputs = known[:, places]
     for number, read in enumerate([[], [2], [text[1]]]):
-        own = [*(tokens[place + 1] for place in places), *read]
+        current = [*(tokens[place + 1] for place in places), *read]
         stand = torch.tensor([[*places, *range(9, 9 + len(read))]])
         with torch.no_grad():
             if number == 2:
-                given = torch.cat([known[:, places], heads.states(target, tokens)[:, -1:]], 1)
-            guessed = head(target.embed(torch.tensor([own])), given, stand)[:, -1:]
-            given = torch.cat([given, guessed], 1)
+                inputs = torch.cat([known[:, places], heads.states(target, tokens)[:, -1:]], 1)
+            guessed = head(target.embed(torch.tensor([current])), inputs, stand)[:, -1:]
+            inputs = torch.cat([inputs, guessed], 1)
             expected = target.head_logits(guessed, stand[:, -1:])[0, 0]
         torch.testing.assert_close(levels[number], expected)

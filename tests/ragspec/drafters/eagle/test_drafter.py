@@ -40,12 +40,12 @@ SAMPLED = Sampling(temperature=1.0, seed=7)
 
 
 def drafter(target: CausalTarget, **options: Any) -> HeadDrafter:
-    return HeadDrafter(heads.fresh(target), target, worth=0.0, **options)
+    return HeadDrafter(heads.fresh(target), target, min_gain=0.0, **options)
 
 
-def accepted(target: CausalTarget, made: Any, sampling: Sampling, **options: Any) -> float:
+def accepted(target: CausalTarget, instance: Any, sampling: Sampling, **options: Any) -> float:
     """Return the tokens that one forward yields, over a few texts."""
-    engine = Engine(target, drafter=made, budget=12, **options)
+    engine = Engine(target, drafter=instance, budget=12, **options)
     prompts = [tiny.prompt(8, vocab_size=heads.VOCAB, seed=300 + seed) for seed in range(4)]
     results = engine.generate(prompts, sampling, max_new_tokens=40, ignore_eos=True)
     assert not any(result.report.faults for result in results)
@@ -72,11 +72,11 @@ def test_pictures_stay_as_they_are(scale: float, form: str) -> None:
     sampling = Sampling(temperature=1.0, top_k=12, seed=3)
     engine = Engine(target, drafter=drafter(target, **FORMS[form]), budget=9)
     for row in range(image_models.CLASSES):
-        drawn = engine.generate(target.prompt(row), sampling, max_new_tokens=16, ignore_eos=True)
-        assert drawn.tokens == image_models.plain(target.model, row, sampling, 3, scale=scale)
-        assert sum(len(step.tree) for step in drawn.steps) > 20
-        assert drawn.label == "exact"
-        assert not drawn.report.faults
+        sample = engine.generate(target.prompt(row), sampling, max_new_tokens=16, ignore_eos=True)
+        assert sample.tokens == image_models.plain(target.model, row, sampling, 3, scale=scale)
+        assert sum(len(step.tree) for step in sample.steps) > 20
+        assert sample.label == "exact"
+        assert not sample.report.faults
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -84,14 +84,14 @@ def test_training_pays(temperature: float) -> None:
     target, head = CausalTarget(heads.model()), heads.trained()
     sampling = Sampling(temperature=temperature, seed=7)
     fresh = accepted(target, drafter(target), sampling)
-    trained = accepted(target, HeadDrafter(head, target, worth=0.0), sampling)
+    trained = accepted(target, HeadDrafter(head, target, min_gain=0.0), sampling)
     assert trained > fresh + 0.2
 
 
 def test_drafts_with_the_noise_are_accepted_more_often_than_blind_ones() -> None:
     target, head = CausalTarget(heads.model()), heads.trained()
     coupled, blind = (
-        accepted(target, HeadDrafter(head, target, worth=0.0, mode=mode), SAMPLED)
+        accepted(target, HeadDrafter(head, target, min_gain=0.0, mode=mode), SAMPLED)
         for mode in ("coupled", "deterministic")
     )
     assert coupled > blind
@@ -103,8 +103,8 @@ def test_drafts_with_the_noise_are_accepted_more_often_than_blind_ones() -> None
 )
 def test_drawn_drafts_serve_the_classical_rules(mode: str, rule: str, width: int) -> None:
     target = CausalTarget(heads.model())
-    made = HeadDrafter(heads.trained(), target, mode=mode, width=(width, width))
-    assert accepted(target, made, SAMPLED, rule=rule) > 1.0
+    instance = HeadDrafter(heads.trained(), target, mode=mode, width=(width, width))
+    assert accepted(target, instance, SAMPLED, rule=rule) > 1.0
     with pytest.raises(RuleError):
         Engine(target, drafter=HeadDrafter(heads.trained(), target), rule=rule)
 
@@ -112,13 +112,13 @@ def test_drawn_drafts_serve_the_classical_rules(mode: str, rule: str, width: int
 @pytest.mark.parametrize("form", FORMS)
 def test_trees_are_of_the_kind_that_was_declared(form: str) -> None:
     target = CausalTarget(heads.model())
-    made = drafter(target, **FORMS[form])
-    result = Engine(target, drafter=made, budget=9).generate(
+    instance = drafter(target, **FORMS[form])
+    result = Engine(target, drafter=instance, budget=9).generate(
         tiny.prompt(8, vocab_size=heads.VOCAB), SAMPLED, max_new_tokens=12, ignore_eos=True
     )
     trees = [step.tree for step in result.steps if len(step.tree)]
     assert trees
-    assert {tree.kind for tree in trees} == {made.kind}
+    assert {tree.kind for tree in trees} == {instance.kind}
     assert len(trees[0]) == 9
     if form == "chain":
         assert int(depths(trees[0].parents).max()) == 9
@@ -128,24 +128,24 @@ def test_blind_drafts_do_not_depend_on_the_seed() -> None:
     target = CausalTarget(heads.model())
     prompt = tiny.prompt(8, vocab_size=heads.VOCAB)
     first: dict[str, list[list[int]]] = {"deterministic": [], "coupled": []}
-    for mode, found in first.items():
+    for mode, result in first.items():
         for seed in (1, 2):
-            law = TokenLaw(Sampling(temperature=1.0), NoiseStream(seed), len(prompt))
+            distribution = TokenLaw(Sampling(temperature=1.0), NoiseStream(seed), len(prompt))
             opened = drafter(target, mode=mode).open(
-                DraftRequest(tuple(prompt), heads.VOCAB, law=law)
+                DraftRequest(tuple(prompt), heads.VOCAB, law=distribution)
             )
             tokens = np.array(prompt, dtype=np.int64)
             opened.observe(Prefill(tokens, hidden=heads.states(target, prompt)))
             tree = opened.propose(DraftContext([*prompt, 3], len(prompt), 20), 8)
-            found.append(tree.tokens.tolist())
+            result.append(tree.tokens.tolist())
     assert first["deterministic"][0] == first["deterministic"][1]
     assert first["coupled"][0] != first["coupled"][1]
 
 
 def test_depth_bounds_the_draft() -> None:
     target = CausalTarget(heads.model())
-    made = drafter(target, depth=2)
-    result = Engine(target, drafter=made, budget=9).generate(
+    instance = drafter(target, depth=2)
+    result = Engine(target, drafter=instance, budget=9).generate(
         tiny.prompt(8, vocab_size=heads.VOCAB), SAMPLED, max_new_tokens=12, ignore_eos=True
     )
     deepest = [int(depths(s.tree.parents).max()) for s in result.steps if len(s.tree)]
@@ -188,8 +188,8 @@ def test_without_states_it_drafts_nothing() -> None:
     assert opened.laws() == []
     slow = Engine(build("qwen3_5_text"), drafter=None)
     head = heads.fresh(slow.target)
-    made = HeadDrafter(head, slow.target)
-    result = Engine(slow.target, drafter=made, budget=4).generate([3, 4, 5], max_new_tokens=5)
+    instance = HeadDrafter(head, slow.target)
+    result = Engine(slow.target, drafter=instance, budget=4).generate([3, 4, 5], max_new_tokens=5)
     assert result.tokens == slow.generate([3, 4, 5], max_new_tokens=5).tokens
     assert all(len(step.tree) == 0 for step in result.steps)
 
@@ -198,20 +198,20 @@ def test_a_folder_will_do(tmp_path: Path) -> None:
     target = CausalTarget(heads.model())
     heads.trained().save(tmp_path)
     options: dict[str, Any] = {"worth": 0.0}
-    found = [
+    results = [
         accepted(target, HeadDrafter(source, heads.model(), **options), SAMPLED)
         for source in (heads.trained(), tmp_path, str(tmp_path))
     ]
-    assert found[0] == found[1] == found[2]
+    assert results[0] == results[1] == results[2]
     with pytest.raises(ModelNotFoundError):
         HeadDrafter(tmp_path / "none", target)
 
 
 def test_the_callers_head_is_left_as_it_is() -> None:
     head = heads.trained()
-    made = HeadDrafter(head, CausalTarget(heads.model(torch.float64)))
+    instance = HeadDrafter(head, CausalTarget(heads.model(torch.float64)))
     assert head.fc.weight.dtype == torch.float32
-    assert made.head.fc.weight.dtype == torch.float64
+    assert instance.head.fc.weight.dtype == torch.float64
     same = HeadDrafter(head, CausalTarget(heads.model(torch.float32)))
     assert same.head is head
 
@@ -258,8 +258,8 @@ def test_bad_settings_are_refused(options: dict[str, Any]) -> None:
 
 def test_a_shape_may_be_given() -> None:
     shape = TreeShape((-1, -1, 0), (0, 1, 0))
-    made = HeadDrafter(heads.trained(), heads.model(), tree=shape)
-    assert made.shape is shape
+    instance = HeadDrafter(heads.trained(), heads.model(), tree=shape)
+    assert instance.shape is shape
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
@@ -268,18 +268,18 @@ def test_what_it_knows_of_a_prompt_moves_no_token(settings: str) -> None:
     target, prompt = CausalTarget(heads.model()), tiny.prompt(30, vocab_size=heads.VOCAB)
     true = heads.states(target, prompt)
     drafted = []
-    for made in (true, torch.flip(true, [1]) * 1e3):
-        parts = [KnownStates(2, made[:, 2:9]), KnownStates(12, made[:, 12:30])]
-        kept = KeptContext()
+    for instance in (true, torch.flip(true, [1]) * 1e3):
+        parts = [KnownStates(2, instance[:, 2:9]), KnownStates(12, instance[:, 12:30])]
+        cache = KeptContext()
         engine = Engine(target, drafter=drafter(target), budget=6)
         options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
         plain = Engine(target, drafter=None).generate(prompt, SAMPLINGS[settings], **options)
-        engine.generate([*prompt[:20], 3], max_new_tokens=1, kept=kept)
-        options |= {"kept": kept, "known_states": parts}
-        found = engine.generate(prompt, SAMPLINGS[settings], **options)
-        assert found.tokens == plain.tokens
-        assert found.report.kept_tokens == 20 and not found.report.faults
-        drafted.append([step.tree.tokens.tolist() for step in found.steps])
+        engine.generate([*prompt[:20], 3], max_new_tokens=1, kept=cache)
+        options |= {"kept": cache, "known_states": parts}
+        result = engine.generate(prompt, SAMPLINGS[settings], **options)
+        assert result.tokens == plain.tokens
+        assert result.report.kept_tokens == 20 and not result.report.faults
+        drafted.append([step.tree.tokens.tolist() for step in result.steps])
     assert drafted[0] != drafted[1]
 
 

@@ -23,7 +23,9 @@ def text(length: int, seed: int) -> list[int]:
 
 def test_a_place_sees_the_text_and_its_own_way() -> None:
     """Spelled out for three places and three rounds."""
-    rows = ["".join("x" if seen else "." for seen in row) for row in round_mask(3, 3).tolist()]
+    rows = [
+        "".join("x" if visible else "." for visible in row) for row in round_mask(3, 3).tolist()
+    ]
     assert rows[:3] == ["x........", "xx.......", "xxx......"]
     assert rows[3:6] == ["...x.....", "x...x....", "xx...x..."]
     assert rows[8] == "x...x...x"
@@ -34,14 +36,14 @@ def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time(target: CausalTar
     head, read = heads.trained(), StateReader(target, [text(12, 3)]).read([0])
     embedded, states = read.embedded[:, 1:], read.states[:, :-1]
     with torch.no_grad():
-        made = rounds(head, read, 0.0, 3)
+        instance = rounds(head, read, 0.0, 3)
         for start in range(9):  # the text's last known state
-            given = states[:, : start + 1]
+            inputs = states[:, : start + 1]
             for number in range(3):
-                guessed = head(embedded[:, : start + 1 + number], given)[:, -1:]
-                found = made[number][:, start + number : start + number + 1]
-                torch.testing.assert_close(found, guessed, atol=1e-5, rtol=1e-4)
-                given = torch.cat([given, guessed], 1)
+                guessed = head(embedded[:, : start + 1 + number], inputs)[:, -1:]
+                result = instance[number][:, start + number : start + number + 1]
+                torch.testing.assert_close(result, guessed, atol=1e-5, rtol=1e-4)
+                inputs = torch.cat([inputs, guessed], 1)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -52,12 +54,13 @@ def test_padding_changes_no_loss(target: CausalTarget, depth: int) -> None:
     both, long, short = (reader.read(numbers) for numbers in ([0, 1], [0], [1]))
     spoilt = Reading(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
     losses = [
-        head_loss(head, output, each, laws=0.1, depth=depth) for each in (spoilt, long, short)
+        head_loss(head, output, each, distributions=0.1, depth=depth)
+        for each in (spoilt, long, short)
     ]
     if depth == 1:
         share = (19 * losses[1][0] + 8 * losses[2][0]) / 27
         torch.testing.assert_close(losses[0][0], share)
-    plain = head_loss(head, output, both, laws=0.1, depth=depth)
+    plain = head_loss(head, output, both, distributions=0.1, depth=depth)
     torch.testing.assert_close(losses[0][0], plain[0])
     assert losses[0][1] == pytest.approx((19 * losses[1][1] + 8 * losses[2][1]) / 27)
 
@@ -68,7 +71,7 @@ def test_no_gradient_reaches_the_targets_head(
 ) -> None:
     head = FeatureHead.fresh(target, seeded(0, 0, 0), tokens=tokens)
     read = StateReader(target, [text(20, 1)]).read([0])
-    loss, _ = head_loss(head, frozen_output(target, head.tokens), read, laws=0.1, depth=2)
+    loss, _ = head_loss(head, frozen_output(target, head.tokens), read, distributions=0.1, depth=2)
     loss.backward()  # type: ignore[no-untyped-call]
     assert head.fc.weight.grad is not None
     assert target.output_head.weight.grad is None
@@ -80,12 +83,12 @@ def test_later_rounds_begin_where_there_is_something_to_learn(target: CausalTarg
     behind = torch.arange(14)[None] >= 7
     part = Reading(whole.embedded, whole.states, behind, places)
     with torch.no_grad():
-        expected, found = rounds(head, whole, 0.0, 3), rounds(head, part, 0.0, 3)
-    torch.testing.assert_close(found[0], expected[0])
+        expected, result = rounds(head, whole, 0.0, 3), rounds(head, part, 0.0, 3)
+    torch.testing.assert_close(result[0], expected[0])
     for number in (1, 2):  # of 13 places the first six are not learned from
-        assert found[number].shape[1] == 7
+        assert result[number].shape[1] == 7
         sound = expected[number][:, 6 + number :]
-        torch.testing.assert_close(found[number][:, number:], sound, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(result[number][:, number:], sound, atol=1e-5, rtol=1e-4)
 
 
 def test_gaps_between_tokens_are_seen(target: CausalTarget) -> None:
@@ -93,7 +96,9 @@ def test_gaps_between_tokens_are_seen(target: CausalTarget) -> None:
     even = torch.arange(14)[None]
     losses = []
     for places in (None, even + 5, even + 30 * (even > 6)):
-        given = Reading(read.embedded, read.states, read.real, places)
-        losses.append(head_loss(head, frozen_output(target, None), given, laws=0.1)[0].item())
+        inputs = Reading(read.embedded, read.states, read.real, places)
+        losses.append(
+            head_loss(head, frozen_output(target, None), inputs, distributions=0.1)[0].item()
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0] != pytest.approx(losses[2], rel=1e-4)

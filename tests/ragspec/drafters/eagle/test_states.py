@@ -34,16 +34,16 @@ def test_states_are_the_targets_own_and_padding_is_told(target: CausalTarget) ->
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_copies_are_rows_of_their_own(scale: float) -> None:
-    made = image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
+    instance = image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
     codes = [tiny.prompt(15, vocab_size=heads.VOCAB, seed=seed) for seed in range(3)]
-    prompts = [[*made.prompt(row), *some] for row, some in enumerate(codes)]
-    read = StateReader(made, prompts).read(range(3))
-    assert len(read.states) == 3 * made.copies
+    prompts = [[*instance.prompt(row), *some] for row, some in enumerate(codes)]
+    read = StateReader(instance, prompts).read(range(3))
+    assert len(read.states) == 3 * instance.copies
     for row, text in enumerate(prompts):
-        here = slice(row * made.copies, (row + 1) * made.copies)
-        rounded = heads.states(made, text).bfloat16().float()
+        here = slice(row * instance.copies, (row + 1) * instance.copies)
+        rounded = heads.states(instance, text).bfloat16().float()
         torch.testing.assert_close(read.states[here], rounded, atol=1e-6, rtol=1e-2)
-        torch.testing.assert_close(read.embedded[here], made.embed(torch.tensor([text])))
+        torch.testing.assert_close(read.embedded[here], instance.embed(torch.tensor([text])))
 
 
 def test_texts_with_too_many_logits_are_read_in_parts(
@@ -53,13 +53,13 @@ def test_texts_with_too_many_logits_are_read_in_parts(
         monkeypatch.setattr("ragspec.target.causal.MOST_LOGITS", logits * heads.VOCAB)
         monkeypatch.setattr("ragspec.drafters.eagle.batches.MOST_LOGITS", logits * heads.VOCAB)
 
-    pieces = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]
-    whole = StateReader(target, pieces).read(range(4))
+    chunks = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]
+    whole = StateReader(target, chunks).read(range(4))
     limit(2 * 24)
-    parts = StateReader(target, pieces).read(range(4))
+    parts = StateReader(target, chunks).read(range(4))
     torch.testing.assert_close(parts.states, whole.states, atol=1e-6, rtol=1e-2)
     limit(6)
-    ends = StateReader(target, pieces).read(range(4))
+    ends = StateReader(target, chunks).read(range(4))
     torch.testing.assert_close(ends.states, whole.states[:, -6:], atol=1e-6, rtol=1e-2)
     torch.testing.assert_close(ends.embedded, whole.embedded[:, -6:])
 

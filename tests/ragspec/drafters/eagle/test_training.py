@@ -33,8 +33,8 @@ def texts(count: int = 12, length: int = 24, vocab: int = heads.VOCAB) -> list[l
 
 def agreement(head: FeatureHead) -> float:
     """Return how often the head's best token is the target's, on texts that it never saw."""
-    made = target()
-    return agreement_of(head, made, [StateReader(made, texts(8, 40)).read(range(8))])
+    instance = target()
+    return agreement_of(head, instance, [StateReader(instance, texts(8, 40)).read(range(8))])
 
 
 def test_a_head_learns_what_the_target_will_say() -> None:
@@ -44,17 +44,17 @@ def test_a_head_learns_what_the_target_will_say() -> None:
 
 
 def test_the_loss_falls() -> None:
-    seen: list[Progress] = []
-    train_head(target(), texts(), replace(FEW, steps=30), on_step=seen.append)
-    assert [progress.step for progress in seen] == list(range(30))
-    losses = [progress.loss for progress in seen]
+    known: list[Progress] = []
+    train_head(target(), texts(), replace(FEW, steps=30), on_step=known.append)
+    assert [progress.step for progress in known] == list(range(30))
+    losses = [progress.loss for progress in known]
     assert sum(losses[-5:]) < sum(losses[:5])
 
 
 @pytest.mark.parametrize("depth", [2, 3])
 def test_rounds_teach_the_head_to_go_on_from_its_own_guesses(depth: int) -> None:
-    made, given = target(), texts(24, 24)
-    read = StateReader(made, texts(8, 40)).read(range(8))
+    instance, inputs = target(), texts(24, 24)
+    read = StateReader(instance, texts(8, 40)).read(range(8))
     settings = replace(FEW, steps=120, batch_size=8)
 
     def last_round(head: FeatureHead) -> float:
@@ -62,14 +62,14 @@ def test_rounds_teach_the_head_to_go_on_from_its_own_guesses(depth: int) -> None
             guessed = rounds(head, read, 0.0, depth)[-1][:, depth - 1 :]
         return float((guessed - read.states[:, depth:]).abs().mean())
 
-    once = last_round(train_head(made, given, settings))
-    assert last_round(train_head(made, given, replace(settings, depth=depth))) < once
+    once = last_round(train_head(instance, inputs, settings))
+    assert last_round(train_head(instance, inputs, replace(settings, depth=depth))) < once
 
 
 def test_cached_states_give_the_head_that_reading_again_gives() -> None:
-    pieces = HeadTrainer(target(), texts(), FEW).batches.pieces
+    chunks = HeadTrainer(target(), texts(), FEW).batches.pieces
     trainers = [
-        HeadTrainer(target(), texts(), FEW, reader=StateReader(target(), pieces, room))
+        HeadTrainer(target(), texts(), FEW, reader=StateReader(target(), chunks, room))
         for room in (0, 1 << 30)
     ]
     for trainer in trainers:
@@ -84,7 +84,7 @@ def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
     other._conditions = other._conditions + 1.0
     prompts = [[*one.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
     settings = HeadTraining(steps=6, batch_size=3, length=16)
-    first, second = (HeadTrainer(made, prompts, settings) for made in (one, other))
+    first, second = (HeadTrainer(instance, prompts, settings) for instance in (one, other))
     with pytest.raises(InputError, match="differs in conditions"):
         second.go_on(first.state())
 
@@ -102,17 +102,17 @@ def test_a_training_goes_on_with_the_tokens_of_its_head() -> None:
 
 
 def test_a_head_may_draft_frequent_tokens_only() -> None:
-    given = [[1, 2, 3, 2, 3, 2, 9, 9] * 3] * 12
-    head = train_head(target(), given, replace(FEW, draft_vocab_size=3))
+    inputs = [[1, 2, 3, 2, 3, 2, 9, 9] * 3] * 12
+    head = train_head(target(), inputs, replace(FEW, draft_vocab_size=3))
     assert head.tokens is not None
     assert head.tokens.tolist() == [2, 3, 9]
     assert head.config.draft_vocab_size == 3
     with pytest.raises(InputError, match=f"vocabulary of {heads.VOCAB + 1} tokens; expected 1 to"):
-        train_head(target(), given, replace(FEW, draft_vocab_size=heads.VOCAB + 1))
+        train_head(target(), inputs, replace(FEW, draft_vocab_size=heads.VOCAB + 1))
     with pytest.raises(UnsupportedModelError, match="no single linear map"):
-        made = picture(3.0)
-        prompts = [[*made.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
-        train_head(made, prompts, HeadTraining(steps=1, length=16, draft_vocab_size=3))
+        instance = picture(3.0)
+        prompts = [[*instance.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+        train_head(instance, prompts, HeadTraining(steps=1, length=16, draft_vocab_size=3))
 
 
 def test_the_seed_decides() -> None:
@@ -124,52 +124,52 @@ def test_the_seed_decides() -> None:
 
 
 def test_the_target_is_left_as_it_was() -> None:
-    made: Any = copy.deepcopy(heads.model(torch.float32))
-    before = {name: value.clone() for name, value in made.named_parameters()}
-    train_head(CausalTarget(made), texts(), FEW)
-    for name, value in made.named_parameters():
+    instance: Any = copy.deepcopy(heads.model(torch.float32))
+    before = {name: value.clone() for name, value in instance.named_parameters()}
+    train_head(CausalTarget(instance), texts(), FEW)
+    for name, value in instance.named_parameters():
         assert torch.equal(value, before[name])
         assert value.grad is None
         assert value.requires_grad
-    assert not made.get_output_embeddings()._forward_pre_hooks
+    assert not instance.get_output_embeddings()._forward_pre_hooks
 
 
 def picture(scale: float) -> ImageTarget:
-    made = copy.deepcopy(image_models.model("class")).float()
-    return image_models.target(made, scale)
+    instance = copy.deepcopy(image_models.model("class")).float()
+    return image_models.target(instance, scale)
 
 
 def test_a_picture_with_guidance_can_be_learned() -> None:
-    made = picture(3.0)
-    prompts = [[*made.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
-    seen: list[Progress] = []
+    instance = picture(3.0)
+    prompts = [[*instance.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+    known: list[Progress] = []
     settings = HeadTraining(steps=12, batch_size=3, length=16, learning_rate=3e-3)
-    train_head(made, prompts, settings, on_step=seen.append)
-    assert seen[-1].loss < seen[0].loss
+    train_head(instance, prompts, settings, on_step=known.append)
+    assert known[-1].loss < known[0].loss
 
 
 def test_a_picture_that_is_cut_from_its_condition_is_refused() -> None:
-    made = picture(1.0)
-    prompts = [[*made.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
+    instance = picture(1.0)
+    prompts = [[*instance.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
     settings = HeadTraining(steps=1, batch_size=3, length=15)
     with pytest.raises(InputError, match=r"text of 16 tokens that length=15 cuts.*length to 16"):
-        train_head(made, prompts, settings)
+        train_head(instance, prompts, settings)
     with pytest.raises(InputError, match="begins with 0 condition ids"):
-        train_head(made, [texts(1, 15)[0]], settings)
+        train_head(instance, [texts(1, 15)[0]], settings)
 
 
 def test_the_rate_goes_with_one_over_the_width() -> None:
-    plain, given = (
+    plain, inputs = (
         train_head(target(), texts(), replace(FEW, learning_rate=rate)) for rate in (None, 0.6 / 32)
     )
-    assert torch.equal(plain.fc.weight, given.fc.weight)
+    assert torch.equal(plain.fc.weight, inputs.fc.weight)
 
 
 def test_time_may_end_the_run() -> None:
-    seen: list[Progress] = []
+    known: list[Progress] = []
     settings = HeadTraining(steps=10_000, seconds=0.3, batch_size=4, length=24)
-    train_head(target(), texts(), settings, on_step=seen.append)
-    assert 1 <= len(seen) < 1000
+    train_head(target(), texts(), settings, on_step=known.append)
+    assert 1 <= len(known) < 1000
 
 
 def test_a_head_can_go_on_but_not_for_another_target() -> None:
@@ -184,9 +184,9 @@ def test_a_head_can_go_on_but_not_for_another_target() -> None:
 
 
 @pytest.mark.parametrize("given", [[], [[1, 2]]])
-def test_no_text_is_refused(given: list[list[int]]) -> None:
+def test_no_text_is_refused(inputs: list[list[int]]) -> None:
     with pytest.raises(InputError, match="expected text"):
-        train_head(target(), given, FEW)
+        train_head(target(), inputs, FEW)
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,11 @@ def test_frequent_tokens_come_first_and_low_ids_fill_up() -> None:
 def test_logits_are_rows_of_the_targets_own(target: CausalTarget) -> None:
     few = DraftVocabulary(target, torch.tensor([2, 5, 11]))
     states = torch.randn(2, 3, 32, generator=seeded(0, 0, 0))
-    whole, made = target.output_head(states), few.spread(few(states))
-    torch.testing.assert_close(made[..., [2, 5, 11]], whole[..., [2, 5, 11]])
-    rest = torch.ones(made.shape[-1], dtype=torch.bool)
+    whole, instance = target.output_head(states), few.spread(few(states))
+    torch.testing.assert_close(instance[..., [2, 5, 11]], whole[..., [2, 5, 11]])
+    rest = torch.ones(instance.shape[-1], dtype=torch.bool)
     rest[[2, 5, 11]] = False
-    assert bool((made[..., rest] == -torch.inf).all())
+    assert bool((instance[..., rest] == -torch.inf).all())
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_text_stays_exact_and_only_the_heads_tokens_are_drafted(
     head = FeatureHead.fresh(target, seeded(1, 0, 0), tokens=tokens)
     width = 2 if mode.startswith("sampled") else None
     drafter = HeadDrafter(head, target.model, mode=mode, width=width)
-    made = Engine(target.model, drafter=drafter, budget=6).generate(
+    instance = Engine(target.model, drafter=drafter, budget=6).generate(
         prompt, sampling, max_new_tokens=24
     )
-    drafted = {token for step in made.steps for token in step.tree.tokens.tolist()}
+    drafted = {token for step in instance.steps for token in step.tree.tokens.tolist()}
     assert drafted
     assert drafted <= set(tokens)
     if not mode.startswith("sampled") or temperature == 0.0:
-        assert made.tokens == plain.tokens
+        assert instance.tokens == plain.tokens
 
 
 def test_tokens_are_kept_with_the_head_and_checked(target: CausalTarget, tmp_path: Path) -> None:

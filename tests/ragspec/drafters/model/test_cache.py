@@ -24,8 +24,8 @@ def afresh(architecture: str, tokens: Sequence[int]) -> torch.Tensor:
 
 
 def model(architecture: str = "llama") -> torch.nn.Module:
-    made: torch.nn.Module = tiny.model(architecture, dtype=torch.float64)
-    return made
+    instance: torch.nn.Module = tiny.model(architecture, dtype=torch.float64)
+    return instance
 
 
 def opened(architecture: str = "llama", vocab_size: int = tiny.VOCAB) -> DraftCache:

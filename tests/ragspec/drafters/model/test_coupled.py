@@ -24,11 +24,11 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8)}
 
 
 def opened(
-    sampling: Sampling, width: int = 3, worth: float = 0.0, seed: int = 0
+    sampling: Sampling, width: int = 3, min_gain: float = 0.0, seed: int = 0
 ) -> tuple[ModelSession, CoupledGrowth]:
-    law = TokenLaw(sampling, NoiseStream(seed), len(PROMPT))
-    drafter = ModelDrafter(tiny.model(dtype=torch.float64), width=width, worth=worth)
-    session = drafter.open(DraftRequest(tuple(PROMPT), tiny.VOCAB, law=law))
+    distribution = TokenLaw(sampling, NoiseStream(seed), len(PROMPT))
+    drafter = ModelDrafter(tiny.model(dtype=torch.float64), width=width, min_gain=min_gain)
+    session = drafter.open(DraftRequest(tuple(PROMPT), tiny.VOCAB, law=distribution))
     assert isinstance(session._growth, CoupledGrowth)
     return session, session._growth
 
@@ -58,10 +58,10 @@ def test_reach_never_grows_downwards_and_siblings_share_one_chance() -> None:
     for seed in range(5):
         tree = propose(opened(SAMPLINGS["sampled"], seed=seed)[0], 24)
         assert len(tree) == 24
-        reach = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
+        accept_prob = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
         for parent in set(tree.parents.tolist()):
-            children = [reach[i] for i, p in enumerate(tree.parents.tolist()) if p == parent]
-            assert sum(children) <= reach[parent] * (1 + 1e-6)
+            children = [accept_prob[i] for i, p in enumerate(tree.parents.tolist()) if p == parent]
+            assert sum(children) <= accept_prob[parent] * (1 + 1e-6)
 
 
 def test_a_larger_budget_keeps_what_a_smaller_one_has() -> None:
@@ -73,8 +73,8 @@ def test_a_larger_budget_keeps_what_a_smaller_one_has() -> None:
 
 
 def test_growth_ends_where_a_forward_promises_too_little() -> None:
-    for worth, forwards in ((10.0, 0), (0.0, 8)):
-        session, _ = opened(SAMPLINGS["greedy"], width=1, worth=worth)
+    for min_gain, forwards in ((10.0, 0), (0.0, 8)):
+        session, _ = opened(SAMPLINGS["greedy"], width=1, min_gain=min_gain)
         tree = propose(session, 9)
         assert session.cache.drafted == forwards
         assert len(tree) == forwards + 1
@@ -84,11 +84,13 @@ def test_growth_ends_where_a_forward_promises_too_little() -> None:
 def test_a_smaller_error_makes_the_first_choice_surer(temperature: float) -> None:
     scores = torch.randn(3, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     perturbed = scores.sort(dim=-1, descending=True).values
-    found = [agreement(perturbed, temperature, error) for error in (0.2, 0.7, 2.0)]
-    for chances in found:
+    results = [agreement(perturbed, temperature, error) for error in (0.2, 0.7, 2.0)]
+    for chances in results:
         torch.testing.assert_close(chances.sum(-1), torch.ones(3, dtype=torch.float64))
         assert (chances.diff(dim=-1) <= 1e-12).all(), "a later choice is surer than an earlier one"
-    assert (found[0][:, 0] > found[1][:, 0]).all() and (found[1][:, 0] > found[2][:, 0]).all()
+    assert (results[0][:, 0] > results[1][:, 0]).all() and (
+        results[1][:, 0] > results[2][:, 0]
+    ).all()
     if not temperature:
         torch.testing.assert_close(agreement(perturbed, 0.0, 1.0), perturbed.softmax(-1))
 
@@ -96,14 +98,14 @@ def test_a_smaller_error_makes_the_first_choice_surer(temperature: float) -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_choices_are_those_of_the_law_whether_noise_is_kept_or_new(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    law = TokenLaw(SAMPLINGS["sampled"], NoiseStream(3), 0)
-    growth = CoupledGrowth(law, "model", 4)
+    distribution = TokenLaw(SAMPLINGS["sampled"], NoiseStream(3), 0)
+    growth = CoupledGrowth(distribution, "model", 4)
     for indices in ([0], [1, 1], [2, 0, 1], [5]):
         logits = torch.randn(len(indices), 500, dtype=dtype, generator=generator)
         tokens, perturbed = growth._contenders(logits, indices)
-        expected, p = law.best(logits, indices, 64)
+        expected, p = distribution.best(logits, indices, 64)
         assert tokens.tolist() == expected.tolist()
-        scores = p.log() + law.noise.gumbel_rows(indices, tokens)
+        scores = p.log() + distribution.noise.gumbel_rows(indices, tokens)
         offset = (perturbed - scores).mean(-1, keepdim=True)
         torch.testing.assert_close(perturbed, scores + offset, rtol=0, atol=1e-5)
 
@@ -122,26 +124,26 @@ def test_laws_name_the_nodes_of_the_tree_that_were_read(settings: str) -> None:
     session, _ = opened(SAMPLINGS[settings], width=3)
     assert session.laws() == []
     tree = propose(session, 12)
-    laws = {node: (tokens, chances) for node, tokens, chances in session.laws()}
+    distributions = {node: (tokens, chances) for node, tokens, chances in session.laws()}
     parents = set(tree.parents.tolist())
-    assert parents <= laws.keys() and laws.keys() <= {-1, *range(len(tree))}
-    reach = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
-    for node, (tokens, chances) in laws.items():
+    assert parents <= distributions.keys() and distributions.keys() <= {-1, *range(len(tree))}
+    accept_prob = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
+    for node, (tokens, chances) in distributions.items():
         assert len(tokens) == len(set(tokens)) == len(chances) == 64
         assert sum(chances) == pytest.approx(1.0) and chances == sorted(chances, reverse=True)
         for child in np.flatnonzero(tree.parents == node).tolist():
             chance = chances[tokens.index(int(tree.tokens[child]))]
-            assert reach[child] == pytest.approx(reach[node] * chance, rel=1e-5)
+            assert accept_prob[child] == pytest.approx(accept_prob[node] * chance, rel=1e-5)
 
 
 def test_growth_reads_no_node_that_cannot_pay_for_its_row() -> None:
-    session, growth = opened(SAMPLINGS["greedy"], width=4, worth=0.4)
+    session, growth = opened(SAMPLINGS["greedy"], width=4, min_gain=0.4)
     nodes = growth._nodes
     nodes.add(-1, [1.0, 2.0, 3.0], [0.8, 0.1, 0.05])
-    ground = Ground(session.cache, torch.empty(0), DraftContext([], 0, 9), 8, 8, 0.4)
-    assert growth._fresh([0, 1, 2], ground) == [0]
-    assert growth._fresh([0, 1, 2], replace(ground, worth=0.2)) == [0, 1]
-    assert growth._fresh([0, 1, 2], replace(ground, worth=0.9)) == []
+    draft_state = Ground(session.cache, torch.empty(0), DraftContext([], 0, 9), 8, 8, 0.4)
+    assert growth._fresh([0, 1, 2], draft_state) == [0]
+    assert growth._fresh([0, 1, 2], replace(draft_state, worth=0.2)) == [0, 1]
+    assert growth._fresh([0, 1, 2], replace(draft_state, worth=0.9)) == []
 
 
 def test_the_error_follows_what_is_accepted() -> None:

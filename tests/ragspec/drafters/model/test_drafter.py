@@ -45,10 +45,10 @@ def model(seed: int = 0, **overrides: Any) -> Any:
 
 def alike(weight: float = 0.04) -> Any:
     """Return a model that is the tiny target with its weights a little off."""
-    made, other = copy.deepcopy(model()), model(1).state_dict()  # models are shared by tests
-    mixed = {k: (1 - weight) * v + weight * other[k] for k, v in made.state_dict().items()}
-    made.load_state_dict(mixed)
-    return made
+    instance, other = copy.deepcopy(model()), model(1).state_dict()  # models are shared by tests
+    mixed = {k: (1 - weight) * v + weight * other[k] for k, v in instance.state_dict().items()}
+    instance.load_state_dict(mixed)
+    return instance
 
 
 def law(sampling: Sampling, prompt: list[int], seed: int = 0) -> TokenLaw:
@@ -96,7 +96,7 @@ def test_the_text_is_that_of_plain_decoding(settings: str, width: int) -> None:
     sampling = SAMPLINGS[settings]
     plain, _ = write(None, sampling)
     for draft in (model(1), alike()):
-        drafted, steps = write(ModelDrafter(draft, width=width, worth=0.0), sampling)
+        drafted, steps = write(ModelDrafter(draft, width=width, min_gain=0.0), sampling)
         assert drafted == plain
         assert all(step.tree.kind is DraftKind.COUPLED for step in steps[1:] if len(step.tree))
         assert max(len(step.tree) for step in steps) == 6
@@ -104,7 +104,7 @@ def test_the_text_is_that_of_plain_decoding(settings: str, width: int) -> None:
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_a_model_that_drafts_for_itself_has_every_chain_accepted(settings: str) -> None:
-    _, steps = write(ModelDrafter(model(), width=1, worth=0.0), SAMPLINGS[settings], new=29)
+    _, steps = write(ModelDrafter(model(), width=1, min_gain=0.0), SAMPLINGS[settings], new=29)
     assert [len(step.path) for step in steps] == [0, 6, 6, 6, 6]
 
 
@@ -118,19 +118,21 @@ def test_a_model_that_is_nearly_the_target_is_accepted_for_the_most_part(setting
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_a_draft_is_the_same_whether_the_cache_was_kept_or_is_new(settings: str) -> None:
-    drafter, prompt = ModelDrafter(alike(), width=3, worth=0.0), tiny.prompt()
+    drafter, prompt = ModelDrafter(alike(), width=3, min_gain=0.0), tiny.prompt()
     plain, _ = write(None, SAMPLINGS[settings])
     request = DraftRequest(tuple(prompt), tiny.VOCAB, law=law(SAMPLINGS[settings], prompt))
-    kept, at = drafter.open(request), 1
+    selected, at = drafter.open(request), 1
     while at < NEW - 1:
         context = DraftContext([*prompt, *plain[:at]], len(prompt), NEW - at)
-        tree = kept.propose(context, 8)
+        tree = selected.propose(context, 8)
         fresh = drafter.open(request)
-        assert isinstance(kept._growth, CoupledGrowth) and isinstance(fresh._growth, CoupledGrowth)
-        fresh._growth.error = kept._growth.error
+        assert isinstance(selected._growth, CoupledGrowth) and isinstance(
+            fresh._growth, CoupledGrowth
+        )
+        fresh._growth.error = selected._growth.error
         assert same(tree, fresh.propose(context, 8))
         emitted = tuple(plain[at : at + 1 + at % 3])
-        kept.observe(Step(DraftTree.empty(), (), emitted))
+        selected.observe(Step(DraftTree.empty(), (), emitted))
         at += len(emitted)
 
 
@@ -141,7 +143,7 @@ def same(one: DraftTree, two: DraftTree) -> bool:
 
 def test_accepted_tokens_are_not_read_again() -> None:
     read: list[int] = []
-    drafter = ModelDrafter(model(), width=1, worth=0.0)
+    drafter = ModelDrafter(model(), width=1, min_gain=0.0)
     forward = drafter.model.forward
 
     def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -204,7 +206,7 @@ def test_a_budget_that_cuts_and_pauses_changes_nothing() -> None:
 def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
     short = tiny.model(seed=0, dtype=torch.float64, max_position_embeddings=40)
     plain, _ = write(None, Sampling(), new=40)
-    drafted, steps = write(ModelDrafter(short, width=1, worth=0.0), Sampling(), new=40)
+    drafted, steps = write(ModelDrafter(short, width=1, min_gain=0.0), Sampling(), new=40)
     assert drafted == plain
     drafted_at = [len(step.tree) for step in steps]
     assert drafted_at[1] == 6 and drafted_at[-1] == 0 and 0 < sum(drafted_at) < 20
@@ -212,7 +214,7 @@ def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
 
 def test_no_draft_is_deeper_than_the_text_may_become() -> None:
     prompt = tiny.prompt()
-    session = ModelDrafter(alike(), width=1, worth=0.0).open(
+    session = ModelDrafter(alike(), width=1, min_gain=0.0).open(
         DraftRequest(tuple(prompt), tiny.VOCAB)
     )
     sizes = [len(session.propose(DraftContext(prompt, 24, left), 6)) for left in (9, 4, 2, 1)]
@@ -232,7 +234,9 @@ def test_tokens_beyond_the_target_are_never_proposed() -> None:
     for sampling in SAMPLINGS.values():
         request = DraftRequest(tuple(prompt), 50, law=law(sampling, prompt))
         tree = (
-            ModelDrafter(model(), worth=0.0).open(request).propose(DraftContext(prompt, 24, 20), 40)
+            ModelDrafter(model(), min_gain=0.0)
+            .open(request)
+            .propose(DraftContext(prompt, 24, 20), 40)
         )
         assert len(tree) == 40 and tree.tokens.max() < 50
 
@@ -246,15 +250,15 @@ def test_the_models_are_left_as_they_were() -> None:
 
 def test_a_forward_is_worth_what_its_time_is() -> None:
     assert Pace(0.25).worth(100.0) == 0.25
-    pace = Pace(None)
-    assert pace.worth(0.2) == WORTH, "nothing is known of the time"
+    draft_cost = Pace(None)
+    assert draft_cost.worth(0.2) == WORTH, "nothing is known of the time"
     for _ in range(4):
-        pace.learn(2.0, 2)
-    assert pace.worth(0.0) == WORTH, "nothing is known of the rate"
-    assert pace.worth(0.2) == pytest.approx(0.2)
-    assert pace.worth(0.001) == 0.02 and pace.worth(5.0) == 1.0
-    pace.learn(1000.0, 1)
-    assert pace.milliseconds == pytest.approx(1.2), "one slow forward weighs no more than two"
+        draft_cost.learn(2.0, 2)
+    assert draft_cost.worth(0.0) == WORTH, "nothing is known of the rate"
+    assert draft_cost.worth(0.2) == pytest.approx(0.2)
+    assert draft_cost.worth(0.001) == 0.02 and draft_cost.worth(5.0) == 1.0
+    draft_cost.learn(1000.0, 1)
+    assert draft_cost.milliseconds == pytest.approx(1.2), "one slow forward weighs no more than two"
 
 
 def test_a_higher_rate_makes_smaller_drafts() -> None:
@@ -273,14 +277,14 @@ def test_a_higher_rate_makes_smaller_drafts() -> None:
 def test_laws_are_told_of_the_last_proposal_only(mode: str) -> None:
     prompt = tiny.prompt()
     settings = law(SAMPLINGS["sampled"], prompt)
-    drafter = ModelDrafter(alike(), width=2, mode=mode, worth=0.0)
+    drafter = ModelDrafter(alike(), width=2, mode=mode, min_gain=0.0)
     session = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, law=settings))
     assert session.laws() == []
     tree = session.propose(DraftContext(prompt, 24, 20), 6)
-    laws = session.laws()
-    nodes = [node for node, _, _ in laws]
+    distributions = session.laws()
+    nodes = [node for node, _, _ in distributions]
     assert set(tree.parents.tolist()) <= set(nodes) and len(nodes) == len(set(nodes))
-    for _, tokens, chances in laws:
+    for _, tokens, chances in distributions:
         assert len(tokens) == len(chances) and chances == sorted(chances, reverse=True)
         assert 0.5 < sum(chances) <= 1.0 + 1e-9
     assert not len(session.propose(DraftContext(prompt, 24, 1), 6))

@@ -26,8 +26,8 @@ def tree_of(drafter: ModelDrafter, seed: int) -> tuple[list[int], list[int]]:
     target = image_models.target(image_models.model())
     prompt = target.prompt(0)
     sampling = Sampling(temperature=1.0, seed=seed)
-    law = TokenLaw(sampling, NoiseStream(seed), len(prompt))
-    session = drafter.open(DraftRequest(tuple(prompt), image_models.BOOK, law=law))
+    distribution = TokenLaw(sampling, NoiseStream(seed), len(prompt))
+    session = drafter.open(DraftRequest(tuple(prompt), image_models.BOOK, law=distribution))
     tree = session.propose(DraftContext([*prompt, 3], len(prompt), 10), 8)
     assert tree.kind is drafter.kind
     return tree.tokens.tolist(), tree.parents.tolist()
@@ -41,9 +41,9 @@ def test_the_tree_does_not_depend_on_the_seed() -> None:
 
 
 def test_the_first_candidates_are_the_most_probable_codes() -> None:
-    own = draft(1)
-    logits = image_models.guided(own.model, 0, [3])[-1]
-    tokens, parents = tree_of(ModelDrafter(own, mode="deterministic"), 5)
+    current = draft(1)
+    logits = image_models.guided(current.model, 0, [3])[-1]
+    tokens, parents = tree_of(ModelDrafter(current, mode="deterministic"), 5)
     first = [token for token, parent in zip(tokens, parents, strict=True) if parent == -1]
     assert first == logits.topk(len(first)).indices.tolist()
 
@@ -61,6 +61,6 @@ def test_walk_stays_exact_and_a_budget_bounds() -> None:
     loose = Engine(
         target, None, drafter=ModelDrafter(draft(1), mode="deterministic"), budget=8, rule=rule
     )
-    found = loose.generate(target.prompt(1), sampling, **options)
-    assert found.label == "bounded(tv<=0.4)"
-    assert 0.0 < sum(sum(step.excess) for step in found.steps) <= 0.4
+    result = loose.generate(target.prompt(1), sampling, **options)
+    assert result.label == "bounded(tv<=0.4)"
+    assert 0.0 < sum(sum(step.excess) for step in result.steps) <= 0.4

@@ -44,15 +44,15 @@ def session_of(model: Any, static: str, shape: TreeShape = SHAPE, **options: Any
 
 def emitted(tree: DraftTree, rng: np.random.Generator, size: int) -> list[int]:
     """Return what a target might emit: some of a path of the tree, then a token of its own."""
-    found: list[int] = []
+    results: list[int] = []
     node = ROOT
     for _ in range(int(rng.integers(0, 6))):
         below = np.flatnonzero(tree.parents == node)
         if not len(below):
             break
         node = int(rng.choice(below))
-        found.append(int(tree.tokens[node]))
-    return [*found, int(rng.integers(0, size))]
+        results.append(int(tree.tokens[node]))
+    return [*results, int(rng.integers(0, size))]
 
 
 def step_of(tree: DraftTree, tokens: list[int]) -> Step:
@@ -73,10 +73,10 @@ def walked(
         budget = 5 if cut and number % 7 == 6 else 11
         remaining = 2 + number % 6 if cut and number % 5 == 4 else 40
         context = DraftContext(list(tokens), 5, remaining)
-        expected, found = one.propose(context, budget), other.propose(context, budget)
-        assert found.tokens.tolist() == expected.tokens.tolist()
-        assert found.parents.tolist() == expected.parents.tolist()
-        np.testing.assert_allclose(found.reach, expected.reach, rtol=1e-9)
+        expected, result = one.propose(context, budget), other.propose(context, budget)
+        assert result.tokens.tolist() == expected.tokens.tolist()
+        assert result.parents.tolist() == expected.parents.tolist()
+        np.testing.assert_allclose(result.reach, expected.reach, rtol=1e-9)
         for (node, best, chances), (place, least, claims) in zip(
             one.laws(), other.laws(), strict=True
         ):
@@ -86,7 +86,7 @@ def walked(
         for session in (one, other):
             session.observe(step_of(expected, new))
         tokens += new
-        nodes += len(found)
+        nodes += len(result)
     return nodes
 
 
@@ -117,9 +117,9 @@ def test_a_shape_is_compiled_into_one_graph_and_never_broken(
     one, other = session_of(model, "off", shape), session_of(model, "compile", shape)
     assert isinstance(other, LevelSession), other.static
     walked(one, other, 90, 25, cut=False)
-    made = other.cache._arena.steps
+    instance = other.cache._arena.steps
     assert counters["graph_break"] == {}
-    assert counters["stats"]["unique_graphs"] == len(made) <= 6
+    assert counters["stats"]["unique_graphs"] == len(instance) <= 6
 
 
 def test_one_packet_visits_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +149,8 @@ def test_a_text_that_ran_ahead_is_caught_up_with() -> None:
     for ahead in (1, 63, 90):  # the last is more than a step takes
         tokens += rng.integers(0, 90, ahead).tolist()
         context = DraftContext(list(tokens), 5, 20)
-        expected, found = one.propose(context, 11), other.propose(context, 11)
-        assert found.tokens.tolist() == expected.tokens.tolist()
+        expected, result = one.propose(context, 11), other.propose(context, 11)
+        assert result.tokens.tolist() == expected.tokens.tolist()
     assert isinstance(other.cache, LevelCache)
 
 
@@ -162,6 +162,6 @@ def test_the_end_of_the_context_is_drafted_as_before() -> None:
     for _ in range(18):
         tokens.append(len(tokens) + 1)
         context = DraftContext(list(tokens), 5, 40)
-        expected, found = one.propose(context, 11), other.propose(context, 11)
-        assert found.tokens.tolist() == expected.tokens.tolist()
-        assert found.parents.tolist() == expected.parents.tolist()
+        expected, result = one.propose(context, 11), other.propose(context, 11)
+        assert result.tokens.tolist() == expected.tokens.tolist()
+        assert result.parents.tolist() == expected.parents.tolist()

@@ -41,44 +41,44 @@ def test_the_text_is_that_of_plain_decoding(static: str, seed: int) -> None:
     drafter = ModelDrafter(model(seed), tree=LEVELS, static="eager")
     engine = Engine(model(), drafter=drafter, budget=9, static=static)
     for _ in range(2):  # the second time over the buffers of the first
-        found = engine.generate(PROMPT, max_new_tokens=30)
-        assert found.tokens == plain.tokens
-        assert any(len(step.tree) == 9 for step in found.steps)
-        assert seed or found.report.accepted >= 18
+        result = engine.generate(PROMPT, max_new_tokens=30)
+        assert result.tokens == plain.tokens
+        assert any(len(step.tree) == 9 for step in result.steps)
+        assert seed or result.report.accepted >= 18
 
 
 def test_a_source_and_a_model_in_one_tree_change_no_token() -> None:
     plain = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=30)
     both = Fuse([ContextDrafter(), ModelDrafter(model(), tree=LEVELS, static="eager")])
-    found = Engine(model(), drafter=both, budget=12, static="eager").generate(
+    result = Engine(model(), drafter=both, budget=12, static="eager").generate(
         PROMPT, max_new_tokens=30
     )
-    assert found.tokens == plain.tokens and found.report.accepted >= 15
+    assert result.tokens == plain.tokens and result.report.accepted >= 15
 
 
 def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
     static = open_static(CausalTarget(model()), "eager")
-    own = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=4).tokens
-    root, a, b, c = own
+    current = Engine(model(), drafter=None).generate(PROMPT, max_new_tokens=4).tokens
+    root, a, b, c = current
     # One source has `a` and a wrong token below it, the other `a` again, and what is right.
     wrong = (b + 1) % tiny.VOCAB
     tree = DraftTree.build([a, wrong, a, b, c], [-1, 0, -1, 2, 3], "two")
-    law = TokenLaw(Sampling(), NoiseStream(0), len(PROMPT))
+    distribution = TokenLaw(Sampling(), NoiseStream(0), len(PROMPT))
     with static.open(1, 64) as session, torch.no_grad():
         assert isinstance(session, StaticSession)
         session.verify([PROMPT], [DraftTree.empty()])
         session.commit([()])
-        session.follow([law], [[*PROMPT, root]])
+        session.follow([distribution], [[*PROMPT, root]])
         session.verify([[root]], [tree])
         assert session._kept == [[a, b, c]]
         assert session.chosen is not None
         chosen = session.chosen[0]
         assert len(chosen) == 6
         session.commit([(2, 3, 4)])
-        found = session.verify([[chosen[5]]], [DraftTree.empty()])[0, -1]
+        result = session.verify([[chosen[5]]], [DraftTree.empty()])[0, -1]
         text = torch.tensor([[*PROMPT, root, a, b, c, chosen[5]]])
         expected = model()(input_ids=text, use_cache=False).logits[0, -1]
-    assert float((found - expected).abs().max()) < 1e-12
+    assert float((result - expected).abs().max()) < 1e-12
 
 
 def test_what_cannot_be_drafted_so_is_drafted_as_before_with_the_reason() -> None:

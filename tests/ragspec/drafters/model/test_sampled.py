@@ -37,8 +37,8 @@ WITHOUT = "sampled-without-replacement"
 
 
 def model(seed: int) -> torch.nn.Module:
-    made: torch.nn.Module = tiny.model(seed=seed, dtype=torch.float64, vocab_size=V)
-    return made
+    instance: torch.nn.Module = tiny.model(seed=seed, dtype=torch.float64, vocab_size=V)
+    return instance
 
 
 def law_of(seed: int, text: list[int]) -> torch.Tensor:
@@ -49,8 +49,8 @@ def law_of(seed: int, text: list[int]) -> torch.Tensor:
 
 
 def propose(drafter: ModelDrafter, budget: int, seed: int = 0, left: int = 50) -> DraftTree:
-    law = TokenLaw(HOT, NoiseStream(seed), len(PROMPT))
-    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=law))
+    distribution = TokenLaw(HOT, NoiseStream(seed), len(PROMPT))
+    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=distribution))
     return session.propose(DraftContext(list(PROMPT), len(PROMPT), left), budget)
 
 
@@ -77,8 +77,8 @@ def test_every_node_draws_with_noise_of_its_own() -> None:
     q = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 
     def distinct(noise: NoiseStream) -> tuple[int, ...]:
-        drawn = [draw_distinct(noise, 3, q, parent, 1) for parent in (-1, 0, 1)]
-        return tuple(itertools.chain.from_iterable(drawn))
+        sample = [draw_distinct(noise, 3, q, parent, 1) for parent in (-1, 0, 1)]
+        return tuple(itertools.chain.from_iterable(sample))
 
     for tokens, weight in enumerate_outcomes(distinct).items():
         assert weight == pytest.approx(float(q[list(tokens)].prod()), abs=1e-12)
@@ -94,8 +94,8 @@ def check_counts(counts: Counter[int], p: torch.Tensor) -> None:
     """Compare counts with a law by chi-square, at six sigma."""
     n = sum(counts.values())
     cells = [(counts[i], n * float(x)) for i, x in enumerate(p.tolist()) if x > 0]
-    assert sum(seen for seen, _ in cells) == n
-    statistic = sum((seen - wanted) ** 2 / wanted for seen, wanted in cells)
+    assert sum(known for known, _ in cells) == n
+    statistic = sum((known - selection) ** 2 / selection for known, selection in cells)
     freedom = len(cells) - 1
     assert statistic < freedom + 6 * (2 * freedom) ** 0.5, (statistic, freedom)
 
@@ -135,14 +135,14 @@ def test_q_is_the_law_of_the_draft_model_after_every_node(mode: str) -> None:
 
 def test_a_draft_has_new_numbers_at_every_root() -> None:
     drafter = ModelDrafter(model(1), mode="sampled", depth=1)
-    law = TokenLaw(HOT, NoiseStream(5), len(PROMPT))
-    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=law))
-    drawn: list[int] = []
+    distribution = TokenLaw(HOT, NoiseStream(5), len(PROMPT))
+    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=distribution))
+    sample: list[int] = []
     text = list(PROMPT)
     for _ in range(12):  # the same text every time, but for the count of generated tokens
-        context = DraftContext(text, len(PROMPT) - len(drawn), 50)
-        drawn.append(int(session.propose(context, 1).tokens[0]))
-    assert len(set(drawn)) > 1
+        context = DraftContext(text, len(PROMPT) - len(sample), 50)
+        sample.append(int(session.propose(context, 1).tokens[0]))
+    assert len(set(sample)) > 1
 
 
 RULES: list[tuple[Rule, str, int | tuple[int, ...]]] = [
@@ -179,8 +179,8 @@ def test_the_text_follows_the_law_of_the_target(
     rare = expected * SAMPLES < 3  # counted together
     merged = Counter({i: counts[i] for i in range(V * V) if not rare[i]})
     merged[V * V] = sum(counts[i] for i in range(V * V) if rare[i])
-    law = torch.where(rare, 0.0, expected)
-    check_counts(merged, torch.cat([law, expected[rare].sum()[None]]))
+    distribution = torch.where(rare, 0.0, expected)
+    check_counts(merged, torch.cat([distribution, expected[rare].sum()[None]]))
 
 
 def law_of_pairs() -> torch.Tensor:
@@ -205,10 +205,10 @@ def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
         last = int(np.flatnonzero(tree.parents == -1)[-1])
         part = offered(session, tree)
         session.observe(Step(part, (), (int(tree.tokens[last]), 99)), 9)
-    kept = {tuple(offered(copy.deepcopy(session), tree).parents.tolist()) for tree in trees}
-    assert len(kept) == 1 and 0 < len(kept.pop()) < 9
-    reach = session.adviser.appraise(trees[0], 2).reach
-    assert reach[width[0] - 1] > reach[0] + 0.3, "best first would keep another sibling"
+    selected = {tuple(offered(copy.deepcopy(session), tree).parents.tolist()) for tree in trees}
+    assert len(selected) == 1 and 0 < len(selected.pop()) < 9
+    accept_prob = session.adviser.appraise(trees[0], 2).reach
+    assert accept_prob[width[0] - 1] > accept_prob[0] + 0.3, "best first would keep another sibling"
 
 
 def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
@@ -226,8 +226,8 @@ def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
 def test_fuse_and_budget_let_a_sampled_draft_pass() -> None:
     drafter = ModelDrafter(model(1), width=(3, 2), mode="sampled")
     alone = propose(drafter, 9)
-    law = TokenLaw(HOT, NoiseStream(0), len(PROMPT))
-    session = Fuse([drafter]).open(DraftRequest(tuple(PROMPT), V, law=law))
+    distribution = TokenLaw(HOT, NoiseStream(0), len(PROMPT))
+    session = Fuse([drafter]).open(DraftRequest(tuple(PROMPT), V, law=distribution))
     context = DraftContext(list(PROMPT), len(PROMPT), 50)
     tree = FixedBudget(9).open(None).fit(session.propose(context, 9), len(PROMPT))
     assert tree.tokens.tolist() == alone.tokens.tolist()

@@ -30,22 +30,22 @@ def model() -> Any:
 def filled(
     shape: TreeShape, sampling: Sampling = SAMPLED, budget: int = 60, depth: int = 9
 ) -> DraftTree:
-    law = TokenLaw(sampling, NoiseStream(4), len(PROMPT))
+    distribution = TokenLaw(sampling, NoiseStream(4), len(PROMPT))
     cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
     context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
     with cache.lease():
-        ground = Ground(cache, cache.read(context.tokens), context, budget, depth, 0.0)
-        return StaticGrowth(law, "static", shape).grow(ground)
+        draft_state = Ground(cache, cache.read(context.tokens), context, budget, depth, 0.0)
+        return StaticGrowth(distribution, "static", shape).grow(draft_state)
 
 
 def choices(path: list[int], sampling: Sampling, k: int) -> list[int]:
     """Return the k first choices of plain decoding after the prompt, its root and a path."""
-    law = TokenLaw(sampling, NoiseStream(4), len(PROMPT))
+    distribution = TokenLaw(sampling, NoiseStream(4), len(PROMPT))
     with torch.no_grad():
         text = torch.tensor([[*PROMPT, 5, *path]])
         logits = model()(input_ids=text, use_cache=False).logits[0, -1:]
-    found: list[int] = law.best(logits, [1 + len(path)], k)[0][0].tolist()
-    return found
+    result: list[int] = distribution.best(logits, [1 + len(path)], k)[0][0].tolist()
+    return result
 
 
 @pytest.mark.parametrize("sampling", [SAMPLED, Sampling(), Sampling(temperature=0.7, top_k=30)])
@@ -111,8 +111,8 @@ def test_broken_shapes_are_refused(parents: tuple[int, ...], ranks: tuple[int, .
 
 
 def test_a_static_tree_learns_what_its_first_choices_are_worth() -> None:
-    law = TokenLaw(SAMPLED, NoiseStream(4), len(PROMPT))
-    growth = StaticGrowth(law, "static", _shape())
+    distribution = TokenLaw(SAMPLED, NoiseStream(4), len(PROMPT))
+    growth = StaticGrowth(distribution, "static", _shape())
     cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
     context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
     with cache.lease():
@@ -120,4 +120,4 @@ def test_a_static_tree_learns_what_its_first_choices_are_worth() -> None:
     before = growth.typical
     growth.learn([int(tree.tokens[0]), 1])
     assert growth.typical != before
-    assert all(0.0 < reach <= 1.0 for reach in tree.reach.tolist())
+    assert all(0.0 < accept_prob <= 1.0 for accept_prob in tree.reach.tolist())

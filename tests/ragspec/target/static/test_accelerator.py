@@ -124,23 +124,23 @@ def test_survivors_beyond_the_candidates_take_a_second_look(nodes: int, rows: in
 def test_a_second_look_leaves_the_others_their_tokens() -> None:
     """Rows without a filter, or whose survivors were found, beside one that is looked at again."""
     samplings = [FLAT, Sampling(temperature=2.0), SETTINGS["greedy"], SETTINGS["all"]]
-    laws = [TokenLaw(each, NoiseStream(row), 9) for row, each in enumerate(samplings)]
+    distributions = [TokenLaw(each, NoiseStream(row), 9) for row, each in enumerate(samplings)]
     tree = DraftTree.chain([7, 8, 9], "test")
     with torch.no_grad():
         target = open_static(CausalTarget(model()), "eager")
-        with target.open(len(laws), 64) as session:
+        with target.open(len(distributions), 64) as session:
             assert isinstance(session, StaticSession)
-            texts = prompts(len(laws))
-            session.verify(texts, [DraftTree.empty()] * len(laws))
-            session.commit([()] * len(laws))
+            texts = prompts(len(distributions))
+            session.verify(texts, [DraftTree.empty()] * len(distributions))
+            session.commit([()] * len(distributions))
             texts = [[*text, 1] for text in texts]
-            session.follow(laws, texts)
-            logits = session.verify([[1]] * len(laws), [tree] * len(laws))
+            session.follow(distributions, texts)
+            logits = session.verify([[1]] * len(distributions), [tree] * len(distributions))
             assert session.chosen is not None
-            for row, (text, own) in enumerate(zip(texts, laws, strict=True)):
+            for row, (text, current) in enumerate(zip(texts, distributions, strict=True)):
                 paths = [[7, 8, 9][:depth] for depth in range(4)]
-                scores = own.process(logits[row, :4], text, paths)
-                assert session.chosen[row] == own.select(scores, [1, 2, 3, 4]).tolist()
+                scores = current.process(logits[row, :4], text, paths)
+                assert session.chosen[row] == current.select(scores, [1, 2, 3, 4]).tolist()
 
 
 @pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16), ("flat", 3)])
@@ -159,8 +159,8 @@ def test_what_is_kept_moves_without_the_host(name: str, rows: int) -> None:
 
 
 def test_rows_of_all_laws_at_once() -> None:
-    rows, found, tree = 16, Steps(), DraftTree.chain(list(range(15)), "test")
-    laws = [TokenLaw(MIXED[row % len(MIXED)], NoiseStream(row), 9) for row in range(rows)]
+    rows, result, tree = 16, Steps(), DraftTree.chain(list(range(15)), "test")
+    distributions = [TokenLaw(MIXED[row % len(MIXED)], NoiseStream(row), 9) for row in range(rows)]
     with Pretend() as device, torch.no_grad():
         target = open_static(CausalTarget(pretend(model())), "eager")
         with target.open(rows, 64) as session:
@@ -170,17 +170,17 @@ def test_rows_of_all_laws_at_once() -> None:
             session.commit([()] * rows)
             for token in range(3):
                 texts = [[*text, token] for text in texts]
-                session.follow(laws, texts)
+                session.follow(distributions, texts)
                 with device.recording() as record:
                     session.verify([[token]] * rows, [tree] * rows)
                     session.commit([()] * rows)
-                found.records.append(record)
-    found.records = found.records[1:]
-    hold(found, rows, len(tree))
+                result.records.append(record)
+    result.records = result.records[1:]
+    hold(result, rows, len(tree))
 
 
 def test_the_widest_step() -> None:
     hold(counted(MOST_QUERIES - 1, 1, SETTINGS["all"]), 1, MOST_QUERIES - 1)
-    law = LawShape(penalties=PenaltyShape(repetition=True))
-    widest = StepShape(16, MOST_QUERIES, 128, law)
+    distribution = LawShape(penalties=PenaltyShape(repetition=True))
+    widest = StepShape(16, MOST_QUERIES, 128, distribution)
     assert 8 * widest.rows * (widest.width + 2 * MOST_QUERIES) <= BYTES

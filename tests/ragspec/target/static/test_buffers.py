@@ -119,16 +119,16 @@ def test_a_step_writes_its_slots_in_place_and_sees_all(rows: int) -> None:
     layer = cache.layers[0]
     assert isinstance(layer, StepLayer)
     keys, values = torch.ones(rows, 2, 2, 8).double(), 2 * torch.ones(rows, 2, 2, 8).double()
-    seen_keys, seen_values = layer.update(keys, values)
-    assert seen_keys.shape == seen_values.shape == (rows, 2, 8, 8)
+    known_keys, known_values = layer.update(keys, values)
+    assert known_keys.shape == known_values.shape == (rows, 2, 8, 8)
     assert layer.get_mask_sizes(2) == (8, 0) and layer.get_max_length() == 8
     assert layer.get_seq_length() == 0
     for row in range(rows):
-        assert bool((seen_keys[row, :, columns[row]] == 1).all())
-        assert bool((seen_values[row, :, columns[row]] == 2).all())
+        assert bool((known_keys[row, :, columns[row]] == 1).all())
+        assert bool((known_values[row, :, columns[row]] == 2).all())
     changed = [int((now != old).sum()) for now, old in zip(stacks.buffers, held, strict=True)]
     assert changed == [rows * 2 * 2 * 8 * 2, 0], "nothing else is written"
-    assert seen_keys.data_ptr() == stacks.pairs()[0][0].data_ptr()
+    assert known_keys.data_ptr() == stacks.pairs()[0][0].data_ptr()
 
 
 def test_slots_move_in_all_layers_of_the_first_rows() -> None:

@@ -40,10 +40,10 @@ def random_rows(seed: int, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor, l
 
 def line(parents: torch.Tensor, query: int) -> list[int]:
     """Return a query and what is above it, the topmost first."""
-    found = [query]
-    while (above := int(parents[found[0]])) != found[0]:
-        found.insert(0, above)
-    return found
+    results = [query]
+    while (above := int(parents[results[0]])) != results[0]:
+        results.insert(0, above)
+    return results
 
 
 def laid(seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int], Layout]:
@@ -63,10 +63,10 @@ def layout_of(parents: torch.Tensor, lengths: torch.Tensor) -> Layout:
 @pytest.mark.parametrize("seed", range(4))
 def test_ancestors_depths_and_places_are_those_of_the_trees(seed: int) -> None:
     parents, lengths, _, layout = laid(seed)
-    for row, own in enumerate(parents):
+    for row, current in enumerate(parents):
         length = int(lengths[row])
         for query in range(N):
-            above = line(own, query)
+            above = line(current, query)
             assert layout.see[row, query].nonzero().flatten().tolist() == sorted(above)
             assert layout.level[row, query] == len(above)
             assert layout.positions[row, query] == length + len(above) - 1
@@ -86,12 +86,12 @@ def test_queries_attend_to_the_text_and_their_own_path(window: Window) -> None:
     plain = plain_mask(layout, lengths - 1, counters(N))
     mask = windowed(plain, layout, counters(N), window)
     assert mask.dtype == torch.float64 and set(mask.flatten().tolist()) == {0.0, -np.inf}
-    seen = mask == 0
-    assert seen.shape == (len(parents), N, SLOTS)
-    for row, own in enumerate(parents):
+    visible = mask == 0
+    assert visible.shape == (len(parents), N, SLOTS)
+    for row, current in enumerate(parents):
         length = int(lengths[row])
         for query in range(N):
-            above = line(own, query)
+            above = line(current, query)
             position = length + len(above) - 1
             slots = {place: place for place in range(length)}  # slot by position in the text
             slots |= {length + depth: length + at for depth, at in enumerate(above)}
@@ -101,7 +101,7 @@ def test_queries_attend_to_the_text_and_their_own_path(window: Window) -> None:
                 if (window.size is None or position - place < window.size)
                 and (window.chunk is None or position // window.chunk == place // window.chunk)
             }
-            assert set(seen[row, query].nonzero().flatten().tolist()) == expected
+            assert set(visible[row, query].nonzero().flatten().tolist()) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -118,34 +118,34 @@ def test_the_walk_accepts_what_the_host_does(seed: int) -> None:
             if key in taken:
                 tokens[row, query] = 100 + query
             taken.add(key)
-    kept = walk(layout, tokens, parents, chosen)
+    selected = walk(layout, tokens, parents, chosen)
     for row, count in enumerate(counts):
         path, at = [0], 0
         while True:
-            own = int(chosen[row, at])
-            found = [
+            current = int(chosen[row, at])
+            results = [
                 query
                 for query in range(1, count)
-                if parents[row, query] == at and tokens[row, query] == own
+                if parents[row, query] == at and tokens[row, query] == current
             ]
-            if not found:
+            if not results:
                 break
-            at = found[0]
+            at = results[0]
             path.append(at)
-        assert kept[row].nonzero().flatten().tolist() == path
+        assert selected[row].nonzero().flatten().tolist() == path
 
 
 def test_of_equal_siblings_the_longer_path_counts() -> None:
     parents = torch.tensor([[0, 0, 0, 2, 4]])
     tokens = torch.tensor([[9, 7, 7, 5, 5]])  # the last is a pad with a token that is chosen
     chosen = torch.tensor([[7, 1, 5, 1, 5]])
-    kept = walk(layout_of(parents, torch.tensor([3])), tokens, parents, chosen)
-    assert kept.tolist() == [[True, False, True, True, False]]
+    selected = walk(layout_of(parents, torch.tensor([3])), tokens, parents, chosen)
+    assert selected.tolist() == [[True, False, True, True, False]]
 
 
 def test_what_is_kept_comes_first_in_its_order() -> None:
-    kept = torch.tensor([[True, False, True, False], [True, True, True, True]])
-    assert kept_first(kept).tolist() == [[0, 2, 1, 3], [0, 1, 2, 3]]
+    selected = torch.tensor([[True, False, True, False], [True, True, True, True]])
+    assert kept_first(selected).tolist() == [[0, 2, 1, 3], [0, 1, 2, 3]]
 
 
 # --- the shapes that steps are made for ---

@@ -53,20 +53,20 @@ def test_steps_of_fixed_shape_change_no_token(name: str, model: Any) -> None:
     truth = {tuple(p): text.tokens for p, text in zip(PROMPTS, first, strict=True)}
     engine = Engine(model, drafter=MixingDrafter(truth), budget=12, static="eager")
     for _ in range(2):  # the second time over the buffers of the first
-        found = engine.generate(PROMPTS, sampling, max_new_tokens=NEW)
-        assert _tokens(found) == _tokens(plain)
-    texts = found[0] if isinstance(found[0], list) else found
+        result = engine.generate(PROMPTS, sampling, max_new_tokens=NEW)
+        assert _tokens(result) == _tokens(plain)
+    texts = result[0] if isinstance(result[0], list) else result
     assert {text.report.static for text in texts} == {"eager"}
     assert sum(text.report.accepted for text in texts) > 0
 
 
 def test_log_probabilities_are_those_of_the_host(model: Any) -> None:
     plain = Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=8, logprobs=2)
-    found = Engine(model, budget=3, static="eager").generate(
+    result = Engine(model, budget=3, static="eager").generate(
         PROMPTS[0], max_new_tokens=8, logprobs=2
     )
-    assert [each.token for each in found.logprobs] == [each.token for each in plain.logprobs]
-    for one, other in zip(found.logprobs, plain.logprobs, strict=True):
+    assert [each.token for each in result.logprobs] == [each.token for each in plain.logprobs]
+    for one, other in zip(result.logprobs, plain.logprobs, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-9)
 
 
@@ -80,26 +80,26 @@ def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
             pool.submit(PROMPTS[i % 4], settings[i], max_new_tokens=length)
             for i, length in enumerate(lengths)
         ]
-        found = [ticket.result() for ticket in tickets]
+        results = [handle.result() for handle in tickets]
     for i, length in enumerate(lengths):
         expected = alone.generate(PROMPTS[i % 4], settings[i], max_new_tokens=length)
-        assert found[i].tokens == expected.tokens
+        assert results[i].tokens == expected.tokens
 
 
 def test_threads_over_one_engine_get_their_own_texts(model: Any) -> None:
     engine = Engine(model, budget=3, static="eager")
     expected = _tokens(Engine(model, drafter=None).generate(PROMPTS, max_new_tokens=12))
-    found: dict[int, list[int]] = {}
+    record: dict[int, list[int]] = {}
 
     def write(number: int) -> None:
-        found[number] = engine.generate(PROMPTS[number], max_new_tokens=12).tokens
+        record[number] = engine.generate(PROMPTS[number], max_new_tokens=12).tokens
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [found[number] for number in range(4)] == expected
+    assert [record[number] for number in range(4)] == expected
 
 
 def test_weights_that_change_in_place_or_move_are_seen() -> None:
@@ -176,7 +176,7 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
             pool.submit(p, sampling, max_new_tokens=n, ignore_eos=True)
             for p, n in zip(prompts, lengths, strict=True)
         ]
-        assert [ticket.result().tokens for ticket in tickets] == [text.tokens for text in plain]
+        assert [handle.result().tokens for handle in tickets] == [text.tokens for text in plain]
     for static in ("off", "eager"):
         with pytest.raises(PromptTooLongError, match=rf"\b{limit}\b"):
             Engine(model, budget=3, static=static).generate(
@@ -218,13 +218,13 @@ def test_a_model_that_reads_masks_its_own_way_fails_the_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = copy.deepcopy(architectures.build("llama"))
-    own = model.forward
+    current = model.forward
 
-    @functools.wraps(own)  # what it takes is asked for
+    @functools.wraps(current)  # what it takes is asked for
     def forgetful(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
         if torch.is_tensor(attention_mask):
             attention_mask = torch.zeros_like(attention_mask)
-        return own(*args, attention_mask=attention_mask, **kwargs)
+        return current(*args, attention_mask=attention_mask, **kwargs)
 
     monkeypatch.setattr(model, "forward", forgetful)
     target = open_static(CausalTarget(model), "eager")
@@ -247,8 +247,8 @@ def dynamic_llama() -> Any:
     rotary = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     settings = architectures.COMMON | {"rope_parameters": rotary}
     config = AutoConfig.for_model("llama", **settings)
-    made: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
-    return made.eval()
+    instance: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    return instance.eval()
 
 
 def _tokens(texts: Any) -> list[list[int]]:

@@ -89,17 +89,17 @@ def test_random_trees_get_the_same_logits_and_slots(name: str, rows: int) -> Non
         for _ in range((FEWER if name == "starter" else TREES)[rows] // rows):
             roots = [[int(token)] for token in rng.integers(0, 90, rows)]
             trees = [a_tree(rng) for _ in range(rows)]
-            expected, found = one.verify(roots, trees), other.verify(roots, trees)
+            expected, result = one.verify(roots, trees), other.verify(roots, trees)
             for row, tree in enumerate(trees):
-                own, again = expected[row, : len(tree) + 1], found[row, : len(tree) + 1]
-                assert float((own - again).abs().max()) < CLOSE
-                assert torch.equal(own.argmax(-1), again.argmax(-1))
+                current, again = expected[row, : len(tree) + 1], result[row, : len(tree) + 1]
+                assert float((current - again).abs().max()) < CLOSE
+                assert torch.equal(current.argmax(-1), again.argmax(-1))
             paths = [a_path(rng, tree) for tree in trees]
             one.commit(paths)
             other.commit(paths)
         assert one.cache.book.lengths == other.cache.book.lengths
-        for kept, again in zip(slots(one), slots(other), strict=True):
-            assert float((kept - again).abs().max()) < CLOSE
+        for selected, again in zip(slots(one), slots(other), strict=True):
+            assert float((selected - again).abs().max()) < CLOSE
 
 
 def law(seed: int, **settings: Any) -> TokenLaw:
@@ -125,24 +125,24 @@ def test_the_device_walks_as_the_host_does(
     """Trees hold the target's own tokens, so that paths are long and slots move."""
     plain, static = targets(name)
     rng = np.random.default_rng(5)
-    walk, kept = Walk(), 0
-    laws = [law(seed, **settings) for seed in range(rows)]
+    walk, selected = Walk(), 0
+    distributions = [law(seed, **settings) for seed in range(rows)]
     with plain.open(rows, 64) as one, static.open(rows, 64) as other, torch.no_grad():
         texts = start(rng, rows, one, other)
         roots = rng.integers(0, 90, rows).tolist()
         for _ in range(steps):
             for text, root in zip(texts, roots, strict=True):
                 text.append(root)
-            own = own_tokens(one, roots, laws, texts)
-            trees = [with_own(rng, tokens) for tokens in own]
+            current = own_tokens(one, roots, distributions, texts)
+            trees = [with_own(rng, tokens) for tokens in current]
             pending = [[root] for root in roots]
             logits = one.verify(pending, trees)
-            other.follow(laws, texts)
+            other.follow(distributions, texts)
             other.verify(pending, trees)
             assert other.chosen is not None
             paths = []
             for row, tree in enumerate(trees):
-                view = RowView(logits[row], tree, laws[row], NO_STOP, texts[row])
+                view = RowView(logits[row], tree, distributions[row], NO_STOP, texts[row])
                 verdict = walk.judge(tree, view)
                 if chosen := other.chosen[row]:
                     assert chosen == [view.token(node) for node in range(-1, len(tree))]
@@ -150,12 +150,12 @@ def test_the_device_walks_as_the_host_does(
                 texts[row] += [int(tree.tokens[node]) for node in verdict.path]
                 assert verdict.token is not None
                 roots[row] = verdict.token
-            kept += sum(map(len, paths))
+            selected += sum(map(len, paths))
             one.commit(paths)
             other.commit(paths)
-            for expected, found in zip(slots(one), slots(other), strict=True):
-                assert float((expected - found).abs().max()) < CLOSE
-        assert kept > steps * rows
+            for expected, result in zip(slots(one), slots(other), strict=True):
+                assert float((expected - result).abs().max()) < CLOSE
+        assert selected > steps * rows
 
 
 class _Never:
@@ -167,24 +167,24 @@ NO_STOP: StopState = _Never()  # type: ignore[assignment]
 
 
 def own_tokens(
-    session: TreeSession, roots: list[int], laws: list[TokenLaw], texts: list[list[int]]
+    session: TreeSession, roots: list[int], distributions: list[TokenLaw], texts: list[list[int]]
 ) -> list[list[int]]:
     """Return the two tokens with which each text will go on, less one in five steps."""
-    found: list[list[int]] = [[] for _ in roots]
+    results: list[list[int]] = [[] for _ in roots]
     for depth in range(2):
-        trees = [DraftTree.chain(own, "peek") for own in found]
+        trees = [DraftTree.chain(local, "peek") for local in results]
         logits = session.verify([[root] for root in roots], trees)
-        for row, own in enumerate(found):
+        for row, current in enumerate(results):
             index = len(texts[row]) - 2 + depth
-            own.append(int(laws[row].select(logits[row, depth : depth + 1], [index])))
+            current.append(int(distributions[row].select(logits[row, depth : depth + 1], [index])))
         session.abandon()
-    return found
+    return results
 
 
-def with_own(rng: np.random.Generator, own: list[int]) -> DraftTree:
+def with_own(rng: np.random.Generator, current: list[int]) -> DraftTree:
     """Return a tree that holds these tokens behind wrong ones, so that they have to move."""
-    wrong = [token for token in rng.choice(90, 6, replace=False).tolist() if token not in own]
-    tokens, parents = [*wrong[:2], own[0], wrong[2], own[1]], [-1, 0, -1, 2, 2]
+    wrong = [token for token in rng.choice(90, 6, replace=False).tolist() if token not in current]
+    tokens, parents = [*wrong[:2], current[0], wrong[2], current[1]], [-1, 0, -1, 2, 2]
     return DraftTree.build(tokens, parents, "test")
 
 
@@ -212,8 +212,8 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
         for layer in session.cache.layers:
             noting(layer, moves)
         for rows in ([0, 1, 2, 3], [1, 2, 3], [1, 3], [3]):
-            lined = session.line_up(rows)
-            assert sorted(lined) == rows
+            active_rows = session.line_up(rows)
+            assert sorted(active_rows) == rows
             session.verify([[int(rng.integers(90))] for _ in rows], [a_tree(rng) for _ in rows])
             session.commit([() for _ in rows])
             if len(rows) == 3:
@@ -247,9 +247,9 @@ def test_two_sessions_at_once_have_buffers_of_their_own() -> None:
         start(rng, 1, one, truth)
         start(rng, 1, other)
         tree = a_tree(rng)
-        found, expected = one.verify([[1]], [tree]), truth.verify([[1]], [tree])
-    apart = (found[0, : len(tree) + 1] - expected[0, : len(tree) + 1]).abs()
-    assert float(apart.max()) < CLOSE
+        result, expected = one.verify([[1]], [tree]), truth.verify([[1]], [tree])
+    difference = (result[0, : len(tree) + 1] - expected[0, : len(tree) + 1]).abs()
+    assert float(difference.max()) < CLOSE
 
 
 def test_buffers_grow_and_what_they_held_stays() -> None:
@@ -264,10 +264,10 @@ def test_buffers_grow_and_what_they_held_stays() -> None:
             session.verify([long], [DraftTree.empty()])
             session.commit([()])
         tree = a_tree(rng)
-        expected, found = one.verify([[1]], [tree]), other.verify([[1]], [tree])
+        expected, result = one.verify([[1]], [tree]), other.verify([[1]], [tree])
         assert other._arena.stacks.slots > slots_before
-        apart = (found[0, : len(tree) + 1] - expected[0, : len(tree) + 1]).abs()
-        assert float(apart.max()) < CLOSE
+        difference = (result[0, : len(tree) + 1] - expected[0, : len(tree) + 1]).abs()
+        assert float(difference.max()) < CLOSE
 
 
 def test_a_tree_wider_than_any_step_is_verified_as_before() -> None:
@@ -276,8 +276,8 @@ def test_a_tree_wider_than_any_step_is_verified_as_before() -> None:
     chain = DraftTree.chain(rng.integers(0, 90, 80).tolist(), "long")
     with plain.open(1, 200) as one, static.open(1, 200) as other, torch.no_grad():
         start(rng, 1, one, other)
-        expected, found = one.verify([[1]], [chain]), other.verify([[1]], [chain])
-        assert float((expected - found).abs().max()) < CLOSE
+        expected, result = one.verify([[1]], [chain]), other.verify([[1]], [chain])
+        assert float((expected - result).abs().max()) < CLOSE
         for session in (one, other):
             session.commit([(0, 1, 2)])
             session.verify([[4]], [DraftTree.empty()])
@@ -296,26 +296,26 @@ def test_hidden_states_are_those_of_the_plain_session() -> None:
             session.verify([[1], [2]], trees)
         for row, tree in enumerate(trees):
             n = len(tree) + 1
-            apart = one.hidden[row][:, :n] - other.hidden[row][:, :n]
-            assert float(apart.abs().max()) < CLOSE
+            difference = one.hidden[row][:, :n] - other.hidden[row][:, :n]
+            assert float(difference.abs().max()) < CLOSE
 
 
 def test_the_model_is_left_as_it_was_found() -> None:
     """Between steps, too, and whoever left the session in whatever way."""
-    found = architectures.build("llama")
-    before = state_of(found)
+    result = architectures.build("llama")
+    before = state_of(result)
     _, static = targets()
-    assert state_of(found) == before, "by the trial"
+    assert state_of(result) == before, "by the trial"
     with pytest.raises(KeyError), static.open(2, 40) as session, torch.no_grad():
         session.keep_hidden()
         start(np.random.default_rng(0), 2, session)
         for _ in range(2):
             session.verify([[1], [2]], [DraftTree.chain([3, 4], "test"), DraftTree.empty()])
-            assert state_of(found) == before
+            assert state_of(result) == before
             session.commit([(0,), ()])
         raise KeyError
-    assert static.model is found
-    assert state_of(found) == before
+    assert static.model is result
+    assert state_of(result) == before
 
 
 @pytest.mark.parametrize("again", [0, 2, 3, 8])
@@ -326,19 +326,19 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
     """The device keeps what it knows of a path, by a second look, too; the host moves the rest."""
     plain, static = targets()
     tree = DraftTree.build([5, 6, 7, 8, 9, 4], [-1, 0, 1, 0, -1, 3], "test")
-    wanted = torch.zeros(1, 8, dtype=torch.int64)
+    selection = torch.zeros(1, 8, dtype=torch.int64)
 
-    def partly(laws: Any, logits: Any, *rest: Any, whole: bool = False) -> torch.Tensor:
-        return wanted.where(torch.arange(8) < max(known, again if whole else 0), -1)
+    def partly(distributions: Any, logits: Any, *rest: Any, whole: bool = False) -> torch.Tensor:
+        return selection.where(torch.arange(8) < max(known, again if whole else 0), -1)
 
     monkeypatch.setattr(RowLaws, "choose", partly)
     with plain.open(1, 64) as one, static.open(1, 64) as other, torch.no_grad():
         texts = start(np.random.default_rng(0), 1, one, other)
         for path in ((0,), (0, 1, 2), (0, 3), (0, 3, 5), (4,)):
             texts[0].append(1)
-            wanted.fill_(90)
+            selection.fill_(90)
             for above, node in zip((-1, *path), path, strict=False):
-                wanted[0, above + 1] = int(tree.tokens[node])
+                selection[0, above + 1] = int(tree.tokens[node])
             one.verify([[1]], [tree])
             other.follow([law(0)], texts)
             other.verify([[1]], [tree])
@@ -346,15 +346,15 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
             assert other.chosen == partly(None, None, whole=looked)[:, :7].tolist()
             one.commit([path])
             other.commit([path])
-            for expected, found in zip(slots(one), slots(other), strict=True):
-                assert float((expected - found).abs().max()) < CLOSE
+            for expected, result in zip(slots(one), slots(other), strict=True):
+                assert float((expected - result).abs().max()) < CLOSE
 
 
 def test_what_fills_a_step_up_is_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the target's own token is the one that stands in it."""
     _, static = targets()
 
-    def nought(laws: Any, logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def nought(distributions: Any, logits: torch.Tensor, *rest: Any) -> torch.Tensor:
         return torch.zeros(logits.shape[:2], dtype=torch.int64)
 
     monkeypatch.setattr(RowLaws, "choose", nought)

@@ -40,7 +40,7 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
     counters.clear()
     rng = np.random.default_rng(0)
     sampling = Sampling(**LAWS[settings])
-    laws = [TokenLaw(sampling, NoiseStream(row), 2) for row in range(2)]
+    distributions = [TokenLaw(sampling, NoiseStream(row), 2) for row in range(2)]
     texts, accepted = [[1, 2, 3, 4], [5, 6]], 0
     with plain.open(2, 400) as one, static.open(2, 400) as other, torch.no_grad():
         assert isinstance(other, StaticSession)
@@ -52,15 +52,15 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
             roots = [[int(root)] for root in rng.integers(0, 90, 2)]
             peeked = one.verify(roots, [DraftTree.empty()] * 2)[:, 0].argmax(-1).tolist()
             one.abandon()
-            trees = [a_tree(rng, own) for own in peeked]
+            trees = [a_tree(rng, current) for current in peeked]
             texts = [[*text, *root] for text, root in zip(texts, roots, strict=True)]
             expected = one.verify(roots, trees)
-            other.follow(laws, texts)
-            found = other.verify(roots, trees)
+            other.follow(distributions, texts)
+            result = other.verify(roots, trees)
             for row, tree in enumerate(trees):
-                apart = expected[row, : len(tree) + 1] - found[row, : len(tree) + 1]
-                assert float(apart.abs().max()) < 1e-12
-            paths = [walked(*given) for given in zip(trees, other.chosen or (), strict=True)]
+                difference = expected[row, : len(tree) + 1] - result[row, : len(tree) + 1]
+                assert float(difference.abs().max()) < 1e-12
+            paths = [walked(*inputs) for inputs in zip(trees, other.chosen or (), strict=True)]
             accepted += sum(map(len, paths))
             for text, tree, path in zip(texts, trees, paths, strict=True):
                 text += [int(tree.tokens[node]) for node in path]
@@ -73,14 +73,16 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
         assert [buffer.data_ptr() for buffer in other._arena.stacks.buffers] == addresses
 
 
-def a_tree(rng: np.random.Generator, own: int) -> DraftTree:
+def a_tree(rng: np.random.Generator, current: int) -> DraftTree:
     """Return a tree below whose root, behind others, the target's own token often stands."""
     n = int(rng.integers(0, 8))
     if not n:
         return DraftTree.empty()
     parents = [int(rng.integers(-1, node)) for node in range(n)]
-    tokens = [token for token in rng.choice(90, n + 1, replace=False).tolist() if token != own][:n]
-    tokens[max(node for node in range(n) if parents[node] < 0)] = own
+    tokens = [token for token in rng.choice(90, n + 1, replace=False).tolist() if token != current][
+        :n
+    ]
+    tokens[max(node for node in range(n) if parents[node] < 0)] = current
     return DraftTree.build(tokens, parents, "test")
 
 
@@ -89,10 +91,10 @@ def walked(tree: DraftTree, chosen: list[int]) -> tuple[int, ...]:
     path: list[int] = []
     while chosen:
         at = [-1, *path][-1]
-        own = [
+        current = [
             n for n, p in enumerate(tree.parents) if p == at and tree.tokens[n] == chosen[at + 1]
         ]
-        if not own:
+        if not current:
             break
-        path += own
+        path += current
     return tuple(path)

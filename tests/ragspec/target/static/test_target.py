@@ -85,7 +85,7 @@ def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> No
 
 
 @pytest.mark.parametrize(("change", "kept"), [(replace_a_weight, False), (change_a_weight, True)])
-def test_steps_are_made_anew_where_weights_lie_elsewhere(change: Any, kept: bool) -> None:
+def test_steps_are_made_anew_where_weights_lie_elsewhere(change: Any, selected: bool) -> None:
     """A captured step reads addresses: it sees what is written there, not what lies elsewhere."""
     model = own_model()
     target = opened(model)
@@ -94,7 +94,7 @@ def test_steps_are_made_anew_where_weights_lie_elsewhere(change: Any, kept: bool
     change(model)
     again = target.lend_arena(1, 40)
     assert again is arena and steps
-    assert list(again.steps.values()) == (steps if kept else [])
+    assert list(again.steps.values()) == (steps if selected else [])
 
 
 def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
@@ -120,13 +120,13 @@ def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
 def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
     """A capture runs it several times, and so does a retry after memory has ended."""
     model = own_model()
-    law = TokenLaw(Sampling(frequency_penalty=0.5), NoiseStream(0), 2)
+    distribution = TokenLaw(Sampling(frequency_penalty=0.5), NoiseStream(0), 2)
     with opened(model).open(1, 40) as session, torch.no_grad():
         assert isinstance(session, StaticSession)
         session.verify([[1, 2]], [DraftTree.empty()])
         session.commit([()])
         for text in ([1, 2, 5], [1, 2, 5, 6], [1, 2, 5, 6, 6]):
-            session.follow([law], [text])
+            session.follow([distribution], [text])
             session.verify([text[-1:]], [DraftTree.empty()])
             session.commit([()])
         (step,) = _with_laws(session._arena)
@@ -154,7 +154,7 @@ def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
         steps = session._arena.steps
     shape = StepShape(rows=2, queries=1, slots=128)
     keys: list[Any] = list(steps)
-    assert sorted(mode for (own, _), mode in keys if own == shape) == ["compile", "eager"]
+    assert sorted(mode for (current, _), mode in keys if current == shape) == ["compile", "eager"]
 
 
 def test_buffers_that_are_too_small_are_not_lent() -> None:
@@ -175,20 +175,22 @@ def test_memory_that_ends_is_told_and_the_text_goes_on(
     target = opened(model, "compile")
     where: Any = target if when == "made" else StaticStep
     name = "_made" if when == "made" else "__call__"
-    own, calls = getattr(where, name), 0
+    current, calls = getattr(where, name), 0
 
     def short_of_memory(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if target.static != "eager" and (when == "made" or calls > 1):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return own(*args, **options)
+        return current(*args, **options)
 
     monkeypatch.setattr(where, name, short_of_memory)
     engine = Engine(target, drafter="context", budget=3)
-    with pytest.warns(RuntimeWarning, match="memory ended while a step was captured") as told:
+    with pytest.warns(
+        RuntimeWarning, match="memory ended while a step was captured"
+    ) as on_progress:
         text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
-    assert len(told) == 1
+    assert len(on_progress) == 1
     assert text.tokens == written(model, static="off")
     assert text.report.static == target.static == "eager"
     with warnings.catch_warnings():
@@ -198,18 +200,18 @@ def test_memory_that_ends_is_told_and_the_text_goes_on(
 
 def test_a_step_that_cannot_be_compiled_is_told_and_the_text_goes_on() -> None:
     model = own_model()
-    own = model.model.layers[0].forward
+    current = model.model.layers[0].forward
 
     def asks(*args: Any, **options: Any) -> Any:
-        states = own(*args, **options)
+        states = current(*args, **options)
         return states if float(states.sum()) != 0.123 else states * 2  # what a graph cannot hold
 
     model.model.layers[0].forward = asks
     target = opened(model, "compile")
     engine = Engine(target, drafter="context", budget=3)
-    with pytest.warns(RuntimeWarning, match=r"a step could not be captured \(\w+: ") as told:
+    with pytest.warns(RuntimeWarning, match=r"a step could not be captured \(\w+: ") as on_progress:
         text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
-    assert len(told) == 1
+    assert len(on_progress) == 1
     assert text.report.static == "eager"
     assert text.tokens == written(own_model(), static="off")
 
@@ -222,14 +224,14 @@ def test_an_error_of_the_model_is_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     expected = written(model, static="off")
     engine = Engine(target, drafter="context", budget=3)
     layer = model.model.layers[1]
-    own, calls = layer.forward, 0
+    current, calls = layer.forward, 0
 
     def breaks(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > 3:
             raise ZeroDivisionError("of the model")
-        return own(*args, **options)
+        return current(*args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(layer, "forward", breaks)
@@ -264,17 +266,17 @@ def test_two_engines_over_one_model_write_at_once(modes: tuple[str, str]) -> Non
         for stream in streams:
             next(stream, None)
     assert [stream.result.tokens for stream in streams] == [expected] * 2
-    found: list[list[int]] = []
+    results: list[list[int]] = []
 
     def write(engine: Engine) -> None:
         for _ in range(3):
             text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
-            found.append(text.tokens)
+            results.append(text.tokens)
 
     threads = [threading.Thread(target=write, args=(engine,)) for engine in engines]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    assert found == [expected] * 6
+    assert results == [expected] * 6
     assert state_of(model) == before

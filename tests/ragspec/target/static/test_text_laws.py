@@ -23,29 +23,31 @@ def law(seed: int = 0, **settings: Any) -> TokenLaw:
 
 def text_laws() -> tuple[TextLaws, list[tuple[int, TokenLaw | None]]]:
     """Return laws, and a note of every row that is set."""
-    laws, noted = RowLaws(ROWS, VOCAB, "cpu", 100), []
-    own = laws.set
+    distributions, noted = RowLaws(ROWS, VOCAB, "cpu", 100), []
+    current = distributions.set
 
-    def noting(row: int, law: TokenLaw | None, text: Sequence[int] = ()) -> None:
-        noted.append((row, law))
-        own(row, law, text)
+    def noting(row: int, distribution: TokenLaw | None, text: Sequence[int] = ()) -> None:
+        noted.append((row, distribution))
+        current(row, distribution, text)
 
-    laws.set = noting  # type: ignore[method-assign]
-    return TextLaws(laws, ROWS), noted
+    distributions.set = noting  # type: ignore[method-assign]
+    return TextLaws(distributions, ROWS), noted
 
 
-def chosen(laws: RowLaws, logits: torch.Tensor, texts: Sequence[Sequence[int]]) -> list[int]:
+def chosen(
+    distributions: RowLaws, logits: torch.Tensor, texts: Sequence[Sequence[int]]
+) -> list[int]:
     """Return the token that each row's law takes after its text."""
     roots = torch.tensor([[text[-1]] for text in texts])
     indices = torch.tensor([[len(text) - 2] for text in texts])
     see = torch.ones(len(texts), 1, 1, dtype=torch.bool)
-    tokens = laws.choose(logits, indices, roots, see)
+    tokens = distributions.choose(logits, indices, roots, see)
     return [int(token) for token in tokens[:, 0]]
 
 
 def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
-    told, noted = text_laws()
-    laws = [law(row, **PENALISED) for row in range(ROWS)]
+    message, noted = text_laws()
+    distributions = [law(row, **PENALISED) for row in range(ROWS)]
     texts = [[1, 2, 3], [4, 4], [5, 6, 7, 8]]
     first: list[list[int]] = [[], [], []]
     grown: list[list[list[int]]] = [[[9], [1, 1, 2], []], [[10, 9, 9, 9], [], [5]], [[], [3], [3]]]
@@ -53,48 +55,48 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
     differ = 0
     for new in [first, *grown]:
         texts = [[*text, *more] for text, more in zip(texts, new, strict=True)]
-        shape = told.tell(dict(enumerate(zip(laws, texts, strict=True))))
-        told.laws.grow(torch.from_numpy(told.fresh))  # as the step does
-        assert shape == told.laws.shape and shape.penalties.texts
+        shape = message.tell(dict(enumerate(zip(distributions, texts, strict=True))))
+        message.laws.grow(torch.from_numpy(message.fresh))  # as the step does
+        assert shape == message.laws.shape and shape.penalties.texts
         logits = torch.randn(ROWS, 1, VOCAB, generator=generator, dtype=torch.float64)
         logits[:, :, :12] += 1.5  # what the texts hold would be taken, but for the penalties
-        anew = RowLaws(ROWS, VOCAB, "cpu", 100)
+        again = RowLaws(ROWS, VOCAB, "cpu", 100)
         for row in range(ROWS):
-            anew.set(row, laws[row], texts[row])
-        found = chosen(told.laws, logits, texts)
-        assert found == chosen(anew, logits, texts)
-        differ += found != logits[:, 0].argmax(-1).tolist()
-        held, known = (each._penalties._held for each in (told.laws, anew))  # type: ignore[union-attr]
+            again.set(row, distributions[row], texts[row])
+        result = chosen(message.laws, logits, texts)
+        assert result == chosen(again, logits, texts)
+        differ += result != logits[:, 0].argmax(-1).tolist()
+        held, known = (each._penalties._held for each in (message.laws, again))  # type: ignore[union-attr]
         assert torch.equal(held[..., :VOCAB], known[..., :VOCAB])
     assert [row for row, _ in noted[:ROWS]] == [0, 1, 2] and len(noted) == ROWS, "set once"
     assert differ
 
 
 def test_a_row_is_set_again_where_another_text_takes_it() -> None:
-    told, noted = text_laws()
+    message, noted = text_laws()
     one, other = law(1, **PENALISED), law(2, **PENALISED)
-    told.tell({0: (one, [1, 2, 3])})
-    told.tell({0: (other, [1, 2, 3, 9, 9])})
+    message.tell({0: (one, [1, 2, 3])})
+    message.tell({0: (other, [1, 2, 3, 9, 9])})
     assert noted == [(0, one), (0, other)]
-    held = told.laws._penalties._held[0, 0, 0]  # type: ignore[union-attr]
+    held = message.laws._penalties._held[0, 0, 0]  # type: ignore[union-attr]
     assert held.nonzero().flatten().tolist() == [1, 2, 3, 9] and held[9] == 2
 
 
 def test_rows_that_nobody_asks_for_are_padding() -> None:
-    told, noted = text_laws()
-    drawn = law(3, temperature=1.0)
-    assert told.tell({1: (drawn, [1, 2])}).unfiltered
-    assert told.tell({2: (law(), [1, 2])}).greedy, "the row that ended asks for nothing"
+    message, noted = text_laws()
+    sample = law(3, temperature=1.0)
+    assert message.tell({1: (sample, [1, 2])}).unfiltered
+    assert message.tell({2: (law(), [1, 2])}).greedy, "the row that ended asks for nothing"
     assert noted[1] == (1, None)
-    told.tell({})
+    message.tell({})
     assert noted[-1] == (2, None)
 
 
 def test_laws_that_look_at_no_text_are_told_nothing_more() -> None:
-    told, _ = text_laws()
+    message, _ = text_laws()
     grown: list[Any] = []
-    told.laws.grow = lambda *given: grown.append(given)  # type: ignore[method-assign]
+    message.laws.grow = lambda *inputs: grown.append(inputs)  # type: ignore[method-assign]
     plain = law(temperature=0.7)
-    told.tell({0: (plain, [1, 2])})
-    told.tell({0: (plain, [1, 2, 3])})
+    message.tell({0: (plain, [1, 2])})
+    message.tell({0: (plain, [1, 2, 3])})
     assert not grown

@@ -13,25 +13,25 @@ from tests.support.latent_laws import Pair, differs, emitted, pair, plain, view_
 SAMPLES = 600
 
 
-def drawn(given: Pair, indices: list[int], seed: int = 0) -> list[int]:
+def drawn(inputs: Pair, indices: list[int], seed: int = 0) -> list[int]:
     """Return the numbers of drafts for these indices."""
-    noise = given.target.noise(NoiseStream(seed), indices)
-    return list(given.draft.add(given.q.expand(len(indices), -1), noise, indices))
+    noise = inputs.target.noise(NoiseStream(seed), indices)
+    return list(inputs.draft.add(inputs.q.expand(len(indices), -1), noise, indices))
 
 
 def test_the_papers_factor_is_that_of_the_earlier_deviations() -> None:
-    given = pair("linear", "model", spread=1.2)
-    numbers, view = drawn(given, [0]), view_of(given.target, given.p, DraftTree.empty(), 0)
-    factor = log_factor(given.target.table, numbers[0], view.token(-1))
-    wide, narrow = given.draft.sampler.deviations[1:], given.target.sampler.deviations[1:]
+    inputs = pair("linear", "model", spread=1.2)
+    numbers, view = drawn(inputs, [0]), view_of(inputs.target, inputs.p, DraftTree.empty(), 0)
+    factor = log_factor(inputs.target.table, numbers[0], view.token(-1))
+    wide, narrow = inputs.draft.sampler.deviations[1:], inputs.target.sampler.deviations[1:]
     assert factor == pytest.approx(4 * float((wide / narrow).log().sum())) and factor > 0.0
 
 
 def test_with_shared_deviations_the_paper_keeps_the_law_and_what_aligned_keeps() -> None:
-    given = pair("linear", "model")
-    found, kept = emitted(CspdPaper(), given, SAMPLES)
-    assert differs(found, plain(given.target, given.p, 4 * SAMPLES)) > 1e-4
-    assert kept == emitted(Aligned(), given, SAMPLES)[1]
+    inputs = pair("linear", "model")
+    result, accepted = emitted(CspdPaper(), inputs, SAMPLES)
+    assert differs(result, plain(inputs.target, inputs.p, 4 * SAMPLES)) > 1e-4
+    assert accepted == emitted(Aligned(), inputs, SAMPLES)[1]
 
 
 def test_its_pictures_are_called_approximate() -> None:

@@ -28,22 +28,22 @@ LOSSLESS = (Aligned(), Horizon(2), Path())
 class FreshDraw(Horizon):
     """A mutant: after a rejection the target's own latent, whose noise the draft shares."""
 
-    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
-        return view.target.table.latents[own]
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
+        return view.target.table.latents[current]
 
 
 class Lenient(Horizon):
     """A mutant: keeps all that is nearly as likely."""
 
-    def log_ratio(self, view: LatentView, drafted: int, own: int) -> float:
-        return super().log_ratio(view, drafted, own) + 2.0
+    def log_ratio(self, view: LatentView, drafted: int, current: int) -> float:
+        return super().log_ratio(view, drafted, current) + 2.0
 
 
 class Mirrored(Aligned):
     """A mutant: reflects whatever the deviations are."""
 
-    def left(self, view: LatentView, index: int, drafted: int, own: int) -> torch.Tensor:
-        return self.mirrored(view, drafted, own)
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
+        return self.mirrored(view, drafted, current)
 
 
 @pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: str(rule.name))
@@ -52,18 +52,18 @@ class Mirrored(Aligned):
 def test_what_comes_out_follows_the_targets_law(
     kind: str, scale: float, drafter: str, rule: Any
 ) -> None:
-    given = pair(kind, drafter, scale=scale)
-    wanted = plain(given.target, given.p, 4 * SAMPLES)
-    found, kept = emitted(rule, given, SAMPLES)
-    assert differs(found, wanted) > SAME and 0.1 < kept < 0.9
-    assert differs(plain(given.draft, given.q, 4 * SAMPLES), wanted) < OTHER
+    inputs = pair(kind, drafter, scale=scale)
+    selection = plain(inputs.target, inputs.p, 4 * SAMPLES)
+    result, accepted = emitted(rule, inputs, SAMPLES)
+    assert differs(result, selection) > SAME and 0.1 < accepted < 0.9
+    assert differs(plain(inputs.draft, inputs.q, 4 * SAMPLES), selection) < OTHER
 
 
 @pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: str(rule.name))
 def test_deviations_of_the_drafts_own_are_judged_too(rule: Any) -> None:
-    given = pair("linear", "model", spread=1.2)
-    found, _ = emitted(rule, given, SAMPLES)
-    assert differs(found, plain(given.target, given.p, 4 * SAMPLES)) > SAME
+    inputs = pair("linear", "model", spread=1.2)
+    result, _ = emitted(rule, inputs, SAMPLES)
+    assert differs(result, plain(inputs.target, inputs.p, 4 * SAMPLES)) > SAME
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_deviations_of_the_drafts_own_are_judged_too(rule: Any) -> None:
     ids=["fresh-1", "fresh-3", "lenient", "sigma", "mirrored"],
 )
 def test_a_rule_that_breaks_the_coupling_is_found(mutant: Any, drafter: str, spread: float) -> None:
-    given = pair("linear", drafter, spread=spread)
-    found, _ = emitted(mutant, given, SAMPLES)
-    assert differs(found, plain(given.target, given.p, 4 * SAMPLES)) < OTHER
+    inputs = pair("linear", drafter, spread=spread)
+    result, _ = emitted(mutant, inputs, SAMPLES)
+    assert differs(result, plain(inputs.target, inputs.p, 4 * SAMPLES)) < OTHER
 
 
 class TwiceUsed(LatentTarget):
@@ -90,47 +90,47 @@ class TwiceUsed(LatentTarget):
         return super().noise(noise, [0] * len(indices))
 
 
-def texts(rule: Any, drafts: str, count: int = 300, made: Any = LatentTarget) -> torch.Tensor:
+def texts(rule: Any, drafts: str, count: int = 300, instance: Any = LatentTarget) -> torch.Tensor:
     """Return the first three latents of pictures by a class of targets, f64 [count, 3 D]."""
-    target = models.target(models.model(strength=0.5), steps=3, made_by=made)
+    target = models.target(models.model(strength=0.5), steps=3, built_by=instance)
     drafter: Any = JacobiDrafter(3, width=models.SIDE) if drafts == "jacobi" else None
     if drafts == "model":
         other = models.model(strength=0.5)
         with torch.no_grad():
             other.head.write.bias += 0.03
-        draft = models.target(other, steps=3, made_by=made, table=target.table)
-        drafter = LatentDrafter(draft, target, worth=0.0)
+        draft = models.target(other, steps=3, built_by=instance, table=target.table)
+        drafter = LatentDrafter(draft, target, min_gain=0.0)
     engine = Engine(target, None, drafter, budget=3, rule=rule, batch_size=count)
-    found = engine.generate(
+    result = engine.generate(
         [target.prompt(0)] * count,
         Sampling(temperature=1.0, seed=list(range(count))),
         max_new_tokens=3,
         ignore_eos=True,
     )
-    numbers = torch.tensor([each.tokens for each in found])
+    numbers = torch.tensor([each.tokens for each in result])
     return target.table.latents[numbers].flatten(1)
 
 
 @torch.no_grad()
 def expected(count: int = 900) -> torch.Tensor:
     """Return the same of whole forwards with torch's own noise."""
-    made, drawn = models.model(strength=0.5), torch.Generator().manual_seed(9)
-    sampler = models.target(made, steps=3).sampler
-    condition = made.trunk.condition(torch.zeros(count, dtype=torch.int64))
+    instance, sample = models.model(strength=0.5), torch.Generator().manual_seed(9)
+    sampler = models.target(instance, steps=3).sampler
+    condition = instance.trunk.condition(torch.zeros(count, dtype=torch.int64))
     latents = torch.zeros(count, 3, models.WIDTH, dtype=torch.float64)
     for index in range(3):
-        states = made.states(latents[:, : index + 1], condition)[:, index:]
-        noise = torch.randn(count, 4, models.WIDTH, generator=drawn, dtype=torch.float64)
+        states = instance.states(latents[:, : index + 1], condition)[:, index:]
+        noise = torch.randn(count, 4, models.WIDTH, generator=sample, dtype=torch.float64)
         latents[:, index] = sampler.draw(sampler.told(states), noise).latents
     return latents.flatten(1)
 
 
 @pytest.mark.parametrize("rule", [Aligned(), Path()], ids=lambda rule: str(rule.name))
 def test_latents_of_a_text_follow_their_joint_law(rule: Any) -> None:
-    wanted = expected()
+    selection = expected()
     for drafts in ("jacobi", "model"):
-        assert differs(texts(rule, drafts), wanted) > SAME
+        assert differs(texts(rule, drafts), selection) > SAME
 
 
 def test_noise_of_an_index_that_is_used_twice_is_found() -> None:
-    assert differs(texts(Aligned(), "model", made=TwiceUsed), expected()) < OTHER
+    assert differs(texts(Aligned(), "model", instance=TwiceUsed), expected()) < OTHER

@@ -28,41 +28,41 @@ CODES = models.SIDE**2
 RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper())
 
 
-def generate(rule: Any, drafter: Any, rows: int = 3, seed: int = 4, **given: Any) -> Any:
+def generate(rule: Any, drafter: Any, rows: int = 3, seed: int = 4, **inputs: Any) -> Any:
     target = models.target(models.model(strength=0.2), rows, scale=2.0)
-    engine = Engine(target, None, drafter, budget=6, rule=rule, **given)
-    found = engine.generate(
+    engine = Engine(target, None, drafter, budget=6, rule=rule, **inputs)
+    result = engine.generate(
         [target.prompt(row) for row in range(rows)],
         Sampling(temperature=1.0, seed=list(range(seed, seed + rows))),
         max_new_tokens=CODES,
         ignore_eos=True,
     )
-    latents = torch.stack([target.table.latents[torch.tensor(each.tokens)] for each in found])
-    return latents, found
+    latents = torch.stack([target.table.latents[torch.tensor(each.tokens)] for each in result])
+    return latents, result
 
 
 def test_plain_latents_are_those_of_whole_forwards() -> None:
-    latents, found = generate("walk", None)
-    made = models.model(strength=0.2)
-    target = models.target(made, 3, scale=2.0)
-    given = made.trunk.condition(torch.arange(3))
-    none = made.trunk.unconditional(3)
+    latents, result = generate("walk", None)
+    instance = models.model(strength=0.2)
+    target = models.target(instance, 3, scale=2.0)
+    inputs = instance.trunk.condition(torch.arange(3))
+    none = instance.trunk.unconditional(3)
     with torch.no_grad():
-        both = [made.states(latents, condition) for condition in (given, none)]
+        both = [instance.states(latents, condition) for condition in (inputs, none)]
         for row in range(3):
-            told = target.sampler.told(torch.stack([states[row] for states in both], 1))
+            message = target.sampler.told(torch.stack([states[row] for states in both], 1))
             noise = target.noise(NoiseStream(4 + row), range(CODES))
-            again = target.sampler.draw(told, noise).latents
+            again = target.sampler.draw(message, noise).latents
             assert torch.allclose(again, latents[row], atol=1e-9)
-    assert found[0].label == "exact" and found[0].report.forward_passes == CODES
+    assert result[0].label == "exact" and result[0].report.forward_passes == CODES
 
 
 def test_near_0_is_the_plain_picture_and_some_way_off_is_near() -> None:
     plain, _ = generate("walk", None)
-    same, found = generate(Near(0.0), JacobiDrafter(6, width=models.SIDE))
-    assert torch.allclose(same, plain, atol=1e-9) and found[0].label == "exact"
-    close, found = generate(Near(1e-6), JacobiDrafter(6, width=models.SIDE))
-    assert torch.allclose(close, plain, atol=1e-4) and found[0].label == "approximate"
+    same, result = generate(Near(0.0), JacobiDrafter(6, width=models.SIDE))
+    assert torch.allclose(same, plain, atol=1e-9) and result[0].label == "exact"
+    close, result = generate(Near(1e-6), JacobiDrafter(6, width=models.SIDE))
+    assert torch.allclose(close, plain, atol=1e-4) and result[0].label == "approximate"
     rough, quick = generate(Near(1.0), JacobiDrafter(6, width=models.SIDE))
     assert sum(each.report.accepted for each in quick) > 0
     assert not torch.allclose(rough, plain, atol=1e-3)
@@ -71,14 +71,14 @@ def test_near_0_is_the_plain_picture_and_some_way_off_is_near() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
 def test_a_seed_fixes_the_latents_whatever_else_is_drawn(rule: Any) -> None:
     drafter = JacobiDrafter(6, width=models.SIDE)
-    first, found = generate(rule, drafter)
+    first, result = generate(rule, drafter)
     again, _ = generate(rule, drafter)
     one_by_one, _ = generate(rule, drafter, batch_size=1)
     assert torch.equal(first, again) and torch.allclose(first, one_by_one, atol=1e-9)
     alone, _ = generate(rule, drafter, rows=1)
     assert torch.allclose(first[:1], alone, atol=1e-9)
-    assert sum(each.report.accepted for each in found) > 0
-    assert found[0].label == rule.label
+    assert sum(each.report.accepted for each in result) > 0
+    assert result[0].label == rule.label
 
 
 def test_what_no_forward_drew_for_its_index_is_no_draft() -> None:
