@@ -36,7 +36,7 @@ from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 
-OWN = Path(__file__).with_name("manual_questions.jsonl")
+OF_MODEL = Path(__file__).with_name("manual_questions.jsonl")
 NAMED = re.compile(r"\[\d+\]")
 LOOP_WORDS, LOOPS = 8, 3
 SETS = ("docqa", "manuals")
@@ -73,7 +73,7 @@ def questions(data: Path, kind: str, split: str, most: int) -> list[Question]:
     """Return the questions of one set."""
     if kind != "manuals":
         return [Question(q.text, q.answers) for q in gold_questions(data, split)[:most]]
-    return [Question(r["question"], tuple(r["answers"])) for r in read_records(OWN)][:most]
+    return [Question(r["question"], tuple(r["answers"])) for r in read_records(OF_MODEL)][:most]
 
 
 def documents(data: Path, kind: str) -> list[Document]:

@@ -27,7 +27,7 @@ from ragspec.acceptance.walk import Walk
 from ragspec.engine.engine import Engine
 from ragspec.models.resolve import STARTER
 from ragspec.pipelines.bench.prompts import bundled_items
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule
@@ -71,7 +71,9 @@ def walk() -> dict[str, float]:
     """
     torch.manual_seed(0)
     logits = torch.randn(NODES + 1, VOCABULARY) * 3
-    distribution = TokenLaw(Sampling(temperature=0.8, top_k=50, top_p=0.9), NoiseStream(1), 4)
+    distribution = TokenDistribution(
+        Sampling(temperature=0.8, top_k=50, top_p=0.9), NoiseStream(1), 4
+    )
     context = list(range(500))
     stop = StopRule(frozenset(), 10_000).open(None)
 

@@ -19,7 +19,13 @@ class Rows:
 
     def one(self, mode: str, **selection: Any) -> Row | None:
         """Return the row of a mode with these values, None where there is none."""
-        selection = {"part": "single", "batch": 1, "law": "greedy", "mode": mode, **selection}
+        selection = {
+            "part": "single",
+            "batch": 1,
+            "distribution": "greedy",
+            "mode": mode,
+            **selection,
+        }
         same = (r for r in self._rows if all(r.get(k) == v for k, v in selection.items()))
         return next(same, None)
 
@@ -36,7 +42,7 @@ class Rows:
 
     def batch(self, mode: str, length: int) -> float | None:
         """Return steps of 16 texts, 16 rows each with top-p, over their forwards."""
-        row = self.one(mode, part="batch", batch=16, length=length, rows=16, law="top-p")
+        row = self.one(mode, part="batch", batch=16, length=length, rows=16, distribution="top-p")
         return row and row["ms"] / row["forward_ms"]
 
     def faster(self, mode: str, length: int, rows: int) -> float | None:

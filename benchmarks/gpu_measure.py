@@ -165,7 +165,7 @@ Work = Callable[[Probe, Cell, dict[str, Seat]], dict[str, Row]]
 def timed(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
     """Return the medians and quartiles of each mode, over rounds that take the modes in turn."""
     samples: dict[str, list[Row]] = {mode: [] for mode in seated}
-    alone = cell.part == "batch" and cell.rows == 16 and cell.law == "top-p"
+    alone = cell.part == "batch" and cell.rows == 16 and cell.distribution == "top-p"
     for repeat in range(probe.repeats + 1):  # the first round captures, or compiles
         for mode in rotated(list(seated), repeat):
             began = time.perf_counter()
@@ -233,14 +233,14 @@ def measure(
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("part", "batch", "length", "rows", "law", "mode"))
+    return tuple(row[name] for name in ("part", "batch", "length", "rows", "distribution", "mode"))
 
 
 def _by_worth(every: Sequence[Cell]) -> list[Cell]:
     """Return the cells with those first that bars are about: to compile one takes a minute."""
 
     def about(cell: Cell) -> bool:
-        batch = (cell.rows, cell.law, cell.length) == (16, "top-p", every[0].length)
+        batch = (cell.rows, cell.distribution, cell.length) == (16, "top-p", every[0].length)
         return (cell.part == "single" and cell.rows != 16) or (cell.part == "batch" and batch)
 
     return sorted(every, key=lambda cell: not about(cell))

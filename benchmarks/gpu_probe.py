@@ -39,7 +39,7 @@ from ragspec.errors import InputError
 from ragspec.models.device import is_cuda, pick_device
 
 PARTS = ("single", "batch", "context", "draft", "compile")
-COLUMNS = ("part", "batch", "length", "rows", "law", "mode")
+COLUMNS = ("part", "batch", "length", "rows", "distribution", "mode")
 FIGURES = ("ms", "ms_q1", "ms_q3", "floor_ms", "over_floor", "draft_ms", "forward_ms", "tokens")
 COUNTS = ("launches", "graphs", "copies", "waits", "kernels", "busy_ms", "host_idle_ms")
 

@@ -69,7 +69,7 @@ class Cell:
     batch: int
     length: int
     rows: int | None
-    law: str = "greedy"
+    distribution: str = "greedy"
     drafter: str = "stub"
 
     @property
@@ -80,7 +80,7 @@ class Cell:
             "batch": self.batch,
             "length": self.length,
             "rows": self.rows,
-            "law": self.law,
+            "distribution": self.distribution,
         }
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
@@ -106,7 +106,7 @@ class Seat:
     @contextmanager
     def begun(self) -> Iterator[Loop]:
         """Lend a loop over the cell's texts, one step after they were read."""
-        sample = LAWS[self.cell.law]
+        sample = LAWS[self.cell.distribution]
         options: Any = {"max_new_tokens": ROOM, "ignore_eos": True}
         encoded, settings = self.engine.prepare(self._prompts, sample, options)
         run = Run(self.engine.parts, encoded.ids, settings, 0)

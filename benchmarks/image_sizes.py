@@ -129,7 +129,7 @@ def draw_figures(model: Any, tokenizer: VQTokenizer, k: int) -> list[dict[str, A
     ways = {
         "plain": (None, "exact", {}),
         "exact, own forward in branches": ("jacobi", "exact", {}),
-        "exact, tree of a one-layer draft": (draft, "exact", {"draft_worth": 0.0}),
+        "exact, tree of a one-layer draft": (draft, "exact", {"min_expected_gain": 0.0}),
         "lantern, own forward": ("jacobi", "lantern", relaxed),
     }
     plain, rows = None, []

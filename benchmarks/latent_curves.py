@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness.image_timing import Drawing, time_ways
+from harness.image_timing import ImageConfig, time_ways
 from harness.latent_table import make_latent_rows
 from harness.latent_ways import build_latent_way, parse_latent_ways
 
@@ -65,7 +65,7 @@ def measure(
         for direction in parse_latent_ways(rules)
     }
     classes = list(range(int(base.trunk.config.num_classes)))
-    timed = time_ways(ways, Drawing(classes, True, 2.0, 1.0, 0, 0), images, lambda line: None)
+    timed = time_ways(ways, ImageConfig(classes, True, 2.0, 1.0, 0, 0), images, lambda line: None)
     selection = (
         "way",
         "codes_per_forward",

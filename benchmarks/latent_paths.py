@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from harness.image_timing import Drawing
+from harness.image_timing import ImageConfig
 from harness.image_ways import PLAIN
 from harness.latent_paths import path_moments, told
 from harness.latent_ways import parse_latent_ways
@@ -49,7 +49,7 @@ def main() -> None:
     torch.set_num_threads(1)
     base = LatentPipeline.from_pretrained(inputs.set, None)
     classes = list(range(int(base.trunk.config.num_classes)))
-    image = Drawing(classes, True, inputs.guidance, 1.0, 0, inputs.seed)
+    image = ImageConfig(classes, True, inputs.guidance, 1.0, 0, inputs.seed)
     print("noise       ", *(f"{each:.4f}" for each in noise_squares(base, image, inputs.images)))
     rows: dict[str, dict[str, Any]] = {}
     request = inputs.ways.split(",")
@@ -74,12 +74,13 @@ def main() -> None:
                 inputs.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         total, last, worst = told(result)
         print(
-            f"{direction.name:12} {images} images: all steps {total}, the last {last}, worst {worst}",
+            f"{direction.name:12} {images} images: all steps {total}, the last {last}, worst "
+            f"{worst}",
             flush=True,
         )
 
 
-def noise_squares(base: LatentPipeline, image: Drawing, images: int) -> list[float]:
+def noise_squares(base: LatentPipeline, image: ImageConfig, images: int) -> list[float]:
     """Return the mean squares of the noise by denoising step, the last one first."""
     steps, width = base.schedule.steps, int(base.model.config.latent_dim)
     places = int(base.trunk.config.grid_size) ** 2

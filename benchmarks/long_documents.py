@@ -28,7 +28,7 @@ from ragspec.retrievers import Document
 
 FIRST, NEXT = "What is this text about?", "Who or what is named first, and what happens then?"
 NEW_TOKENS = 64
-WAYS = ("anew", "kept", "disk")
+WAYS = ("restart", "kept", "disk")
 
 
 def timed(run: Callable[[Callable[[str], None]], Any]) -> tuple[float, float, Any]:
@@ -53,12 +53,12 @@ def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int
     with tempfile.TemporaryDirectory() as folder:
         opened.save(Path(folder) / "kept")
 
-        def anew(take: Callable[[str], None]) -> Any:
+        def restart(take: Callable[[str], None]) -> Any:
             instance = opened.prompt(NEXT)
             stream = engine.stream(
                 list(instance.token_ids),
                 max_new_tokens=NEW_TOKENS,
-                stop=opened.wording.stop,
+                stop=opened.template.stop,
                 spans=instance.spans,
                 texts=instance.layout,
             )
@@ -73,7 +73,7 @@ def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int
             again = LongDocument.open(Path(folder) / "kept", engine)
             return again.ask(NEXT, max_new_tokens=NEW_TOKENS, stream=take).generation.tokens
 
-        ways = {"anew": anew, "kept": selected, "disk": disk}
+        ways = {"restart": restart, "kept": selected, "disk": disk}
         texts = []
         for name in WAYS[turn % 3 :] + WAYS[: turn % 3]:
             first, whole, written = timed(ways[name])

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from ragspec.engine.engine import Engine
+from ragspec.engine.handle import RequestHandle
 from ragspec.engine.pool import CHUNK, Pool
-from ragspec.engine.ticket import Ticket
 from ragspec.models.load import load_model
 from ragspec.pipelines.bench.prompts import DOCQA, BenchItem, bundled_items
 from ragspec.sampling.settings import Sampling
@@ -71,14 +71,14 @@ def differing(engine: Engine, request: Sequence[Asked], seed: int) -> int:
     alone = [engine.generate(a.prompt, a.sampling, **a.options).tokens for a in request]
     wrong = 0
     with Pool(engine, slots=CLIENTS, chunk=64) as pool:
-        tickets = []
+        handles = []
         for each in request:
             tenant = rng.choice(["one", "two"])
-            tickets.append(pool.submit(each.prompt, each.sampling, tenant=tenant, **each.options))
+            handles.append(pool.submit(each.prompt, each.sampling, tenant=tenant, **each.options))
             time.sleep(rng.expovariate(20.0))
             if rng.random() < 0.2:
-                rng.choice(tickets).cancel()
-        for handle, expected in zip(tickets, alone, strict=True):
+                rng.choice(handles).cancel()
+        for handle, expected in zip(handles, alone, strict=True):
             result = handle.result().tokens
             whole = result == expected
             wrong += not (whole or (handle.cancelled and result == expected[: len(result)]))
@@ -126,20 +126,20 @@ def gap(engine: Engine, prompts: Sequence[list[int]], long: list[int]) -> tuple[
     def note(current: list[float]) -> Callable[[Any], None]:
         return lambda step: current.append(time.perf_counter())
 
-    def live(pool: Pool) -> list[Ticket]:
+    def live(pool: Pool) -> list[RequestHandle]:
         return [
             pool.submit(prompt, max_new_tokens=400, ignore_eos=True, on_step=note(current))
             for prompt, current in zip(prompts, stamps, strict=False)
         ]
 
     with Pool(engine, slots=CLIENTS) as pool:
-        tickets = live(pool)
+        handles = live(pool)
         while min(map(len, stamps)) < 12:
             time.sleep(0.01)
         before = [len(current) for current in stamps]
         handle = pool.submit(long, max_new_tokens=4)
         handle.result()
-        for each in tickets:
+        for each in handles:
             each.cancel()
     steps = [
         b - a for current, n in zip(stamps, before, strict=True) for a, b in pairs(current[2:n])
@@ -196,7 +196,7 @@ def engine_of(name: str, model: Any, tokenizer: Any) -> Engine:
 
 
 @dataclass(frozen=True)
-class Ground:
+class DraftState:
     """What all parts measure with."""
 
     model: Any
@@ -215,7 +215,7 @@ class Ground:
         return engine_of(name, self.model, self.tokenizer)
 
 
-def show_equal(draft_state: Ground) -> int:
+def show_equal(draft_state: DraftState) -> int:
     """Print which texts are those that each request has alone; return how many are not."""
     wrong = 0
     for name in DRAFTERS:
@@ -228,7 +228,7 @@ def show_equal(draft_state: Ground) -> int:
     return wrong
 
 
-def show_rate(draft_state: Ground, repeats: int) -> None:
+def show_rate(draft_state: DraftState, repeats: int) -> None:
     """Print tokens a second of one client and of eight, on free text and on questions."""
     most = max(CLIENTS, 32 // draft_state.scale)
     sampled = [
@@ -251,7 +251,7 @@ def show_rate(draft_state: Ground, repeats: int) -> None:
             print(f"rate    {what}, {name}: {numbers}", flush=True)
 
 
-def show_gap(draft_state: Ground) -> None:
+def show_gap(draft_state: DraftState) -> None:
     """Print what a long prompt costs the texts that it joins."""
     prompts = [draft_state.text[start : start + 60] for start in range(0, 600, 60)]
     for name in ("plain", "context"):
@@ -260,7 +260,7 @@ def show_gap(draft_state: Ground) -> None:
         print(f"gap     {name}: {numbers}; first token after {result[3]:.0f} ms", flush=True)
 
 
-def show_again(draft_state: Ground) -> None:
+def show_again(draft_state: DraftState) -> None:
     """Print what a second question over the same documents costs."""
     asks = [
         list(item.prompt)[-20:] for item in draft_state.questions[: 12 // min(draft_state.scale, 3)]
@@ -283,7 +283,7 @@ def main() -> int:
     items = bundled_items(Engine(model, tokenizer, drafter=None))
     questions = [item for item in items if item.category == DOCQA]
     free = [item for item in items if item.category != DOCQA]
-    draft_state = Ground(model, tokenizer, questions, free, 10 if options.small else 1)
+    draft_state = DraftState(model, tokenizer, questions, free, 10 if options.small else 1)
     wrong = show_equal(draft_state) if "equal" in parts else 0
     if "rate" in parts:
         show_rate(draft_state, 1 if options.small else options.repeats)

@@ -8,7 +8,7 @@ from ragspec.acceptance.target_view import RowView
 from ragspec.acceptance.walk import Walk
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.retrievers import ContextDrafter
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopRule
 from ragspec.target.open import open_target
@@ -18,7 +18,9 @@ model, tokenizer = ragspec.load_model("starter")
 target = open_target(model)  # probed: a tree gives the logits of its paths, one by one
 prompt = tokenizer("A draft tree is checked in one pass. A draft tree is")["input_ids"]
 
-law = TokenLaw(ragspec.Sampling(temperature=0.7), NoiseStream(seed=7), len(prompt))
+distribution = TokenDistribution(
+    ragspec.Sampling(temperature=0.7), NoiseStream(seed=7), len(prompt)
+)
 stop = StopRule(ends=frozenset(), max_new_tokens=24).open(tokenizer)
 drafter = ContextDrafter().open(DraftRequest(tuple(prompt), target.vocab_size))
 context = DraftContext(tokens=list(prompt), prompt_length=len(prompt), remaining=24)
@@ -29,7 +31,7 @@ with target.open(rows=1, capacity=len(prompt) + 24 + 8) as session:
         # verify: one forward over what the target has not seen yet and the draft below it
         logits = session.verify([pending], [tree])
         # walk: follow the target's own tokens, argmax(log p + g), while a node has them
-        verdict = Walk().judge(tree, RowView(logits[0], tree, law, stop, context.tokens))
+        verdict = Walk().judge(tree, RowView(logits[0], tree, distribution, stop, context.tokens))
         new = [int(tree.tokens[node]) for node in verdict.path]
         new += [] if verdict.token is None else [verdict.token]  # None: the text ended on the path
         # commit: keep the accepted nodes' keys and values; the last token is the next root

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.index import CorpusIndex
 
 
-_GIVEN = {"store": "--store or --history", "draft model": "--draft-model"}
+OPTION_OF_NEED = {"store": "--store or --history", "draft model": "--draft-model"}
 
 
 def build_method(name: str, sources: Sources) -> Drafters | None:
@@ -34,9 +34,9 @@ def build_method(name: str, sources: Sources) -> Drafters | None:
     known = listed()
     if name not in known:
         raise UnknownNameError(unknown("method", name, ["plain", *known]))
-    missing = known[name].needs - sources.at_hand()
+    missing = known[name].needs - sources.available()
     if missing:
-        inputs = " and ".join(_GIVEN[what] for what in sorted(missing))
+        inputs = " and ".join(OPTION_OF_NEED[what] for what in sorted(missing))
         raise InputError(
             f"{name} got no {', '.join(sorted(missing))}; expected one. Give it with {inputs}."
         )

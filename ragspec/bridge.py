@@ -68,7 +68,7 @@ class Speculation:
     streamer: Any = None
     generations: list[Generation] = field(default_factory=list)
     _engine: Engine | None = field(default=None, repr=False)
-    _made_from: tuple[Any, ...] = field(default=(), repr=False)
+    _engine_key: tuple[Any, ...] = field(default=(), repr=False)
 
     @property
     def reports(self) -> list[Report]:
@@ -78,11 +78,11 @@ class Speculation:
     def engine(self, model: Any) -> Engine:
         """Return the engine for a model; made on first use and kept while the fields stay."""
         selection = (model, self.tokenizer, self.drafter, self.draft_model, self.budget)
-        same = len(self._made_from) == len(selection) and all(
-            mine is theirs for mine, theirs in zip(self._made_from, selection, strict=True)
+        same = len(self._engine_key) == len(selection) and all(
+            mine is theirs for mine, theirs in zip(self._engine_key, selection, strict=True)
         )
         if self._engine is None or not same:
-            self._engine, self._made_from = Engine(*selection), selection
+            self._engine, self._engine_key = Engine(*selection), selection
         return self._engine
 
 
@@ -112,7 +112,7 @@ def generate(
     kwargs = _with_stop_strings(stop_strings, spec.tokenizer, model.generation_config, kwargs)
     result = model.generate(inputs, custom_generate=speculative, speculation=spec, **kwargs)
     values.generations = spec.generations
-    values._engine, values._made_from = spec._engine, spec._made_from
+    values._engine, values._engine_key = spec._engine, spec._engine_key
     return result
 
 
@@ -229,7 +229,8 @@ def _with_stop_strings(
     strings: Any, tokenizer: Any, current: Any, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments with a criterion for the strings of the call, else of its config, else
-    of `current`, the model's config; transformers, which has no tokenizer here, is to see none of them.
+    of `current`, the model's config; transformers, which has no tokenizer here, is to see none of
+    them.
     """
     from transformers import StoppingCriteriaList, StopStringCriteria
 

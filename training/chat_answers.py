@@ -24,7 +24,7 @@ from ragspec import Engine, Sampling
 from ragspec.sampling.repetition import repeats
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands where a user's words go in the template
-OWN, PASSAGES = 64, 32  # prompts of a round
+OF_MODEL, PASSAGES = 64, 32  # prompts of a round
 NEW_TOKENS = 192
 LONGEST_OWN = 120
 PASSAGE = (300, 1600)  # characters
@@ -111,12 +111,12 @@ def main() -> None:
     args = parser.parse_args()
     documents = read_documents(args.shared)
     engine = Engine.from_pretrained(
-        args.model, drafter=None, dtype=args.dtype, batch_size=OWN + PASSAGES
+        args.model, drafter=None, dtype=args.dtype, batch_size=OF_MODEL + PASSAGES
     )
     parts = turn_parts(engine.tokenizer)
     began, number = time.monotonic(), next_round(args.out)
     while time.monotonic() - began < 60.0 * args.minutes:
-        prompts = own_prompts(engine, parts[0], OWN, number)
+        prompts = own_prompts(engine, parts[0], OF_MODEL, number)
         prompts += passage_prompts(documents, PASSAGES, random.Random(number))
         instance = list(answered(engine, sorted(set(prompts), key=len), parts))
         with args.out.open("a", encoding="utf-8") as stream:

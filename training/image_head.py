@@ -25,7 +25,7 @@ BATCH = 16
 PICTURES = 8000
 
 
-def tell(progress: Progress) -> None:
+def notify(progress: Progress) -> None:
     """Print how a training is doing, now and then."""
     if progress.step % 100 == 0:
         print(
@@ -52,7 +52,7 @@ def train(kind: str, args: argparse.Namespace) -> FeatureHead:
         length=len(texts[0]),
         seed=args.seed,
     )
-    return train_head(target, texts, settings, on_step=tell)
+    return train_head(target, texts, settings, on_step=notify)
 
 
 def main() -> None:

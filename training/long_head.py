@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ragspec import Engine
-from ragspec.drafters.eagle.batches import Reading
+from ragspec.drafters.eagle.batches import PrefillJob
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import agreement
@@ -34,7 +34,7 @@ from ragspec.drafters.eagle.training import (
     HeadTraining,
     load_state,
 )
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.long.document import LongDocument
@@ -67,7 +67,7 @@ class AnswerReader:
     def __init__(self, target: CausalTarget, answers: Sequence[Answer]) -> None:
         self.target, self.answers = target, answers
 
-    def read(self, numbers: Sequence[int]) -> Reading:
+    def read(self, numbers: Sequence[int]) -> PrefillJob:
         """Return some of the answers, padded on the right."""
         results = [self.answers[number] for number in numbers]
         pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
@@ -76,7 +76,7 @@ class AnswerReader:
         at = torch.arange(embedded.shape[1])
         lengths = torch.tensor([[len(each.tokens)] for each in results])
         firsts = torch.tensor([[each.learned] for each in results])
-        return Reading(
+        return PrefillJob(
             embedded,
             pad([each.states.float() for each in results]),
             (at >= firsts) & (at < lengths),
@@ -113,7 +113,7 @@ def without_chunks(answer: Answer) -> Answer:
 def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
     """Return the answers over one part of a document, which is read once."""
     opened = LongDocument.open(Document(record["title"], record["title"], record["text"]), engine)
-    result, cache = list[Answer](), KeptContext(opened._beginnings)
+    result, cache = list[Answer](), PrefixCache(opened._beginnings)
     for chat in record["chats"]:
         prompt = opened.prompt(chat["question"]).token_ids
         text = [*prompt, *chat["answer"]]

@@ -21,7 +21,9 @@ def run_team(work: Callable[[int], None], workers: int) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the members end by themselves
     try:
         with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(_member, (workers, Path(folder) / "meet", work), workers)
+            torch.multiprocessing.spawn(
+                _member, (workers, Path(folder) / "prepare_batch", work), workers
+            )
     finally:
         signal.signal(signal.SIGTERM, before)
 

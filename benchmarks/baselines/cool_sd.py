@@ -20,10 +20,10 @@ import torch
 
 from ragspec.acceptance.base import TargetView, Verdict
 from ragspec.acceptance.rejection import (
-    EXACT_LAW,
+    EXACT_FOR_LABEL,
     check_chain,
     check_draws,
-    draft_law,
+    draft_distribution,
     draw,
     normalised,
     ratio,
@@ -68,8 +68,8 @@ class Cool:
 
     @property
     def label(self) -> str:
-        """`exact-for(law)` where nothing is relaxed, else `approximate`."""
-        return EXACT_LAW if self.omega(0) == 1.0 else APPROXIMATE
+        """`exact-for(distribution)` where nothing is relaxed, else `approximate`."""
+        return EXACT_FOR_LABEL if self.omega(0) == 1.0 else APPROXIMATE
 
     def omega(self, depth: int) -> float:
         """Return the factor of the code at a depth, 0 the first of the draft."""
@@ -98,7 +98,7 @@ class Cool:
             p, index = target.probabilities(node), target.index(node)
             if node + 1 == len(tree):
                 return Verdict(path, draw(p, target.noise, index), (*excess, 0.0))
-            q, omega = draft_law(tree, node, p), self.omega(node + 1)
+            q, omega = draft_distribution(tree, node, p), self.omega(node + 1)
             accepted = torch.minimum(q, omega * p)
             excess.append(float((accepted - torch.minimum(q, p)).sum()))
             chance = omega * ratio(p, q, int(tree.tokens[node + 1]))

@@ -4,7 +4,7 @@ A drafted code that stands for the target's own, c for t, changes how likely the
 log p(c) - log p(t). LANTERN lets unlikelier codes stand for likelier ones, which adds up: pictures
 drift to what the target hardly ever draws. Here the sum of these changes over a picture, its
 balance, stays within `band` nats of 0, so that the mean of -log p(code) - H(p) over n codes (see
-`surprise`) is at most band / n from that of the target. Within it codes are traded: c stands for t
+`nll_gap`) is at most band / n from that of the target. Within it codes are traded: c stands for t
 where
 
     promised(c) + price * (log p(c) - log p(t)) >= 0,    price = exp(-2 balance / band)
@@ -82,7 +82,7 @@ class EvenRow(RelaxedRow):
         near = [each for each in offered if (self.relation.near(each) == code).any()]
         if not near:
             return None, 0.0
-        p = self._law(target, node)
+        p = self._distribution(target, node)
         price = exp(-2.0 * self.balance / self.band)
         best = None
         for each in near:

@@ -28,10 +28,10 @@ import torch
 
 from ragspec.acceptance.base import TargetView, Verdict
 from ragspec.acceptance.rejection import (
-    EXACT_LAW,
+    EXACT_FOR_LABEL,
     check_draws,
     children_of,
-    draft_law,
+    draft_distribution,
     draw,
     normalised,
     path_to,
@@ -48,7 +48,7 @@ from ragspec.visual.acceptance.relation import (
     Relation,
     check_size,
     related,
-    relaxed_law,
+    relaxed_distribution,
 )
 from ragspec.visual.acceptance.tv_budget import APPROXIMATE
 
@@ -75,8 +75,8 @@ class RelaxedRejection:
 
     @property
     def label(self) -> str:
-        """`exact-for(law)` where nothing is relaxed, else `approximate`."""
-        return EXACT_LAW if self.relation.nothing else APPROXIMATE
+        """`exact-for(distribution)` where nothing is relaxed, else `approximate`."""
+        return EXACT_FOR_LABEL if self.relation.nothing else APPROXIMATE
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path, the code that follows it, and each position's excess.
@@ -94,7 +94,7 @@ class RelaxedRejection:
             check_size(self.relation, len(p))
             selected, spent = None, 0.0
             if siblings:
-                q = None if fixed else draft_law(tree, node, p)
+                q = None if fixed else draft_distribution(tree, node, p)
                 uniform = partial(target.noise.uniform, index, Stream.ACCEPT)
                 codes = [tokens[sibling] for sibling in siblings]
                 selected, p, spent = self._try(codes, p, q, tree.kind, uniform)
@@ -129,7 +129,7 @@ class RelaxedRejection:
                 return rank, p, spent
             whole = p
             if self.residual == "paper":
-                whole = torch.from_numpy(relaxed_law(distribution, code, among))
+                whole = torch.from_numpy(relaxed_distribution(distribution, code, among))
             p = normalised(whole - sample, p)
             if q is not None and kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT:
                 q = q.index_fill(0, torch.tensor([code]), 0.0)

@@ -144,7 +144,9 @@ class Priced:
     def open(self, request: DraftRequest) -> PricedSession:
         """Return a session of the drafter that also takes its time."""
         session = self.drafter.open(request)
-        return (LookingSession if hasattr(session, "outlook") else PricedSession)(self, session)
+        return (LookingSession if hasattr(session, "expected_acceptance") else PricedSession)(
+            self, session
+        )
 
 
 class PricedSession:
@@ -168,9 +170,9 @@ class PricedSession:
 class LookingSession(PricedSession):
     """One that can tell its outlook."""
 
-    def outlook(self, context: DraftContext) -> float | None:
+    def expected_acceptance(self, context: DraftContext) -> float | None:
         """Return what the session tells."""
-        message: float | None = self._session.outlook(context)  # type: ignore[attr-defined]
+        message: float | None = self._session.expected_acceptance(context)  # type: ignore[attr-defined]
         return message
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.image_timing import Drawing
+    from harness.image_timing import ImageConfig
     from harness.image_ways import Way
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
@@ -30,7 +30,7 @@ class ImageBench:
     batches: int
     side_by_side: int
     budget: str
-    worth: float | None
+    min_expected_gain: float | None
     guidance: float
     temperature: float
     top_k: int
@@ -72,7 +72,7 @@ class Prepared:
 
     base: ImagePipeline
     ways: list[Way]
-    drawing: Drawing
+    submit_images: ImageConfig
     latents: bool
     build: Callable[[Way, Any, int], ImagePipeline]
     masked: bool = False

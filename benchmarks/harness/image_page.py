@@ -32,14 +32,14 @@ def write_images(
 ) -> None:
     """Draw one picture in every way again and write the page of all figures."""
     names = ready.base.class_names
-    first = ready.drawing.subjects[0]
-    subject = names[first] if names and ready.drawing.by_class else first
+    first = ready.submit_images.subjects[0]
+    subject = names[first] if names and ready.submit_images.by_class else first
     colours = colours_by_name(
         direction.series for direction in ready.ways if direction.name != PLAIN
     )
     values: dict[str, Any] = {
-        "told": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one at a "
-        f"time, budget {request.budget}, seed {request.seed}",
+        "told": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one "
+        f"at a time, budget {request.budget}, seed {request.seed}",
         "quality": quality_scatter(ready.ways, rows, quality, colours),
         "shown": f"One picture ({subject}, seed {request.seed}) in every way",
         "panels": [_panel(request, ready, direction) for direction in ready.ways],
@@ -52,7 +52,7 @@ def write_images(
 
 def _panel(request: ImageBench, ready: Prepared, direction: Way) -> dict[str, Any]:
     """Return one way's picture, beside it how many codes came together."""
-    out = ready.build(direction, request.budget, 1)(**ready.drawing.arguments([0]))
+    out = ready.build(direction, request.budget, 1)(**ready.submit_images.arguments([0]))
     current = direction.name != DRAFT_ONLY  # the target does nothing there
     note = f"{out.stats.codes_per_forward:.2f} codes a forward" if current else "without the target"
     return {

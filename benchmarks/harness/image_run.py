@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from harness.image_table import ImageRow
-    from harness.image_timing import Drawing, Quality, Timed
+    from harness.image_timing import ImageConfig, Quality, Timed
     from harness.image_ways import Way
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
@@ -103,9 +103,9 @@ def _of_codes(request: ImageBench) -> Prepared:
     drafts: dict[str, Any] = {}
 
     def build(direction: Way, budget: Any, side_by_side: int) -> ImagePipeline:
-        return build_way(direction, base, drafts, budget, side_by_side, request.worth)
+        return build_way(direction, base, drafts, budget, side_by_side, request.min_expected_gain)
 
-    return Prepared(base, ways, _drawing(request, base), False, build)
+    return Prepared(base, ways, _image_executor(request, base), False, build)
 
 
 def _of_latents(request: ImageBench) -> Prepared:
@@ -113,7 +113,7 @@ def _of_latents(request: ImageBench) -> Prepared:
     from ragspec.errors import InputError
     from ragspec.visual.pipeline.latents import LatentPipeline
 
-    if request.worth is not None:
+    if request.min_expected_gain is not None:
         raise InputError("got --worth; drafts of continuous latents have none, leave it out.")
     ways = parse_latent_ways(request.ways or USUAL)
     o.be_quiet()
@@ -131,7 +131,7 @@ def _of_latents(request: ImageBench) -> Prepared:
     def build(direction: Way, budget: Any, side_by_side: int) -> ImagePipeline:
         return build_latent_way(direction, base, budget, side_by_side)
 
-    return Prepared(base, ways, _drawing(request, base), True, build)
+    return Prepared(base, ways, _image_executor(request, base), True, build)
 
 
 def _of_masked(request: ImageBench) -> Prepared:
@@ -140,7 +140,7 @@ def _of_masked(request: ImageBench) -> Prepared:
     from ragspec.visual.masked.schedule import FLOOR
     from ragspec.visual.pipeline.masked import MaskedLatentPipeline
 
-    if request.worth is not None:
+    if request.min_expected_gain is not None:
         raise InputError("got --worth; drafts of continuous latents have none, leave it out.")
     ways = parse_masked_ways(request.ways or USUAL)
     o.be_quiet()
@@ -156,15 +156,15 @@ def _of_masked(request: ImageBench) -> Prepared:
         return build_masked_way(direction, base, budget, side_by_side, request.prefill)
 
     pipe: Any = base
-    return Prepared(pipe, ways, _drawing(request, pipe), True, build, masked=True)
+    return Prepared(pipe, ways, _image_executor(request, pipe), True, build, masked=True)
 
 
-def _drawing(request: ImageBench, base: ImagePipeline) -> Drawing:
-    from harness.image_timing import Drawing
+def _image_executor(request: ImageBench, base: ImagePipeline) -> ImageConfig:
+    from harness.image_timing import ImageConfig
 
     by_class = base.trunk.config.condition == "class"
     subjects = list(range(base.trunk.config.num_classes)) if by_class else list(PROMPTS)
-    return Drawing(
+    return ImageConfig(
         subjects, by_class, request.guidance, request.temperature, request.top_k, request.seed
     )
 
@@ -177,7 +177,7 @@ def measure(
 
     with screen.status("loading") as status:
         pipes = {direction: ready.build(direction, request.budget, 1) for direction in ready.ways}
-        timed = time_ways(pipes, ready.drawing, request.images, status.update)
+        timed = time_ways(pipes, ready.submit_images, request.images, status.update)
         if not request.quality:
             return timed, None
         wide = request.side_by_side
@@ -187,7 +187,7 @@ def measure(
         }
         quality = judge_ways(
             pipes,
-            ready.drawing,
+            ready.submit_images,
             request.quality,
             request.batches,
             lambda pictures, labels: _features(request, ready.base, pictures, labels),

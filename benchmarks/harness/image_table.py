@@ -54,8 +54,8 @@ class ImageRow:
     frechet_high: float | None = None
     frechet_inside: bool | None = None
     quality_tv_excess: float | None = None
-    surprise: float | None = None
-    surprise_error: float | None = None
+    nll_gap: float | None = None
+    nll_gap_error: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types."""
@@ -115,11 +115,11 @@ def _quality_of(direction: Way, quality: Quality | None) -> dict[str, Any]:
 
 
 def _surprise_of(result: Timed) -> dict[str, Any]:
-    every = np.concatenate([*result.surprises, np.zeros(0)])
+    every = np.concatenate([*result.nll_gaps, np.zeros(0)])
     if not len(every):
         return {}
     error = float(np.sqrt((every**2).mean() / len(every)))
-    return {"surprise": float(every.mean()), "surprise_error": error}
+    return {"nll_gap": float(every.mean()), "nll_gap_error": error}
 
 
 COLUMNS = (
@@ -140,7 +140,7 @@ def cells(row: ImageRow) -> list[str]:
         f"{row.ratio:.2f}",
         NONE if row.ratio_low is None else f"{row.ratio_low:.2f}-{row.ratio_high:.2f}",
         _number(row.tv_excess, 4),
-        NONE if row.surprise is None else f"{row.surprise:+.3f} ± {row.surprise_error:.3f}",
+        NONE if row.nll_gap is None else f"{row.nll_gap:+.3f} ± {row.nll_gap_error:.3f}",
         f"{row.equal:.0%}",
         _number(row.frechet, 2),
         NONE if row.frechet is None else f"{row.frechet_low:.2f}-{row.frechet_high:.2f}",

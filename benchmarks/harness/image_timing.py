@@ -45,7 +45,7 @@ class Timed:
     excess: list[float | None] = field(default_factory=list)
     equal: list[bool] = field(default_factory=list)
     sizes: Counter[int] = field(default_factory=Counter)
-    surprises: list[NDArray[np.float64]] = field(default_factory=list)
+    nll_gaps: list[NDArray[np.float64]] = field(default_factory=list)
     psnr: list[float] = field(default_factory=list)
     figures: list[LatentStats] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class ImageConfig:
     """What is drawn: subjects (labels or prompts) in turn, and how they are sampled."""
 
     subjects: Sequence[Any]
@@ -95,7 +95,7 @@ class Quality:
 
 
 def time_ways(
-    pipes: Mapping[Way, ImagePipeline], image: Drawing, images: int, progress: Progress
+    pipes: Mapping[Way, ImagePipeline], image: ImageConfig, images: int, progress: Progress
 ) -> dict[Way, Timed]:
     """Draw `images` images in every way, in turns, one at a time."""
     ways = list(pipes)
@@ -118,7 +118,7 @@ def time_ways(
 
 def judge_ways(
     pipes: Mapping[Way, ImagePipeline],
-    image: Drawing,
+    image: ImageConfig,
     images: int,
     batches: int,
     net: Callable[[NDArray[np.uint8], NDArray[np.int64]], FeatureNet],
@@ -150,7 +150,7 @@ def judge_ways(
 
 
 def _batch(
-    pipe: ImagePipeline, image: Drawing, images: int, number: int
+    pipe: ImagePipeline, image: ImageConfig, images: int, number: int
 ) -> tuple[NDArray[np.uint8], float | None]:
     """Return the pictures u8 [n, H, W, 3] of one batch of seeds, and their mean tv_excess."""
     numbers = range(number * _FAR, number * _FAR + images)
@@ -172,7 +172,7 @@ def _note(timed: Timed, direction: Way, out: Any) -> None:
     timed.lengths.append(stats.codes_per_forward if current else float("nan"))
     timed.excess.append(stats.tv_excess if current else None)
     if current:
-        timed.surprises.append(stats.surprises)
+        timed.nll_gaps.append(stats.nll_gaps)
     for report in stats.reports:
         timed.sizes.update(report.budget_sizes)
 

@@ -37,7 +37,7 @@ class Tried:
 
     settings: dict[str, Any]
     codes_per_forward: float
-    surprise: float
+    nll_gap: float
     error: float
     tv_excess: float
     images: int
@@ -45,7 +45,7 @@ class Tried:
     @property
     def costs_nothing(self) -> bool:
         """Whether both figures are known to be small."""
-        small = abs(self.surprise) + self.error <= MOST_SURPRISE
+        small = abs(self.nll_gap) + self.error <= MOST_SURPRISE
         return small and self.tv_excess <= MOST_EXCESS
 
 
@@ -98,12 +98,12 @@ def _tried(request: ImageBench, rule: str, progress: Callable[[str], None]) -> l
             **settings,
         )
         pipe.set_progress_bar_config(disable=True)
-        arguments = ready.drawing.arguments(list(range(request.images)))
+        arguments = ready.submit_images.arguments(list(range(request.images)))
         stats = pipe(**arguments, output_type="latent").stats
         measured = {
             "codes_per_forward": stats.codes_per_forward,
-            "surprise": stats.surprise,
-            "error": stats.surprise_error,
+            "nll_gap": stats.nll_gap,
+            "error": stats.nll_gap_error,
             "tv_excess": stats.tv_excess,
         }
         figures: dict[str, Any] = {key: round(value, 4) for key, value in measured.items()}
@@ -116,14 +116,14 @@ def tuned_table(tried: Sequence[Tried], best: Tried | None, title: str) -> Table
     from rich.table import Table
 
     table = Table(title=title)
-    for name in (*(tried[0].settings if tried else ()), "codes a forward", "surprise", "tv_excess"):
+    for name in (*(tried[0].settings if tried else ()), "codes a forward", "nll_gap", "tv_excess"):
         table.add_column(name, justify="right")
     for each in tried:
         style = "bold green" if each is best else None if each.costs_nothing else "dim"
         table.add_row(
             *(f"{value:g}" for value in each.settings.values()),
             f"{each.codes_per_forward:.2f}",
-            f"{each.surprise:+.3f} +- {each.error:.3f}",
+            f"{each.nll_gap:+.3f} +- {each.error:.3f}",
             f"{each.tv_excess:.4f}",
             style=style,
         )

@@ -145,8 +145,8 @@ def build_way(
 ) -> ImagePipeline:
     """Return the pipeline of a way, over the models of `base`.
 
-    drafts: what was loaded for the ways before, by name; filled here. worth: `draft_worth` of all.
-    Raises what `ImagePipeline` does, and InputError for draft-only without a draft model.
+    drafts: what was loaded for the ways before, by name; filled here. worth: `min_expected_gain`
+    of all. Raises what `ImagePipeline` does, and InputError for draft-only without a draft model.
     """
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 

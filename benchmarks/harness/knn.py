@@ -169,9 +169,9 @@ def _index(store: Datastore, kind: str) -> None:
 
 def _prompts(texts: Sequence[str], items: int) -> list[str]:
     """Return the beginnings of some texts, spread over the first ones that are long enough."""
-    from ragspec.pipelines.console.texts import Wanted, read_texts
+    from ragspec.pipelines.console.texts import TextColumns, read_texts
 
-    result = (each for each in read_texts(texts, Wanted()) if isinstance(each, str))
+    result = (each for each in read_texts(texts, TextColumns()) if isinstance(each, str))
     long = list(islice((each for each in result if len(each) >= LEAST), 100 * items))
     if not long:
         raise InputError(

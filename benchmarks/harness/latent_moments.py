@@ -27,7 +27,7 @@ import torch
 from ragspec.acceptance.base import Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.judged import Judged, WatchedTarget
-from ragspec.visual.latents.rules.coupling import drawn_with, gaussians_of, step_densities
+from ragspec.visual.latents.rules.coupling import gaussians_of, sampled_with, step_densities
 from ragspec.visual.latents.sampler import Drawn, Sampler
 from ragspec.visual.latents.target import LatentView
 
@@ -105,7 +105,7 @@ class PathTarget(WatchedTarget):
             drafted, current = judged[row].drafted, judged[row].own
             assert drafted is not None
             path = table.paths[drafted][None]
-            distributions = (gaussians_of(table, current, path, s), drawn_with(table, drafted, s))
+            distributions = (gaussians_of(table, current, path, s), sampled_with(table, drafted, s))
             p, q = (step_densities(path[:, :s], *distribution) for distribution in distributions)
             result[row, :s] = (p - q)[0].cpu()
         return result

@@ -61,8 +61,8 @@ def write_latents(
     names = ready.base.class_names
     subject = names[0] if names else "class 0"
     values: dict[str, Any] = {
-        "told": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one at a "
-        f"time, budget {request.budget}, seed {request.seed}",
+        "told": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one "
+        f"at a time, budget {request.budget}, seed {request.seed}",
         "quality": quality_scatter(ready.ways, rows, quality, colours),
         "shown": f"One picture ({subject}, seed {request.seed}) in every way",
         "panels": [_panel(direction, each) for direction, each in sample.items()],
@@ -82,7 +82,7 @@ def _drawn(request: ImageBench, ready: Prepared, direction: Way, count: int) -> 
 
     base = cast("LatentPipeline", ready.base)
     pipe = build_latent_way(direction, base, request.budget, request.side_by_side, PathPipeline)
-    out: PathOutput = pipe(**ready.drawing.arguments(range(count)))
+    out: PathOutput = pipe(**ready.submit_images.arguments(range(count)))
     return out
 
 

@@ -18,7 +18,7 @@ from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.pipeline.latents import LatentOutput, LatentPipeline
 
 if TYPE_CHECKING:
-    from harness.image_timing import Drawing
+    from harness.image_timing import ImageConfig
 
 
 @dataclass
@@ -61,7 +61,7 @@ class PathPipeline(LatentPipeline):
 
 
 def path_moments(
-    direction: Way, base: LatentPipeline, image: Drawing, images: int, budget: Any, batch: int
+    direction: Way, base: LatentPipeline, image: ImageConfig, images: int, budget: Any, batch: int
 ) -> Iterator[tuple[int, PathMoments]]:
     """Draw images in batches; after each yield how many there are, and their figures so far."""
     pipe = build_latent_way(direction, base, budget, batch, PathPipeline)

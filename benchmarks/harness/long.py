@@ -20,14 +20,14 @@ from ragspec.pipelines.console.options import be_quiet, checked_output
 
 if TYPE_CHECKING:
     from harness.long_table import Asked, LongRow
-    from harness.long_tasks import Reading
+    from harness.long_tasks import PrefillJob
     from harness.long_ways import Way
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.long.document import LongDocument
 
 WAYS, KINDS = "auto,context", "questions,summaries,quotations"
 WARM_UP = 8  # tokens that every way writes before anything is timed
-Told = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 T = TypeVar("T", int, float)
 
 
@@ -180,11 +180,11 @@ def _prepared(request: LongBench) -> tuple[Engine, list[Way]]:
 
 
 def measure(
-    plan: Sequence[Reading],
+    plan: Sequence[PrefillJob],
     engine: Engine,
     ways: Sequence[Way],
     request: LongBench,
-    on_progress: Told = lambda what, done, total: None,
+    on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Iterator[Asked]:
     """Yield what came of every task, each document read once.
 
@@ -214,7 +214,7 @@ def measure(
         done = sum(each[: number + 1])  # fewer questions than planned where evidence lies outside
 
 
-def _opened(job: Reading, engine: Engine) -> LongDocument:
+def _opened(job: PrefillJob, engine: Engine) -> LongDocument:
     """Read a document, or the part of it that is to be read."""
     from ragspec.pipelines.docqa.prompt import plain_ids
     from ragspec.pipelines.long.document import LongDocument as AnyDocument
@@ -236,7 +236,8 @@ def _write(
 
 def _told_of(request: LongBench, tasks: int) -> str:
     return (
-        f"{request.model} in {request.dtype}, greedy, {tasks} tasks, at most {request.new_tokens} tokens "
+        f"{request.model} in {request.dtype}, greedy, {tasks} tasks, at most "
+        f"{request.new_tokens} tokens "
         "each. Every document is read once; the ways take turns over what was kept of it."
     )
 

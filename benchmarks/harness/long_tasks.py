@@ -52,7 +52,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PrefillJob:
     """A part of a document that is read once, and what is asked over it.
 
     length: its tokens at most. start: the first one, where the document is long enough.
@@ -98,7 +98,7 @@ def readings(
     items: int,
     questions: int,
     start: int,
-) -> list[Reading]:
+) -> list[PrefillJob]:
     """Return what to read, and what to ask over it; the shortest lengths first.
 
     documents: long ones, at most. items: tasks of each kind over each reading of them. questions:
@@ -116,13 +116,13 @@ def readings(
             results += list(_with_gold(data, length, questions))
         if instance:
             longest = list(long_documents(data).values())[:documents]
-            results += [Reading(each, length, start, instance, items) for each in longest]
+            results += [PrefillJob(each, length, start, instance, items) for each in longest]
     if not results:
         raise InputError(f"{data} holds no documents; expected some to ask about.")
     return results
 
 
-def _with_gold(data: Path, length: int, most: int) -> Iterator[Reading]:
+def _with_gold(data: Path, length: int, most: int) -> Iterator[PrefillJob]:
     """Yield documents with their own questions, at most so many questions in all."""
     documents, request = docqa_documents(data), gold_questions(data)[:most]
     for name in dict.fromkeys(question.document for question in request):
@@ -131,7 +131,7 @@ def _with_gold(data: Path, length: int, most: int) -> Iterator[Reading]:
             for q in request
             if q.document == name
         )
-        yield Reading(documents[name], length, tasks=tasks)
+        yield PrefillJob(documents[name], length, tasks=tasks)
 
 
 def _made(kind: str, text: str, items: int, seed: int) -> Iterator[Task]:

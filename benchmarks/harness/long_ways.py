@@ -34,7 +34,7 @@ from ragspec.pipelines.bench.variants import (
 from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.pipelines.docqa.prompt import plain_ids
 from ragspec.pipelines.long.document import LongDocument
-from ragspec.reports.builder import kept_of
+from ragspec.reports.builder import accepted_of
 from ragspec.reports.label import kind_of_label
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.rapid.drafter import Rapid
@@ -170,7 +170,7 @@ def _found(answer: Answer, seconds: float, begun: int) -> Found:
 def _fact(step: Step) -> DraftStep:
     levels = 1 + int(depths(step.tree.parents).max()) if len(step.tree) else 0
     spent = (round(step.milliseconds.get(name, 0.0), 3) for name in ("draft", "verify"))
-    return DraftStep(len(step.tree), levels, len(kept_of(step)), *spent)
+    return DraftStep(len(step.tree), levels, len(accepted_of(step)), *spent)
 
 
 class PeerWay:

@@ -81,7 +81,7 @@ class ImageVariant:
             output_type="latent",
         )
         figures = {}
-        for name in ("tv_excess", "surprise", "distance_mean"):
+        for name in ("tv_excess", "nll_gap", "distance_mean"):
             value = getattr(out.stats, name, None)
             if value is not None:
                 figures[name] = float(value)

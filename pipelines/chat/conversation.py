@@ -1,7 +1,7 @@
 """A conversation with a chat model, over documents or without: what was read is not read again.
 
 Every turn is written into the chat template whole, and the engine reads only what is new of it
-(`KeptContext`). Over documents each question brings the passages that are not in the conversation
+(`PrefixCache`). Over documents each question brings the passages that are not in the conversation
 yet; one that the documents do not speak of is searched for together with the question before it,
 and else put as it is, since it may be about an answer. When the context is full the oldest turns
 leave, as many as free a quarter of it, so that what is left is not read anew at every turn.
@@ -15,19 +15,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import Citation, cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, DocQA, Written, drain, refusal
-from ragspec.pipelines.docqa.prompt import Prompt, disarm, passages_of, placed, special_of
-from ragspec.pipelines.docqa.wording import (
-    Wording,
+from ragspec.pipelines.docqa.prompt import (
+    Prompt,
+    escape_special_tokens,
+    passages_of,
+    placed,
+    special_of,
+)
+from ragspec.pipelines.docqa.template import (
+    PromptTemplate,
+    find_template,
     is_chat,
     passages_for,
     suited,
     templated,
-    wording,
 )
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.sampling.repetition import EndRepetition
@@ -75,7 +81,7 @@ class Reply(Written):
 
     @property
     def report(self) -> Report:
-        """What it cost; `kept_tokens` of its prompt were not read again."""
+        """What it cost; `cached_tokens` of its prompt were not read again."""
         return self.generation.report
 
 
@@ -85,7 +91,7 @@ class Conversation:
     engine: over a model with a chat template. documents: what is searched for every question, or
     None. system: what the model is told first. top_k: passages a question may bring. prompt: how a
     question with passages is put; both see `DocQA.ask`. Raises UnsupportedModelError for a model
-    without a chat template, and the errors of `wording`.
+    without a chat template, and the errors of `template`.
     """
 
     def __init__(
@@ -95,7 +101,7 @@ class Conversation:
         *,
         system: str | None = None,
         top_k: int | None = None,
-        prompt: str | Path | Wording | None = None,
+        prompt: str | Path | PromptTemplate | None = None,
     ) -> None:
         if not isinstance(documents, DocQA | None):
             raise InputError(
@@ -113,9 +119,9 @@ class Conversation:
         self.documents = documents
         self.system = system
         self.top_k = passages_for(engine) if top_k is None else top_k
-        self.wording = wording(suited(engine.tokenizer) if prompt is None else prompt)
+        self.template = find_template(suited(engine.tokenizer) if prompt is None else prompt)
         self.turns: list[Turn] = []
-        self._kept = KeptContext()
+        self._kept = PrefixCache()
 
     def clear(self) -> None:
         """Begin anew."""
@@ -197,10 +203,10 @@ class Conversation:
     def _turn(self, text: str, hits: Sequence[Hit]) -> Turn:
         special = special_of(self.engine.tokenizer)
         first = max((turn.first + len(turn.hits) for turn in self.turns), default=1)
-        display = disarm(text.strip(), special)
+        display = escape_special_tokens(text.strip(), special)
         if hits:
             question = " ".join(display.split())
-            display = self.wording.content(question, passages_of(hits, special), first=first)
+            display = self.template.content(question, passages_of(hits, special), first=first)
         return Turn(text, display, "", tuple(hits), first)
 
     def _prompt(self, turns: Sequence[Turn]) -> Prompt:
@@ -209,7 +215,9 @@ class Conversation:
         special = special_of(self.engine.tokenizer)
         for turn in turns[:-1]:
             messages.append({"role": "user", "content": turn.shown})
-            messages.append({"role": "assistant", "content": disarm(turn.answer, special)})
+            messages.append(
+                {"role": "assistant", "content": escape_special_tokens(turn.answer, special)}
+            )
         messages.append({"role": "user", "content": turns[-1].shown})
         hits = [hit for turn in turns for hit in turn.hits]
         return placed(self.engine.tokenizer, templated(self.engine.tokenizer, messages), hits)

@@ -202,12 +202,12 @@ def answer_question(
     embedder: None is the bundled one for documents, and the recorded one for an index.
     """
     from ragspec.pipelines.docqa.docqa import NEW_TOKENS, DocQA
-    from ragspec.pipelines.docqa.wording import wording
+    from ragspec.pipelines.docqa.template import find_template
 
     be_quiet()
     terminal = Terminal(quiet=asking.json)
     if asking.prompt is not None:
-        wording(asking.prompt)  # refused before anything is read
+        find_template(asking.prompt)  # refused before anything is read
     with terminal.working("reading the documents"):
         if index is None:
             qa = DocQA.from_documents(docs, embedder=_named(embedder))

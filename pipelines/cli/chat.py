@@ -235,6 +235,6 @@ def stats(conversation: Conversation, last: Reply) -> Iterator[str]:
     of = "" if limit is None else f" of {limit}"
     turns = len(conversation.turns)
     yield f"{turns} turn{'s' * (turns != 1)}, {used}{of} tokens of context"
-    read_now = report.prompt_tokens - report.kept_tokens
-    yield f"of the last prompt {report.kept_tokens} tokens were known and {read_now} read"
+    read_now = report.prompt_tokens - report.cached_tokens
+    yield f"of the last prompt {report.cached_tokens} tokens were known and {read_now} read"
     yield report.summary()

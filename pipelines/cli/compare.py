@@ -126,7 +126,7 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
 
     from ragspec.engine.options import end_tokens
     from ragspec.sampling.defaults import default_processors, with_defaults
-    from ragspec.sampling.distribution import TokenLaw
+    from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.noise import NoiseStream
 
     context = [*plain.prompt_tokens, *plain.tokens[:index]]
@@ -138,7 +138,9 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     ends = end_tokens(engine.model, engine.tokenizer)
     limit = start + len(plain.tokens)
     current = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
-    distribution = TokenLaw(with_defaults(sampling, config), noise, start, ends, current=current)
+    distribution = TokenDistribution(
+        with_defaults(sampling, config), noise, start, ends, current=current
+    )
     scores = distribution.process(logits, context, [()])
     if sampling.greedy:
         values = scores[0].topk(2).values

@@ -16,7 +16,7 @@ from ragspec.pipelines.console.terminal import Terminal
 if TYPE_CHECKING:
     from ragspec.retrievers.knn.datastore import DatastoreInfo
 
-SHOWN = 12  # characters of a fingerprint
+MOST_LISTED = 12  # characters of a fingerprint
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,7 +53,7 @@ def build(
 ) -> None:
     """Read texts with a model and keep its state before every token."""
     from ragspec.pipelines.cli.store_run import counting
-    from ragspec.pipelines.console.texts import Wanted, read_texts
+    from ragspec.pipelines.console.texts import TextColumns, read_texts
     from ragspec.retrievers.knn.datastore import Datastore
 
     terminal = Terminal(quiet=json)
@@ -64,7 +64,7 @@ def build(
     def skipped(path: str, reason: str) -> None:
         terminal.note(f"not read: {path} {reason}")
 
-    result = read_texts(texts, Wanted(field, split, config, skipped))
+    result = read_texts(texts, TextColumns(field, split, config, skipped))
     with terminal.working("loading the model"):
         engine = o.EngineOptions(model, None, "none", "auto", device, dtype).engine()
     began = time.perf_counter()
@@ -106,11 +106,13 @@ def _show(result: DatastoreInfo, terminal: Terminal, json: bool) -> None:
         terminal.json(result.to_dict())
         return
     terminal.line(
-        f"{result.path}: {result.keys:,} keys of {result.width} numbers out of {result.documents:,} "
+        f"{result.path}: {result.keys:,} keys of {result.width} numbers out of "
+        f"{result.documents:,} "
         f"documents, {result.bytes:,} bytes"
     )
     terminal.line(
-        f"of model {result.model[:SHOWN]}, tokenizer {(result.tokenizer or 'none')[:SHOWN]}, "
+        f"of model {result.model[:MOST_LISTED]}, tokenizer "
+        f"{(result.tokenizer or 'none')[:MOST_LISTED]}, "
         f"{result.layer}, searched {result.search}"
     )
     terminal.table(

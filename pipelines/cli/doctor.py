@@ -154,12 +154,12 @@ def show(result: dict[str, Any], terminal: Terminal) -> None:
             for m in result["models"]
         ],
     )
-    _show_kept(result, terminal)
+    _show_caches(result, terminal)
     if result["missing"]:
         terminal.line(f"Missing: {', '.join(result['missing'])}. Run: pip install ragspec", "red")
 
 
-def _show_kept(result: dict[str, Any], terminal: Terminal) -> None:
+def _show_caches(result: dict[str, Any], terminal: Terminal) -> None:
     rows = [row for entry in result["costs"] if (row := _cost_row(entry))]
     if rows:
         columns = ["model", "device", "dtype", ">context", ">1 row", ">8 rows", ">32 rows"]

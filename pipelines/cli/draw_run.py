@@ -272,7 +272,7 @@ def summarise_images(outputs: Sequence[Any], plain: Sequence[Any] | None) -> dic
         "seconds": float(sum(each.seconds for each in stats)),
         "codes_per_forward": fmean(each.codes_per_forward for each in stats),
         "tv_excess": _mean_of(stats, "tv_excess"),
-        "surprise": _mean_of(stats, "surprise"),
+        "nll_gap": _mean_of(stats, "nll_gap"),
         "distance_mean": _mean_of(stats, "distance_mean"),
         "repeatable": all(each.repeatable for each in stats),
         "seeds": [seed for each in stats for seed in each.seeds],
@@ -312,7 +312,7 @@ def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) ->
         f"{figures['seconds']:.2f} s, {figures['codes_per_forward']:.2f} codes a forward, label "
         f"{figures['label']}, seed {figures['seed']}"
     )
-    for name in ("tv_excess", "surprise", "distance_mean"):
+    for name in ("tv_excess", "nll_gap", "distance_mean"):
         if figures[name] is not None and not figures["label"].startswith("exact"):
             line += f", {name} {figures[name]:.4f}"
     terminal.line(line)

@@ -17,7 +17,7 @@ from ragspec.pipelines.cli.ask import (
 )
 from ragspec.pipelines.console.options import EngineOptions, be_quiet, drafter_of
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.retrievers.rapid.law import eta_of
+from ragspec.retrievers.rapid.distribution import eta_of
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine

@@ -12,7 +12,7 @@ import typer
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal
 
-OWN_LICENCE = "Apache-2.0"
+LICENCE_NAME = "Apache-2.0"
 
 app = typer.Typer(
     name="models",
@@ -57,7 +57,7 @@ def known_models() -> list[dict[str, Any]]:
     from ragspec.models import resolve
 
     records: list[dict[str, Any]] = [
-        {"name": name, "licence": OWN_LICENCE, "folder": str(folder), **_facts(folder)}
+        {"name": name, "licence": LICENCE_NAME, "folder": str(folder), **_facts(folder)}
         for name, folder in resolve.BUNDLED.items()
     ]
     for name in resolve.PACKAGED:

@@ -47,7 +47,7 @@ def build(
 ) -> None:
     """Tokenize text with a model's tokenizer and index every phrase of it."""
     from ragspec.pipelines.cli.store_run import build_store
-    from ragspec.pipelines.console.texts import Wanted
+    from ragspec.pipelines.console.texts import TextColumns
 
     terminal = Terminal(quiet=json)
 
@@ -57,7 +57,7 @@ def build(
     limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
     if limit == 0:
         raise InputError("--max-tokens is 0; expected at least 1.")
-    columns = Wanted(field, split, config, skipped)
+    columns = TextColumns(field, split, config, skipped)
     _show(build_store(sources, model, out, columns, terminal, limit), terminal, json)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.errors import DocumentError, InputError, ModelError, PromptTooLongError, StoreError
 from ragspec.pipelines.cli.answered import Answered
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import Wanted, read_prompts, read_texts
+from ragspec.pipelines.console.texts import TextColumns, read_prompts, read_texts
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ragspec.pipelines.console.options import EngineOptions
     from ragspec.retrievers.corpus.catalogue import CorpusInfo
     from ragspec.retrievers.corpus.index import CorpusIndex
-    from ragspec.retrievers.corpus.text import Told
+    from ragspec.retrievers.corpus.text import ProgressCallback
 
 PREFIX = 12
 
@@ -52,7 +52,7 @@ def build_store(
     sources: Iterable[str],
     model: str,
     out: Path,
-    columns: Wanted,
+    columns: TextColumns,
     terminal: Terminal,
     limit: int | None = None,
 ) -> CorpusInfo:
@@ -222,7 +222,7 @@ def show_info(info: CorpusInfo, terminal: Terminal) -> None:
 
 
 @contextmanager
-def counting(terminal: Terminal, what: str, unit: str = "documents") -> Iterator[Told]:
+def counting(terminal: Terminal, what: str, unit: str = "documents") -> Iterator[ProgressCallback]:
     """Show how much was read, on a terminal; yields what is called with documents and tokens."""
     if terminal.quiet or not terminal.err.is_terminal:
         yield lambda documents, tokens: None

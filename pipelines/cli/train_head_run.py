@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.batches import SHORTEST, Reading, StateReader
+from ragspec.drafters.eagle.batches import SHORTEST, PrefillJob, StateReader
 from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
 from ragspec.drafters.eagle.loss import agreement
 from ragspec.drafters.eagle.training import (
@@ -31,7 +31,7 @@ from ragspec.models.load import load_model
 from ragspec.pipelines.cli.store_run import counting
 from ragspec.pipelines.console.options import be_quiet
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import Wanted, read_texts
+from ragspec.pipelines.console.texts import TextColumns, read_texts
 from ragspec.retrievers.corpus.text import tokenized
 from ragspec.target.causal import CausalTarget
 from ragspec.target.open import open_target
@@ -82,7 +82,7 @@ def make_head(
     began = time.perf_counter()
     head = None if start is None else FeatureHead.load(start).to(target.device)
     trainer = HeadTrainer(target, learned, settings, head=head)
-    judged = list[Reading]()
+    judged = list[PrefillJob]()
 
     def judge() -> float:
         if not judged:
@@ -191,7 +191,9 @@ class Course:
             self.trainer.head.eval().save(self.out)
 
 
-def _readings(target: CausalTarget, texts: Sequence[Sequence[int]], length: int) -> list[Reading]:
+def _readings(
+    target: CausalTarget, texts: Sequence[Sequence[int]], length: int
+) -> list[PrefillJob]:
     """Return the target's states over the first texts that are long enough, one by one."""
     chunks = [text[:length] for text in texts[:_MOST_HELD_OUT] if len(text) >= SHORTEST]
     reader = StateReader(target, chunks)
@@ -258,7 +260,7 @@ def _texts(
     loaded, tokenizer = load_model(model, device, dtype)
     target = open_target(loaded)
     longest = target.max_length
-    columns = Wanted(skipped=lambda path, reason: terminal.note(f"not read: {path} {reason}"))
+    columns = TextColumns(skipped=lambda path, reason: terminal.note(f"not read: {path} {reason}"))
     texts: list[list[int]] = []
     left = limit
     with counting(terminal, "reading") as on_progress:

@@ -38,7 +38,7 @@ Item = str | list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TextColumns:
     """What to read of rows: field None for the usual names; split and config of a data set.
 
     split: None for "train". skipped: called with a file that was left out and why.
@@ -50,7 +50,7 @@ class Wanted:
     skipped: Callable[[str, str], None] = lambda path, reason: None
 
 
-def read_texts(sources: Iterable[str], columns: Wanted) -> Iterator[Item]:
+def read_texts(sources: Iterable[str], columns: TextColumns) -> Iterator[Item]:
     """Yield the texts (or token ids) of folders, files and data sets, one after the other.
 
     A folder gives its documents and its files of rows, in order of path; what cannot be read there
@@ -112,7 +112,7 @@ def _is_prompt(value: Any) -> bool:
     return isinstance(value, str) and bool(value)
 
 
-def _folder(folder: Path, columns: Wanted) -> Iterator[Item]:
+def _folder(folder: Path, columns: TextColumns) -> Iterator[Item]:
     if any((folder / name).is_file() for name in (SPLITS, SAVED)):
         yield from _texts(_saved_rows(folder, columns), str(folder), columns)
         return
@@ -138,7 +138,7 @@ def _folder(folder: Path, columns: Wanted) -> Iterator[Item]:
         )
 
 
-def _file(path: Path, columns: Wanted) -> Iterator[Item]:
+def _file(path: Path, columns: TextColumns) -> Iterator[Item]:
     if path.name.lower().endswith(LINES + PARQUET):
         yield from _texts(_rows(path), str(path), columns)
     else:
@@ -183,7 +183,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise DocumentError(f"{path} is no parquet file ({error}).") from error
 
 
-def _saved_rows(folder: Path, columns: Wanted) -> Iterator[Mapping[str, Any]]:
+def _saved_rows(folder: Path, columns: TextColumns) -> Iterator[Mapping[str, Any]]:
     import datasets
 
     try:
@@ -193,7 +193,7 @@ def _saved_rows(folder: Path, columns: Wanted) -> Iterator[Mapping[str, Any]]:
     yield from _of_split(result, str(folder), columns)
 
 
-def _hub_rows(name: str, columns: Wanted) -> Iterator[Mapping[str, Any]]:
+def _hub_rows(name: str, columns: TextColumns) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a data set by name, streamed from the hub, or from its cache."""
     import datasets
 
@@ -226,14 +226,14 @@ def _hub_left_alone() -> Iterator[None]:
             place.HF_HUB_OFFLINE = value
 
 
-def _laid_out_rows(folder: Path, columns: Wanted) -> Iterator[Mapping[str, Any]]:
+def _laid_out_rows(folder: Path, columns: TextColumns) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of a data set that lies in a folder as on the hub, streamed."""
     name = str(folder.resolve())
     yield from _loaded(name, columns, {"streaming": True}, "cannot be read as a data set")
 
 
 def _loaded(
-    name: str, columns: Wanted, options: Mapping[str, Any], wrong: str
+    name: str, columns: TextColumns, options: Mapping[str, Any], wrong: str
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the rows of what datasets loads; wrong: what to say of the name where it does not."""
     import datasets
@@ -264,7 +264,7 @@ def _in_hub_layout(folder: Path) -> bool:
         return False
 
 
-def _of_split(result: Any, name: str, columns: Wanted) -> Iterator[Mapping[str, Any]]:
+def _of_split(result: Any, name: str, columns: TextColumns) -> Iterator[Mapping[str, Any]]:
     if hasattr(result, "keys"):
         split = columns.split or TRAIN
         if split not in result:
@@ -275,7 +275,7 @@ def _of_split(result: Any, name: str, columns: Wanted) -> Iterator[Mapping[str, 
     yield from result
 
 
-def _texts(rows: Iterable[Mapping[str, Any]], name: str, columns: Wanted) -> Iterator[Item]:
+def _texts(rows: Iterable[Mapping[str, Any]], name: str, columns: TextColumns) -> Iterator[Item]:
     for number, row in enumerate(rows, 1):
         where = f"{name}, row {number}"
         value = row[_pick(row, columns.field, (*TEXT_FIELDS, *ID_FIELDS), where)]

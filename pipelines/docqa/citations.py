@@ -38,7 +38,7 @@ class Citation:
     answer_start: int
     answer_end: int
     passage: int
-    found_by: str
+    matched_by: str
     page: int | None = None
 
     @property
@@ -56,7 +56,7 @@ class Quote:
     hit: int
     start: int
     length: int
-    found_by: str
+    matched_by: str
 
     @property
     def answer_end(self) -> int:
@@ -98,7 +98,7 @@ def citation(quote: Quote, hit: Hit) -> Citation:
         answer_start=quote.answer_start,
         answer_end=quote.answer_end,
         passage=quote.hit + 1,
-        found_by=quote.found_by,
+        matched_by=quote.matched_by,
         page=hit.document.page_of(start),
     )
 
@@ -201,7 +201,7 @@ def grown(answer: str, text: str, quote: Quote) -> Quote:
         a += 1
     while a < b and (cuts_word(answer, b) or cuts_word(text, b + shift) or answer[b - 1].isspace()):
         b -= 1
-    return Quote(a, quote.hit, a + shift, b - a, quote.found_by)
+    return Quote(a, quote.hit, a + shift, b - a, quote.matched_by)
 
 
 def cuts_word(text: str, place: int) -> bool:
@@ -230,7 +230,7 @@ def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
     """Keep the longest quotations that do not overlap in the answer."""
     selected: list[Quote] = []
     order = sorted(
-        quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start, q.found_by != "draft")
+        quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start, q.matched_by != "draft")
     )
     for quote in order:
         clear = (

@@ -14,10 +14,10 @@ from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import Citation, cite
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
-from ragspec.pipelines.docqa.wording import Wording, passages_for, suited, wording
+from ragspec.pipelines.docqa.template import PromptTemplate, find_template, passages_for, suited
 from ragspec.reports.builder import ReportBuilder
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
-from ragspec.retrievers.search.documents import Document, Skipped, Told, load_documents
+from ragspec.retrievers.search.documents import Document, ProgressCallback, Skipped, load_documents
 from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_retriever
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ragspec.reports.report import Report
     from ragspec.sampling.settings import Sampling
 
-NOT_FOUND = "The documents do not speak of this."
+NO_ANSWER_TEXT = "The documents do not speak of this."
 REFUSED = "refused"
 NEW_TOKENS = 160
 JUDGED = 5  # passages by which it is told whether the documents speak of a question
@@ -150,7 +150,7 @@ class DocQA:
         embedder: str | Path | Embedder | None = DEFAULT_EMBEDDER,
         dense: str = FLAT,
         sparse: bool = True,
-        on_progress: Told = lambda what, done, total: None,
+        on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> DocQA:
         """Read files and folders and index them; see `load_documents` and `PassageIndex.build`."""
         values = [paths] if isinstance(paths, str | os.PathLike) else paths
@@ -210,7 +210,7 @@ class DocQA:
         *,
         max_new_tokens: int = NEW_TOKENS,
         top_k: int | None = None,
-        prompt: str | Path | Wording | None = None,
+        prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
     ) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
@@ -218,8 +218,10 @@ class DocQA:
         hits, _ = self.search(question, self._passages(top_k))
         return self._prompt(question, hits, template, max_new_tokens)
 
-    def _asked(self, prompt: str | Path | Wording | None, system: str | None) -> Wording:
-        return wording(suited(self.engine.tokenizer) if prompt is None else prompt, system)
+    def _asked(
+        self, prompt: str | Path | PromptTemplate | None, system: str | None
+    ) -> PromptTemplate:
+        return find_template(suited(self.engine.tokenizer) if prompt is None else prompt, system)
 
     def search(self, question: str, top_k: int) -> tuple[list[Hit], str | None]:
         """Return the top_k best passages, and why they are not worth asking about, if so.
@@ -245,7 +247,7 @@ class DocQA:
         return passages_for(self.engine) if top_k is None else top_k
 
     def _prompt(
-        self, question: str, hits: Sequence[Hit], template: Wording, max_new_tokens: int
+        self, question: str, hits: Sequence[Hit], template: PromptTemplate, max_new_tokens: int
     ) -> Prompt:
         limit = self.engine.target.max_length
         room = None if limit is None else limit - max_new_tokens
@@ -258,7 +260,7 @@ class DocQA:
         *,
         max_new_tokens: int = NEW_TOKENS,
         top_k: int | None = None,
-        prompt: str | Path | Wording | None = None,
+        prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
         refuse: bool = True,
         stream: Callable[[str], None] | None = None,
@@ -267,7 +269,8 @@ class DocQA:
         """Answer a question from the top_k best passages that fit the model's context.
 
         top_k: None for what suits the model, see `passages_for`. prompt: how the question is put,
-        "evidence", "quote", "answer", a Jinja file, a `Wording`, or None for what suits the model.
+        "evidence", "quote", "answer", a Jinja file, a `PromptTemplate`, or None for what suits the
+        model.
         system: what a chat model is told first. refuse: do not ask the model where the index finds
         nothing that an answer could rest on, see `Answer.refused`. stream: called with each piece
         of text as it is verified; an interrupt then ends the text and keeps what was written.
@@ -308,7 +311,7 @@ class DocQA:
         generation = refusal(milliseconds)
         return Answer(
             question=question,
-            text=NOT_FOUND,
+            text=NO_ANSWER_TEXT,
             evidence="",
             short="",
             citations=(),
@@ -327,7 +330,7 @@ class DocQA:
 def answer_of(
     question: str,
     prompt: Prompt,
-    template: Wording,
+    template: PromptTemplate,
     generation: Generation,
     milliseconds: float,
     decode: Callable[[Any], str],
@@ -352,7 +355,7 @@ def answer_of(
 def refusal(milliseconds: float) -> Generation:
     """Return what stands in for a text where the model is not asked, after a search."""
     report = ReportBuilder("exact", None, 0).build([], 0.0, REFUSED).with_retrieval(milliseconds)
-    return Generation(NOT_FOUND, [], REFUSED, report.label, report, [])
+    return Generation(NO_ANSWER_TEXT, [], REFUSED, report.label, report, [])
 
 
 def drain(chunks: Any, stream: Callable[[str], None]) -> Any:

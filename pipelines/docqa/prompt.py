@@ -1,7 +1,7 @@
 """The prompt of a question over passages, with the token span of every passage kept.
 
-What it says is the matter of a `Wording`; here the passages are brought in, as many as fit, and
-found again in the tokens.
+What it says is the matter of a `PromptTemplate`; here the passages are brought in, as many as fit,
+and found again in the tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from ragspec.drafters.base import SourceText
 from ragspec.engine.prediction import anchored
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.wording import WORDINGS, Wording, is_chat
+from ragspec.pipelines.docqa.template import WORDINGS, PromptTemplate, is_chat
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.trees.draft_tree import LAYOUT
 
@@ -56,7 +56,7 @@ def build_prompt(
     hits: Sequence[Hit],
     *,
     room: int | None = None,
-    template: Wording = WORDINGS["evidence"],
+    template: PromptTemplate = WORDINGS["evidence"],
 ) -> Prompt:
     """Return the prompt of a question over passages, best passage first.
 
@@ -86,16 +86,23 @@ def build_prompt(
 
 
 def render(
-    tokenizer: Any, question: str, hits: Sequence[Hit], template: Wording = WORDINGS["evidence"]
+    tokenizer: Any,
+    question: str,
+    hits: Sequence[Hit],
+    template: PromptTemplate = WORDINGS["evidence"],
 ) -> Prompt:
     """Write the prompt over these passages, tokenise it, and find the passages in it."""
     special = special_of(tokenizer)
     passages = passages_of(hits, special)
-    prompt = placed(tokenizer, template.write(tokenizer, disarm(question, special), passages), hits)
+    prompt = placed(
+        tokenizer,
+        template.write(tokenizer, escape_special_tokens(question, special), passages),
+        hits,
+    )
     return laid_out(tokenizer, prompt, template)
 
 
-def laid_out(tokenizer: Any, prompt: Prompt, template: Wording) -> Prompt:
+def laid_out(tokenizer: Any, prompt: Prompt, template: PromptTemplate) -> Prompt:
     """Return the prompt with the words around the answer that its wording asks for, if any."""
     if not template.two_lines:
         return prompt
@@ -117,14 +124,14 @@ def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
     return Prompt(text, ids, tuple(hits), *find_spans(text, encoded["offset_mapping"], hits))
 
 
-def led_by(tokenizer: Any, question: str, hit: Hit, template: Wording) -> tuple[str, int]:
+def led_by(tokenizer: Any, question: str, hit: Hit, template: PromptTemplate) -> tuple[str, int]:
     """Return a prompt over one passage, and where the passage ends in it; 0 where it is not found.
 
     What stands up to there depends on the passage and on no question.
     """
     special = special_of(tokenizer)
     passages = passages_of([hit], special)
-    text = template.write(tokenizer, disarm(question, special), passages)
+    text = template.write(tokenizer, escape_special_tokens(question, special), passages)
     at = text.find("\n" + passages[0][1])
     return text, at + 1 + len(passages[0][1]) if at >= 0 else 0
 
@@ -137,7 +144,10 @@ def special_of(tokenizer: Any) -> list[str]:
 def passages_of(hits: Sequence[Hit], special: Sequence[str]) -> list[tuple[str, str]]:
     """Return titles and texts as a prompt shows them."""
     return [
-        (one_line(disarm(hit.passage.title, special)), disarm(hit.passage.text, special))
+        (
+            one_line(escape_special_tokens(hit.passage.title, special)),
+            escape_special_tokens(hit.passage.text, special),
+        )
         for hit in hits
     ]
 
@@ -163,7 +173,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def disarm(text: str, special: Sequence[str]) -> str:
+def escape_special_tokens(text: str, special: Sequence[str]) -> str:
     """Break special tokens that a document spells out, so that they stay plain text."""
     for token in special:
         if token in text:
@@ -176,7 +186,7 @@ def find_spans(
 ) -> tuple[tuple[Span, ...], tuple[tuple[CharSpan, ...], ...]]:
     """Find each passage in the prompt's text and the tokens that lie inside it.
 
-    A passage that the template or `disarm` changed is not found, and gets no span.
+    A passage that the template or `escape_special_tokens` changed is not found, and gets no span.
     """
     spans: list[Span] = []
     chars: list[tuple[CharSpan, ...]] = []

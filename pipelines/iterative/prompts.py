@@ -19,7 +19,7 @@ from ragspec.pipelines.docqa.prompt import (
     placed,
     plain_ids,
 )
-from ragspec.pipelines.docqa.wording import Wording
+from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.speculation.passages import Found
 
@@ -41,7 +41,7 @@ class StridePrompts:
 
     tokenizer: Any
     question: str
-    wording: Wording
+    template: PromptTemplate
     seen: dict[Found, StridePrompt] = field(default_factory=dict)
 
     def of(self, result: Found) -> StridePrompt:
@@ -57,7 +57,7 @@ class StridePrompts:
         return text if text.strip() else self.question
 
     def _write(self, hit: Hit) -> StridePrompt:
-        text, end = led_by(self.tokenizer, self.question, hit, self.wording)
+        text, end = led_by(self.tokenizer, self.question, hit, self.template)
         if not end:  # a template that changed the passage: all of it is read as one
             whole = placed(self.tokenizer, text, [hit])
             return StridePrompt(text, whole.token_ids, 0, whole.spans, self._layout(whole))
@@ -67,4 +67,4 @@ class StridePrompts:
         return StridePrompt(text, ids, len(prefix.token_ids), prefix.spans, layout)
 
     def _layout(self, prompt: Prompt) -> tuple[SourceText, ...]:
-        return laid_out(self.tokenizer, prompt, self.wording).layout
+        return laid_out(self.tokenizer, prompt, self.template).layout

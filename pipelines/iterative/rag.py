@@ -14,15 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import KeptContext, PrefixCache
+from ragspec.engine.kept import PrefixCache, SharedPrefixes
 from ragspec.engine.options import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA
 from ragspec.pipelines.docqa.prompt import Prompt
-from ragspec.pipelines.docqa.wording import Wording, suited, wording
+from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
 from ragspec.pipelines.iterative.prompts import StridePrompts
-from ragspec.pipelines.iterative.shown import Shown
+from ragspec.pipelines.iterative.shown import AnswerStream
 from ragspec.pipelines.iterative.writers import RoundWriter, Stride, Writer, tokens_of
 from ragspec.reports.report import joined
 from ragspec.retrievers.search.fusion import (
@@ -74,7 +74,7 @@ class IterativeRag:
         overlap: bool | None = None,
         flare: float | None = None,
         rounds: int | None = None,
-        prompt: str | Path | Wording | None = None,
+        prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
     ) -> None:
         if engine.tokenizer is None:
@@ -99,9 +99,11 @@ class IterativeRag:
         if overlap is None and isinstance(self.retriever, PassageIndex):
             overlap = False  # it takes the cores and the memory that the model needs
         self.schedule = Schedule.named(speculate, overlap)
-        self._prefixes = PrefixCache()
+        self._prefixes = SharedPrefixes()
         self.prefetch = 1 if speculate == "off" else max(1, prefetch)
-        self.wording = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
+        self.template = find_template(
+            suited(engine.tokenizer) if prompt is None else prompt, system
+        )
 
     def _mode(self, search: SearchMode | str | None) -> SearchMode:
         """Return how the index is searched; raises InputError where it cannot be."""
@@ -145,9 +147,9 @@ class IterativeRag:
             hits, why = self._documents.search(question, 1)
             if why is not None:
                 return DocQA.refusal(question, hits, why, 1000 * (time.perf_counter() - began))
-        prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.wording)
-        options = {"stop": self.wording.stop, **options, "max_new_tokens": max_new_tokens}
-        text = Shown(stream, options["stop"] or ())
+        prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.template)
+        options = {"stop": self.template.stop, **options, "max_new_tokens": max_new_tokens}
+        text = AnswerStream(stream, options["stop"] or ())
 
         def show(stride: Stride) -> None:
             if self.rounds is None:
@@ -156,7 +158,7 @@ class IterativeRag:
             else:  # another round may say something else
                 text.text = stride.generation.text
 
-        cache = KeptContext(self._prefixes)
+        cache = PrefixCache(self._prefixes)
         scored = self.flare is not None
         strides = Writer(self.engine.aside(), prompts, sampling, options, cache, self.every, scored)
         loop = SpeculativeRetrieval(
@@ -175,7 +177,7 @@ class IterativeRag:
             loop.strides[-1] = loop.strides[-1].cancelled()
         text.end()
         answer = self._answer(question, prompts, loop, time.perf_counter() - began)
-        self.engine.tell(answer.generation)
+        self.engine.notify(answer.generation)
         return answer
 
     def _searcher(self, prompts: StridePrompts) -> Searcher[Any, Found, Stride]:
@@ -211,7 +213,7 @@ class IterativeRag:
             retrieval=loop.report,
             milliseconds={**report.milliseconds, "retrieve": searching},
         )
-        evidence, short = self.wording.parts(last.text)
+        evidence, short = self.template.parts(last.text)
         return Answer(
             question=question,
             text=last.text,

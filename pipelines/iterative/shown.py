@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Shown:
+class AnswerStream:
     """Hands on text that stays, but for what may be the beginning of a stop string."""
 
     stream: Callable[[str], None] | None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.engine.output import Generation
 from ragspec.pipelines.iterative.prompts import StridePrompts
 from ragspec.retrievers.speculation.passages import Found
@@ -51,7 +51,7 @@ class Writer:
     prompts: StridePrompts
     sampling: Sampling
     options: dict[str, Any]
-    kept: KeptContext
+    kept: PrefixCache
     every: int
     scored: bool = False
 

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.output import Generation
 from ragspec.engine.prompts import encode_prompts
 from ragspec.errors import InputError
-from ragspec.pipelines.iterative.shown import Shown
+from ragspec.pipelines.iterative.shown import AnswerStream
 from ragspec.retrievers.knn.datastore import Datastore
-from ragspec.retrievers.knn.laws import Guessing, Knn
+from ragspec.retrievers.knn.distributions import Guessing, Knn
 from ragspec.retrievers.knn.mixture import Mixture
 from ragspec.retrievers.knn.text import KnnText
 from ragspec.retrievers.speculation.schedule import Schedule
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 K, WEIGHT = 32, 0.25
-OWN = ("kept", "pause", "prefix", "transform", "written")  # options that are set here
+OF_MODEL = ("kept", "pause", "prefix", "transform", "written")  # options that are set here
 
 
 class KnnLM:
@@ -92,7 +92,7 @@ class KnnLM:
         here, PromptTooLongError.
         """
         refuse_unknown(options)
-        for name in OWN:
+        for name in OF_MODEL:
             if options.get(name):
                 raise InputError(f"got {name}=, which KnnLM sets itself; leave it out.")
         sampling = seeded(sampling or Sampling(), "KnnLM.generate()")
@@ -108,7 +108,7 @@ class KnnLM:
             if stream is None or not text.cut():
                 raise
             result = self._cut(text)
-        self.engine.tell(result)
+        self.engine.notify(result)
         return result
 
     def _text(
@@ -118,10 +118,10 @@ class KnnLM:
         options: dict[str, Any],
         stream: Callable[[str], None] | None,
     ) -> KnnText:
-        engine, cache = self.engine.aside(), KeptContext()
+        engine, cache = self.engine.aside(), PrefixCache()
         request = options.get("logprobs", False)
         top = None if request is None or request is False else int(request)
-        text = Shown(stream, options.get("stop") or ())
+        text = AnswerStream(stream, options.get("stop") or ())
 
         def write(written: Sequence[int], pause: int | None, distribution: Transform) -> Generation:
             current = {

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
-from ragspec.pipelines.docqa.wording import Wording
+from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SHARE, MOST, LARGEST_SHARE = 24, 4096, 8
 SHORT = 16384  # tokens of a document that is cut into small chunks
 WORDS_SHORT, WORDS_LONG = 96, 384  # of a chunk: about 128 and 512 tokens
-FOUND = 64  # chunks that are looked at
+FOUND_MARK = 64  # chunks that are looked at
 FLOOR = 0.3  # least cosine
 
 
@@ -78,7 +78,7 @@ class Chunks:
         self._floor = None if search.embedder is None else FLOOR
         self._index = PassageIndex.build([read], words=words, embedder=embedder)
 
-    def find(self, tokenizer: Any, question: str, template: Wording) -> Found:
+    def find(self, tokenizer: Any, question: str, template: PromptTemplate) -> Found:
         """Return the best chunks that fit, and the prompt over them."""
         prompt = build_prompt(
             tokenizer, question, self._hits(question), room=self.room, template=template
@@ -111,14 +111,14 @@ class Chunks:
 
     def _hits(self, question: str) -> Sequence[Hit]:
         """Return what the question finds, best first; the beginning where that is nothing."""
-        hits = self._index.search(question, FOUND)
+        hits = self._index.search(question, FOUND_MARK)
         passages, dense = self._index.passages, self._index.dense
         if self._floor is not None and dense is not None:
             cosines = dense.search(question, len(passages))
             close = {passages[number] for number, cosine in cosines if cosine >= self._floor}
             hits = [hit for hit in hits if hit.passage in close]
         beginning = (Hit(self._index.documents[0], each, 0.0) for each in passages)
-        return hits or list(beginning)[:FOUND]
+        return hits or list(beginning)[:FOUND_MARK]
 
     def _placed(self, hit: Hit) -> Hit:
         """Return a chunk as it stands in the document."""

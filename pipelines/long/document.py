@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ragspec.drafters.base import KnownStates, needs_hidden, wants_draft_prompt
-from ragspec.engine.kept import KeptContext, PrefixCache
+from ragspec.engine.kept import PrefixCache, SharedPrefixes
 from ragspec.engine.options import refuse_unknown
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
-from ragspec.pipelines.docqa.wording import Wording, suited, wording
+from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
 from ragspec.pipelines.long.chunks import Chunks, ChunkSearch, Found
-from ragspec.pipelines.long.kept import Kept, open_kept, save_kept
+from ragspec.pipelines.long.kept import Kept, open_document, save_document
 from ragspec.pipelines.long.modes import Writer, writer_of
 from ragspec.pipelines.long.reading import OnRead, read_document
 from ragspec.retrievers.search.documents import Document, load_document
@@ -62,14 +62,14 @@ class LongDocument:
         self._search = chunks
         self.document = selected.document
         self.part = selected.part
-        self.wording = selected.wording
+        self.template = selected.template
         self._about = replace(selected, beginning=())
         self.hit = hit
         self.prefix = prefix
-        self._beginnings = PrefixCache(most_bytes=1 << 62)
+        self._beginnings = SharedPrefixes(most_bytes=1 << 62)
         if selected.beginning:
             self._beginnings.keep(self.engine.target, prefix.token_ids, selected.beginning)
-        self._idle: list[KeptContext] = []
+        self._idle: list[PrefixCache] = []
         self._chunks: Chunks | None = None
         self._using = threading.Lock()
 
@@ -80,7 +80,7 @@ class LongDocument:
         engine: Engine,
         *,
         part: Part | None = None,
-        prompt: str | Path | Wording | None = None,
+        prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
         drafter: str | Drafter | Sequence[str | Drafter] | None = None,
         draft_model: Any = None,
@@ -111,16 +111,17 @@ class LongDocument:
                     f"got part, prompt or system with {path}, which was kept with its own; "
                     "expected none of them, or the document itself."
                 )
-            selected = open_kept(Path(path), engine)
-            hit, prefix = _laid(engine, selected.document, selected.characters, selected.wording)
+            selected = open_document(Path(path), engine)
+            hit, prefix = _laid(engine, selected.document, selected.characters, selected.template)
             if prefix.token_ids != selected.tokens:
                 raise InputError(
-                    f"{path} was kept over {len(selected.tokens)} tokens that its text does not give "
+                    f"{path} was kept over {len(selected.tokens)} tokens that its text does not "
+                    f"give "
                     "now; the tokenizer or chat template has changed. Keep the document again."
                 )
             return cls(writer, selected, hit, prefix, chunks)
         document = path if isinstance(path, Document) else load_document(path)
-        template = wording(suited(engine.tokenizer) if prompt is None else prompt, system)
+        template = find_template(suited(engine.tokenizer) if prompt is None else prompt, system)
         part = _checked_part(part)
         characters = _characters(engine.tokenizer, document, part)
         hit, prefix = _laid(engine, document, characters, template)
@@ -148,7 +149,7 @@ class LongDocument:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was read to a folder, as a whole or not at all; raises StoreError."""
-        save_kept(Path(path), self._kept(), self.engine)
+        save_document(Path(path), self._kept(), self.engine)
 
     def over(self, engine: Engine) -> LongDocument:
         """Return the same document asked through another engine over the same target.
@@ -187,7 +188,7 @@ class LongDocument:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         instance = self.prompt(question)
         options = {
-            "stop": self.wording.stop,
+            "stop": self.template.stop,
             "stopping_criteria": [EndRepetition(len(instance.token_ids))],
             **options,
             "max_new_tokens": max_new_tokens,
@@ -209,7 +210,7 @@ class LongDocument:
             else:
                 chunks = self.engine.stream(ids, sampling, **options, kept=selected)
                 generation = drain(chunks, stream)
-        answer = answer_of(question, instance, self.wording, generation, 0.0, self._decode)
+        answer = answer_of(question, instance, self.template, generation, 0.0, self._decode)
         return self._measured(answer, () if result is None else result.chunks)
 
     def _measured(self, answer: Answer, chunks: tuple[Hit, ...]) -> Answer:
@@ -222,7 +223,7 @@ class LongDocument:
         """Return the chunks for a model with a context of its own, None where there is none."""
         if self._writer.transform is None and not wants_draft_prompt(self.engine.drafter):
             return None
-        return self.chunks.find(self.engine.tokenizer, question, self.wording)
+        return self.chunks.find(self.engine.tokenizer, question, self.template)
 
     def _known_states(self, question: str, states: torch.Tensor) -> tuple[KnownStates, ...]:
         """Return the states of the chunks that the question finds, for a head's own cache."""
@@ -240,10 +241,10 @@ class LongDocument:
         """Return the prompt of a question, whose beginning is the document's."""
         question = " ".join(question.split())
         tokenizer = self.engine.tokenizer
-        text, end = led_by(tokenizer, question, self.hit, self.wording)
+        text, end = led_by(tokenizer, question, self.hit, self.template)
         ids = (*self.prefix.token_ids, *plain_ids(tokenizer, text[end:]))
         whole = replace(self.prefix, text=text, token_ids=ids)
-        return laid_out(tokenizer, whole, self.wording)
+        return laid_out(tokenizer, whole, self.template)
 
     def _read(self, on_read: OnRead | None) -> None:
         """Read the document, and keep its keys and values; no text is written."""
@@ -253,10 +254,10 @@ class LongDocument:
         self._about = replace(self._about, states=result)
 
     @contextmanager
-    def _context(self) -> Iterator[KeptContext]:
+    def _context(self) -> Iterator[PrefixCache]:
         """Lend a context that no other question uses."""
         with self._using:
-            cache = self._idle.pop() if self._idle else KeptContext(self._beginnings)
+            cache = self._idle.pop() if self._idle else PrefixCache(self._beginnings)
         try:
             yield cache
         finally:
@@ -268,7 +269,7 @@ class LongDocument:
 
 
 def _laid(
-    engine: Engine, document: Document, characters: Part, template: Wording
+    engine: Engine, document: Document, characters: Part, template: PromptTemplate
 ) -> tuple[Hit, Prompt]:
     """Return a document as the one passage of a prompt, and the prompt up to its end."""
     start, end = characters
@@ -281,7 +282,8 @@ def _laid(
     whole, at = led_by(engine.tokenizer, "?", hit, template)
     if not at:
         raise InputError(
-            f"the prompt {template.name!r} does not put the document on lines of its own; expected a "
+            f"the prompt {template.name!r} does not put the document on lines of its own; "
+            f"expected a "
             "template that does, before the question."
         )
     return hit, placed(engine.tokenizer, whole[:at], [hit])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ragspec.errors import StoreError
-from ragspec.pipelines.docqa.wording import Wording
+from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import read_document
@@ -40,7 +40,7 @@ class Kept:
     """
 
     document: Document
-    wording: Wording
+    template: PromptTemplate
     tokens: tuple[int, ...]
     part: tuple[int, int] | None
     characters: tuple[int, int]
@@ -48,7 +48,7 @@ class Kept:
     states: torch.Tensor | None = None
 
 
-def save_kept(path: Path, selected: Kept, engine: Engine) -> None:
+def save_document(path: Path, selected: Kept, engine: Engine) -> None:
     """Write what was read of a document; raises StoreError."""
 
     def fill(folder: Path) -> Contents:
@@ -59,7 +59,7 @@ def save_kept(path: Path, selected: Kept, engine: Engine) -> None:
             shape = _write(folder / STATES, states) if states else []
             facts = {
                 "document": asdict(selected.document),
-                "wording": asdict(selected.wording),
+                "template": asdict(selected.template),
                 "tokens": list(selected.tokens),
                 "part": selected.part,
                 "characters": selected.characters,
@@ -93,8 +93,8 @@ def _write(path: Path, parts: Sequence[torch.Tensor]) -> list[list[int]]:
     return [list(part.shape) for part in parts]
 
 
-def open_kept(path: Path, engine: Engine, verify: Verify = "full") -> Kept:
-    """Open what `save_kept` wrote with this model.
+def open_document(path: Path, engine: Engine, verify: Verify = "full") -> Kept:
+    """Open what `save_document` wrote with this model.
 
     Raises StoreError where it is missing, damaged, of another model, tokenizer or type of numbers.
     """
@@ -117,7 +117,7 @@ def _read(store: OpenStore, engine: Engine, what: str) -> Kept:
             "in that type (dtype=), or keep the document again."
         )
     record = json.loads(store.file(DOCUMENT).read_text(encoding="utf-8"))
-    template = dict(record["wording"])
+    template = dict(record["template"])
     template["stop"] = tuple(template["stop"])
     part, (start, end) = record["part"], record["characters"]
     layers = _mapped(store.file(LAYERS), facts["shapes"], dtype, engine.target.device)
@@ -127,7 +127,7 @@ def _read(store: OpenStore, engine: Engine, what: str) -> Kept:
     states = _mapped(store.file(STATES), shape, dtype, engine.target.device) if shape else [None]
     return Kept(
         read_document(record["document"]),
-        Wording(**template),
+        PromptTemplate(**template),
         tuple(int(token) for token in record["tokens"]),
         None if part is None else (int(part[0]), int(part[1])),
         (int(start), int(end)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import without_autograd
 from ragspec.target.base import CachedSession, TargetSession
@@ -24,7 +24,7 @@ OnRead = Callable[[int, int], None]
 def read_document(
     engine: Engine,
     tokens: tuple[int, ...],
-    context: AbstractContextManager[KeptContext],
+    context: AbstractContextManager[PrefixCache],
     *,
     states: bool,
     on_read: OnRead | None,

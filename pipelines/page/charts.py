@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.palette import TARGET
-from ragspec.reports.builder import kept_of, sources_of
+from ragspec.reports.builder import accepted_of, sources_of
 from ragspec.reports.report import Event
 
 WIDTH, LEFT, RIGHT, BOTTOM, TOP = 960, 42, 12, 22, 8
@@ -164,7 +164,7 @@ def _kind(event: Event) -> tuple[str, str]:
 
 def _givers(step: Step) -> Iterator[str]:
     """Yield who gave each emitted token."""
-    names, selected = sources_of(step), kept_of(step)
+    names, selected = sources_of(step), accepted_of(step)
     yield from (names[node] for node in selected)
     yield from [TARGET] * (len(step.tokens) - len(selected))
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ragspec.acceptance.base import Step
-from ragspec.acceptance.rejection import EXACT_LAW
+from ragspec.acceptance.rejection import EXACT_FOR_LABEL
 from ragspec.pipelines.page.charts import Chart, first_number, search_chart, share_chart, step_chart
 from ragspec.pipelines.page.palette import TARGET, colours_of
 from ragspec.pipelines.page.tree_view import where
-from ragspec.reports.builder import count_sources, kept_of, sources_of
+from ragspec.reports.builder import accepted_of, count_sources, sources_of
 from ragspec.reports.label import ROUNDED, kind_of_label
 from ragspec.reports.trace import Trace
 
@@ -29,10 +29,13 @@ MEANINGS = {
 def meaning_of(label: str) -> str:
     """Return what a label says, for people."""
     kind = kind_of_label(label)
-    if kind.startswith("exact-for") and EXACT_LAW not in label:
+    if kind.startswith("exact-for") and EXACT_FOR_LABEL not in label:
         distribution = label.removeprefix("exact-for(").partition(")")[0]
         but = ", save where two choices are a rounding apart" if kind.endswith(ROUNDED) else ""
-        return f"token for token what plain decoding by the law {distribution!r} gives with its seed{but}"
+        return (
+            f"token for token what plain decoding by the distribution {distribution!r} gives with "
+            f"its seed{but}"
+        )
     return MEANINGS.get(kind, "")
 
 
@@ -171,7 +174,7 @@ def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
     names = trace.header.documents
     first = first_number(trace.steps)
     for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
-        sources, path = sources_of(step), kept_of(step)
+        sources, path = sources_of(step), accepted_of(step)
         begin = 0
         for i in range(1, len(path) + 1):
             if i < len(path) and _continues(step, path[i - 1], path[i]):
@@ -211,7 +214,7 @@ def _sources(trace: Trace, colours: dict[str, str]) -> list[Share]:
 def _documents(trace: Trace) -> list[Share]:
     counts: Counter[int] = Counter()
     for step in trace.steps:
-        counts.update(int(step.tree.origin[node][0]) for node in kept_of(step))
+        counts.update(int(step.tree.origin[node][0]) for node in accepted_of(step))
     names, tokens = trace.header.documents, max(trace.report.tokens, 1)
     return [
         Share(names[i] if i < len(names) else f"document {i}", "", n, 100 * n / tokens)
@@ -225,5 +228,5 @@ def _steps(trace: Trace) -> list[tuple[int, int, int, str, str]]:
     first = first_number(trace.steps)
     for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):
         spent = " · ".join(f"{k} {v:.1f}" for k, v in step.milliseconds.items())
-        rows.append((number, len(step.tree), len(kept_of(step)), "".join(texts), spent))
+        rows.append((number, len(step.tree), len(accepted_of(step)), "".join(texts), spent))
     return rows

@@ -17,7 +17,7 @@ from unicodedata import category, combining, east_asian_width
 from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.charts import first_number
 from ragspec.pipelines.page.palette import TARGET, colours_of
-from ragspec.reports.builder import kept_of, sources_of
+from ragspec.reports.builder import accepted_of, sources_of
 from ragspec.reports.trace import Trace
 from ragspec.trees.draft_tree import PREDICTION, ROOT
 
@@ -28,7 +28,7 @@ PAD, GAP, NODE_HEIGHT, ROW_HEIGHT, MARGIN = 6, 15, 22, 28, 4
 BEND = 4  # radius
 END = "end"  # what the end token, which has no text, is shown as
 HIDDEN, UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"}), "\ufffd"
-SHOWN = str.maketrans({" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"})
+MOST_LISTED = str.maketrans({" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,11 @@ def _view(
     # From the root on: node i is box i + 1.
     parents = [-1, *(parent + 1 for parent in parents)]
     first = [0, *(node + 1 for node in step.path), *range(len(tokens) + 1, len(parents))]
-    rank = [0.0, *(-float(accept_prob) for accept_prob in tree.reach), *(-2.0 for _ in current)]
+    rank = [
+        0.0,
+        *(-float(accept_prob) for accept_prob in tree.accept_prob),
+        *(-2.0 for _ in current),
+    ]
     for box in first:
         rank[box] = -2.0
     display = [printed(text) for text in (before, *texts)]
@@ -148,7 +152,7 @@ def _view(
     bold = set(first)
     return DraftView(
         number=number,
-        accepted=len(kept_of(step)),
+        accepted=len(accepted_of(step)),
         caption=_caption(step, [words[token] for token in current if token != words.end]),
         nodes=nodes,
         edges=_edges(nodes, parents, [i for i in range(1, len(nodes)) if i not in bold]),
@@ -168,7 +172,7 @@ def _looks(
         selected = node in path
         css.append(f"{colours[name]} kept" if selected else colours[name])
         origin = where(trace.header.documents, tree.origin[node].tolist())
-        accept_prob = f"{tree.reach[node]:.2g}"
+        accept_prob = f"{tree.accept_prob[node]:.2g}"
         fate = "accepted" if selected else "not accepted"
         tips.append(
             f"“{printed(texts[node], LINE)}” · {name}{origin}\nclaimed reach {accept_prob} · {fate}"
@@ -180,7 +184,7 @@ def _looks(
 
 
 def _caption(step: Step, current: Sequence[str]) -> str:
-    selected = len(kept_of(step))
+    selected = len(accepted_of(step))
     drafted = (
         f"{len(step.tree)} drafted, {selected} accepted" if len(step.tree) else "nothing drafted"
     )
@@ -191,7 +195,7 @@ def _caption(step: Step, current: Sequence[str]) -> str:
 
 def printed(text: str, most: int = LETTERS) -> str:
     """Return a token's text on one short line: spaces and ends of lines seen, nothing unseen."""
-    display = [UNSEEN if category(c) in HIDDEN else c for c in text.translate(SHOWN)]
+    display = [UNSEEN if category(c) in HIDDEN else c for c in text.translate(MOST_LISTED)]
     ends = list(accumulate(map(_cells, display)))
     if not ends or ends[-1] <= most:
         return "".join(display)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ragspec.pipelines.docqa.citations import Citation, cite
-from ragspec.pipelines.server.placing import Placed, Placing
+from ragspec.pipelines.server.token_offsets import Placed, TokenOffsets
 
 if TYPE_CHECKING:
     from ragspec.engine.output import Generation
@@ -119,7 +119,7 @@ class Reply:
     def _choice(self, index: int, generation: Generation, cited: Prompt | None) -> dict[str, Any]:
         note = None
         if generation.logprobs is not None:
-            note = self.logprobs(Placing(self.tokenizer).rest(generation))
+            note = self.logprobs(TokenOffsets(self.tokenizer).rest(generation))
         record: dict[str, Any] = {
             "index": index,
             "logprobs": note,
@@ -160,7 +160,7 @@ def usage(texts: Sequence[Generation], prompts: Sequence[int]) -> dict[str, Any]
         "completion_tokens": written,
         "total_tokens": read + written,
         "prompt_tokens_details": {
-            "cached_tokens": sum(texts[number].report.kept_tokens for number in prompts)
+            "cached_tokens": sum(texts[number].report.cached_tokens for number in prompts)
         },
         "completion_tokens_details": {
             "accepted_prediction_tokens": sum(t.report.accepted_prediction_tokens for t in texts),
@@ -215,5 +215,5 @@ def _annotation(citation: Citation, title: str) -> dict[str, Any]:
         "end": citation.end,
         "page": citation.page,
         "passage": citation.passage,
-        "found_by": citation.found_by,
+        "matched_by": citation.matched_by,
     }

@@ -27,7 +27,7 @@ from ragspec.pipelines.server.schema import (
 )
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.pipelines.server.texts import Begun, answer, apart, not_found, unless_left
+from ragspec.pipelines.server.texts import Begun, answer, isolate_errors, no_answer, unless_left
 
 
 class Application:
@@ -124,7 +124,7 @@ class Application:
         )
         reply = Reply("chat", served.name, served.engine.tokenizer)
         if result.asked[0].refused is not None:
-            return not_found(body, reply, result.asked[0].refused, self.settings.stall)
+            return no_answer(body, reply, result.asked[0].refused, self.settings.stall)
         return await answer(body, request, result, reply, self.settings.stall)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
@@ -137,7 +137,7 @@ class Application:
     async def images(self, body: ImageRequest, request: Request) -> Response:
         """Draw pictures, while their caller waits for them."""
         served, gone = self.served, threading.Event()
-        image = served.drawing(lambda: draw(body, served, gone.is_set))
+        image = served.submit_images(lambda: draw(body, served, gone.is_set))
         try:
             result = await unless_left(request, asyncio.wrap_future(image))
         finally:
@@ -147,13 +147,17 @@ class Application:
     async def stores(self) -> Response:
         """List the stores that are drafted from."""
         served = self.served
-        result = await apart(lambda: [served.store(name) for name in served.drafting.stores])
+        result = await isolate_errors(
+            lambda: [served.store(name) for name in served.drafting.stores]
+        )
         return JSONResponse({"object": "list", "data": result})
 
     async def add_store(self, body: StoreRequest) -> Response:
         """Open a corpus to draft from, while running."""
         served = self.served
-        return JSONResponse(await apart(lambda: served.add_store(body.name, body.path)), 201)
+        return JSONResponse(
+            await isolate_errors(lambda: served.add_store(body.name, body.path)), 201
+        )
 
     def admit(self, path: str) -> None:
         """Refuse a text at once where there is no room for one: the cheapest answer of all."""
@@ -191,7 +195,7 @@ class Application:
             refused = any(each.refused is not None for each in query)
             return Begun(query, () if refused else served.submit(query, tenant))
 
-        return await apart(begin)
+        return await isolate_errors(begin)
 
 
 class Server(Guard):

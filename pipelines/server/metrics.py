@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from ragspec.engine.ticket import Ticket
+from ragspec.engine.handle import RequestHandle
 
 if TYPE_CHECKING:
     from ragspec.engine.pool import Pool
@@ -56,7 +56,7 @@ class Metrics:
             "ragspec_token_seconds", "Of a token after the first.", buckets=EACH, registry=current
         )
 
-    def ended(self, handle: Ticket) -> None:
+    def ended(self, handle: RequestHandle) -> None:
         """Count a text that has ended."""
         if handle.future.exception() is not None:
             self.texts.labels("error").inc()
@@ -71,7 +71,7 @@ class Metrics:
 
     def _count(self, report: Report) -> None:
         self.prompt_tokens.inc(report.prompt_tokens)
-        self.cached.inc(report.kept_tokens)
+        self.cached.inc(report.cached_tokens)
         self.tokens.inc(report.tokens)
         self.forwards.inc(report.forwards)
         for source, count in report.drafted_by_source.items():

@@ -11,18 +11,18 @@ from ragspec.errors import InputError
 from ragspec.pipelines.docqa.prompt import (
     Prompt,
     build_prompt,
-    disarm,
+    escape_special_tokens,
     passages_of,
     placed,
     special_of,
 )
-from ragspec.pipelines.docqa.wording import (
-    Wording,
+from ragspec.pipelines.docqa.template import (
+    PromptTemplate,
+    find_template,
     is_chat,
     passages_for,
     suited,
     templated,
-    wording,
 )
 from ragspec.pipelines.server.drafting import ALL
 from ragspec.pipelines.server.failures import Refusal
@@ -209,12 +209,13 @@ def _conversation(turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine:
     tokenizer = engine.tokenizer
     special = special_of(tokenizer)
     display = [
-        ("system" if role == "developer" else role, disarm(text, special)) for role, text in turns
+        ("system" if role == "developer" else role, escape_special_tokens(text, special))
+        for role, text in turns
     ]
     if not is_chat(tokenizer):
         return placed(tokenizer, "\n\n".join(text for _, text in display), hits)
     if hits:
-        template = wording(suited(tokenizer))
+        template = find_template(suited(tokenizer))
         display[-1] = ("user", template.content(display[-1][1], passages_of(hits, special)))
     messages = [{"role": role, "content": text} for role, text in display]
     return placed(tokenizer, templated(tokenizer, messages), hits)
@@ -224,7 +225,7 @@ def _question(
     turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine: Engine, options: Options
 ) -> Prompt:
     """Return the last turn as a question over passages, for a model that was made for these."""
-    template: Wording = wording(suited(engine.tokenizer))
+    template: PromptTemplate = find_template(suited(engine.tokenizer))
     options.setdefault("stop", template.stop)
     limit = engine.target.max_length
     new = options.get("max_new_tokens") or 0

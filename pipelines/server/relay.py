@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.stream import Pieces
-from ragspec.pipelines.server.placing import Placed, Placing
+from ragspec.engine.stream import TextChunks
+from ragspec.pipelines.server.token_offsets import Placed, TokenOffsets
 
 if TYPE_CHECKING:
+    from ragspec.engine.handle import RequestHandle
     from ragspec.engine.output import Generation
-    from ragspec.engine.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Event:
     generation: Generation | None = None
 
 
-async def whole(tickets: Sequence[Ticket]) -> list[Generation]:
+async def whole(handles: Sequence[RequestHandle]) -> list[Generation]:
     """Return the texts of tickets once all have ended; raises what ended the first that failed."""
-    return list(await asyncio.gather(*(asyncio.wrap_future(each.future) for each in tickets)))
+    return list(await asyncio.gather(*(asyncio.wrap_future(each.future) for each in handles)))
 
 
-async def events(tickets: Sequence[Ticket], tokenizer: Any) -> AsyncIterator[Event]:
+async def events(handles: Sequence[RequestHandle], tokenizer: Any) -> AsyncIterator[Event]:
     """Yield what tickets emit, as it comes, until all have ended; raises what ended one."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[int] = asyncio.Queue()
@@ -43,12 +43,12 @@ async def events(tickets: Sequence[Ticket], tokenizer: Any) -> AsyncIterator[Eve
         try:
             loop.call_soon_threadsafe(ready.put_nowait, index)
         except RuntimeError:  # the loop was closed: nobody listens any more
-            tickets[index].cancel()
+            handles[index].cancel()
 
-    for index, handle in enumerate(tickets):
+    for index, handle in enumerate(handles):
         handle.watch(lambda index=index: on_progress(index))  # type: ignore[misc]
     readers = [
-        _Reader(index, request_handle, tokenizer) for index, request_handle in enumerate(tickets)
+        _Reader(index, request_handle, tokenizer) for index, request_handle in enumerate(handles)
     ]
     left = len(readers)
     while left:
@@ -61,27 +61,27 @@ async def events(tickets: Sequence[Ticket], tokenizer: Any) -> AsyncIterator[Eve
 class _Reader:
     """One ticket, of which something is known to have come."""
 
-    def __init__(self, index: int, handle: Ticket, tokenizer: Any) -> None:
+    def __init__(self, index: int, handle: RequestHandle, tokenizer: Any) -> None:
         self.index = index
-        self.ticket = handle
-        self.pieces = Pieces(tokenizer, handle.settings.stop.strings)
-        self.placing = None if handle.settings.logprobs is None else Placing(tokenizer)
+        self.handle = handle
+        self.chunks = TextChunks(tokenizer, handle.settings.stop.strings)
+        self.token_offsets = None if handle.settings.logprobs is None else TokenOffsets(tokenizer)
         self.given = 0  # characters
 
     def read(self) -> Event | None:
         """Take what has come; None where it completes no text."""
-        emission = next(self.ticket, None)
+        emission = next(self.handle, None)
         if emission is None:
-            generation = self.ticket.result()
-            rest = self.pieces.new(generation.text)
-            placed = None if self.placing is None else self.placing.rest(generation)
+            generation = self.handle.result()
+            rest = self.chunks.new(generation.text)
+            placed = None if self.token_offsets is None else self.token_offsets.rest(generation)
             return Event(self.index, rest, placed, generation)
-        self.pieces.push(emission.step.tokens)
+        self.chunks.push(emission.step.tokens)
         # The text's end knows what of its last step belongs to a stop string.
-        text = "" if emission.row.done else self.pieces.new()
+        text = "" if emission.row.done else self.chunks.new()
         if not text:
             return None
         self.given += len(text)
-        if self.placing is None:
+        if self.token_offsets is None:
             return Event(self.index, text)
-        return Event(self.index, text, self.placing.upto(self.given, emission.row.scored))
+        return Event(self.index, text, self.token_offsets.upto(self.given, emission.row.scored))

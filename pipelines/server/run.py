@@ -42,8 +42,8 @@ class Served:
 def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str], None]) -> None:
     """Listen until the process is told to stop (SIGTERM, Ctrl-C), and let texts come to their end.
 
-    on_progress: where it listens, for people. Raises InputError where the address cannot be had, and what
-    loading raises, once it has.
+    on_progress: where it listens, for people. Raises InputError where the address cannot be had,
+    and what loading raises, once it has.
     """
     app = build_app(lambda: _settled(load(served, settings)), settings)
     config = uvicorn.Config(

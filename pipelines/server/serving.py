@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragspec.engine.handle import RequestHandle
 from ragspec.engine.pool import Pool
-from ragspec.engine.ticket import Ticket
 from ragspec.errors import InputError, ModelError, QueueFullError, RagspecError, StoreError
 from ragspec.pipelines.server.drafting import Drafting
 from ragspec.pipelines.server.failures import Refusal
@@ -56,20 +56,20 @@ class Serving:
         self.made = int(time.time())
         self.documents = documents
         self.images = dict(images or {})
-        self._drawing = ThreadPoolExecutor(1, "ragspec-pictures")  # one request at a time
+        self._image_executor = ThreadPoolExecutor(1, "ragspec-pictures")  # one request at a time
         self._drawings = queue
         self._drawn = 0  # requests for pictures that have not ended
-        self._drawn_lock = threading.Lock()
+        self._image_lock = threading.Lock()
         self.drafting = Drafting(engine) if drafting is None else drafting
         self.pool = Pool(engine, slots, queue=queue)
         self.metrics = Metrics(self.pool)
 
-    def submit(self, request: Sequence[Asked], tenant: str) -> list[Ticket]:
+    def submit(self, request: Sequence[Asked], tenant: str) -> list[RequestHandle]:
         """Ask the pool for all samples of some texts; all are taken, or none.
 
         Raises QueueFullError and what `Pool.submit` does.
         """
-        tickets: list[Ticket] = []
+        handles: list[RequestHandle] = []
         selection = sum(each.samples for each in request)
         if selection > self.most:
             raise InputError(
@@ -88,16 +88,16 @@ class Serving:
                         engine=engine,
                         **each.options,
                     )
-                    tickets.append(handle)
+                    handles.append(handle)
         except BaseException:
-            for handle in tickets:
+            for handle in handles:
                 handle.cancel()
             raise
-        for handle in tickets:
+        for handle in handles:
             handle.future.add_done_callback(partial(self._ended, weakref.ref(handle)))
-        return tickets
+        return handles
 
-    def _ended(self, message: weakref.ref[Ticket], future: Future[Generation]) -> None:
+    def _ended(self, message: weakref.ref[RequestHandle], future: Future[Generation]) -> None:
         # A future keeps its callbacks: a ticket in one would be a cycle until it is collected.
         handle = message()
         if handle is not None:
@@ -109,18 +109,18 @@ class Serving:
         queue = self.pool.queue
         return math.inf if queue is None else self.pool.slots + queue
 
-    def drawing(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
+    def submit_images(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
         """Draw pictures, one request after the other; raises QueueFullError for too many."""
-        with self._drawn_lock:
+        with self._image_lock:
             if self._drawings is not None and self._drawn > self._drawings:
                 raise QueueFullError(f"{self._drawn} requests for pictures wait; try again later.")
-            result = self._drawing.submit(work)
+            result = self._image_executor.submit(work)
             self._drawn += 1
         result.add_done_callback(self._left)
         return result
 
     def _left(self, done: Future[dict[str, Any]]) -> None:
-        with self._drawn_lock:
+        with self._image_lock:
             self._drawn -= 1
 
     def expect(self, model: str) -> None:
@@ -158,7 +158,7 @@ class Serving:
 
     def close(self, drain: float) -> None:
         """Let texts under way end within `drain` seconds, then end them; let the stores go."""
-        self._drawing.shutdown(wait=False, cancel_futures=True)
+        self._image_executor.shutdown(wait=False, cancel_futures=True)
         self.pool.close(timeout=drain)
         self.drafting.close()
 

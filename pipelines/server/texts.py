@@ -12,8 +12,8 @@ from typing import TypeVar
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
-from ragspec.engine.ticket import Ticket
-from ragspec.pipelines.docqa.docqa import NOT_FOUND
+from ragspec.engine.handle import RequestHandle
+from ragspec.pipelines.docqa.docqa import NO_ANSWER_TEXT
 from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.pipelines.server.answers import Reply, metrics, usage
 from ragspec.pipelines.server.failures import Refusal, refusal_of
@@ -31,11 +31,11 @@ class Begun:
     """What was asked for, and the tickets of its texts, sample by sample."""
 
     asked: Sequence[Asked]
-    tickets: Sequence[Ticket]
+    handles: Sequence[RequestHandle]
 
     def cancel(self) -> None:
         """End the texts."""
-        for handle in self.tickets:
+        for handle in self.handles:
             handle.cancel()
 
     @property
@@ -60,26 +60,26 @@ async def answer(
     if body.stream:
         return Events(_events(begun, reply, _tells_usage(body)), stall, begun.cancel)
     try:
-        done = await unless_left(request, whole(begun.tickets))
+        done = await unless_left(request, whole(begun.handles))
     finally:
         begun.cancel()
     if done is None:
         return Response(status_code=499)  # nobody is there to read it
-    _expect_whole(begun.tickets)
+    _expect_whole(begun.handles)
     pairs = list(zip(done, begun.cited, strict=True))
-    return JSONResponse(await apart(lambda: reply.whole(pairs, begun.firsts)))
+    return JSONResponse(await isolate_errors(lambda: reply.whole(pairs, begun.firsts)))
 
 
-def not_found(body: TextRequest, reply: Reply, why: str, stall: float) -> Response:
+def no_answer(body: TextRequest, reply: Reply, why: str, stall: float) -> Response:
     """Answer what the documents do not speak of: as often as texts were asked for."""
-    result = reply.refused(NOT_FOUND, why, body.samples)
+    result = reply.refused(NO_ANSWER_TEXT, why, body.samples)
     if not body.stream:
         return JSONResponse(result)
 
     async def lines() -> AsyncGenerator[bytes, None]:
         for index in range(body.samples):
             yield line(reply.chunk([reply.opening(index)]))
-            delta = {"content": NOT_FOUND, "refusal": why, "annotations": []}
+            delta = {"content": NO_ANSWER_TEXT, "refusal": why, "annotations": []}
             choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": "stop"}
             yield line(reply.chunk([choice]))
         if _tells_usage(body):
@@ -95,20 +95,20 @@ async def _events(begun: Begun, reply: Reply, message: bool) -> AsyncGenerator[b
     done = {}
     try:
         if reply.chat:
-            for index in range(len(begun.tickets)):
+            for index in range(len(begun.handles)):
                 yield line(reply.chunk([reply.opening(index)]))
-        async for event in events(begun.tickets, reply.tokenizer):
+        async for event in events(begun.handles, reply.tokenizer):
             at, generation = event.index, event.generation
             if generation is None:
                 yield line(reply.chunk([reply.piece(at, event.text, event.placed)]))
                 continue
-            _expect_whole([begun.tickets[at]])
+            _expect_whole([begun.handles[at]])
             done[at] = generation
-            choice = await apart(lambda: reply.end(at, event.text, generation, cited[at]))  # noqa: B023 - awaited here
+            choice = await isolate_errors(lambda: reply.end(at, event.text, generation, cited[at]))  # noqa: B023 - awaited here
             if event.placed:
                 choice["logprobs"] = reply.logprobs(event.placed)
             yield line(reply.chunk([choice]))
-        texts = [done[index] for index in range(len(begun.tickets))]
+        texts = [done[index] for index in range(len(begun.handles))]
         more = {"usage": usage(texts, begun.firsts)} if message else {}
         yield line(reply.chunk([], metrics=metrics(texts), **more))
         yield DONE
@@ -124,9 +124,9 @@ def _tells_usage(body: TextRequest) -> bool:
     return body.stream_options is not None and body.stream_options.include_usage
 
 
-def _expect_whole(tickets: Sequence[Ticket]) -> None:
+def _expect_whole(handles: Sequence[RequestHandle]) -> None:
     """Raise Refusal where a text was ended by the server."""
-    if any(each.future.result().finish_reason == "cancelled" for each in tickets):
+    if any(each.future.result().finish_reason == "cancelled" for each in handles):
         raise Refusal(503, "the server stopped before the text had ended; ask again.", "stopping")
 
 
@@ -134,7 +134,7 @@ def _expect_whole(tickets: Sequence[Ticket]) -> None:
 _WORKERS = ThreadPoolExecutor(2, "ragspec-server")
 
 
-async def apart(work: Callable[[], T]) -> T:
+async def isolate_errors(work: Callable[[], T]) -> T:
     """Do what takes a while in a thread, so that streams go on."""
     return await asyncio.get_running_loop().run_in_executor(_WORKERS, work)
 

@@ -17,7 +17,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 
 if TYPE_CHECKING:
-    from ragspec.sampling.top_tokens import Tops
+    from ragspec.sampling.top_tokens import TopTokens
 
 ALL_KINDS = frozenset(DraftKind)
 
@@ -66,7 +66,7 @@ class Rule(Protocol):
     @property
     def label(self) -> str:
         """`exact` where the output law is the target's and the seed decides alone,
-        `exact-for(law)` where only the law is kept, else `approximate`."""
+        `exact-for(distribution)` where only the law is kept, else `approximate`."""
         ...
 
     @property
@@ -139,11 +139,11 @@ class Step:
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     milliseconds: dict[str, float] = field(default_factory=dict)
-    best: Tops | None = None
+    best: TopTokens | None = None
     hidden: torch.Tensor | None = None
     view: TargetView | None = None
     excess: tuple[float, ...] = ()
-    surprise: tuple[float, ...] = ()
+    nll_gap: tuple[float, ...] = ()
 
     @property
     def top(self) -> Ints | None:
@@ -163,4 +163,4 @@ class Verdict:
     path: tuple[int, ...]
     token: int | None
     excess: tuple[float, ...] = ()
-    surprise: tuple[float, ...] = ()
+    nll_gap: tuple[float, ...] = ()

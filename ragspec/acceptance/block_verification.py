@@ -19,10 +19,10 @@ import torch
 
 from ragspec.acceptance.base import TargetView, Verdict
 from ragspec.acceptance.rejection import (
-    EXACT_LAW,
+    EXACT_FOR_LABEL,
     check_chain,
     check_draws,
-    draft_law,
+    draft_distribution,
     draw,
     normalised,
     ratio,
@@ -35,7 +35,7 @@ class Block:
     """Accept the longest prefix of a chain that passes as a whole."""
 
     name = "block"
-    label = EXACT_LAW
+    label = EXACT_FOR_LABEL
     accepts = frozenset({DraftKind.SAMPLED})
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
@@ -53,7 +53,7 @@ class Block:
         accepted, weight, distribution = 0, 1.0, target.probabilities(ROOT)
         for depth in range(nodes):  # the prefix of `depth` tokens ends in node depth - 1
             p = target.probabilities(depth - 1)
-            q = draft_law(tree, depth - 1, p)
+            q = draft_distribution(tree, depth - 1, p)
             left = weight * p - q
             if depth == 0 or uniform(depth) < _chance(left, weight):
                 accepted, distribution = depth, normalised(left, p)

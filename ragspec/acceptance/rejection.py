@@ -31,7 +31,7 @@ from ragspec.errors import RuleError
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
-EXACT_LAW = "exact-for(law)"
+EXACT_FOR_LABEL = "exact-for(distribution)"
 
 Choice = tuple[int | None, torch.Tensor]
 """The rank of the child that is kept, or None and the law (f64 [V]) to draw from instead."""
@@ -47,7 +47,7 @@ class Descent:
     """
 
     name: str
-    label = EXACT_LAW
+    label = EXACT_FOR_LABEL
     accepts = frozenset({DraftKind.SAMPLED})
     choose: Choose
 
@@ -126,7 +126,7 @@ def descend(rule: Rule, tree: DraftTree, target: TargetView, choose: Choose) -> 
             accepted, distribution = choose(
                 [tokens[sibling] for sibling in siblings],
                 distribution,
-                draft_law(tree, node, distribution),
+                draft_distribution(tree, node, distribution),
                 partial(target.noise.uniform, index, Stream.ACCEPT),
             )
         if accepted is None:
@@ -171,7 +171,7 @@ def draw(distribution: torch.Tensor, noise: NoiseStream, index: int) -> int:
     return int(tokens[torch.argmax(scores)])
 
 
-def draft_law(tree: DraftTree, node: int, like: torch.Tensor) -> torch.Tensor:
+def draft_distribution(tree: DraftTree, node: int, like: torch.Tensor) -> torch.Tensor:
     """Return q after the node [V], with the type and device of the target's law `like`.
 
     Raises RuleError where the two vocabularies differ.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ragspec.sampling.distribution import TokenLaw, logprob_of
+from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.top_tokens import best_token
@@ -27,7 +27,7 @@ class RowView:
         self,
         logits: torch.Tensor,
         tree: DraftTree,
-        distribution: TokenLaw,
+        distribution: TokenDistribution,
         stop: StopState,
         context: Sequence[int],
         chosen: Sequence[int] | None = None,
@@ -36,7 +36,7 @@ class RowView:
         self.noise = distribution.noise
         self._logits = logits
         self._tree = tree
-        self._law = distribution
+        self._distribution = distribution
         self._stop = stop
         self._context = context
         self._chosen = chosen
@@ -46,7 +46,7 @@ class RowView:
         self._paths: dict[int, list[int]] = {ROOT: []}
         self._scores: dict[int, torch.Tensor] = {}
 
-    def meet(self, views: Sequence[RowView]) -> None:
+    def prepare_batch(self, views: Sequence[RowView]) -> None:
         """Hear of the views of all rows of a step, this one among them, before any is asked."""
 
     def index(self, node: int) -> int:
@@ -57,21 +57,25 @@ class RowView:
         """Return the target's own token after the node."""
         if self._chosen is not None and (known := self._chosen[node + 1]) >= 0:
             return known
-        return int(self._law.select(self.scores(node), [self.index(node)]))
+        return int(self._distribution.select(self.scores(node), [self.index(node)]))
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
         """Return the k tokens that the target prefers after each of the nodes, its own first."""
         scores = torch.cat([self.scores(node) for node in nodes])
-        result: list[list[int]] = self._law.order(scores, list(map(self.index, nodes)), k).tolist()
+        result: list[list[int]] = self._distribution.order(
+            scores, list(map(self.index, nodes)), k
+        ).tolist()
         return result
 
     def probabilities(self, node: int) -> torch.Tensor:
         """Return the law after the node: f64 [V]."""
-        return self._law.probabilities(self.scores(node))[0].cpu()
+        return self._distribution.probabilities(self.scores(node))[0].cpu()
 
-    def laws(self, nodes: Sequence[int]) -> torch.Tensor:
+    def distributions(self, nodes: Sequence[int]) -> torch.Tensor:
         """Return the laws after several nodes at once: f64 [n, V]."""
-        return self._law.probabilities(torch.cat([self.scores(node) for node in nodes])).cpu()
+        return self._distribution.probabilities(
+            torch.cat([self.scores(node) for node in nodes])
+        ).cpu()
 
     def ends(self, node: int) -> bool:
         """Return whether the text ends with the node."""
@@ -87,7 +91,7 @@ class RowView:
             context = self._context
             if len(context) > self._length:  # asked after the verdict: tokens were committed
                 context = context[: self._length]
-            result = self._law.process(row, context, [self.path(node)])
+            result = self._distribution.process(row, context, [self.path(node)])
             self._scores[node] = result
         return result
 
@@ -108,7 +112,7 @@ class RowView:
 def choose_together(
     logits: Sequence[torch.Tensor],
     trees: Sequence[DraftTree],
-    distributions: Sequence[TokenLaw],
+    distributions: Sequence[TokenDistribution],
     contexts: Sequence[Sequence[int]],
 ) -> list[list[int]] | None:
     """Work out the target's tokens of all nodes of all rows with one copy to the host.
@@ -136,7 +140,7 @@ def choose_together(
 
 
 def _choose_all(
-    logits: torch.Tensor, tree: DraftTree, distribution: TokenLaw, context: Sequence[int]
+    logits: torch.Tensor, tree: DraftTree, distribution: TokenDistribution, context: Sequence[int]
 ) -> torch.Tensor:
     paths: list[list[int]] = [[]]
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):

@@ -15,7 +15,7 @@ from typing import Any
 
 from ragspec.adapters.passages import (
     HostRetriever,
-    Told,
+    ProgressCallback,
     facts_of,
     hits_of,
     opened,
@@ -269,7 +269,7 @@ def passages_from(retriever: Any) -> HostRetriever:
             "such as InMemoryBM25Retriever."
         )
 
-    def find(query: str, k: int) -> list[Told]:
+    def find(query: str, k: int) -> list[ProgressCallback]:
         if hasattr(retriever, "warm_up"):
             retriever.warm_up()
         return [_told(document) for document in retriever.run(query=query)["documents"]]
@@ -277,7 +277,7 @@ def passages_from(retriever: Any) -> HostRetriever:
     return HostRetriever(find)
 
 
-def _told(document: Any) -> Told:
+def _told(document: Any) -> ProgressCallback:
     """Return a document of Haystack, or a text."""
     if isinstance(document, str):
         return document, 0.0, {}

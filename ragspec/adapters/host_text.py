@@ -96,7 +96,7 @@ def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 
     drafter that cannot work from text alone, UnknownNameError, StoreError.
     """
     opened = open_sources(options.store, options.history, tokenizer=tokenizer, scope=options.scope)
-    sources = Sources(opened.corpus, opened.history, None, opened.scope, second_choices=False)
+    sources = Sources(opened.corpus, opened.history, None, opened.scope, top_k_feedback=False)
     instance = compose(
         options.drafter if isinstance(options.drafter, str) else list(options.drafter), sources
     )
@@ -170,7 +170,7 @@ class HostText:
         """Say which part of the drafted tree the host is given to judge."""
         self._offered = tree
 
-    def hear(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+    def refresh(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Go on with what the host wrote, and learn from it.
 
         Returns how many draft tokens it was offered and took; None where nothing was offered.

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from ragspec.adapters.passages import (
     HostRetriever,
-    Told,
+    ProgressCallback,
     facts_of,
     hits_of,
     opened,
@@ -207,7 +207,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
             input_tokens=len(text.prompt_tokens),
             output_tokens=len(text.tokens),
             total_tokens=len(text.prompt_tokens) + len(text.tokens),
-            input_token_details={"cache_read": text.report.kept_tokens},
+            input_token_details={"cache_read": text.report.cached_tokens},
         )
 
 
@@ -252,7 +252,7 @@ def passages_from(retriever: Any) -> HostRetriever:
     return HostRetriever(lambda query, k: map(_told, retriever.invoke(query)))
 
 
-def _told(document: Any) -> Told:
+def _told(document: Any) -> ProgressCallback:
     """Return a document of LangChain, or a text."""
     if isinstance(document, str):
         return document, 0.0, {}

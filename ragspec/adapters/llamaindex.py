@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from ragspec.adapters.passages import (
     HostRetriever,
-    Told,
+    ProgressCallback,
     facts_of,
     hits_of,
     opened,
@@ -286,7 +286,7 @@ def passages_from(retriever: Any) -> HostRetriever:
     return HostRetriever(lambda query, k: map(_told, retriever.retrieve(query)))
 
 
-def _told(inputs: Any) -> Told:
+def _told(inputs: Any) -> ProgressCallback:
     """Return a node of LlamaIndex, with its score or without, or a text."""
     if isinstance(inputs, str):
         return inputs, 0.0, {}

@@ -20,7 +20,7 @@ from ragspec.adapters.likelihood import score_rows
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import end_tokens
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.wording import is_chat
+from ragspec.pipelines.docqa.template import is_chat
 from ragspec.registry import for_extra
 from ragspec.sampling.settings import Sampling
 
@@ -259,7 +259,8 @@ class RagspecLM(TemplateLM):  # type: ignore[misc]
         """Return the ids that are read and scored, and how many of them are scored."""
         if not context or len(message) > self.max_length:
             raise InputError(
-                f"got a context of {len(context)} tokens and {len(message)} to score; expected one or "
+                f"got a context of {len(context)} tokens and {len(message)} to score; expected "
+                f"one or "
                 f"more, and at most {self.max_length} to score. Pass max_length= to the model."
             )
         return (context + message)[-(self.max_length + 1) :], len(message)

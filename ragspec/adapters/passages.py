@@ -14,10 +14,12 @@ from ragspec.retrievers.search.fusion import FunctionRetriever, Hit, SearchMode
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import Passage
 
-Told = tuple[str, float, Mapping[str, Any]]  # text, score and what else is known of a document
+ProgressCallback = tuple[
+    str, float, Mapping[str, Any]
+]  # text, score and what else is known of a document
 
 
-def hits_of(documents: Iterable[Told]) -> tuple[Hit, ...]:
+def hits_of(documents: Iterable[ProgressCallback]) -> tuple[Hit, ...]:
     """Return documents of a host as hits, in their order; those without text are left out.
 
     Of what else is known "source", "name" and "title" count, and "start" and "end", characters of
@@ -44,7 +46,7 @@ class HostRetriever:
     find: returns at most so many documents for a question, best first.
     """
 
-    def __init__(self, find: Callable[[str, int], Iterable[Told]]) -> None:
+    def __init__(self, find: Callable[[str, int], Iterable[ProgressCallback]]) -> None:
         self._find = find
 
     def search(self, query: str, k: int) -> list[Hit]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 BLOCK = 64  # characters or token ids that are told apart together
-KEPT = 16_384  # beginnings that are remembered
+REMEMBERED_PROMPTS = 16_384  # beginnings that are remembered
 
 
 class PrefixRoutes:
@@ -45,7 +45,7 @@ class PrefixRoutes:
         for each in blocks:
             self._known[each] = pool
             self._known.move_to_end(each)
-        while len(self._known) > KEPT:
+        while len(self._known) > REMEMBERED_PROMPTS:
             self._known.popitem(last=False)
         self.busy[pool] += 1
         return pool

@@ -34,7 +34,7 @@ OPTIONS = frozenset(
         "prediction",
     }
 )
-OWN = frozenset({"documents", "tenant", "top_logprobs"})
+OF_MODEL = frozenset({"documents", "tenant", "top_logprobs"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def read_settings(*inputs: Mapping[str, Any], stop: Iterable[str] | str | None =
             raise InputError(f"got {mapping!r} as settings; expected a mapping of names to values.")
         for name, value in mapping.items():
             ours = ALIASES.get(name, name)
-            if ours not in SAMPLING | OPTIONS | OWN:
-                known = SAMPLING | OPTIONS | OWN | frozenset(ALIASES)
+            if ours not in SAMPLING | OPTIONS | OF_MODEL:
+                known = SAMPLING | OPTIONS | OF_MODEL | frozenset(ALIASES)
                 raise InputError(unknown("setting", name, known))
             if value is not None:
                 settings[ours] = value

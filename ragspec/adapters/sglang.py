@@ -188,6 +188,7 @@ def _found(module: str, name: str) -> Any:
 def _other(name: str, result: Sequence[str], selection: Sequence[str]) -> str:
     version = getattr(import_module("sglang"), "__version__", "unknown")
     return (
-        f"SGLang {version} has {name}({', '.join(result)}); expected {name}({', '.join(selection)}), "
+        f"SGLang {version} has {name}({', '.join(result)}); expected "
+        f"{name}({', '.join(selection)}), "
         f"as SGLang {WRITTEN_FOR} has. Install that one, or another ragspec."
     )

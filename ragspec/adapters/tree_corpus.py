@@ -101,7 +101,7 @@ class TreeCorpus:
             new = length - len(known)
             before = len(tail) - new
             if 0 <= new <= len(tail) and [*tail[:before]] == known.tokens[len(known) - before :]:
-                known.hear(list(tail[before:]))
+                known.refresh(list(tail[before:]))
                 return known
         text = self._whole(name, tail, length)
         known = self._texts[name] = HostText(self._drafter, text, self._vocab_size)

@@ -92,7 +92,7 @@ class Proposer:
                 continue
             known = np.asarray(token_ids_cpu[row, : length - len(sampled)], dtype=np.int64)
             text = self._texts.take(known)
-            self._count(text.hear([int(token) for token in sampled]))
+            self._count(text.refresh([int(token) for token in sampled]))
             requests.append((row, text))
         for row, text in requests:
             tree = limit_depth(text.draft(self._nodes, self._limit - len(text)), self._longest)

@@ -24,8 +24,14 @@ from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.stream import Stream
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import cite
-from ragspec.pipelines.docqa.prompt import Prompt, disarm, placed, plain_ids, special_of
-from ragspec.pipelines.docqa.wording import is_chat, templated
+from ragspec.pipelines.docqa.prompt import (
+    Prompt,
+    escape_special_tokens,
+    placed,
+    plain_ids,
+    special_of,
+)
+from ragspec.pipelines.docqa.template import is_chat, templated
 from ragspec.retrievers.search.fusion import Hit
 
 OF_TOOLS = ("tool", "function")  # roles whose texts a template may leave out
@@ -187,17 +193,17 @@ class Writer:
             result = self.engine.generate(ids, sampling, **job.options)
             return list(result) if job.asked.several else [result]
         alone = replace(sampling, n=1)
-        tickets = []
+        handles = []
         try:
             for sample in range(sampling.n):
-                tickets.append(
+                handles.append(
                     self.pool.submit(
                         ids, alone, sample=sample, tenant=job.asked.tenant, **job.options
                     )
                 )
-            return [request_handle.result() for request_handle in tickets]
+            return [request_handle.result() for request_handle in handles]
         except BaseException:
-            for handle in tickets:
+            for handle in handles:
                 handle.cancel()
             raise
 
@@ -241,7 +247,7 @@ class Writer:
             "prompt_tokens": prompt,
             "completion_tokens": written,
             "total_tokens": prompt + written,
-            "prompt_tokens_details": {"cached_tokens": report.kept_tokens},
+            "prompt_tokens_details": {"cached_tokens": report.cached_tokens},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": report.accepted_prediction_tokens,
                 "rejected_prediction_tokens": report.rejected_prediction_tokens,
@@ -284,7 +290,7 @@ def _disarmed(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
         return {**turn, "content": ""}
     if not isinstance(content, str):
         raise InputError(f"a message has the content {content!r}; expected a text.")
-    return {**turn, "content": disarm(content, special)}
+    return {**turn, "content": escape_special_tokens(content, special)}
 
 
 def _called(call: Any) -> Any:

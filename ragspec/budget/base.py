@@ -76,7 +76,7 @@ class Adviser:
         """
         appraisal = self.calibration.appraise(tree, root)
         self._open.append(appraisal)
-        return replace(tree, reach=np.asarray(appraisal.reach, dtype=np.float32))
+        return replace(tree, accept_prob=np.asarray(appraisal.accept_prob, dtype=np.float32))
 
     def learn(self, tokens: Sequence[int]) -> list[int]:
         """Count what came of the step's trees; returns how far the text followed each of them."""

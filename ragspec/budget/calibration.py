@@ -1,6 +1,6 @@
 """What drafters claim against what the target accepts: reach corrected while running.
 
-A drafter's `reach` is a claim. Divided by the reach of its parent it claims that the node is
+A drafter's `accept_prob` is a claim. Divided by the reach of its parent it claims that the node is
 accepted once its parent is. That claim is corrected by how claims of its kind fared:
 - by source, rank among siblings, and size of the claim (which stands for the length of a match
   where a source copies);
@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ragspec.trees.draft_tree import DRAWN, DraftTree
+from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftTree
 
 EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97)  # of claims; near 1 they tell long copies apart
 RANKS = 3  # siblings that are told apart: the first, the second, all others
@@ -77,7 +77,7 @@ class Appraisal:
 
     tokens: list[int]
     parents: list[int]
-    reach: list[float] = field(default_factory=list)
+    accept_prob: list[float] = field(default_factory=list)
     claims: list[tuple[dict[int, Ratio], int, float, int | None, float]] = field(
         default_factory=list
     )
@@ -96,9 +96,14 @@ class Calibration:
         beats array operations.
         """
         tables = [self.tables.setdefault(name, {}) for name in tree.sources]
-        claimed = tree.reach.tolist()
+        claimed = tree.accept_prob.tolist()
         new = Appraisal(tree.tokens.tolist(), tree.parents.tolist())
-        tokens, accept_prob, claims, sample = new.tokens, new.reach, new.claims, tree.kind in DRAWN
+        tokens, accept_prob, claims, sample = (
+            new.tokens,
+            new.accept_prob,
+            new.claims,
+            tree.kind in SAMPLED_KINDS,
+        )
         ranks = [0] * (len(claimed) + 1)  # the last entry is that of the root, -1
         for parent, claim, source in zip(new.parents, claimed, tree.source.tolist(), strict=True):
             above, before, rank, table = 1.0, root, ranks[parent], tables[source]

@@ -13,7 +13,7 @@ from ragspec.budget.calibration import Calibration
 from ragspec.budget.cost_curve import ROWS
 
 BUCKETS = tuple(rows - 1 for rows in ROWS)  # nodes of drafts: the sizes that kernels like best
-FIRST_ASKED = BUCKETS.index(7)  # until something is known
+FIRST_TRIAL = BUCKETS.index(7)  # until something is known
 # Tokens that each bucket is taken to add over the one before it, until it is known.
 EXPECTED = (0.0, 0.6, 0.35, 0.2, 0.2, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03, 0.02)
 OUTLIER = 3.0  # times what was expected: a time counts as no more

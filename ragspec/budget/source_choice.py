@@ -22,7 +22,7 @@ from bisect import bisect_right
 from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, Settings
 from ragspec.budget.cost_curve import CostLine
-from ragspec.budget.gains import BUCKETS, DUE, FIRST_ASKED, OUTLOOKS, Experience, Gain
+from ragspec.budget.gains import BUCKETS, DUE, FIRST_TRIAL, OUTLOOKS, Experience, Gain
 
 CHEAP, COSTLY_NODES = 0.1, 7  # what costs more plain steps than this is asked for few nodes
 EXPLORING = 0.06  # of the time may go to trials of a source of which little is known
@@ -45,7 +45,7 @@ class SourceChoice(Adviser):
         self._share = settings.probe_share
         self.asked = self._largest = bisect_right(BUCKETS, settings.maximum) - 1
         self._plain = self.extra = 0.0
-        self._nodes, self._outlook = 0, -1
+        self._nodes, self._expected_acceptance = 0, -1
         self._asking: tuple[Gain, int] | None = None  # a source, and how many trees there were
         self._tried: list[tuple[str, Gain, int, int]] = []  # and those with its own
         self._books: dict[str, float] = {}  # this step's gains of sources that are taught
@@ -56,17 +56,17 @@ class SourceChoice(Adviser):
             self._experience.taught.setdefault(source, Gain()).learn(net, fading=TEACHING)
         self.rate, self._plain = rate, plain
         self._tried, self._books, self._asking, self.extra = [], {}, None, 0.0
-        self._outlook, self.asked = -1, self._largest
+        self._expected_acceptance, self.asked = -1, self._largest
 
     def nodes(self, expected_acceptance: float | None, budget: int) -> int:
         """Return how many nodes to ask for in all; 0 where no draft pays and no trial is due."""
-        self._outlook = (
+        self._expected_acceptance = (
             -1 if expected_acceptance is None else bisect_right(OUTLOOKS, expected_acceptance)
         )
-        gain, cost = self._experience.drafts[self._outlook], self._experience.draft
+        gain, cost = self._experience.drafts[self._expected_acceptance], self._experience.draft
         self.asked, net = gain.best(cost, self.rate, self._largest)
         if not gain.known:
-            self.asked = min(self.asked, FIRST_ASKED)
+            self.asked = min(self.asked, FIRST_TRIAL)
         elif net <= 0.0 and not gain.due(cost.of(BUCKETS[self.asked]) / self._plain, self._share):
             self.asked = 0
         self._nodes = min(BUCKETS[self.asked], budget)
@@ -75,7 +75,7 @@ class SourceChoice(Adviser):
     def learn_draft(self, net: list[float], best: int) -> None:
         """Learn what the draft brought at this outlook, see `SizedGain.learn_sizes`."""
         if self.asked:
-            self._experience.drafts[self._outlook].learn_sizes(net, best)
+            self._experience.drafts[self._expected_acceptance].learn_sizes(net, best)
 
     def allowance(self, source: str, budget: int) -> int:
         """Return 0 unless the source is cheap, little known, worth its time, or due for a trial."""
@@ -83,7 +83,7 @@ class SourceChoice(Adviser):
         if known.cost.of(budget) > CHEAP * self._plain:
             budget = min(budget, COSTLY_NODES)
         price = known.cost.of(budget)
-        best = max((max(each.reach, default=0.0) for each in self._open), default=0.0)
+        best = max((max(each.accept_prob, default=0.0) for each in self._open), default=0.0)
         gain = known.gains[bisect_right(OUTLOOKS, best)]
         share = self._share if gain.known else EXPLORING
         pays = gain.mean + gain.doubt > price * self.rate
@@ -129,7 +129,9 @@ class SourceChoice(Adviser):
         """
         result, tree, rows = self.learn(step.tokens), step.tree, len(step.tree) + 1
         if max(result, default=0) > self.rate * self._experience.draft.of(BUCKETS[self.asked]):
-            self._experience.drafts[self._outlook].passed = DUE  # claims may be better than known
+            self._experience.drafts[
+                self._expected_acceptance
+            ].passed = DUE  # claims may be better than known
         for source, gain, before, after in self._tried:
             current = sum(tree.sources[each] == source for each in tree.source.tolist())
             # The first node adds most: it is where whoever drafts alone pays for drafting at all.

@@ -21,7 +21,7 @@ from ragspec.budget.base import BudgetSession, Settings
 from ragspec.budget.cost_curve import CostLine, ForwardCost
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
 from ragspec.budget.source_choice import SourceChoice
-from ragspec.trees.draft_tree import DRAWN, DraftTree
+from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
 
 
@@ -82,7 +82,7 @@ class GoodputSession:
             return None
         self._proposed = True
         tree = self.adviser.appraised(tree)
-        accept_prob = tree.reach.tolist()
+        accept_prob = tree.accept_prob.tolist()
         order = keep_order(tree, accept_prob)
         gains = list(accumulate((accept_prob[node] for node in order), initial=0.0))
         return Offer(tree, order, len(tree), gains)
@@ -97,7 +97,7 @@ class GoodputSession:
         net = [offer.gain(BUCKETS[i]) - prices[i] for i in range(request + 1)]
         self.adviser.learn_draft(net, current if BUCKETS[current] <= last else 0)
         size = min(BUCKETS[best], last)
-        if offer.tree.kind in DRAWN:
+        if offer.tree.kind in SAMPLED_KINDS:
             size = self._before_draw(size, last)
         return keep_best(offer.tree, size, offer.order)
 

@@ -17,12 +17,12 @@ import torch
 
 from ragspec.acceptance.base import Rule, Step
 from ragspec.errors import InputError, RuleError
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 
 if TYPE_CHECKING:
     from ragspec.budget.base import Adviser
-    from ragspec.sampling.distribution import TokenLaw
+    from ragspec.sampling.distribution import TokenDistribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class DraftRequest:
     vocab_size: int
     spans: tuple[tuple[int, int, int, int], ...] = ()
     texts: tuple[SourceText, ...] = ()
-    law: TokenLaw | None = None
+    distribution: TokenDistribution | None = None
     device: torch.device | None = None
     draft_prompt: tuple[int, ...] | None = None
     known_states: tuple[KnownStates, ...] = ()
@@ -108,7 +108,7 @@ class Prefill:
     """
 
     tokens: Ints
-    best: Tops | None = None
+    best: TopTokens | None = None
     hidden: torch.Tensor | None = None
 
 
@@ -120,7 +120,8 @@ class DraftSession(Protocol):
     """The state of one drafter for one row of text.
 
     A session that can tell at next to no cost how likely its best draft of the next token would be
-    accepted may also have `outlook(context)`: that probability. Where it is poor, nobody drafts.
+    accepted may also have `expected_acceptance(context)`: that probability. Where it is poor,
+    nobody drafts.
     """
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
@@ -210,7 +211,7 @@ def needs_hidden(drafters: Iterable[Drafter | None]) -> bool:
     return any(getattr(drafter, "needs_hidden", False) for drafter in drafters)
 
 
-def tell_prefill(session: DraftSession, prefill: Prefill, best: bool, hidden: bool) -> None:
+def notify_prefill(session: DraftSession, prefill: Prefill, best: bool, hidden: bool) -> None:
     """Tell a session of the prompt what its drafter asked for; nothing where nothing is there.
 
     best, hidden: whether it reads the best tokens of prompts (`reads_prompts`) and hidden states.

@@ -95,7 +95,8 @@ def model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Mod
 def check_draft_model(model: Any, draft_tokenizer: Any, tokenizer: Any, vocab_size: int) -> None:
     """Refuse a transformers model as the draft of a target with other token ids.
 
-    draft_tokenizer: its tokenizer. tokenizer, vocab_size: the target's. Raises TokenizerMismatchError.
+    draft_tokenizer: its tokenizer. tokenizer, vocab_size: the target's. Raises
+    TokenizerMismatchError.
     """
     check_vocabulary(
         tokenizer, draft_tokenizer, vocab_size, int(model.config.get_text_config().vocab_size)

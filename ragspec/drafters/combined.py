@@ -67,7 +67,7 @@ def within(drafter: Drafter) -> Iterator[Drafter]:
         yield from within(held)
 
 
-def brought(drafter: Drafter | None, what: str) -> Any:
+def required_member(drafter: Drafter | None, what: str) -> Any:
     """Return what a drafter, or one that it holds, brings along: its `transform` or its `rule`.
 
     None where none brings one. Raises InputError where several do.

@@ -4,7 +4,8 @@ Each goes through a fusion of its own (see `fuse`), which checks its trees, coun
 answers among them, and switches it off after the third. A session may tell more
 than a tree, by optional members that combinators look for:
 - `matched`: length of the suffix that its last proposal continues (0 = none), for selection;
-- `laws()`: what the last proposal knew at the nodes that were expanded, see `KnowsLaws`.
+- `distributions()`: what the last proposal knew at the nodes that were expanded, see
+`KnowsDistributions`.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import merge
 
 if TYPE_CHECKING:
-    from ragspec.drafters.model.cache import KnownLaw
+    from ragspec.drafters.model.cache import KnownDistribution
 
 
 @runtime_checkable
-class KnowsLaws(Protocol):
+class KnowsDistributions(Protocol):
     """The optional part of a draft session that knows the law at some nodes of its last tree."""
 
-    def laws(self) -> Iterable[KnownLaw]:
+    def distributions(self) -> Iterable[KnownDistribution]:
         """Return the laws at the root and at the nodes that were expanded."""
         ...
 

@@ -22,8 +22,8 @@ from ragspec.drafters.base import (
     Prefill,
     expect_drafter,
     needs_hidden,
+    notify_prefill,
     reads_prompts,
-    tell_prefill,
     wanted,
 )
 from ragspec.drafters.combined import Combined, kind_of
@@ -105,7 +105,7 @@ class _Source:
             "make its look-ups faster."
         )
 
-    def outlook(self, context: DraftContext) -> float | None:
+    def expected_acceptance(self, context: DraftContext) -> float | None:
         """Return how likely its best draft is, before it drafts; None where it cannot tell."""
         try:
             return None if self.look is None else self.look(context)
@@ -142,7 +142,7 @@ class FuseSession:
         for source, drafter in zip(self._sources, drafters, strict=True):
             try:
                 source.session = _opened(drafter, request)
-                source.look = getattr(source.session, "outlook", None)
+                source.look = getattr(source.session, "expected_acceptance", None)
             except Exception as error:
                 source.faults = 1
                 _switch_off(source, error)
@@ -174,7 +174,7 @@ class FuseSession:
         adviser = context.adviser
         if adviser and self._adviser is None:
             self._begin(adviser)
-        if adviser and not (budget := adviser.nodes(self.outlook(context), budget)):
+        if adviser and not (budget := adviser.nodes(self.expected_acceptance(context), budget)):
             return DraftTree.empty(self._kind)
         if len(self._sources) == 1:
             tree = self._ask(self._sources[0], context, budget)
@@ -193,15 +193,15 @@ class FuseSession:
         # The kind that was declared, also where only some of the sources spoke.
         return replace(keep_best(fused, budget), kind=self._kind)
 
-    def outlook(self, context: DraftContext) -> float | None:
+    def expected_acceptance(self, context: DraftContext) -> float | None:
         """Return the best of the sources' outlooks; None where none can tell."""
-        message = [source.outlook(context) for source in self._sources]
+        message = [source.expected_acceptance(context) for source in self._sources]
         return max((each for each in message if each is not None), default=None)
 
     def observe(self, feedback: Feedback) -> None:
         """Tell every source; `Step.tree` is the fused tree as it was verified."""
         if isinstance(feedback, Prefill):
-            return self._tell_prefill(feedback)
+            return self._notify_prefill(feedback)
         for source in self._sources:
             if source.session is None:
                 continue
@@ -213,13 +213,13 @@ class FuseSession:
             if source.learns and self._adviser is not None:
                 self._adviser.taught(source.name, 1000.0 * (perf_counter() - began))
 
-    def _tell_prefill(self, prefill: Prefill) -> None:
+    def _notify_prefill(self, prefill: Prefill) -> None:
         """Tell each source of the prompt what its own drafter asked for."""
         for source in self._sources:
             if source.session is None:
                 continue
             try:
-                tell_prefill(source.session, prefill, source.reads_prompt, source.hidden)
+                notify_prefill(source.session, prefill, source.reads_prompt, source.hidden)
             except Exception as error:
                 _fault(source, error)
 
@@ -283,7 +283,7 @@ def _looks_up(drafter: Drafter, session: DraftSession | None) -> bool:
     """Tell whether a drafter only looks things up: no model, and no others that it watches."""
     if drafter.kind is not DraftKind.DETERMINISTIC or needs_hidden([drafter]):
         return False
-    return not hasattr(session, "laws") and not hasattr(session, "faults")
+    return not hasattr(session, "distributions") and not hasattr(session, "faults")
 
 
 def _fault(source: _Source, error: Exception) -> None:

@@ -49,7 +49,7 @@ class Sources:
     history: Any = None
     draft_model: Any = None
     scope: str = GLOBAL
-    second_choices: bool = True
+    top_k_feedback: bool = True
 
     def past(self) -> list[Drafter]:
         """Return a drafter for each store there is, the model's own answers first."""
@@ -60,7 +60,7 @@ class Sources:
         """Return a drafter for the draft model, if there is one."""
         return [] if self.draft_model is None else [one("model", self)]
 
-    def at_hand(self) -> set[str]:
+    def available(self) -> set[str]:
         """Return what is there, as `Method.needs` calls it."""
         stores = {"store"} if self.corpus is not None or self.history is not None else set()
         return stores | ({"draft model"} if self.draft_model is not None else set())
@@ -95,7 +95,7 @@ def describe(name: str) -> Method:
 def build(name: str, sources: Sources) -> Drafters:
     """Return fresh drafters for a name; raises UnknownNameError, InputError for what is missing."""
     result, method = resolve("drafter", name), describe(name)
-    for missing in sorted(method.needs - sources.at_hand()):
+    for missing in sorted(method.needs - sources.available()):
         raise InputError(f"drafter {name!r} got no {missing}; expected one: {NEEDS[missing]}.")
     instance: Drafters = result() if method.make is None else method.make(sources)
     return instance

@@ -19,7 +19,7 @@ from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter, check_pairing
 from ragspec.drafters.build import build_drafter
-from ragspec.drafters.combined import brought
+from ragspec.drafters.combined import required_member
 from ragspec.engine.loop import decode
 from ragspec.engine.options import Options, RowSettings, end_tokens, read_options
 from ragspec.engine.output import Generation
@@ -185,7 +185,7 @@ class Engine:
     def aside(self) -> Engine:
         """Return this engine as nobody listens to it: for texts that may be taken back.
 
-        `tell` then hands on the text that stays.
+        `notify` then hands on the text that stays.
         """
         other = copy.copy(self)
         other._listeners = {}
@@ -216,7 +216,7 @@ class Engine:
         """Take what drafts, how much, and what judges it; costs that are known are kept."""
         self.drafter = build_drafter(drafter, draft_model, self.tokenizer, self.target)
         self.budget = make_budget(budget)
-        rule = brought(self.drafter, "rule") or "walk" if rule is None else rule
+        rule = required_member(self.drafter, "rule") or "walk" if rule is None else rule
         self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
         if self.drafter is None:
             return
@@ -225,7 +225,7 @@ class Engine:
         if self.cost is None or not self.budget.needs_cost:
             self.cost = read_cost(self.target, self.budget, cache)
 
-    def tell(self, generation: Generation) -> None:
+    def notify(self, generation: Generation) -> None:
         """Hand a text to those who asked for finished ones, see `on_finish`."""
         if generation.finish_reason in ("cancelled", "paused"):
             return
@@ -290,7 +290,7 @@ class Engine:
             run.close(time.perf_counter() - began)
             for texts in run.results() if self._listeners else ():
                 for generation in texts:
-                    self.tell(generation)
+                    self.notify(generation)
 
 
 def _told(session: TargetSession, run: Run) -> TargetSession:

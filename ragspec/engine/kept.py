@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MOST_BYTES = 256 << 20
 
 
-class PrefixCache:
+class SharedPrefixes:
     """Keys and values of the beginnings that many prompts share, of one model at a time.
 
     The keys and values of a passage that stands first do not depend on what follows. RAGCache
@@ -77,7 +77,7 @@ class PrefixCache:
             self._target, self.bytes = target, 0
 
 
-class KeptContext:
+class PrefixCache:
     """The cache of the last text of a call, for the next: `engine.generate(prompt, kept=context)`.
 
     It serves one prompt at a time and one model; another model's call begins anew. A call that
@@ -87,8 +87,8 @@ class KeptContext:
     that are asked for with `prefix=`, also for other contexts.
     """
 
-    def __init__(self, prefixes: PrefixCache | None = None) -> None:
-        self.prefixes = PrefixCache() if prefixes is None else prefixes
+    def __init__(self, prefixes: SharedPrefixes | None = None) -> None:
+        self.prefixes = SharedPrefixes() if prefixes is None else prefixes
         self._using = threading.Lock()
         self._target: CausalTarget | None = None
         self._session: CachedSession | None = None

@@ -17,7 +17,7 @@ from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
 from ragspec.acceptance.target_view import RowView
 from ragspec.budget.cost_curve import SharedForward
 from ragspec.budget.tree_size import fit_together
-from ragspec.engine.reading import Reading, hidden_of, portions, read
+from ragspec.engine.reading import PrefillJob, hidden_of, portions, read
 from ragspec.engine.rows import Row
 from ragspec.engine.step import (
     Emission,
@@ -31,7 +31,7 @@ from ragspec.engine.step import (
 )
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.target.base import CachedSession, TargetSession
 from ragspec.trees.draft_tree import DraftTree
 
@@ -83,9 +83,9 @@ class Loop:
         self._forward = SharedForward() if forward is None else forward
         self._chunk = chunk
         self._apart = difference
-        self._reading: list[Reading] = []
+        self._reading: list[PrefillJob] = []
         self._live: list[Row] = []
-        self._put_back: list[Reading] = []
+        self._put_back: list[PrefillJob] = []
         self._launcher = Launcher(session)
         self._ahead: InFlightStep | None = None  # the forward that was launched ahead,
         self._failure: Exception | None = None  # or why it could not be
@@ -176,7 +176,7 @@ class Loop:
         if resumed:
             self._live.extend(rows)
         else:
-            self._reading.append(Reading.of(rows))
+            self._reading.append(PrefillJob.of(rows))
 
     @without_autograd
     def _read(self) -> list[Emission]:
@@ -196,7 +196,7 @@ class Loop:
             self._first(rows, [readings[place] for place in where], logits[where]) if rows else []
         )
 
-    def _seat(self, job: Reading) -> list[Row]:
+    def _seat(self, job: PrefillJob) -> list[Row]:
         """Let the rows of a prompt that was read take their steps; return those to judge now."""
         first, *others = rows = job.rows
         self._live += rows
@@ -206,11 +206,11 @@ class Loop:
         for row in others:
             row.slot = self.session.fork(_known(first.slot))
         for row in rows:
-            self._attempt(row, job.tell, row)
+            self._attempt(row, job.notify, row)
         return [row for row in rows if not row.done]
 
     def _first(
-        self, rows: Sequence[Row], readings: Sequence[Reading], logits: torch.Tensor
+        self, rows: Sequence[Row], readings: Sequence[PrefillJob], logits: torch.Tensor
     ) -> list[Emission]:
         """Emit the first token of each row: logits [B, 1, V] after its prompt."""
         empty = [DraftTree.empty()] * len(rows)
@@ -273,14 +273,14 @@ class Loop:
     def _judged(
         self, pending_step: InFlightStep, output: StepOutput
     ) -> tuple[
-        list[tuple[Verdict, RowView] | None], list[Tops] | None, Sequence[torch.Tensor | None]
+        list[tuple[Verdict, RowView] | None], list[TopTokens] | None, Sequence[torch.Tensor | None]
     ]:
         """Return what the rules decide of a forward, and what drafters learn from."""
         rows, trees, logits = pending_step.rows, pending_step.trees, output.logits
         k = max(row.top for row in rows)
-        selected = not any(row.law.processors for row in rows)
+        selected = not any(row.distribution.processors for row in rows)
         top_tokens = (
-            Tops.ranked(logits, k, [len(tree) + 1 for tree in trees], selected) if k else None
+            TopTokens.ranked(logits, k, [len(tree) + 1 for tree in trees], selected) if k else None
         )
         hidden = hidden_of(self.session, rows)
         return judge(rows, trees, logits, hidden, self._attempt, output.chosen), top_tokens, hidden
@@ -296,7 +296,7 @@ class Loop:
             return []
         for row in [row for row in self._live if row.slot in lost]:
             self._live.remove(row)
-            self._reading.append(Reading.anew(row))
+            self._reading.append(PrefillJob.restart(row))
         self._put(max(rows, key=_left))
         self._most = len(self.rows)
         return []
@@ -306,7 +306,7 @@ class Loop:
         new = any(row in job.rows and not job.again for job in self._reading)
         self.leave(row)
         self.session.shrink()
-        self._put_back.append(Reading.of([row]) if new else Reading.anew(row))
+        self._put_back.append(PrefillJob.of([row]) if new else PrefillJob.restart(row))
 
     def _drafts(self) -> tuple[list[Row], list[DraftTree]]:
         """Line the rows up and return them with what is verified of their drafts."""
@@ -345,7 +345,7 @@ def _finish(
     verdict: Verdict,
     view: RowView,
     spent: dict[str, float],
-    best: Tops | None,
+    best: TopTokens | None,
     hidden: torch.Tensor | None,
 ) -> Step:
     """Emit what the rule decided and let drafter and budget learn from it."""
@@ -354,14 +354,14 @@ def _finish(
     return step
 
 
-def _without(row: Row, readings: Sequence[Reading]) -> Iterator[Reading]:
+def _without(row: Row, readings: Sequence[PrefillJob]) -> Iterator[PrefillJob]:
     """Yield the readings less one row; where that read for others, these begin anew."""
     for job in readings:
         if row not in job.rows:
             yield job
         elif others := [other for other in job.rows if other is not row]:
             if job.rows[0] is row:
-                yield Reading.of(others)
+                yield PrefillJob.of(others)
             else:
                 job.rows = others
                 yield job

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import torch
 
 from ragspec.drafters.base import KnownStates, SourceText
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.engine.prediction import read_prediction
 from ragspec.engine.prompts import check_length
 from ragspec.errors import InputError, SamplingError
@@ -43,7 +43,7 @@ class RowSettings:
     predictions: Sequence[SourceText | None] = ()
     alone: bool = True
     defaults: Any = None
-    kept: KeptContext | None = None
+    kept: PrefixCache | None = None
     on_read: Callable[[int, int], None] | None = None
     written: Sequence[int] = ()
     prefix: int = 0
@@ -66,7 +66,7 @@ class RowSettings:
             copied(current, memo) if current is inputs else current for inputs, current in instance
         ]
 
-    def own_of(self, prompt: torch.Tensor, vocab_size: int) -> list[Processor]:
+    def settings_of(self, prompt: torch.Tensor, vocab_size: int) -> list[Processor]:
         """Return what the model itself asks of the text after a prompt i64 [1, T]."""
         limit = prompt.shape[1] + self.stop.max_new_tokens
         ends = sorted(self.stop.ends)
@@ -93,7 +93,7 @@ class Options(TypedDict, total=False):
     remembers that text alone; functions and criteria are shared; a `ByRow` makes those of each
     text. spans, texts: what the prompt was made from, see `DraftRequest`. prediction: a text that
     the output will resemble, see `read_prediction`; it may only make it faster; the context drafter
-    joins where no drafter reads texts. kept: a `KeptContext`, so that the part of a prompt that was
+    joins where no drafter reads texts. kept: a `PrefixCache`, so that the part of a prompt that was
     read by the call before is not read again; one prompt, one sample. prefix: with kept, how many
     of the prompt's first tokens are kept for prompts to come that begin with the same. on_read:
     called with how many tokens have been read and of how many, while a prompt is read that takes
@@ -122,7 +122,7 @@ class Options(TypedDict, total=False):
     spans: Sequence[tuple[int, int, int, int]] | None
     texts: Sequence[SourceText] | None
     prediction: Any
-    kept: KeptContext | None
+    kept: PrefixCache | None
     on_read: Callable[[int, int], None] | None
     pause: int | None
     prefix: int
@@ -226,7 +226,7 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
 def _check_counts(options: Options, prompts: int, alone: bool) -> None:
     """Refuse objects of another kind, and options of one text where there are several."""
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "kept": (lambda value: isinstance(value, KeptContext), "a KeptContext"),
+        "kept": (lambda value: isinstance(value, PrefixCache), "a KeptContext"),
         "on_read": (callable, "a function of two numbers"),
         "transform": (
             lambda value: isinstance(value, Transform) and not isinstance(value, type),

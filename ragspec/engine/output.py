@@ -16,7 +16,7 @@ class Generation:
     text: without stop strings and special tokens; "" where there is no tokenizer. tokens: all
     emitted ids, an end token included. finish_reason: "stop", "length", "paused" (see `Options`),
     "cancelled", or "refused" where a pipeline did not ask the model. label: what the output is
-    worth: exact, exact-for(law), bounded(tv<=x) or approximate.
+    worth: exact, exact-for(distribution), bounded(tv<=x) or approximate.
     """
 
     text: str

@@ -25,12 +25,12 @@ from typing import Any, Self, Unpack
 from ragspec.acceptance.base import Step
 from ragspec.budget.cost_curve import SharedForward
 from ragspec.engine.engine import Engine
+from ragspec.engine.handle import RequestHandle
 from ragspec.engine.loop import Loop
 from ragspec.engine.options import Options, RowSettings
 from ragspec.engine.parts import Parts
 from ragspec.engine.rows import Row, Run
 from ragspec.engine.step import Emission
-from ragspec.engine.ticket import Ticket
 from ragspec.errors import InputError, PoolClosedError, QueueFullError
 from ragspec.sampling.settings import Sampling
 
@@ -42,7 +42,7 @@ NOT_HERE = ("kept", "prefix", "on_read")  # options: a pool keeps what was read 
 class _Request:
     """What was submitted, and its row once it has joined."""
 
-    ticket: Ticket
+    handle: RequestHandle
     engine: Engine
     settings: RowSettings
     sample: int
@@ -124,7 +124,7 @@ class Pool:
         engine: Engine | None = None,
         on_step: Callable[[Step], None] | None = None,
         **options: Unpack[Options],
-    ) -> Ticket:
+    ) -> RequestHandle:
         """Ask for a text; returns at once, and never waits for the device.
 
         prompt, sampling, options: as for `Engine.generate`; one prompt and n=1. sample: which of
@@ -144,7 +144,7 @@ class Pool:
             )
         if sample < 0:
             raise InputError(f"sample is {sample}; expected 0 or more.")
-        handle = Ticket(encoded.ids[0], settings, engine.tokenizer, self._wake)
+        handle = RequestHandle(encoded.ids[0], settings, engine.tokenizer, self._wake)
         request = _Request(handle, engine, settings, sample, tenant, on_step)
         with self._changed:
             self.expect_room()
@@ -167,7 +167,7 @@ class Pool:
         with self._changed:
             left = [*self._waiting, *self._live.values()]
         for request in left:
-            request.ticket.cancel()
+            request.handle.cancel()
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -234,7 +234,7 @@ class Pool:
 
     def _turn(self, loop: Loop) -> None:
         """Let requests leave and join, and take one step in those that are there."""
-        for each in [each for each in self._live.values() if each.ticket.cancelled]:
+        for each in [each for each in self._live.values() if each.handle.cancelled]:
             loop.leave(each.row)
             self._end(each)
         while loop.room and (request := self._next()) is not None:
@@ -249,7 +249,7 @@ class Pool:
     def _next(self) -> _Request | None:
         """Return the next request that joins, with its place among the live ones; None for none."""
         with self._changed:
-            gone = [request for request in self._waiting if request.ticket.cancelled]
+            gone = [request for request in self._waiting if request.handle.cancelled]
             for request in gone:
                 self._waiting.remove(request)
             result = None
@@ -268,12 +268,12 @@ class Pool:
         return result
 
     def _run(self, parts: Parts, request: _Request) -> Run:
-        prompts, samples = [request.ticket.prompt], [request.sample]
+        prompts, samples = [request.handle.prompt], [request.sample]
         return Run(parts, prompts, request.settings, 0, samples, self._forward)
 
     def _join(self, loop: Loop, request: _Request) -> None:
         """Make a request's row and let it join; what fails there ends this request alone."""
-        request.ticket.joined = time.perf_counter()
+        request.handle.joined = time.perf_counter()
         try:
             request.run = self._run(request.engine.parts, request)
             self._live[request.row] = request
@@ -293,7 +293,7 @@ class Pool:
         except Exception as error:
             emission.row.error = error
             loop.leave(emission.row)
-        request.ticket.emit(emission)
+        request.handle.emit(emission)
 
     def _end(self, request: _Request, error: Exception | None = None) -> None:
         """Say what became of a request, and let its place go."""
@@ -302,14 +302,14 @@ class Pool:
             if request.run is not None:
                 self._live.pop(request.row, None)
         if error is not None:
-            request.ticket.end(error)
+            request.handle.end(error)
             return
         assert request.run is not None
         try:
             request.run.close(time.perf_counter() - request.run.began)
             generation = request.run.results()[0][0]
         except Exception as failed:  # of a tokenizer, say: nobody else's matter
-            request.ticket.end(failed)
+            request.handle.end(failed)
             return
-        request.ticket.end(generation)
-        request.engine.tell(generation)
+        request.handle.end(generation)
+        request.engine.notify(generation)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ragspec.drafters.base import Prefill, tell_prefill
+from ragspec.drafters.base import Prefill, notify_prefill
 from ragspec.engine.rows import Row
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.target.base import CachedSession, TargetSession
 from ragspec.trees.draft_tree import DraftTree
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class PrefillJob:
     """The rows of one prompt while it is read, for all of them.
 
     left: tokens that the target has not seen, at the end the root, but of a text that is read
@@ -30,16 +30,16 @@ class Reading:
     again: bool = False
     began: float = field(default_factory=time.perf_counter)
     forwards: int = 0
-    tops: list[Tops] = field(default_factory=list)
+    top_tokens: list[TopTokens] = field(default_factory=list)
     hidden: list[torch.Tensor] = field(default_factory=list)
 
     @classmethod
-    def of(cls, rows: list[Row]) -> Reading:
+    def of(cls, rows: list[Row]) -> PrefillJob:
         """Return the reading of rows of which nothing is read, but what `pending` leaves out."""
         return cls(rows, list(rows[0].pending))
 
     @classmethod
-    def anew(cls, row: Row) -> Reading:
+    def restart(cls, row: Row) -> PrefillJob:
         """Return the reading of a row that was read, and is to go on where it was."""
         return cls([row], row.context.tokens[:-1], again=True)
 
@@ -52,28 +52,28 @@ class Reading:
             first.report.kept = max(first.report.kept, known)
         return first.slot
 
-    def note(self, count: int, top_tokens: Tops | None, hidden: torch.Tensor | None) -> None:
+    def note(self, count: int, top_tokens: TopTokens | None, hidden: torch.Tensor | None) -> None:
         """Note that `count` more tokens were read, and what the target knew of their ends."""
         del self.left[:count]
         self.forwards += 1
         if top_tokens is not None:
-            self.tops.append(top_tokens)
+            self.top_tokens.append(top_tokens)
         if hidden is not None:
             self.hidden.append(hidden)
 
-    def tell(self, row: Row) -> None:
+    def notify(self, row: Row) -> None:
         """Tell the row's drafter what was known of the prompt's last tokens."""
-        best, states = _joined(self.tops), None
+        best, states = _joined(self.top_tokens), None
         if self.hidden:
             states = self.hidden[0] if len(self.hidden) == 1 else torch.cat(self.hidden, 1)
         message = len(best) if best is not None else 0 if states is None else states.shape[1]
         if row.drafter is not None and message:
             tokens = np.asarray(row.context.tokens[-message:], dtype=np.int64)
             reads = row.top > 0 and row.reads_prompt
-            tell_prefill(row.drafter, Prefill(tokens, best, states), reads, row.hidden)
+            notify_prefill(row.drafter, Prefill(tokens, best, states), reads, row.hidden)
 
 
-def portions(readings: Sequence[Reading], chunk: int | None) -> Iterator[tuple[Reading, int]]:
+def portions(readings: Sequence[PrefillJob], chunk: int | None) -> Iterator[tuple[PrefillJob, int]]:
     """Yield which prompts are read by the next forward, and how many tokens of each.
 
     In order of arrival, as many side by side as take no more than `chunk` positions, padding
@@ -89,8 +89,8 @@ def portions(readings: Sequence[Reading], chunk: int | None) -> Iterator[tuple[R
 
 
 def read(
-    session: TargetSession, parts: Sequence[tuple[Reading, int]]
-) -> tuple[list[Reading], torch.Tensor]:
+    session: TargetSession, parts: Sequence[tuple[PrefillJob, int]]
+) -> tuple[list[PrefillJob], torch.Tensor]:
     """Read so many tokens of each prompt, which have joined.
 
     Returns the readings in the order of their rows and the logits after those tokens [B, 1, V].
@@ -100,7 +100,7 @@ def read(
     rows = [prefill_job.rows[0] for prefill_job, _ in active_rows]
     pending = [prefill_job.left[:count] for prefill_job, count in active_rows]
     k = max(row.top if row.reads_prompt else 0 for row in rows)
-    top_tokens: list[Tops] = []
+    top_tokens: list[TopTokens] = []
     if (k or any(row.hidden for row in rows)) and isinstance(session, CachedSession):
         logits, top_tokens = session.read_prompts(pending, k)
     else:
@@ -119,8 +119,8 @@ def hidden_of(session: TargetSession, rows: Sequence[Row]) -> Sequence[torch.Ten
     return selected or [None] * len(rows)
 
 
-def _joined(top_tokens: Sequence[Tops]) -> Tops | None:
+def _joined(top_tokens: Sequence[TopTokens]) -> TopTokens | None:
     """Return the best tokens of several forwards as those of one."""
     if len(top_tokens) < 2:
         return top_tokens[0] if top_tokens else None
-    return Tops.of(torch.cat([part.there() for part in top_tokens]))
+    return TopTokens.of(torch.cat([part.there() for part in top_tokens]))

@@ -24,7 +24,7 @@ from ragspec.drafters.base import (
     wanted,
 )
 from ragspec.drafters.build import with_prediction
-from ragspec.drafters.combined import brought
+from ragspec.drafters.combined import required_member
 from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
 from ragspec.engine.parts import Parts
@@ -32,7 +32,7 @@ from ragspec.errors import InputError
 from ragspec.models.device import without_autograd
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.label import label_under, rounds
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, fresh_seed
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
@@ -49,7 +49,8 @@ class Row:
     logprobs: None, or how many alternatives to keep with each token's log-probability. top: how
     many of the target's best tokens the drafter learns from, 0 for none; reads_prompt: also while
     the prompt is read. hidden: it learns from the target's hidden states. transform: changes the
-    target's law, which is then that of the name `law_name`; transform_reads: it wants the target's
+    target's law, which is then that of the name `distribution_name`; transform_reads: it wants the
+    target's
     hidden states. open_view: makes what the rule sees of a forward; targets whose laws are no
     tables have their own. pending: committed tokens that the target has not seen, the root last.
     rule: judges this row's drafts; the loop opens it. slot: the session's row that it has, None for
@@ -58,7 +59,7 @@ class Row:
     """
 
     context: DraftContext
-    law: TokenLaw
+    distribution: TokenDistribution
     stop: StopState
     report: ReportBuilder
     drafter: DraftSession | None = None
@@ -68,7 +69,7 @@ class Row:
     reads_prompt: bool = True
     hidden: bool = False
     transform: RowTransform | None = None
-    law_name: str | None = None
+    distribution_name: str | None = None
     transform_reads: bool = False
     open_view: OpenView = RowView
     pending: list[int] = field(default_factory=list)
@@ -89,7 +90,7 @@ class Row:
     @property
     def label(self) -> str:
         """What the text is worth beside that of plain decoding, before rounding."""
-        return label_under(self.rule.label, self.law_name)
+        return label_under(self.rule.label, self.distribution_name)
 
     @property
     def reads_hidden(self) -> bool:
@@ -127,7 +128,7 @@ class Run:
         target = parts.target
         drafts = parts.drafter is not None and not target.bit_exact
         self._rounded = drafts and rounds(target.dtype, target.device)
-        self.transform = _law_of(settings.transform, parts.drafter)
+        self.transform = _distribution_of(settings.transform, parts.drafter)
         self.seconds = 0.0
         self.forward = SharedForward() if forward is None else forward
         self._cost = None if parts.cost is None else SharedCost(parts.cost, self.forward)
@@ -177,7 +178,7 @@ class Run:
             prompt_tokens=prompt,
             logprobs=row.scored if row.logprobs is not None else None,
             steps=row.steps,
-            sample=row.law.noise.sample,
+            sample=row.distribution.noise.sample,
         )
 
     def _text(self, row: Row, tokens: Sequence[int]) -> str:
@@ -195,13 +196,13 @@ class Run:
         parts, settings, target = self.parts, self.settings, self.parts.target
         place = number * settings.sampling.n + sample
         ids = torch.tensor([prompt], device=target.device)
-        distribution = TokenLaw(
+        distribution = TokenDistribution(
             settings.sampling,
             NoiseStream(seed, sample),
             len(prompt),
             sorted(settings.stop.ends),
             settings.extra_of(place, (target.model, parts.tokenizer)),
-            settings.own_of(ids, target.vocab_size),
+            settings.settings_of(ids, target.vocab_size),
         )
         before = [*prompt, *settings.written]
         changes, transform, name = self.transform, None, None
@@ -213,13 +214,13 @@ class Run:
             context=DraftContext(
                 list(before), len(prompt), settings.stop.room(len(settings.written))
             ),
-            law=distribution,
+            distribution=distribution,
             stop=settings.stop_of(place).open(parts.tokenizer, prompt, settings.written),
             report=ReportBuilder(
                 label_under(parts.rule.label, name), seed, len(prompt), self._rounded
             ),
             transform=transform,
-            law_name=name,
+            distribution_name=name,
             transform_reads=changes is not None and changes.reads_hidden,
             open_view=getattr(target, "open_view", RowView),
             logprobs=settings.logprobs,
@@ -233,7 +234,7 @@ class Run:
                 vocab_size=parts.target.vocab_size,
                 spans=tuple(settings.spans),
                 texts=settings.texts_of(number),
-                law=distribution,
+                distribution=distribution,
                 device=parts.target.device,
                 draft_prompt=settings.draft_prompt,
                 known_states=settings.known_states,
@@ -250,9 +251,9 @@ class Run:
         return row
 
 
-def _law_of(request: Transform | None, drafter: Drafter | None) -> Transform | None:
+def _distribution_of(request: Transform | None, drafter: Drafter | None) -> Transform | None:
     """Return the transform of a call: the one that is asked for, or that the drafter brings."""
-    current: Transform | None = brought(drafter, "transform")
+    current: Transform | None = required_member(drafter, "transform")
     if current is not None and request is not None and current is not request:
         raise InputError(
             f"got transform={request.name!r} with a drafter that changes the law itself "

@@ -13,7 +13,7 @@ from ragspec.acceptance.base import Step, Verdict
 from ragspec.acceptance.target_view import RowView, choose_together
 from ragspec.acceptance.walk import Walk
 from ragspec.engine.rows import Row
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.target.base import StepSession, TargetSession
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
@@ -70,7 +70,7 @@ def judge(
     target's own tokens after root and nodes, where they are worked out; none of a row where not.
     """
     parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
-    distributions = [row.law for row in rows]
+    distributions = [row.distribution for row in rows]
     contexts = [row.context.tokens for row in rows]
     difference = any(row.transform is not None or row.open_view is not RowView for row in rows)
     together = known
@@ -83,7 +83,7 @@ def judge(
     ]
     met = [view for view in views if view is not None]
     if met:
-        met[0].meet(met)
+        met[0].prepare_batch(met)
     judged: list[tuple[Verdict, RowView] | None] = []
     for row, tree, view in zip(rows, trees, views, strict=True):
         verdict = None
@@ -105,7 +105,7 @@ def _view(
     if row.transform is not None:
         current = None if hidden is None else hidden[0, : len(tree) + 1]
         row.transform.forward(current, tree, context)
-    return row.open_view(logits, tree, row.law, row.stop, context, chosen, row.transform)
+    return row.open_view(logits, tree, row.distribution, row.stop, context, chosen, row.transform)
 
 
 def _judge(row: Row, tree: DraftTree, view: RowView) -> Verdict:
@@ -136,15 +136,15 @@ def emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -
     del row.scored[row.stop.fresh :]  # of accepted tokens behind the one that ended the text
     row.pending = tokens[-1:]
     count = len(tokens)
-    excess, nll_gap = verdict.excess[:count], verdict.surprise[:count]
-    step = Step(tree, verdict.path[:count], tuple(tokens), spent, excess=excess, surprise=nll_gap)
+    excess, nll_gap = verdict.excess[:count], verdict.nll_gap[:count]
+    step = Step(tree, verdict.path[:count], tuple(tokens), spent, excess=excess, nll_gap=nll_gap)
     row.report.label = row.label  # may depend on the kinds of draft that the rule met
     row.steps.append(step if tree.q is None else replace(step, tree=replace(tree, q=None)))
     return step
 
 
 def learn(
-    row: Row, step: Step, view: RowView, best: Tops | None, hidden: torch.Tensor | None
+    row: Row, step: Step, view: RowView, best: TopTokens | None, hidden: torch.Tensor | None
 ) -> None:
     """Tell drafter and budget what came of the step; a finished row has no use for it."""
     if row.done:
@@ -152,7 +152,7 @@ def learn(
     if row.drafter is not None:
         # Lent: the steps that a row keeps hold none of it. Processors with a memory may be asked
         # about nothing but what the rule visited, nor may transforms, so their view is kept back.
-        step.view = None if row.law.lazy or row.transform is not None else view
+        step.view = None if row.distribution.lazy or row.transform is not None else view
         step.best, step.hidden = best, hidden if row.hidden else None
         row.drafter.observe(step)
         step.view = step.best = step.hidden = None
@@ -206,7 +206,7 @@ class Launcher:
         if session is None:
             return
         if all(follows(row) for row in rows):
-            session.follow([row.law for row in rows], [row.context.tokens for row in rows])
+            session.follow([row.distribution for row in rows], [row.context.tokens for row in rows])
         began = time.perf_counter()
         session.launch(_pending(rows), step.trees)
         step.launching = time.perf_counter() - began

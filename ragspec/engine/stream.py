@@ -24,7 +24,7 @@ class Written(Protocol):
         ...
 
 
-class Pieces:
+class TextChunks:
     """The pieces of a text whose tokens come step by step, without what may become a stop string.
 
     written: tokens that were given before. stops: strings that end the text and never appear.
@@ -63,7 +63,7 @@ class Stream:
     ) -> None:
         self._run = run
         self._passes = passes
-        self._pieces = Pieces(tokenizer, stops, run.settings.written)
+        self._chunks = TextChunks(tokenizer, stops, run.settings.written)
         self._cancelled = threading.Event()
         self._ended = False
 
@@ -109,14 +109,14 @@ class Stream:
             if not emissions:
                 continue
             for emission in emissions:
-                self._pieces.push(emission.step.tokens)
+                self._chunks.push(emission.step.tokens)
             row = emissions[-1].row
             # What was held back is due as soon as nothing can follow it.
             self._ended = row.done
             if self._cancelled.is_set():
                 self.close()
             whole = self._ended and row.stop.reason != "paused"
-            piece = self._pieces.new(self.result.text if whole else None)
+            piece = self._chunks.new(self.result.text if whole else None)
             if piece:
                 return piece
         return None

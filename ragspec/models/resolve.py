@@ -49,7 +49,7 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class FoundModel:
+class ResolvedModel:
     """A resolved model name: the folder to load from and its origin.
 
     file: the GGUF file inside the folder, None for a folder of safetensors.
@@ -104,7 +104,7 @@ class Fingerprint:
     tokenizer: str
 
 
-def resolve_model(name: str | Path, *, offline: bool = False) -> FoundModel:
+def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
     """Return the folder of a model, from the nearest place that has it.
 
     A bundled name beats a folder of that name in the working directory; `./starter` names the
@@ -120,19 +120,19 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> FoundModel:
     text = str(name)
     path = Path(text).expanduser()
     if path.is_file() and path.suffix == GGUF:
-        return FoundModel(text, path.resolve().parent, Origin.PATH, path.name)
+        return ResolvedModel(text, path.resolve().parent, Origin.PATH, path.name)
     is_path = isinstance(name, Path) or text.endswith(GGUF) or _is_path(text)
     places = (_local,) if is_path else (_bundled, _local, _packaged, _published, _cached)
     tried: list[str] = []
     for place in places:
         origin, folder, note = place(text)
         if folder is not None and is_model(folder):
-            return FoundModel(text, folder, origin)
+            return ResolvedModel(text, folder, origin)
         tried.append(f"{origin}: {note}")
     if not is_path:
         folder, note = _from_hub(text, offline)
         if folder is not None:
-            return FoundModel(text, folder, Origin.HUB)
+            return ResolvedModel(text, folder, Origin.HUB)
         tried.append(f"hub: {note}")
     meant = did_you_mean(text, [*BUNDLED, *PACKAGED, *PUBLISHED])
     steps = "".join(f"\n  {step}" for step in tried)

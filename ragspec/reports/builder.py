@@ -28,7 +28,7 @@ def sources_of(step: Step) -> list[str]:
     ]
 
 
-def kept_of(step: Step) -> tuple[int, ...]:
+def accepted_of(step: Step) -> tuple[int, ...]:
     """Return the accepted nodes that stand in the output: a stop inside the path cuts it."""
     return step.path[: len(step.tokens)]
 
@@ -40,7 +40,7 @@ def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
     for step in steps:
         names = sources_of(step) if len(step.tree) else []
         drafted.update(names)
-        accepted.update(names[node] for node in kept_of(step))
+        accepted.update(names[node] for node in accepted_of(step))
     return drafted, accepted
 
 
@@ -84,7 +84,7 @@ class ReportBuilder:
         self._excess.extend(step.excess)
         self._emitted += len(step.tokens)
         self._drafted.append(len(step.tree))
-        self._accepted.append(len(kept_of(step)))
+        self._accepted.append(len(accepted_of(step)))
         if len(step.tree):
             drafted, accepted = count_sources([step])
             self._drafted_by.update(drafted)
@@ -136,7 +136,7 @@ class ReportBuilder:
             rejected_prediction_tokens=self._drafted_by["prediction"] - predicted,
             tv_excess=sum(self._excess) / max(1, len(output_tokens)) if measured else None,
             prefill_tokens=len(output_tokens) - self._emitted,
-            kept_tokens=self.kept,
+            cached_tokens=self.kept,
             drift=drift,
             static=static,
         )

@@ -143,7 +143,7 @@ class Report:
     rejected_prediction_tokens: int = 0
     tv_excess: float | None = None
     prefill_tokens: int = 1
-    kept_tokens: int = 0
+    cached_tokens: int = 0
     retrieval: Retrieval | None = None
     drift: float | None = None
     kv_bytes: int | None = None
@@ -281,7 +281,7 @@ class Report:
 
 # Counts, and mappings of counts, that add up over the calls of one text.
 _ADDED = (
-    *("tokens", "prefill_tokens", "kept_tokens", "forwards", "prefill_forwards", "steps"),
+    *("tokens", "prefill_tokens", "cached_tokens", "forwards", "prefill_forwards", "steps"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_seconds"),
 )
 _MERGED = ("drafted_by_source", "accepted_by_source", "milliseconds", "budget_sizes", "faults")

@@ -201,7 +201,7 @@ def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> di
         "tokens": tree.tokens.tolist(),
         "parents": tree.parents.tolist(),
         "source": tree.source.tolist(),
-        "reach": [round(float(accept_prob), 4) for accept_prob in tree.reach],
+        "accept_prob": [round(float(accept_prob), 4) for accept_prob in tree.accept_prob],
         "origin": tree.origin.tolist(),
         "path": list(step.path),
         "emitted": list(step.tokens),
@@ -291,7 +291,7 @@ def _read_step(line: Mapping[str, Any]) -> Step:
     tree = DraftTree(
         tokens=np.asarray(line["tokens"], np.int64),
         parents=np.asarray(line["parents"], np.int64),
-        reach=np.asarray(line["reach"], np.float32),
+        accept_prob=np.asarray(line["accept_prob"], np.float32),
         source=np.asarray(line["source"], np.int64),
         origin=np.asarray(line["origin"], np.int64).reshape(n, 2),
         sources=tuple(str(name) for name in line["sources"]),

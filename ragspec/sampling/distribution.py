@@ -22,7 +22,7 @@ _CANDIDATES = (128, 2048)
 _NEVER = float("-inf")
 
 
-class TokenLaw:
+class TokenDistribution:
     """The output law of one row of text: settings, processors and noise.
 
     ends: token ids that end a text. extra: further transformers LogitsProcessors. own: what the
@@ -61,9 +61,9 @@ class TokenLaw:
         sampling = self.sampling
         return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
 
-    def without_lazy(self) -> TokenLaw:
+    def without_lazy(self) -> TokenDistribution:
         """Return this law less the processors that may keep state, for drafters to draw from."""
-        distribution = TokenLaw(self.sampling, self.noise, self.prompt_length)
+        distribution = TokenDistribution(self.sampling, self.noise, self.prompt_length)
         distribution.processors = [processor for processor in self.processors if not processor.lazy]
         return distribution
 

@@ -1,7 +1,8 @@
 """The laws of all rows of a batch at once, where the logits are.
 
 A step of fixed shapes may ask nothing of the host: settings and noise keys are tensors written in
-place, and what work a batch asks for is a `LawShape`, known before the step starts. The tokens are
+place, and what work a batch asks for is a `DistributionShape`, known before the step starts. The
+tokens are
 those of `TokenLaw.select`, which stays the reference. One number of candidates serves all rows;
 where survivors of a filter may lie beyond them, a node has no token and the host works it out.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import exponential_of_keys
 from ragspec.sampling.row_penalties import PenaltyShape, RowPenalties, known, over
 from ragspec.sampling.settings import Sampling
@@ -23,7 +24,7 @@ _CANDIDATES = (128, 2048)
 
 
 @dataclass(frozen=True, slots=True)
-class LawShape:
+class DistributionShape:
     """What the laws of a batch ask for; a step captured for one shape serves that shape alone.
 
     candidates: how many of the best tokens the filters look at, 0 where no row has a filter.
@@ -44,14 +45,16 @@ class LawShape:
         """Whether every row takes the largest score."""
         return not (self.candidates or self.unfiltered)
 
-    def whole(self, vocab_size: int) -> LawShape:
+    def whole(self, vocab_size: int) -> DistributionShape:
         """Return the shape of the same filters where they look at the whole vocabulary."""
         return replace(
             self, candidates=vocab_size, unfiltered=False, near=self.near or self.far, far=False
         )
 
     @classmethod
-    def of(cls, distributions: Sequence[TokenLaw | None], vocab_size: int) -> LawShape:
+    def of(
+        cls, distributions: Sequence[TokenDistribution | None], vocab_size: int
+    ) -> DistributionShape:
         """Return the shape of rows with these laws."""
         sample = [
             distribution.sampling
@@ -73,7 +76,7 @@ class LawShape:
         )
 
 
-class RowLaws:
+class BatchDistribution:
     """The laws of B rows as tensors on one device, written in place.
 
     longest: above every generated index that a row will be asked for, such as the slots of its
@@ -83,8 +86,8 @@ class RowLaws:
     def __init__(
         self, rows: int, vocab_size: int, device: torch.device | str, longest: int
     ) -> None:
-        self.shape = LawShape()
-        self._laws: list[TokenLaw | None] = [None] * rows
+        self.shape = DistributionShape()
+        self._distributions: list[TokenDistribution | None] = [None] * rows
         self._penalties: RowPenalties | None = None  # made for the first row that asks for some
         self._tokens = torch.arange(vocab_size, device=device)
         self._indices = torch.arange(longest, device=device)
@@ -108,16 +111,18 @@ class RowLaws:
         return self._tokens.device
 
     @staticmethod
-    def takes(distribution: TokenLaw) -> bool:
+    def takes(distribution: TokenDistribution) -> bool:
         """Whether the law can be worked out here; others keep the host's path."""
         return known(distribution.processors)
 
-    def set(self, row: int, distribution: TokenLaw | None, text: Sequence[int] = ()) -> None:
+    def set(
+        self, row: int, distribution: TokenDistribution | None, text: Sequence[int] = ()
+    ) -> None:
         """Write the law of a row that joins; None: of padding, greedy.
 
         text: its committed tokens, the root last; read by laws with penalties alone.
         """
-        self._laws[row] = distribution
+        self._distributions[row] = distribution
         sampling = Sampling() if distribution is None else distribution.sampling
         sample, filtered = not sampling.greedy, _filters(sampling)
         kinds = [sample and filtered, sample and not filtered, sampling.top_k > 0]
@@ -128,12 +133,12 @@ class RowLaws:
         if distribution is not None and sample:
             self._keys[row] = distribution.noise.keys(self._indices)
         size = self.size
-        self.shape = LawShape.of(self._laws, size)
+        self.shape = DistributionShape.of(self._distributions, size)
         last = self.shape.candidates
-        ks = [dist.sampling.top_k if dist else 0 for dist in self._laws]
+        ks = [dist.sampling.top_k if dist else 0 for dist in self._distributions]
         self._kth.copy_(torch.tensor([max(min(k or last, last), 1) - 1 for k in ks])[:, None, None])
         if self._penalties is None and not self.shape.penalties.nothing:
-            self._penalties = RowPenalties(len(self._laws), size, self._keys.device)
+            self._penalties = RowPenalties(len(self._distributions), size, self._keys.device)
         if self._penalties is not None:
             self._penalties.set(row, distribution, text)
 
@@ -180,7 +185,7 @@ class RowLaws:
 
     def _drawn(
         self,
-        shape: LawShape,
+        shape: DistributionShape,
         logits: torch.Tensor,
         everything: torch.Tensor | None,
         keys: torch.Tensor,
@@ -208,14 +213,14 @@ class RowLaws:
             settled = settled & (last == -torch.inf)
         return torch.where(settled, tokens.gather(-1, place), self._nobody).squeeze(-1)
 
-    def _last(self, shape: LawShape) -> torch.Tensor:
+    def _last(self, shape: DistributionShape) -> torch.Tensor:
         """Return the place of the last candidate that top-k lets survive: i64 [B, 1, 1]."""
         if shape.candidates == self.shape.candidates:
             return self._kth
         return torch.where(self._top_k[..., None], self._kth, shape.candidates - 1)
 
     def _floor(
-        self, shape: LawShape, near: torch.Tensor, everything: torch.Tensor | None
+        self, shape: DistributionShape, near: torch.Tensor, everything: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the least score f64 [B, n, 1] that top-p and min-p let survive.
 
@@ -230,7 +235,7 @@ class RowLaws:
         return torch.maximum(floor, torch.where(inside, near, self._ever).amin(-1, keepdim=True))
 
     def _mass(
-        self, shape: LawShape, near: torch.Tensor, everything: torch.Tensor | None
+        self, shape: DistributionShape, near: torch.Tensor, everything: torch.Tensor | None
     ) -> torch.Tensor:
         """Return what top-p takes shares of, f64 [B, n, 1], over the exponential of the best."""
         top = near[..., :1]

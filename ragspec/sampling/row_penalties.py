@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.processors import (
     CountPenalty,
     MinimumLength,
@@ -46,7 +46,7 @@ class PenaltyShape:
         return self.repetition or self.counts
 
     @classmethod
-    def of(cls, distributions: Sequence[TokenLaw | None]) -> PenaltyShape:
+    def of(cls, distributions: Sequence[TokenDistribution | None]) -> PenaltyShape:
         """Return the shape of rows with these laws."""
         kinds = {
             type(each)
@@ -86,7 +86,7 @@ class RowPenalties:
         self._ends = numbers(rows, 1, _ENDS, kind=torch.int64)
         self._until = numbers(rows, 1, _ENDS, kind=torch.int64)
 
-    def set(self, row: int, distribution: TokenLaw | None, text: Sequence[int]) -> None:
+    def set(self, row: int, distribution: TokenDistribution | None, text: Sequence[int]) -> None:
         """Write what the law of a row asks for, and its text: committed tokens, the root last."""
         for buffer in (self._bias, self._frequency, self._presence):
             buffer[row] = 0
@@ -150,12 +150,12 @@ class RowPenalties:
         n, size = scores.shape[1:]
         held = self._held[..., :size]
         if n == 1:  # the root stands in the text
-            return self._penalised(scores, *self._worth(held, shape, scores.dtype))
+            return self._penalised(scores, *self._gain(held, shape, scores.dtype))
         same = tokens[:, 1:, None] == tokens[:, None]
         below = (see[:, :, 1:, None] & same[:, None]).sum(2)  # [B, n, n]: on a node's path
         few = held.gather(-1, tokens[:, None].expand(2, -1, -1, -1)) + below
         # Both at once: each operation is a launch.
-        by, less = self._worth(
+        by, less = self._gain(
             torch.cat((held, few.flatten(-2)[..., None, :]), -1), shape, scores.dtype
         )
         where = tokens[:, None].expand_as(below)
@@ -164,7 +164,7 @@ class RowPenalties:
         put = self._penalised(scores.gather(-1, where), *paths)
         return self._penalised(scores, *whole).scatter_(-1, where, put)
 
-    def _worth(
+    def _gain(
         self, held: torch.Tensor, shape: PenaltyShape, kind: torch.dtype
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Return what scores are divided by, and what is taken from them, [B, 1, K] each.
@@ -184,7 +184,7 @@ class RowPenalties:
     def _penalised(
         self, scores: torch.Tensor, by: torch.Tensor | None, less: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the scores [B, n, K] divided by the one and less the other, see `_worth`."""
+        """Return the scores [B, n, K] divided by the one and less the other, see `_gain`."""
         if by is not None:
             scores = torch.where(scores < 0, scores * by, over(scores, by))
         return scores if less is None else scores - less

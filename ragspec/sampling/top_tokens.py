@@ -96,7 +96,7 @@ class _Forward:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tops:
+class TopTokens:
     """The best tokens i64 [n, k] of one row of a forward, best first; its length is n.
 
     They stay on the device of the target until somebody reads them on the host; the rows of a
@@ -111,19 +111,19 @@ class Tops:
         return self.count
 
     @classmethod
-    def of(cls, best: torch.Tensor) -> Tops:
+    def of(cls, best: torch.Tensor) -> TopTokens:
         """Return the best tokens [n, k] of a single row."""
         return cls(_Forward.of(best[None]), 0, len(best))
 
     @classmethod
-    def rows(cls, best: torch.Tensor, counts: Sequence[int]) -> list[Tops]:
+    def rows(cls, best: torch.Tensor, counts: Sequence[int]) -> list[TopTokens]:
         """Return the first `counts` of the best tokens [B, n, k] of every row."""
         return cls._shared(_Forward.of(best), counts)
 
     @classmethod
     def ranked(
         cls, logits: torch.Tensor, k: int, counts: Sequence[int], selected: bool
-    ) -> list[Tops]:
+    ) -> list[TopTokens]:
         """Return the k best tokens of the first `counts` positions of logits [B, n, V].
 
         selected: nobody changes the logits, so that on a host the search may wait for a reader.
@@ -133,7 +133,7 @@ class Tops:
         return cls.rows(best_tokens(logits, k)[1], counts)
 
     @classmethod
-    def _shared(cls, forward: _Forward, counts: Sequence[int]) -> list[Tops]:
+    def _shared(cls, forward: _Forward, counts: Sequence[int]) -> list[TopTokens]:
         return [cls(forward, row, count) for row, count in enumerate(counts)]
 
     def there(self) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
 
 
@@ -26,7 +26,7 @@ class TextStart:
     call. draft_prompt: what is read in place of the prompt by who does not read that.
     """
 
-    law: TokenLaw
+    distribution: TokenDistribution
     prompt: tuple[int, ...]
     vocab_size: int
     draft_prompt: tuple[int, ...] | None = None

@@ -8,8 +8,8 @@ from typing import Protocol, Self, runtime_checkable
 
 import torch
 
-from ragspec.sampling.distribution import TokenLaw
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 
 
@@ -120,7 +120,7 @@ class CachedSession(TargetSession, Protocol):
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[Tops]]:
+    ) -> tuple[torch.Tensor, list[TopTokens]]:
         """Verify empty trees; return logits [B, 1, V] and the best tokens along the prompts.
 
         These are, for each row, the k best after the last T' tokens of the prompt, where T' may be
@@ -158,7 +158,9 @@ class StepSession(TargetSession, Protocol):
         """The seconds of the device."""
         ...
 
-    def follow(self, distributions: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
+    def follow(
+        self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
+    ) -> None:
         """Let the next forward choose by these laws and keep the paths that the walk accepts.
 
         texts: all committed tokens of each row, the root last; lent. `commit` then gets these

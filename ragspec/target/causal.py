@@ -20,15 +20,15 @@ import torch
 from ragspec.errors import InputError, ModelError
 from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.top_tokens import Tops, best_tokens
+from ragspec.sampling.top_tokens import TopTokens, best_tokens
 from ragspec.target.base import Beginning, StepSession
 from ragspec.target.cpu_weights import Packed, lend, pack
 from ragspec.target.hidden_states import HeadInputs
 from ragspec.target.kv_cache import SlotCache, slot_bytes
-from ragspec.target.reading import LONG, OnRead, in_pieces, piece_of, read_in_pieces
+from ragspec.target.reading import LONG, OnRead, in_chunks, piece_of, read_in_chunks
 from ragspec.target.rotary_tables import rereads, table_border
 from ragspec.target.row_texts import Place, RowTexts
 from ragspec.target.tree_attention import Configs, TreeView, model_configs, tree_view
@@ -169,7 +169,7 @@ class CausalTarget:
         if self.max_length is not None:
             n = max(1, min(n, self.max_length - length))
         roots, tree = [[0]] * texts, DraftTree.chain([0] * (n - 1), "timing")
-        distribution, best = TokenLaw(Sampling(), NoiseStream(0)), math.inf
+        distribution, best = TokenDistribution(Sampling(), NoiseStream(0)), math.inf
         with self.open(texts, length + n) as session:
             session.verify(roots, [DraftTree.empty()] * texts)
             session.cache.commit([[0]] * texts)
@@ -207,7 +207,7 @@ class TreeSession:
         self.width = 1  # positions that a forward has at least, after the prompt
         self.on_read: OnRead | None = None
         self._pending: list[int] = []
-        self._anew: dict[int, list[int]] = {}
+        self._rereads: dict[int, list[int]] = {}
         self._configs: Configs = []
         self._packs = Packed(())
         self._head_inputs: HeadInputs | None = None
@@ -261,7 +261,7 @@ class TreeSession:
 
     def abandon(self) -> list[int]:
         """Forget what was not committed; see `TargetSession.abandon`."""
-        self._anew = {}
+        self._rereads = {}
         self.cache.abandon()
         return []
 
@@ -277,14 +277,14 @@ class TreeSession:
         if len(text) <= border:
             return limit_depth(tree, border - len(text))
         if self.target.rereads and border >= self.cache.book.lengths[row]:
-            self._anew[row] = list(text)
+            self._rereads[row] = list(text)
             return DraftTree.empty(tree.kind)
         return tree
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward, or several over a long prompt; see `TargetSession.verify`."""
-        if self._anew:
-            pending = self._read_anew(pending)
+        if self._rereads:
+            pending = self._reread(pending)
         book = self.cache.book
         tokens, view = self._lay_out(pending, trees, self.width if any(book.lengths) else 1)
         unused = book.read(tokens.shape[1]) - book.extent - tokens.shape[1]
@@ -314,19 +314,19 @@ class TreeSession:
         target = self.target
         return _layout(self.cache.book.lengths, pending, trees, target.device, width, target.piece)
 
-    def _read_anew(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    def _reread(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """Empty the rows whose keys have become unfit; return what is to be read in each row."""
         self.on_read = None  # text is shown by now
-        for row in self._anew:
+        for row in self._rereads:
             self.cache.truncate(row, 0)
             self._texts.forget(self.cache.line[row])
-        results = [self._anew.get(row, tokens) for row, tokens in enumerate(pending)]
-        self._anew = {}
+        results = [self._rereads.get(row, tokens) for row, tokens in enumerate(pending)]
+        self._rereads = {}
         return results
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[Tops]]:
+    ) -> tuple[torch.Tensor, list[TopTokens]]:
         """Read the prompts; see `base.CachedSession`. Of long ones only the ends are told."""
         rows, device = len(pending), self.target.device
         tokens, view = self._lay_out(pending, [DraftTree.empty()] * rows)
@@ -339,7 +339,7 @@ class TreeSession:
         message = [max(0, count - start) for count in counts]
         if states is not None:
             self.hidden = [states[:, row, first : first + t] for row, t in enumerate(message)]
-        top_tokens = Tops.rows(best_tokens(logits[:, first:], k)[1], message) if k else []
+        top_tokens = TopTokens.rows(best_tokens(logits[:, first:], k)[1], message) if k else []
         ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
         return logits[torch.arange(rows, device=device), ends][:, None], top_tokens
 
@@ -360,9 +360,9 @@ class TreeSession:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H]."""
         most = self.target.piece
-        if most is None or not in_pieces(view, most):
+        if most is None or not in_chunks(view, most):
             return self._run(tokens, view, keep)
-        return read_in_pieces(self._run, tokens, view, keep, most, self.on_read)
+        return read_in_chunks(self._run, tokens, view, keep, most, self.on_read)
 
     def _run(
         self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
@@ -429,7 +429,7 @@ class TreeSession:
 
     def begin_with(self, beginning: Beginning) -> None:
         """Hold these keys and values and no others; see `base.CachedSession`."""
-        self._anew = {}
+        self._rereads = {}
         self.cache.begin_with(beginning)
 
 

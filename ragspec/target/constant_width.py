@@ -20,7 +20,7 @@ import torch
 
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.supported import check_scope
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth
@@ -94,6 +94,6 @@ class ConstantWidthSession(TreeSession):
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[Tops]]:
+    ) -> tuple[torch.Tensor, list[TopTokens]]:
         """Run one forward and tell nothing of the prompt: logits of it would change the shape."""
         return self.verify(pending, [DraftTree.empty()] * len(pending)), []

@@ -27,7 +27,7 @@ from ragspec.target.tree_attention import Configs, in_view, lease
 LEAST_WORK = 5 << 17  # multiplications in float32 below which a call costs more than it saves
 PACKED_FOR = 16  # positions of the forward that the layout is chosen for; it serves all
 
-Seen = tuple[int, int, str]
+BorrowedForwards = tuple[int, int, str]
 
 
 class Pack(NamedTuple):
@@ -40,7 +40,7 @@ class Pack(NamedTuple):
     size: int
     least: int
     dtype: torch.dtype
-    seen: Seen
+    seen: BorrowedForwards
 
 
 _packs: dict[int, Pack] = {}
@@ -175,7 +175,7 @@ def _is_fresh(module: nn.Linear) -> bool:
     return result is not None and result.seen == _look(module)
 
 
-def _look(module: nn.Linear) -> Seen:
+def _look(module: nn.Linear) -> BorrowedForwards:
     """Return what tells whether the weights are those of before: place, changes, and a sum.
 
     The sum is over entries of every row and every column.

@@ -93,8 +93,8 @@ def in_parts(
 ) -> torch.Tensor:
     """Attend to the committed slots, which need no mask, and to the new ones; join the two.
 
-    current: additive mask [B, 1, n, m] of the last m slots; None where these are the queries' own and
-    causal. sinks [heads]: see `with_sinks`.
+    current: additive mask [B, 1, n, m] of the last m slots; None where these are the queries' own
+    and causal. sinks [heads]: see `with_sinks`.
 
     The kernel returns the logarithm of the sum of weights of each query, by which parts add up.
     """

@@ -110,8 +110,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         if read > self.values.shape[-2]:  # asked apart: memory may have ended between the two
             self.values = _grown(self.values, read)
         if self.book.even:
-            self._lined(self.keys)[..., end - n : end, :] = self._by_copy(key_states)
-            self._lined(self.values)[..., end - n : end, :] = self._by_copy(value_states)
+            self._active_rows(self.keys)[..., end - n : end, :] = self._by_copy(key_states)
+            self._active_rows(self.values)[..., end - n : end, :] = self._by_copy(value_states)
         else:
             rows, columns = self.book.places(n, key_states.device)
             self.keys[rows, :, columns] = key_states.transpose(1, 2)
@@ -157,7 +157,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         """Return a buffer by copy and sequence: [C, R, heads, capacity, width]."""
         return buffer.view(self.book.copies, self.book.rows, *buffer.shape[1:])
 
-    def _lined(self, buffer: torch.Tensor) -> torch.Tensor:
+    def _active_rows(self, buffer: torch.Tensor) -> torch.Tensor:
         """Return what lies in line, a view: [B, heads, capacity, width], of copies [C, B, ...]."""
         book = self.book
         if book.copies == 1:
@@ -165,7 +165,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return self._every(buffer)[:, book.first : book.first + len(book.lengths)]
 
     def _by_copy(self, states: torch.Tensor) -> torch.Tensor:
-        """Return states [C * B, ...] in the shape of `_lined`."""
+        """Return states [C * B, ...] in the shape of `_active_rows`."""
         copies = self.book.copies
         return states if copies == 1 else states.reshape(copies, -1, *states.shape[1:])
 
@@ -176,7 +176,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         """
         if self.book.whole:
             return buffer[:, :, :read]
-        active_rows = self._lined(buffer)[..., :read, :]
+        active_rows = self._active_rows(buffer)[..., :read, :]
         return active_rows if self.book.copies == 1 else active_rows.flatten(0, 1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -208,7 +208,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def __init__(self, rows: int, capacity: int, copies: int = 1) -> None:
         super().__init__(layers=[])
         self.book = SlotBook(rows, capacity, copies)
-        self._lying = list(range(rows))  # the sequence at each place of the buffers
+        self._row_order = list(range(rows))  # the sequence at each place of the buffers
         # Of each sequence out of line its length and hidden slots.
         self._aside: list[tuple[int, tuple[int, ...]]] = [(0, (0,) * copies)] * rows
 
@@ -216,7 +216,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def line(self) -> list[int]:
         """The sequences in line, in order."""
         first = self.book.first
-        return self._lying[first : first + len(self.book.lengths)]
+        return self._row_order[first : first + len(self.book.lengths)]
 
     def line_up(self, rows: Sequence[int]) -> list[int]:
         """Let the next forwards cover these sequences; return them in the order in which they lie.
@@ -228,8 +228,10 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
             book, selection = self.book, set(rows)
             book.first = self._window(selection)
             here = range(book.first, book.first + len(selection))
-            away = [p for p in range(book.rows) if p not in here and self._lying[p] in selection]
-            strange = [place for place in here if self._lying[place] not in selection]
+            away = [
+                p for p in range(book.rows) if p not in here and self._row_order[p] in selection
+            ]
+            strange = [place for place in here if self._row_order[place] not in selection]
             for one, other in zip(away, strange, strict=True):
                 self._swap(one, other)
             self._recall(len(selection))
@@ -245,7 +247,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         self._put_aside()
         self._make(target)
         if source != target and length:
-            places = self._lying.index(source), self._lying.index(target)
+            places = self._row_order.index(source), self._row_order.index(target)
             for layer in self.layers:
                 if layer.is_initialized:
                     layer.copy(*places, length)
@@ -255,11 +257,11 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def drop(self, rows: Sequence[int]) -> None:
         """Give up the memory of these sequences, which then hold nothing; `copy` takes it anew."""
         self._put_aside()
-        places = [place for place, row in enumerate(self._lying) if row not in rows]
+        places = [place for place, row in enumerate(self._row_order) if row not in rows]
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keep(places)
-        self._lying = [self._lying[place] for place in places]
+        self._row_order = [self._row_order[place] for place in places]
         self.book.rows, self.book.first = len(places), 0
         for row in rows:
             self._aside[row] = (0, (0,) * self.book.copies)
@@ -267,12 +269,12 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
 
     def _make(self, row: int) -> None:
         """Give a sequence a place in the buffers, where it was dropped."""
-        if row not in self._lying:
+        if row not in self._row_order:
             instance = [layer.added() if layer.is_initialized else None for layer in self.layers]
             for layer, buffers in zip(self.layers, instance, strict=True):  # all of them, or none
                 if buffers is not None:
                     layer.keys, layer.values = buffers
-            self._lying.append(row)
+            self._row_order.append(row)
             self.book.rows += 1
 
     def abandon(self) -> None:
@@ -290,7 +292,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def _recall(self, count: int) -> None:
         """Put so many in line, from the book's first place on, with what is known of them."""
         book = self.book
-        results = [self._aside[row] for row in self._lying[book.first : book.first + count]]
+        results = [self._aside[row] for row in self._row_order[book.first : book.first + count]]
         book.lengths, book.hidden = (
             [length for length, _ in results],
             [hidden for _, hidden in results],
@@ -299,12 +301,12 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
 
     def _window(self, selection: set[int]) -> int:
         """Return the place from which on most of these sequences lie side by side already."""
-        current = [row in selection for row in self._lying]
+        current = [row in selection for row in self._row_order]
         starts = range(len(current) - len(selection) + 1)
         return max(starts, key=lambda start: sum(current[start : start + len(selection)]))
 
     def _swap(self, one: int, other: int) -> None:
-        row_order = self._lying
+        row_order = self._row_order
         lengths = self._aside[row_order[one]][0], self._aside[row_order[other]][0]
         for layer in self.layers:
             if layer.is_initialized:

@@ -23,7 +23,7 @@ class ListedRows(Generic[T]):
         self._taken = RowTexts(rows)
 
     @property
-    def lined(self) -> list[T]:
+    def active_rows(self) -> list[T]:
         """The rows in line."""
         return [self._all[row] for row in self._line]
 

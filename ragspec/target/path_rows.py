@@ -159,7 +159,7 @@ class PathSession(ListedRows[_Row]):
 
         Drafts end where the rotary table of the row changes; see `rotary_tables`.
         """
-        border, current = self.target.border, self.lined[row]
+        border, current = self.target.border, self.active_rows[row]
         if border is not None and len(text) <= border:
             tree = limit_depth(tree, border - len(text))
         elif (
@@ -175,7 +175,7 @@ class PathSession(ListedRows[_Row]):
         """Run one forward a row; see `TargetSession.verify`."""
         parts = [
             self._verify(row, list(tokens), tree)
-            for row, tokens, tree in zip(self.lined, pending, trees, strict=True)
+            for row, tokens, tree in zip(self.active_rows, pending, trees, strict=True)
         ]
         if len(parts) == 1:
             return parts[0][None]
@@ -183,7 +183,7 @@ class PathSession(ListedRows[_Row]):
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
-        for row, path in zip(self.lined, paths, strict=True):
+        for row, path in zip(self.active_rows, paths, strict=True):
             _commit(row, tuple(path))
 
     def copied(self) -> PathSession:

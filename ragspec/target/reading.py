@@ -28,20 +28,20 @@ def piece_of(device: torch.device) -> int:
     return PIECE if device.type == "cpu" else LARGE_PIECE
 
 
-def pieces(n: int, most: int) -> Iterator[tuple[int, int]]:
+def chunks(n: int, most: int) -> Iterator[tuple[int, int]]:
     """Yield the beginnings and ends of n tokens cut into even pieces of at most `most`."""
     count = -(-n // most)
     for i in range(count):
         yield i * n // count, (i + 1) * n // count
 
 
-def in_pieces(view: TreeView, most: int | None) -> bool:
+def in_chunks(view: TreeView, most: int | None) -> bool:
     """Tell whether a forward can be cut: it is long, and its rows are chains."""
     plain = view.related is None and not view.unused
     return most is not None and plain and view.positions.shape[1] > most
 
 
-def read_in_pieces(
+def read_in_chunks(
     forward: Forward,
     tokens: torch.Tensor,
     view: TreeView,
@@ -61,7 +61,7 @@ def read_in_pieces(
     states: list[torch.Tensor] = []
     if on_read is not None:
         on_read(0, n)
-    for start, end in pieces(n, most):
+    for start, end in chunks(n, most):
         current = selection[(selection >= start) & (selection < end)] - start
         part = replace(
             view,

@@ -57,7 +57,7 @@ class RowTexts:
                 "Let a row leave first."
             )
         tokens = list(tokens)
-        row = min(free, key=lambda each: _worth(self._rows[each]))
+        row = min(free, key=lambda each: _gain(self._rows[each]))
         alike = [
             (_common(held.tokens, tokens) if held.scope == scope else 0, -number)
             for number, held in enumerate(self._rows)
@@ -103,7 +103,7 @@ class RowTexts:
         self._rows[row].tokens = []
 
 
-def _worth(held: _Held) -> tuple[bool, bool, int]:
+def _gain(held: _Held) -> tuple[bool, bool, int]:
     """Return what orders free rows: those first of which nobody else has any use."""
     return held.dropped, bool(held.tokens), held.left
 

@@ -325,7 +325,7 @@ def _model_allows(
     return allowed.expand(rows, 1, view.positions.shape[1], slots - first)[:, 0]
 
 
-def _pays_apart(view: TreeView, slots: int) -> bool:
+def _pays_split(view: TreeView, slots: int) -> bool:
     """Tell whether a mask over all slots would cost more than to join two attentions.
 
     A mask is read entry by entry, joining takes a fixed number of small operations. On a CPU with
@@ -345,7 +345,7 @@ def _needs_none(view: TreeView, slots: int) -> bool:
         return False
     chains = view.related is None and not view.unused and view.level
     alone = view.positions.shape == (1, 1) and view.slot_positions.shape[1] == 1
-    return chains or alone or _pays_apart(view, slots)
+    return chains or alone or _pays_split(view, slots)
 
 
 def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int) -> int:

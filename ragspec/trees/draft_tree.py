@@ -43,7 +43,7 @@ class DraftKind(StrEnum):
     SAMPLED_WITHOUT_REPLACEMENT = "sampled-without-replacement"
 
 
-DRAWN = frozenset({DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT})
+SAMPLED_KINDS = frozenset({DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT})
 """The kinds whose tokens were drawn from a law q; `operations.keep_order` says what may be cut."""
 
 
@@ -61,7 +61,7 @@ class DraftTree:
 
     tokens: Ints
     parents: Ints
-    reach: NDArray[np.float32]
+    accept_prob: NDArray[np.float32]
     source: Ints
     origin: Ints
     sources: tuple[str, ...]
@@ -97,7 +97,7 @@ class DraftTree:
         return cls(
             tokens=np.asarray(tokens, dtype=np.int64),
             parents=np.asarray(parents, dtype=np.int64),
-            reach=np.ones(n, np.float32)
+            accept_prob=np.ones(n, np.float32)
             if accept_prob is None
             else np.asarray(accept_prob, np.float32),
             source=np.zeros(n, dtype=np.int64),

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
-from ragspec.trees.draft_tree import DRAWN, ROOT, DraftKind, DraftTree, Ints
+from ragspec.trees.draft_tree import ROOT, SAMPLED_KINDS, DraftKind, DraftTree, Ints
 
 Bools = NDArray[np.bool_]
 _WORD = 64
@@ -82,7 +82,7 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
     """
     picked = np.asarray(nodes, dtype=np.int64)
     n = len(tree)
-    if tree.kind in DRAWN:
+    if tree.kind in SAMPLED_KINDS:
         _check_first_draws(tree.parents, picked)
     renamed = np.full(n + 1, n, dtype=np.int64)
     renamed[picked] = np.arange(len(picked))
@@ -96,7 +96,7 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
     return DraftTree(
         tokens=tree.tokens[picked],
         parents=parents,
-        reach=tree.reach[picked],
+        accept_prob=tree.accept_prob[picked],
         source=tree.source[picked],
         origin=tree.origin[picked],
         sources=tree.sources,
@@ -107,7 +107,7 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
 
 def promised(tree: DraftTree) -> list[float]:
     """Return how many nodes below each node are expected to be accepted once it is: [N]."""
-    accept_prob, below = tree.reach.tolist(), [0.0] * len(tree)
+    accept_prob, below = tree.accept_prob.tolist(), [0.0] * len(tree)
     parents = tree.parents.tolist()
     for node in range(len(tree) - 1, -1, -1):
         parent = parents[node]
@@ -134,10 +134,10 @@ def keep_order(tree: DraftTree, accept_prob: Sequence[float] | None = None) -> l
     So the number of nodes to keep must be known before the draw, too, as the reach of a draft may
     tell what was drawn. Typical acceptance keeps no law; it is shown the same trees.
     """
-    if tree.kind in DRAWN:
+    if tree.kind in SAMPLED_KINDS:
         return list(range(len(tree)))
     bounded: list[float] = []
-    claimed = tree.reach.tolist() if accept_prob is None else accept_prob
+    claimed = tree.accept_prob.tolist() if accept_prob is None else accept_prob
     for parent, current in zip(tree.parents.tolist(), claimed, strict=True):
         bounded.append(current if parent == ROOT else min(current, bounded[parent]))
     return sorted(range(len(tree)), key=bounded.__getitem__, reverse=True)
@@ -163,10 +163,10 @@ def keep_paths(tree: DraftTree, most: int) -> DraftTree:
     leaves = paths(tree.parents)
     if len(leaves) <= most:
         return tree
-    if tree.kind in DRAWN:
+    if tree.kind in SAMPLED_KINDS:
         leaves.sort()
     else:
-        leaves.sort(key=lambda leaf: -float(tree.reach[list(leaf)].sum()))
+        leaves.sort(key=lambda leaf: -float(tree.accept_prob[list(leaf)].sum()))
     return select(tree, sorted({node for leaf in leaves[:most] for node in leaf}))
 
 
@@ -194,7 +194,7 @@ def share_out(tree: DraftTree) -> DraftTree:
     Only one token can come next: where several sources name different ones, each surely, their
     chances are taken to be shares of one.
     """
-    parents, claimed = tree.parents.tolist(), tree.reach.tolist()
+    parents, claimed = tree.parents.tolist(), tree.accept_prob.tolist()
     totals = [0.0] * (len(tree) + 1)  # of children, by parent; the last entry is that of the root
     for parent, current in zip(parents, claimed, strict=True):
         totals[parent] += current
@@ -208,7 +208,7 @@ def share_out(tree: DraftTree) -> DraftTree:
         above, now = (1.0, 1.0) if parent == ROOT else (claimed[parent], accept_prob[parent])
         most = max(totals[parent], above)
         accept_prob.append(current / most * now if most > 0.0 else 0.0)
-    return replace(tree, reach=np.asarray(accept_prob, dtype=np.float32))
+    return replace(tree, accept_prob=np.asarray(accept_prob, dtype=np.float32))
 
 
 def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:
@@ -232,7 +232,7 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
     merged = DraftTree(
         tokens=np.asarray(nodes.tokens, dtype=np.int64),
         parents=np.asarray(nodes.parents, dtype=np.int64),
-        reach=np.asarray(accept_prob, dtype=np.float32),
+        accept_prob=np.asarray(accept_prob, dtype=np.float32),
         source=np.asarray(nodes.source, dtype=np.int64),
         origin=np.asarray(nodes.origin, dtype=np.int64).reshape(len(accept_prob), 2),
         sources=tuple(sources) or ("none",),
@@ -255,7 +255,7 @@ class _Overlay:
 
     def add(self, tree: DraftTree, bit: int, names: Sequence[int]) -> None:
         """Lay a tree over what is there; names: the merged indices of its sources."""
-        claimed = tree.reach.tolist()
+        claimed = tree.accept_prob.tolist()
         place: list[int] = []
         for token, parent, claim, source, origin in zip(
             tree.tokens.tolist(), tree.parents.tolist(), claimed,
@@ -290,7 +290,11 @@ def check(tree: DraftTree, vocab_size: int | None = None) -> None:
     _check_shapes(tree, n)
     if not n:
         return
-    parents, tokens, accept_prob = tree.parents.tolist(), tree.tokens.tolist(), tree.reach.tolist()
+    parents, tokens, accept_prob = (
+        tree.parents.tolist(),
+        tree.tokens.tolist(),
+        tree.accept_prob.tolist(),
+    )
     for node, parent in enumerate(parents):
         if not ROOT <= parent < node:
             raise InputError(f"node {node} has parent {parent}; expected -1 or an earlier node.")
@@ -331,11 +335,11 @@ def _check_shapes(tree: DraftTree, n: int) -> None:
     one, two = (n,), (n, 2)
     for name, values in (
         ("tokens", tree.tokens), ("parents", tree.parents),
-        ("reach", tree.reach), ("source", tree.source),
+        ("accept_prob", tree.accept_prob), ("source", tree.source),
     ):  # fmt: skip
         if values.shape != one:
             raise InputError(f"{name}: got shape {values.shape}, expected {one}, a value per node.")
-        if values.dtype.kind not in ("iuf" if name == "reach" else "iu"):
+        if values.dtype.kind not in ("iuf" if name == "accept_prob" else "iu"):
             raise InputError(f"{name}: got {values.dtype} values, expected numbers.")
     if not all(isinstance(name, str) for name in tree.sources):
         raise InputError(f"sources: got {tree.sources!r}, expected names.")

@@ -28,7 +28,7 @@ from ragspec.retrievers.corpus.catalogue import (
     open_view,
 )
 from ragspec.retrievers.corpus.revision import LARGEST, Revision, create
-from ragspec.retrievers.corpus.text import Texts, Told, pieces, tokenized
+from ragspec.retrievers.corpus.text import ProgressCallback, Texts, chunks, tokenized
 from ragspec.retrievers.corpus.writer import SEAL_TOKENS, CorpusWriter, check_model
 from ragspec.retrievers.fingerprints import (
     check_prints,
@@ -61,7 +61,7 @@ class CorpusIndex:
         self._writer = writer
         self._recording: dict[object, Callable[[], None]] = {}
         # Not __del__: when the interpreter ends it would come too late to say anything.
-        weakref.finalize(self, _tell_lost, writer)
+        weakref.finalize(self, _warn_lost, writer)
 
     @classmethod
     def build(
@@ -75,7 +75,7 @@ class CorpusIndex:
         vocab_size: int | None = None,
         depth: int = DEPTH,
         segment_tokens: int = LARGEST,
-        progress: Told = lambda documents, tokens: None,
+        progress: ProgressCallback = lambda documents, tokens: None,
         **options: Any,
     ) -> CorpusIndex:
         """Write a new corpus, in the place of an older one, and open it.
@@ -96,7 +96,7 @@ class CorpusIndex:
         documents = checked(tokenized(texts_or_tokens, tokenizer, progress), size)
 
         def fill(revision: Revision) -> None:
-            for piece in pieces(documents, segment_tokens):
+            for piece in chunks(documents, segment_tokens):
                 revision.put((), revision.build(piece, scope, Source.BUILT))
 
         create(Path(out), Catalogue(size, depth, known, _print_of(model)), fill)
@@ -292,7 +292,7 @@ class CorpusIndex:
         self.close()
 
 
-def _tell_lost(writer: CorpusWriter) -> None:
+def _warn_lost(writer: CorpusWriter) -> None:
     if writer.unsaved:
         warnings.warn(
             f"{writer.root} was never closed: {writer.unsaved} appended tokens are lost.",

@@ -24,7 +24,7 @@ from ragspec.retrievers.indexes.token_rows import check_ids, token_row
 # An older part is rebuilt together with newer ones while it is less than so many times as large.
 FACTOR = 4
 # Scopes whose segments in memory are kept; those of others are made again when asked for.
-SCOPES_KEPT = 16
+MOST_TENANTS = 16
 
 Document = NDArray[np.int32]
 
@@ -194,7 +194,7 @@ class AppendLog:
         """Note that a scope was looked at; let go of the segments of the one longest unseen."""
         self._seen.pop(scope, None)
         self._seen[scope] = None
-        while len(self._seen) > SCOPES_KEPT:
+        while len(self._seen) > MOST_TENANTS:
             unseen = next(iter(self._seen))
             del self._seen[unseen]
             for held in (self._open, self._taken):

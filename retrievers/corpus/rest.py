@@ -142,14 +142,14 @@ class _Nodes:
 
     tokens: list[int]
     parents: list[int]
-    reach: list[float]
+    accept_prob: list[float]
     depth: list[int]
     length: int = 0
 
     def chances(self) -> list[float]:
         """Return the chance of every node once its parent is accepted."""
-        above = [1.0 if parent == ROOT else self.reach[parent] for parent in self.parents]
-        pairs = zip(self.reach, above, strict=True)
+        above = [1.0 if parent == ROOT else self.accept_prob[parent] for parent in self.parents]
+        pairs = zip(self.accept_prob, above, strict=True)
         return [current / before if before > 0.0 else 0.0 for current, before in pairs]
 
 
@@ -231,7 +231,7 @@ class RestSession:
             return _pooled(trees, budget)
         only, share = trees[0]
         return _Nodes(
-            only.tokens.tolist(), only.parents.tolist(), (only.reach * share).tolist(),
+            only.tokens.tolist(), only.parents.tolist(), (only.accept_prob * share).tolist(),
             only.depths.tolist(), only.length,
         )  # fmt: skip
 
@@ -268,7 +268,7 @@ def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> _Nodes:
     every = _Nodes([], [], [], [], max(draft.length for draft, _ in trees))
     for draft, share in trees:
         place: list[int] = []
-        columns = (draft.tokens, draft.parents, draft.reach, draft.depths)
+        columns = (draft.tokens, draft.parents, draft.accept_prob, draft.depths)
         for token, parent, accept_prob, depth in zip(*(c.tolist() for c in columns), strict=True):
             above = ROOT if parent == ROOT else place[parent]
             node = at.setdefault((above, token), len(every.tokens))
@@ -276,15 +276,15 @@ def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> _Nodes:
             if node == len(every.tokens):
                 every.tokens.append(token)
                 every.parents.append(above)
-                every.reach.append(0.0)
+                every.accept_prob.append(0.0)
                 every.depth.append(depth)
-            every.reach[node] += share * accept_prob
-    order = sorted(range(len(every.tokens)), key=lambda node: -every.reach[node])[:budget]
+            every.accept_prob[node] += share * accept_prob
+    order = sorted(range(len(every.tokens)), key=lambda node: -every.accept_prob[node])[:budget]
     number = {node: i for i, node in enumerate(order)} | {ROOT: ROOT}
     return _Nodes(
         [every.tokens[node] for node in order],
         [number[every.parents[node]] for node in order],
-        [every.reach[node] for node in order],
+        [every.accept_prob[node] for node in order],
         [every.depth[node] for node in order],
         every.length,
     )

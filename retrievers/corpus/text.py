@@ -15,14 +15,14 @@ from ragspec.retrievers.indexes.token_rows import token_row
 Texts = Iterable[str | Sequence[int] | NDArray[Any]]
 
 
-Told = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 
 BATCH = 256
 
 
 def tokenized(
-    texts: Texts, tokenizer: Any, progress: Told = lambda documents, tokens: None
+    texts: Texts, tokenizer: Any, progress: ProgressCallback = lambda documents, tokens: None
 ) -> Iterator[NDArray[Any]]:
     """Yield the token ids of every document [T], those that are token ids already as they are.
 
@@ -40,7 +40,7 @@ def tokenized(
         progress(documents, tokens)
 
 
-def pieces(documents: Iterator[NDArray[Any]], most: int) -> Iterator[Iterator[NDArray[Any]]]:
+def chunks(documents: Iterator[NDArray[Any]], most: int) -> Iterator[Iterator[NDArray[Any]]]:
     """Yield streams of documents of about `most` tokens each; use up one before the next."""
     for first in documents:
         yield _piece(first, documents, most)

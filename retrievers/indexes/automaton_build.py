@@ -74,17 +74,17 @@ def find(slots: Ints, edges: Ints, state: int, token: int) -> int:
 
 
 @compiled
-def add(slots: Ints, head: Ints, tail: Ints, edges: Ints, at: int, instance: int, edge: Any) -> int:
-    """Put (state, token, target) as edge number `instance` into slot `at`; return the next number."""
+def add(slots: Ints, head: Ints, tail: Ints, edges: Ints, at: int, number: int, edge: Any) -> int:
+    """Put (state, token, target) as edge `number` into slot `at`; return the next number."""
     state, token, target = edge
-    edges[0, instance], edges[1, instance], edges[2, instance] = state, token, target
-    slots[at] = instance
+    edges[0, number], edges[1, number], edges[2, number] = state, token, target
+    slots[at] = number
     if head[state] < 0:
-        head[state] = instance
+        head[state] = number
     else:
-        edges[3, tail[state]] = instance
-    tail[state] = instance
-    return instance + 1
+        edges[3, tail[state]] = number
+    tail[state] = number
+    return number + 1
 
 
 @compiled

@@ -57,7 +57,7 @@ class Draft(NamedTuple):
 
     tokens: Ints
     parents: Ints
-    reach: Floats
+    accept_prob: Floats
     counts: Ints
     depths: Ints
     origin: Ints

@@ -100,7 +100,7 @@ def longest(text: Text, buckets: Ints, tail: Ints, max_match: int) -> tuple[int,
 
 @compiled
 def edge(text: Text, tail: Ints, length: int, yes: int, limit: int, direction: int) -> int:
-    """Return the first index from `yes` on, going `direction`, where less than `length` tokens agree.
+    """Return the first index from `yes` on, in `direction`, with less than `length` equal tokens.
 
     Gallops, then bisects; `limit` is the first index not to look at.
     """

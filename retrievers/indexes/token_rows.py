@@ -21,7 +21,8 @@ def token_row(tokens: Any) -> NDArray[Any]:
         ) from error
     if inputs.ndim != 1 or (len(inputs) and inputs.dtype.kind not in "iu"):
         raise InputError(
-            f"got tokens of shape {inputs.shape} and type {inputs.dtype}; expected one row of token "
+            f"got tokens of shape {inputs.shape} and type {inputs.dtype}; expected one row of "
+            f"token "
             "ids for each document."
         )
     return inputs

@@ -28,7 +28,7 @@ from ragspec.retrievers.knn.keys import (
     VALUES,
     KeyReader,
     KeysWritten,
-    Told,
+    ProgressCallback,
     write_keys,
 )
 from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, NearestKeys, Neighbours
@@ -99,7 +99,7 @@ class Datastore:
         *,
         max_tokens: int = MOST_KEYS,
         search: str = FLAT,
-        progress: Told = lambda documents, keys: None,
+        progress: ProgressCallback = lambda documents, keys: None,
     ) -> Datastore:
         """Read texts with an engine's model and keep what it made of every beginning.
 

@@ -21,7 +21,7 @@ WINDOW = 512  # tokens that are read at once
 SHARE_KNOWN = 8  # of a window, one in so many is text of the window before
 TOGETHER = 64  # windows that are read side by side, or one after the other where they are long
 
-Told = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def write_keys(
     documents: Iterable[Sequence[int] | NDArray[Any]],
     reader: KeyReader,
     most: int,
-    on_progress: Told,
+    on_progress: ProgressCallback,
 ) -> KeysWritten:
     """Write keys f16 [N, H], values i32 [N] (the tokens that follow) and starts i64 [D + 1].
 

@@ -17,7 +17,7 @@ from ragspec.retrievers.search.nearest import Numbers
 PLACES = 384  # of the datastore that are asked for their own next token
 FITTED = (1, 8, 32, 128, 1024)  # neighbours
 WEIGHT = 0.25  # of the neighbours while it is fitted
-OWN = 512  # keys before and behind a place in its own text that it may not be answered by
+OF_MODEL = 512  # keys before and behind a place in its own text that it may not be answered by
 AT_ONCE = 16
 GRID = np.geomspace(0.01, 100.0, 81)  # times the mean distance of the last neighbour
 
@@ -54,7 +54,7 @@ def fit(
         logits = head(torch.from_numpy(states)).double()
         current = torch.from_numpy(values[part])
         alone.append(logits.softmax(-1).gather(1, current[:, None])[:, 0].cpu().numpy())
-        most = min(sizes[-1] + 2 * OWN, len(keys))
+        most = min(sizes[-1] + 2 * OF_MODEL, len(keys))
         results += [
             _elsewhere(n, place) for n, place in zip(near.search(states, most), part, strict=True)
         ]
@@ -63,7 +63,7 @@ def fit(
 
 
 def _elsewhere(result: Neighbours, place: int) -> Neighbours:
-    far = np.abs(result.numbers - place) > OWN
+    far = np.abs(result.numbers - place) > OF_MODEL
     far = far if far.any() else result.numbers != place
     return Neighbours(result.numbers[far], result.distances[far])
 

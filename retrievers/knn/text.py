@@ -23,10 +23,10 @@ from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.cache import NeighbourCache
-from ragspec.retrievers.knn.laws import Asked, Guessing, Knn, Searching
+from ragspec.retrievers.knn.distributions import Asked, Guessing, Knn, Searching
 from ragspec.retrievers.knn.nearest_keys import Neighbours
 from ragspec.retrievers.speculation.schedule import GLANCE, Plan, Schedule
-from ragspec.sampling.distribution import TokenLaw, logprob_of
+from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.transform import Transform
 from ragspec.trees.draft_tree import DraftTree
@@ -138,10 +138,12 @@ class KnnText:
             searching = sum(milliseconds for *_, milliseconds in distribution.times)
             self.schedule.strides.append(max(took - searching, 1e-3) / len(new))
         first = distribution.first
-        if distribution.law is not None and distribution.law.lazy:
+        if distribution.distribution is not None and distribution.distribution.lazy:
             self.waits = True
-        elif new and plan.guesses and first and first.guessed and distribution.law:
-            self._learn_rivals(distribution.law, first.place, first.guessed, new[0], count=True)
+        elif new and plan.guesses and first and first.guessed and distribution.distribution:
+            self._learn_rivals(
+                distribution.distribution, first.place, first.guessed, new[0], count=True
+            )
         self._take(call, new, call.steps, call.logprobs or ())
         self.report.gated += 1
         self.report.rounds += 1
@@ -186,13 +188,13 @@ class KnnText:
         began = time.perf_counter()
         request = distribution.asked[: len(new)]
         result = self.knn.search(np.stack([place.state for place in request]))
-        assert distribution.law is not None
+        assert distribution.distribution is not None
         right, truth = 0, None
         for place, near, token in zip(request, result, new, strict=True):
-            true = self._true(distribution.law, place, near, [*self.tokens, *new[:right]])
+            true = self._true(distribution.distribution, place, near, [*self.tokens, *new[:right]])
             if not right:
                 self._learn_rivals(
-                    distribution.law,
+                    distribution.distribution,
                     place,
                     distribution.cache.nearest(place.state, self.knn.k),
                     true,
@@ -208,7 +210,7 @@ class KnnText:
         return right, truth
 
     def _true(
-        self, distribution: TokenLaw, place: Asked, near: Neighbours, before: Sequence[int]
+        self, distribution: TokenDistribution, place: Asked, near: Neighbours, before: Sequence[int]
     ) -> int:
         """Return the token that a search gives after the tokens before."""
         mixed = self.knn.logits(place.logits, near)
@@ -220,7 +222,7 @@ class KnnText:
 
     def _learn_rivals(
         self,
-        distribution: TokenLaw,
+        distribution: TokenDistribution,
         place: Asked,
         guessed: Neighbours,
         truth: int,

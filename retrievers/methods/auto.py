@@ -29,11 +29,11 @@ class AutoDrafter(Fuse):
         uses=frozenset({"store"}),
     )
 
-    def __init__(self, *stores: Drafter, second_choices: bool = True) -> None:
-        learned = [NeighbourDrafter(reads_prompt=False)] if second_choices else []
+    def __init__(self, *stores: Drafter, top_k_feedback: bool = True) -> None:
+        learned = [NeighbourDrafter(reads_prompt=False)] if top_k_feedback else []
         super().__init__([ContextDrafter(), *stores, *learned], name="auto")
 
 
 def _over(sources: Sources) -> Drafters:
-    drafter = AutoDrafter(*sources.past(), second_choices=sources.second_choices)
+    drafter = AutoDrafter(*sources.past(), top_k_feedback=sources.top_k_feedback)
     return [drafter, *sources.models()] if sources.draft_model is not None else drafter

@@ -122,7 +122,7 @@ def fill(
     offers: by node the sources that offer it, as bits, the first source's the lowest. reserve:
     nodes that each later source may still fill with what reaches at least `sure`.
     """
-    parents, accept_prob = tree.parents.tolist(), tree.reach.tolist()
+    parents, accept_prob = tree.parents.tolist(), tree.accept_prob.tolist()
     best = sorted(range(len(tree)), key=lambda node: -accept_prob[node])
     certain = [node for node in best if accept_prob[node] >= sure]
     waiting = [min(reserve, sum(offers[node] >> i & 1 for node in certain)) for i in range(sources)]

@@ -135,7 +135,7 @@ class ContextSession:
         self._drafted = self._grow(budget, context.remaining - 1)
         return self._tree(self._drafted)
 
-    def outlook(self, context: DraftContext) -> float:
+    def expected_acceptance(self, context: DraftContext) -> float:
         """Return how likely the best continuation of the longest match is."""
         self._texts.follow(context.tokens)
         index = self._index

@@ -182,5 +182,5 @@ def _over(sources: Sources) -> HierarchyDrafter:
     return HierarchyDrafter(
         model_store=None if answers is None else answers.drafter(sources.scope),
         corpus=None if text is None else text.drafter(sources.scope),
-        lookahead=sources.second_choices,
+        lookahead=sources.top_k_feedback,
     )

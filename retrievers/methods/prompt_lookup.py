@@ -100,7 +100,7 @@ class LookupSession(DraftSession):
         return DraftTree.chain(
             copied.astype(np.int64),
             self._drafter.name,
-            accept_prob=chain_reach(self.matched, len(copied)),
+            accept_prob=chain_accept_prob(self.matched, len(copied)),
             origin=origin,
         )
 
@@ -139,7 +139,7 @@ class LookupSession(DraftSession):
         return -1
 
 
-def chain_reach(matched: int, n: int) -> NDArray[np.float32]:
+def chain_accept_prob(matched: int, n: int) -> NDArray[np.float32]:
     """Return the reach f32 [n] of a copy of n tokens behind a match of that many tokens."""
     longest = len(FOLLOWS) - 1
     chances = [FOLLOWS[min(matched + i, longest)] for i in range(n)]

@@ -24,7 +24,7 @@ import numpy as np
 from ragspec.acceptance.base import Step
 from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback
-from ragspec.drafters.delegate import KnowsLaws
+from ragspec.drafters.delegate import KnowsDistributions
 from ragspec.drafters.fuse import PATIENCE, Fuse, FuseSession, checked_patience
 from ragspec.drafters.method import Method, Sources, one
 from ragspec.errors import InputError
@@ -35,7 +35,7 @@ from ragspec.trees.operations import select
 
 _PRIOR, _DECAY = 4.0, 0.97
 
-Law = set[int]
+Distribution = set[int]
 """The tokens that survive at a node."""
 
 
@@ -100,7 +100,11 @@ class RasdSession(FuseSession):
     def __init__(self, drafter: Rasd, request: DraftRequest) -> None:
         super().__init__(drafter.drafters, request, drafter.patience)
         self._drafter = drafter
-        speak = [i for i, each in enumerate(self._sources) if isinstance(each.session, KnowsLaws)]
+        speak = [
+            i
+            for i, each in enumerate(self._sources)
+            if isinstance(each.session, KnowsDistributions)
+        ]
         self._model = speak[-1] if speak else None  # not a model among the retrievers
         self._grace = _Grace(drafter.grace or 0.0)
         self.pruned = 0
@@ -119,7 +123,7 @@ class RasdSession(FuseSession):
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
         """Return the parts as one tree, the retrieved ones pruned where a law is known."""
         drafted = next((tree for tree, source in parts if source == self._model), None)
-        distributions = self._laws() if drafted is not None and len(parts) > 1 else {}
+        distributions = self._distributions() if drafted is not None and len(parts) > 1 else {}
         if drafted is None or not distributions:
             return super()._merged(parts)
         place = {pair: i for i, pair in enumerate(_pairs(drafted))}
@@ -129,15 +133,15 @@ class RasdSession(FuseSession):
         ]
         return super()._merged(pruned)
 
-    def _laws(self) -> dict[int, Law]:
+    def _distributions(self) -> dict[int, Distribution]:
         """Return by node what survives there: the first choices, and what is likely enough."""
         rank, least = self._drafter.prune_rank, self._drafter.prune_probability
         source = None if self._model is None else self._sources[self._model]
         if source is None or source.session is None or not (rank or least):
             return {}
-        distributions: dict[int, Law] = {}
+        distributions: dict[int, Distribution] = {}
         try:
-            for node, tokens, chances in cast(KnowsLaws, source.session).laws():
+            for node, tokens, chances in cast(KnowsDistributions, source.session).distributions():
                 distributions[node] = set(tokens[:rank])
                 if least:
                     rest = zip(tokens[rank:], chances[rank:], strict=True)
@@ -149,7 +153,10 @@ class RasdSession(FuseSession):
         return distributions
 
     def _prune(
-        self, tree: DraftTree, place: dict[tuple[int, int], int], distributions: dict[int, Law]
+        self,
+        tree: DraftTree,
+        place: dict[tuple[int, int], int],
+        distributions: dict[int, Distribution],
     ) -> DraftTree:
         """Return what the laws leave of a retrieved tree, its reach scaled where they object.
 
@@ -159,7 +166,7 @@ class RasdSession(FuseSession):
         share = 0.0 if self._drafter.grace is None else grace.share
         at: list[int | None] = []  # the same node of the draft tree
         scale: list[float] = []
-        claimed = tree.reach.tolist()
+        claimed = tree.accept_prob.tolist()
         for node, (parent, token) in enumerate(_pairs(tree)):
             above, selected = (ROOT, 1.0) if parent == ROOT else (at[parent], scale[parent])
             at.append(None if above is None else place.get((above, token)))
@@ -172,7 +179,7 @@ class RasdSession(FuseSession):
         grace.place = place
         if min(scale) == 1.0:
             return tree
-        scaled = replace(tree, reach=tree.reach * np.asarray(scale, dtype=np.float32))
+        scaled = replace(tree, accept_prob=tree.accept_prob * np.asarray(scale, dtype=np.float32))
         return scaled if share else select(scaled, [i for i, chosen in enumerate(scale) if chosen])
 
 

@@ -29,7 +29,7 @@ from ragspec.drafters.method import Method, one
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
-from ragspec.retrievers.methods.prompt_lookup import chain_reach
+from ragspec.retrievers.methods.prompt_lookup import chain_accept_prob
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 
@@ -94,7 +94,7 @@ class MatchSession(DraftSession):
         return DraftTree.chain(
             tokens,
             drafter.name,
-            accept_prob=chain_reach(self.matched, len(tokens)),
+            accept_prob=chain_accept_prob(self.matched, len(tokens)),
             origin=[index.origin(start + i % period) for i in range(len(tokens))],
         )
 
@@ -123,13 +123,13 @@ class Select(Combined):
         sources: Sequence[Drafter],
         fallback: Drafter | None = None,
         *,
-        by: Literal["match", "reach"] = "match",
+        by: Literal["match", "accept_prob"] = "match",
         threshold: float = 5.0,
         discount: float = 5.0,
         discounts: Sequence[float] | None = None,
         patience: float = PATIENCE,
     ) -> None:
-        if not sources or by not in ("match", "reach"):
+        if not sources or by not in ("match", "accept_prob"):
             raise InputError(
                 f"got {len(sources)} sources and by={by!r}; expected at least one source, and "
                 "'match' or 'reach'."
@@ -198,8 +198,8 @@ class SelectSession:
             source.observe(feedback)
 
     def _said(self, source: Source, tree: DraftTree) -> float:
-        if self._drafter.by == "reach":
-            return float(tree.reach.sum())
+        if self._drafter.by == "accept_prob":
+            return float(tree.accept_prob.sum())
         matched = source.matched
         if matched is None:
             raise InputError(

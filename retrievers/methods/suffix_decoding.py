@@ -69,7 +69,12 @@ class SuffixDrafter(Combined):
         score: str = "counts",
         patience: float = PATIENCE,
     ) -> None:
-        if factor < 0 or depth < 1 or not 0.0 <= least <= 1.0 or score not in ("counts", "reach"):
+        if (
+            factor < 0
+            or depth < 1
+            or not 0.0 <= least <= 1.0
+            or score not in ("counts", "accept_prob")
+        ):
             raise InputError(
                 f"got factor {factor}, depth {depth}, least {least}, score {score!r}; expected "
                 "factor >= 0, depth >= 1, a probability, and 'counts' or 'reach'."
@@ -130,7 +135,7 @@ class SuffixSession:
             known = self._past.matched
             if known is not None:
                 past = keep_best(past, self._drafter.cap(known, budget))
-            if float(past.reach.sum()) > float(tree.reach.sum()):
+            if float(past.accept_prob.sum()) > float(tree.accept_prob.sum()):
                 tree, self.matched = past, known or 0
         return as_kind(tree, self._kind)
 

@@ -117,7 +117,7 @@ class NeighbourDrafter:
         if table is None:
             table = NeighbourTable(request.vocab_size, self.top_logits, orders=self.orders)
         if self._moves:
-            table = _brought(table, request.device)
+            table = _required_neighbours(table, request.device)
         if selected:
             self.table = table
         return table
@@ -154,7 +154,7 @@ class NeighbourSession:
             return keep_best(self._filled(self._template, deepest, find), budget)
         return self._grown(budget, deepest, find)
 
-    def outlook(self, context: DraftContext) -> float:
+    def expected_acceptance(self, context: DraftContext) -> float:
         """Return how likely the first of the row that is known here is."""
         place = _last_place(context.tokens)
         result = self._table.around(place[2], self._shape)(place)
@@ -252,7 +252,7 @@ class NeighbourSession:
         return DraftTree.build(tokens, parents, NeighbourDrafter.name, accept_prob=accept_prob)
 
 
-def _brought(table: AnyTable, device: torch.device | None) -> AnyTable:
+def _required_neighbours(table: AnyTable, device: torch.device | None) -> AnyTable:
     """Return the table where the target is, if that is not the host and no key is longer."""
     if isinstance(table, DeviceNeighbourTable) or table.orders > 1:
         return table

@@ -32,7 +32,7 @@ from ragspec.retrievers.neighbours.rows import (
     Shape,
 )
 from ragspec.retrievers.neighbours.table import NeighbourTable
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.storage.manifest import Verify
 from ragspec.trees.draft_tree import ROOT, Ints
 
@@ -56,7 +56,7 @@ class _Told(NamedTuple):
 
     rows: torch.Tensor
     tokens: Sequence[int]
-    tell: Count
+    notify: Count
 
 
 class DeviceNeighbourTable:
@@ -224,11 +224,13 @@ class DeviceNeighbourTable:
         if self._own is not None:
             self._own[tokens] = True
 
-    def learn_prompt(self, tokens: Ints, top_tokens: Tops) -> None:
+    def learn_prompt(self, tokens: Ints, top_tokens: TopTokens) -> None:
         """Learn the best tokens after a prompt's tokens i64 [T]."""
         self.learn(torch.from_numpy(tokens), top_tokens.there())
 
-    def learn_step(self, places: Sequence[Place], order: Sequence[int], top_tokens: Tops) -> None:
+    def learn_step(
+        self, places: Sequence[Place], order: Sequence[int], top_tokens: TopTokens
+    ) -> None:
         """Learn the best tokens after the places, in that order of their numbers."""
         pairs = torch.tensor([[places[at][2] for at in order], list(order)])
         pairs, top = _moved(pairs, self.device), _moved(top_tokens.there(), self.device)
@@ -258,7 +260,7 @@ class DeviceNeighbourTable:
             for level, token in zip(range(len(message.rows)), message.tokens, strict=False):
                 result = _neighbours(rows[done + level])
                 if result is not None:
-                    message.tell(result, level, token)
+                    message.notify(result, level, token)
             done += len(message.rows)
         return rows[done:]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import Ints
 
 NOTHING = -1
@@ -61,11 +61,13 @@ class Rows(Protocol):
         """
         ...
 
-    def learn_prompt(self, tokens: Ints, top_tokens: Tops) -> None:
+    def learn_prompt(self, tokens: Ints, top_tokens: TopTokens) -> None:
         """Learn the best tokens after consecutive tokens i64 [T]."""
         ...
 
-    def learn_step(self, places: Sequence[Place], order: Sequence[int], top_tokens: Tops) -> None:
+    def learn_step(
+        self, places: Sequence[Place], order: Sequence[int], top_tokens: TopTokens
+    ) -> None:
         """Learn the best tokens after the places, in that order of their numbers."""
         ...
 
@@ -94,11 +96,13 @@ class HostRows:
             if result is not None:
                 count(result, level, token)
 
-    def learn_prompt(self, tokens: Ints, top_tokens: Tops) -> None:
+    def learn_prompt(self, tokens: Ints, top_tokens: TopTokens) -> None:
         """Learn the best tokens after consecutive tokens i64 [T]."""
         learn_text(self, tokens.tolist(), top_tokens.host()[:, : self.k].tolist())
 
-    def learn_step(self, places: Sequence[Place], order: Sequence[int], top_tokens: Tops) -> None:
+    def learn_step(
+        self, places: Sequence[Place], order: Sequence[int], top_tokens: TopTokens
+    ) -> None:
         """Learn the best tokens after the places, in that order of their numbers."""
         best = top_tokens.host()[:, : self.k].tolist()
         for at in order:

@@ -20,16 +20,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Feedback
-from ragspec.drafters.delegate import KnowsLaws
+from ragspec.drafters.delegate import KnowsDistributions
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
-from ragspec.retrievers.rapid.law import eta_of
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.retrievers.rapid.distribution import eta_of
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 if TYPE_CHECKING:
     from ragspec.acceptance.base import Rule
-    from ragspec.drafters.model.cache import KnownLaw
+    from ragspec.drafters.model.cache import KnownDistribution
     from ragspec.sampling.transform import Transform
 
 
@@ -111,7 +111,7 @@ class RapidSession:
 
     def __init__(self, drafter: Drafter, request: DraftRequest) -> None:
         current = request.prompt if request.draft_prompt is None else request.draft_prompt
-        distribution = request.law
+        distribution = request.distribution
         self._drafter = drafter
         self._request = replace(
             request,
@@ -119,9 +119,9 @@ class RapidSession:
             spans=(),
             draft_prompt=None,
             # Penalties count what was generated, which begins elsewhere here.
-            law=None
+            distribution=None
             if distribution is None
-            else TokenLaw(distribution.sampling, distribution.noise, len(current)),
+            else TokenDistribution(distribution.sampling, distribution.noise, len(current)),
         )
         self._tokens = list(current)
         self._length = len(current)
@@ -138,9 +138,11 @@ class RapidSession:
         translated = DraftContext(self._tokens, self._length, context.remaining, context.adviser)
         return self._session.propose(translated, budget)
 
-    def laws(self) -> Iterable[KnownLaw]:
+    def distributions(self) -> Iterable[KnownDistribution]:
         """Return what the draft model knew at the last proposal."""
-        return self._session.laws() if isinstance(self._session, KnowsLaws) else ()
+        return (
+            self._session.distributions() if isinstance(self._session, KnowsDistributions) else ()
+        )
 
     def observe(self, feedback: Feedback) -> None:
         """Hand on what came of the step, once there is a drafter."""

@@ -21,7 +21,7 @@ import torch
 
 from ragspec.acceptance.base import TargetView, Verdict
 from ragspec.acceptance.rejection import Choice, check_chain, descend, normalised, ratio
-from ragspec.retrievers.rapid.law import ALPHA, ETA, checked, shift
+from ragspec.retrievers.rapid.distribution import ALPHA, ETA, checked, shift
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 

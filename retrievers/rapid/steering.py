@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ragspec.retrievers.rapid.law import ALPHA, ETA, checked, shift
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.retrievers.rapid.distribution import ALPHA, ETA, checked, shift
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import TextStart
 from ragspec.trees.draft_tree import ROOT, DraftTree
@@ -76,9 +76,9 @@ class SteeredText:
     def __init__(
         self, start: TextStart, current: Sequence[int], cache: DraftCache, steering: Steering
     ) -> None:
-        self._taken = start.law.without_lazy()
+        self._taken = start.distribution.without_lazy()
         self._known = _by_which_known(self._taken)
-        sampling = start.law.sampling
+        sampling = start.distribution.sampling
         scale = steering.kappa if sampling.greedy else steering.eta * sampling.temperature
         self._scale, self._alpha = scale, steering.alpha
         self._cache = cache
@@ -131,7 +131,7 @@ class SteeredText:
         return steered
 
     def _probabilities(
-        self, distribution: TokenLaw, logits: torch.Tensor, path: Sequence[int]
+        self, distribution: TokenDistribution, logits: torch.Tensor, path: Sequence[int]
     ) -> torch.Tensor:
         """Return the law after draft tokens: logits [1, V] -> f64 [1, V]."""
         return distribution.probabilities(
@@ -172,10 +172,10 @@ class SteeredText:
         return path[::-1]
 
 
-def _by_which_known(taken: TokenLaw) -> TokenLaw:
+def _by_which_known(taken: TokenDistribution) -> TokenDistribution:
     """Return the law that p and q are known by: that of the text, at temperature 1 for greedy."""
     if not taken.sampling.greedy:
         return taken
-    known = TokenLaw(Sampling(temperature=1.0), taken.noise, taken.prompt_length)
+    known = TokenDistribution(Sampling(temperature=1.0), taken.noise, taken.prompt_length)
     known.processors = taken.processors
     return known

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ragspec.errors import InputError, ModelError
 from ragspec.models.resolve import Origin, fingerprint, resolve_model
-from ragspec.retrievers.search.documents import Told
+from ragspec.retrievers.search.documents import ProgressCallback
 from ragspec.retrievers.search.nearest import FLAT, Exact, Floats, Nearest, Numbers, build_nearest
 from ragspec.storage.manifest import sha256_file
 
@@ -172,7 +172,8 @@ def check_pinned(name: str, folder: Path) -> None:
         result = sha256_file(folder / file)
         if result != expected:
             raise ModelError(
-                f"{file} of the package {name} has SHA-256 {result}, expected {expected}; it is not "
+                f"{file} of the package {name} has SHA-256 {result}, expected {expected}; it is "
+                f"not "
                 "the release that was examined. Reinstall the pinned version."
             )
 
@@ -221,7 +222,7 @@ class DenseIndex:
         *,
         kind: str = FLAT,
         known: Mapping[str, Floats] = MappingProxyType({}),
-        on_progress: Told = lambda what, done, total: None,
+        on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> DenseIndex:
         """Embed the passages' texts and index their vectors.
 

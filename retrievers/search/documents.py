@@ -28,7 +28,7 @@ HTML = frozenset({".html", ".htm", ".xhtml"})
 PDF = frozenset({".pdf"})
 PYTHON = frozenset({".py", ".pyi"})
 PAGE_BREAK = "\n\n"
-Told = Callable[[str, int, int], None]  # what is done, how much of it, out of how much
+ProgressCallback = Callable[[str, int, int], None]  # what is done, how much of it, out of how much
 # Formats that hold text we cannot get at; refused by name, so that the reason is clear.
 UNREAD = {
     ".doc .docx .odt .rtf .pages": "word-processor file",
@@ -94,15 +94,15 @@ def load_documents(
     *,
     max_bytes: int = MAX_BYTES,
     known: Mapping[str, Document] = MappingProxyType({}),
-    on_progress: Told = lambda what, done, total: None,
+    on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Collection:
     """Read files and folders (recursively, sorted, hidden names left out).
 
     A file that is named itself must be usable; in a folder unusable files are skipped and listed
     with the reason. One that several paths lead to is read once. known: documents by path, which
     are taken as they are where the file's hash is that of the document. told: hears how far it is,
-    see `Told`. Raises DocumentError for an unusable file, a missing path, and a folder that holds
-    no usable file.
+    see `ProgressCallback`. Raises DocumentError for an unusable file, a missing path, and a folder
+    that holds no usable file.
     """
     values = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not values:
@@ -124,7 +124,7 @@ def load_folder(
     folder: Path,
     max_bytes: int = MAX_BYTES,
     known: Mapping[str, Document] = MappingProxyType({}),
-    on_progress: Told = lambda what, done, total: None,
+    on_progress: ProgressCallback = lambda what, done, total: None,
     read: set[str] | None = None,
 ) -> Collection:
     """Read every usable file below a folder; raises DocumentError where there is none.

@@ -19,7 +19,7 @@ from ragspec.retrievers.search.dense import (
     StaticEmbedder,
     load_embedder,
 )
-from ragspec.retrievers.search.documents import Document, Told
+from ragspec.retrievers.search.documents import Document, ProgressCallback
 from ragspec.retrievers.search.fusion import (
     CANDIDATES,
     EQUAL,
@@ -115,7 +115,7 @@ class PassageIndex:
         sparse: bool = True,
         fusion: Fusion | None = None,
         paths: Iterable[str | os.PathLike[str]] = (),
-        on_progress: Told = lambda what, done, total: None,
+        on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> PassageIndex:
         """Cut documents into passages of about `words` words and index them.
 
@@ -148,7 +148,7 @@ class PassageIndex:
         self,
         documents: Iterable[Document],
         origin: Origin,
-        on_progress: Told = lambda what, done, total: None,
+        on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> PassageIndex:
         """Return an index of other documents; what is the same in both is not embedded again."""
         documents = tuple(documents)

@@ -82,16 +82,16 @@ def group(spans: Sequence[Span], text: str, headings: set[int], words: int) -> I
 
 def units(text: str, words: int) -> Iterator[Span]:
     """Yield the spans of the sentences of a text, without the white space around them."""
-    for paragraph in pieces(text, (0, len(text)), PARAGRAPH_BREAK):
-        for sentence in pieces(text, paragraph, SENTENCE_BREAK):
+    for paragraph in chunks(text, (0, len(text)), PARAGRAPH_BREAK):
+        for sentence in chunks(text, paragraph, SENTENCE_BREAK):
             if weight(text, sentence) <= words:
                 yield sentence
                 continue
-            for line in pieces(text, sentence, LINE_BREAK):
+            for line in chunks(text, sentence, LINE_BREAK):
                 yield from runs(text, line, words)
 
 
-def pieces(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
+def chunks(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
     """Cut a span at a pattern; the pieces are stripped of white space and never empty."""
     begin = span[0]
     for match in break_at.finditer(text, *span):

@@ -22,8 +22,8 @@ from ragspec.registry import did_you_mean
 from ragspec.retrievers.search.dense import Embedder
 from ragspec.retrievers.search.documents import (
     Document,
+    ProgressCallback,
     Skipped,
-    Told,
     load_documents,
     with_unique_names,
 )
@@ -75,7 +75,7 @@ def add(
     paths: Paths,
     *,
     embedder: str | Path | Embedder | None = None,
-    on_progress: Told = lambda what, done, total: None,
+    on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Read files and folders into an index; a file that it holds is read again.
 
@@ -104,7 +104,7 @@ def remove(
     names: Iterable[str | os.PathLike[str]],
     *,
     embedder: str | Path | Embedder | None = None,
-    on_progress: Told = lambda what, done, total: None,
+    on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Take documents out of an index, by name, file or folder; `refresh` leaves them out too.
 
@@ -135,7 +135,7 @@ def refresh(
     path: str | os.PathLike[str],
     *,
     embedder: str | Path | Embedder | None = None,
-    on_progress: Told = lambda what, done, total: None,
+    on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
     """Read the files of an index again: new ones come, changed ones are replaced, lost ones leave.
 
@@ -207,7 +207,7 @@ def _change(
     path: str | os.PathLike[str],
     planned: Callable[[PassageIndex], Plan],
     embedder: str | Path | Embedder | None,
-    on_progress: Told,
+    on_progress: ProgressCallback,
 ) -> Change:
     """Change an index as a plan says; where it says nothing new, nothing is written."""
     root = Path(path)

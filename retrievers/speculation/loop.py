@@ -125,7 +125,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
             answer, ahead = results[0], None
             while True:
                 answer, ahead, ended = self._round(answer, ahead, worker)
-                self._tell(len(self.strides))
+                self._notify(len(self.strides))
                 if ended:
                     break
         self._settle()
@@ -148,7 +148,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         plan, start = self.schedule.next(), len(self.strides)
         guesses, ended = self._write(plan, answer, ahead)
         self._unsearched += ended
-        self._tell(start + 1)
+        self._notify(start + 1)
         if not guesses:
             return answer, None, True
         overlapped = plan.overlapped and not ended
@@ -273,7 +273,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         for i in written[len(written) - wasted :]:
             events[i] = replace(events[i], kept=False)
 
-    def _tell(self, end: int) -> None:
+    def _notify(self, end: int) -> None:
         """Hand on what will not be taken back."""
         while self._told < end:
             self.kept(self.strides[self._told])

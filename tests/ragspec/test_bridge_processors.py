@@ -13,7 +13,7 @@ import torch
 
 from ragspec.bridge import Speculation, generate
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from tests.support import tiny
 from tests.support.generation_settings import (
     NEW,
@@ -245,15 +245,15 @@ def test_the_law_of_sampled_text_is_that_of_transformers(
     request = SAMPLED[name] if name in SAMPLED else greedy()[name]
     inputs = padded(PROMPTS)
     arguments = {**inputs, **COMMON, "do_sample": True, "temperature": 1.3, "top_k": 0, **request}
-    select, distributions, result = TokenLaw.select, [], {}
+    select, distributions, result = TokenDistribution.select, [], {}
 
-    def watched(dist: TokenLaw, scores: torch.Tensor, indices: Any) -> torch.Tensor:
+    def watched(dist: TokenDistribution, scores: torch.Tensor, indices: Any) -> torch.Tensor:
         if dist not in distributions:
             distributions.append(dist)
         result[distributions.index(dist), indices[0]] = dist.probabilities(scores)[0]
         return select(dist, scores, indices)
 
-    monkeypatch.setattr(TokenLaw, "select", watched)
+    monkeypatch.setattr(TokenDistribution, "select", watched)
     spec = Speculation(drafter=None, seed=3)
     ours = generate(model, speculation=spec, **arguments)
     processors, mask = prepared(model, arguments), inputs["attention_mask"]

@@ -92,7 +92,7 @@ def test_the_latents_are_as_their_card_says() -> None:
         sample[name] = pipe(
             class_labels=[pipe.class_names[n] for n in (3, 9, 17, 24)], generator=dice
         )
-    assert sample["aligned"].label == "exact-for(law)" and sample["near"].label == "approximate"
+    assert sample["aligned"].label == "exact-for(distribution)" and sample["near"].label == "approximate"
     assert sample["aligned"].stats.codes_per_forward > 1.7 < sample["near"].stats.codes_per_forward
     difference = (sample["near"].latents - sample["plain"].latents).abs()
     assert float(difference.max()) < 0.2 < float(sample["plain"].latents.std())
@@ -115,7 +115,7 @@ def test_the_draft_model_of_latents_is_as_the_card_says() -> None:
         pipe.set_progress_bar_config(disable=True)
         dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
         sample = pipe(**request, generator=dice)
-        assert sample.label == "exact-for(law)"
+        assert sample.label == "exact-for(distribution)"
         assert sample.stats.codes_per_forward > least, "a model that learnt nothing has 1.0"
 
 
@@ -130,7 +130,7 @@ def test_the_latents_of_prompts_are_as_their_card_says() -> None:
     pipe.set_progress_bar_config(disable=True)
     dice = [torch.Generator().manual_seed(seed) for seed in range(4)]
     sample = pipe(["red heart", "green heart"] * 2, generator=dice, output_type="pt")
-    assert sample.label == "exact-for(law)" and sample.stats.codes_per_forward > 1.5
+    assert sample.label == "exact-for(distribution)" and sample.stats.codes_per_forward > 1.5
     red, green = (sample.images[first::2, :, 12:20, 12:20].mean((0, 2, 3)) for first in (0, 1))
     assert red[0] > red[1] + 0.3 and green[1] > green[0] + 0.1, "the name is read"
 

@@ -341,7 +341,7 @@ def test_gpu_probe(tmp_path: Path) -> None:
     assert result["device"] == "cpu" and result["versions"]["torch"] == torch.__version__
     assert result["weight_bytes"] < 4 * result["parameters"] and result["copy_GB_per_second"] > 0
     known = {
-        (*(row[k] for k in ("part", "batch", "length", "rows", "law", "mode")),): row
+        (*(row[k] for k in ("part", "batch", "length", "rows", "distribution", "mode")),): row
         for row in result["cases"]
     }
     lengths, rows, modes = (48, 96, 192), (1, 16, 32), ("off", "eager")
@@ -397,7 +397,7 @@ def test_gpu_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     bars = importlib.import_module("gpu_bars").bars
 
     def row(mode: str, n: int, ms: float, length: int = 512, **more: Any) -> dict[str, Any]:
-        of = {"part": "single", "batch": 1, "law": "greedy", "over_floor": ms / 5}
+        of = {"part": "single", "batch": 1, "distribution": "greedy", "over_floor": ms / 5}
         return {**of, "length": length, "rows": n, "mode": mode, "ms": ms, **more}
 
     rows = [
@@ -405,7 +405,7 @@ def test_gpu_bars(monkeypatch: pytest.MonkeyPatch) -> None:
         row("graph", 1, 6.5),
         row("compile", 1, 6.0),
         row("graph", 32, 7.0),
-        row("graph", 16, 9.0, part="batch", batch=16, law="top-p", forward_ms=7.5),
+        row("graph", 16, 9.0, part="batch", batch=16, distribution="top-p", forward_ms=7.5),
         row("graph", 1, 5.0, 4096),
         {"part": "single", "length": 4096, "rows": 32, "mode": "graph", "skipped": "memory ended"},
     ]

@@ -308,7 +308,7 @@ def test_bundled_files_stay_small() -> None:
 
 
 def loaded_by(modules: list[str], selection: tuple[str, ...]) -> dict[str, str]:
-    """Return which of the `selection` top modules a fresh interpreter loads, and who brought them."""
+    """Return which of the `selection` a fresh interpreter loads, and who brought them."""
     code = f"""
 import importlib, json, sys
 blame = {{}}

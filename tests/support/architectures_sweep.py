@@ -4,7 +4,7 @@
 
 prints a line a type: how the load-time probe lets it verify drafts, whether drafts change its
 greedy text, and whether our plain text is that of its own `generate`. To be run with every new
-release of transformers; a type that cannot be built needs a line in `OWN`.
+release of transformers; a type that cannot be built needs a line in `OF_MODEL`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ TOWERS = {
 AXIAL = {"axial_pos_shape": (16, 16), "axial_pos_embds_dim": (16, 16)}
 
 # What a type needs beside the sizes.
-OWN: dict[str, dict[str, Any]] = {
+OF_MODEL: dict[str, dict[str, Any]] = {
     "bamba": MAMBA | {"num_hidden_layers": 3, "attn_layer_indices": [1]},
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
@@ -295,7 +295,7 @@ def tiny_config(model_type: str) -> Any:
     default = AutoConfig.for_model(model_type)
     text = default.get_text_config(decoder=True)
     used = text if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else default
-    return type(used)(**_tiny(used) | OWN.get(model_type, {}))
+    return type(used)(**_tiny(used) | OF_MODEL.get(model_type, {}))
 
 
 def _tiny(config: Any) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from ragspec.acceptance.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.acceptance.codebook import CodeNeighbours
+from tests.support.distributions import Grow, Laws, Place, generate, grow, judged
 from tests.support.enumeration import enumerate_outcomes
-from tests.support.laws import Grow, Laws, Place, generate, grow, judged
 
-Law = NDArray[np.float64]
+Distribution = NDArray[np.float64]
 
 
 def codebook(codes: int, width: int = 3, seed: int = 0) -> torch.Tensor:
@@ -60,16 +60,16 @@ def sampled(*widths: int) -> Grow:
     return partial(grow, widths=widths)
 
 
-def law_after(distributions: Laws, context: Sequence[int] = ()) -> Law:
-    result: Law = distributions.target(tuple(context)).numpy()
+def law_after(distributions: Laws, context: Sequence[int] = ()) -> Distribution:
+    result: Distribution = distributions.target(tuple(context)).numpy()
     return result
 
 
-def variation(p: Law, q: Law) -> float:
+def variation(p: Distribution, q: Distribution) -> float:
     return float(np.abs(p - q).sum() / 2)
 
 
-def chi_square(result: Law, expected: Law) -> float:
+def chi_square(result: Distribution, expected: Distribution) -> float:
     """Return the p-value of counts [V] against expected ones; cells below 5 are merged."""
     small = expected < 5
     if small.any():
@@ -95,7 +95,7 @@ def broken(module: ModuleType, old: str, new: str) -> ModuleType:
     return instance
 
 
-def first_law(rule: Rule, distributions: Laws, tree: Grow) -> Law:
+def first_law(rule: Rule, distributions: Laws, tree: Grow) -> Distribution:
     """Return the exact law of the first code that one step emits."""
     outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, tree))
     result = np.zeros(distributions.vocab)

@@ -23,10 +23,10 @@ class FixedDrafter:
 
     tokens: Sequence[int]
     name: str = "fixed"
-    reach: Sequence[float] | None = None
+    accept_prob: Sequence[float] | None = None
     kind: DraftKind = DraftKind.DETERMINISTIC
     matched: int | None = None
-    laws: list[tuple[int, list[int], list[float]]] | None = None
+    distributions: list[tuple[int, list[int], list[float]]] | None = None
     siblings: bool = False
     parents: Sequence[int] | None = None
     origin: tuple[int, int] = (-1, -1)
@@ -39,9 +39,9 @@ class FixedDrafter:
         session = FixedSession(self)
         if self.matched is not None:
             session.matched = self.matched  # type: ignore[attr-defined]
-        if self.laws is not None:
-            distributions = self.laws
-            session.laws = lambda: distributions  # type: ignore[attr-defined]
+        if self.distributions is not None:
+            distributions = self.distributions
+            session.distributions = lambda: distributions  # type: ignore[attr-defined]
         return session
 
 
@@ -57,7 +57,7 @@ class FixedSession:
             drafter.tokens[:n],
             [-1] * n if drafter.siblings else parents,
             drafter.name,
-            accept_prob=None if drafter.reach is None else drafter.reach[:n],
+            accept_prob=None if drafter.accept_prob is None else drafter.accept_prob[:n],
             origin=np.asarray([drafter.origin] * n, dtype=np.int64),
             kind=drafter.kind,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
@@ -105,7 +105,7 @@ def plain(
     padding: int = 0,
 ) -> list[int]:
     """Return the codes that plain decoding draws, without a cache and one row at a time."""
-    distribution = TokenLaw(sampling, NoiseStream(seed, sample), 0)
+    distribution = TokenDistribution(sampling, NoiseStream(seed, sample), 0)
     codes: list[int] = []
     for index in range(count):
         logits = guided(instance, row, codes, scale, padding)[-1:]

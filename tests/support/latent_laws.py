@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule
@@ -22,7 +22,10 @@ OTHER_SEEDS = 10**6  # those of samples that share no noise with what is tested
 
 
 class Linear(torch.nn.Module):
-    """A head whose chain is linear and Gaussian. apart: how far from the head of `apart` 0."""
+    """A head whose chain is linear and Gaussian.
+
+    apart: how far from the head of `isolate_errors` 0.
+    """
 
     def __init__(self, width: int, hidden: int, difference: float = 0.0) -> None:
         super().__init__()
@@ -76,7 +79,7 @@ def pair(kind: str, drafter: str, *, scale: float = 1.0, spread: float = 1.0) ->
 
 def view_of(target: LatentTarget, state: torch.Tensor, tree: DraftTree, seed: int) -> LatentView:
     """Return the view of a root in that state [C * H], with the tree below an empty text."""
-    distribution = TokenLaw(Sampling(temperature=1.0), NoiseStream(seed), 1)
+    distribution = TokenDistribution(Sampling(temperature=1.0), NoiseStream(seed), 1)
     states = state.expand(len(tree) + 1, -1)
     stop = StopRule(frozenset(), models.SIDE**2).open(None)
     return target.open_view(states, tree, distribution, stop, [7])

@@ -30,7 +30,9 @@ class MixtureHead(nn.Module):
         self.latent_dim, self.floor = latent_dim, floor
         self.state = nn.Linear(hidden, components * (1 + 2 * latent_dim))
 
-    def law(self, message: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def distribution(
+        self, message: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return log weights [n, K], means and deviations [n, K, D] of what `state` gave [n, .]."""
         parts = message.reshape(len(message), -1, 1 + 2 * self.latent_dim)
         means, logs = parts[..., 1:].chunk(2, -1)
@@ -53,7 +55,7 @@ class MixtureSampler(Sampler):
 
     def draw(self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
         """Return latents of what places are told [n, 1, .] and noise [n, 2, D], in one step."""
-        logs, means, deviations = self.head.law(message[:, 0])
+        logs, means, deviations = self.head.distribution(message[:, 0])
         picked = torch.special.ndtr(noise[:, 1, :1])
         component = (logs.exp().cumsum(-1) < picked).sum(-1).clamp(max=logs.shape[1] - 1)
         rows = torch.arange(len(message))
@@ -64,7 +66,7 @@ class MixtureSampler(Sampler):
 
     def log_density(self, message: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Return log densities f64 [n] of latents [n, D], at one place told of [1, .]."""
-        logs, means, deviations = (part.double() for part in self.head.law(message))
+        logs, means, deviations = (part.double() for part in self.head.distribution(message))
         difference = (latents.double()[:, None] - means) / deviations
         inner = 0.5 * (difference.square() + math.log(2.0 * math.pi)) + deviations.log()
         return (logs - inner.sum(-1)).logsumexp(-1)

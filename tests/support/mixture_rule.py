@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ragspec.errors import RuleError
-from ragspec.visual.latents.rules.coupling import Coupled, first_kept, fresh_noise
+from ragspec.visual.latents.rules.coupling import Coupled, first_accepted, fresh_noise
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
 from tests.support.latent_mixture import MixtureSampler
@@ -40,7 +40,7 @@ class MixtureRule(Coupled):
             by_target = _log_density(table, current, latents)
             return latents, by_target - _log_density(table, drafted, latents)
 
-        result = first_kept(view, index, propose)
+        result = first_accepted(view, index, propose)
         return table.latents[current] if result is None else result
 
 

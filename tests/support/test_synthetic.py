@@ -48,7 +48,7 @@ def test_the_draft_ends_with_budget_text_and_continuation() -> None:
 def test_reach_falls_by_the_acceptance() -> None:
     session = SyntheticDrafter(0.5, TRUTH).open(DraftRequest(PROMPT, 20))
     tree = session.propose(DraftContext(list(PROMPT), 3, 50), 3)
-    assert tree.reach.tolist() == [0.5, 0.25, 0.125]
+    assert tree.accept_prob.tolist() == [0.5, 0.25, 0.125]
 
 
 def test_continuations_by_prompt() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 
@@ -77,7 +77,9 @@ class Seeded(LogitsProcessor):  # type: ignore[misc, unused-ignore]
     """
 
     def __init__(self, sampling: Sampling, seeds: Sequence[int], codes: Sequence[int]) -> None:
-        self.laws = [TokenLaw(sampling, NoiseStream(seed, 0), 0) for seed in seeds]
+        self.distributions = [
+            TokenDistribution(sampling, NoiseStream(seed, 0), 0) for seed in seeds
+        ]
         self.codes = torch.tensor(list(codes))
         self.index = 0
 
@@ -87,7 +89,7 @@ class Seeded(LogitsProcessor):  # type: ignore[misc, unused-ignore]
         if bool(logits.isinf().all()):
             return scores
         selected = torch.full_like(scores, float("-inf"))
-        for row, distribution in enumerate(self.laws):
+        for row, distribution in enumerate(self.distributions):
             message = distribution.process(logits[row : row + 1], [0] * self.index, [[]])
             selected[row, self.codes[int(distribution.select(message, [self.index]))]] = 0.0
         self.index += 1

@@ -62,7 +62,7 @@ def test_sets_are_read_and_split(built_up: Path) -> None:
     assert data.split(tiles)[1].names == held.names
 
 
-@pytest.mark.parametrize(("kind", "ground"), [("emoji", 1.0), ("tiles", -1.0)])
+@pytest.mark.parametrize(("kind", "draft_state"), [("emoji", 1.0), ("tiles", -1.0)])
 def test_augmentation_keeps_the_ground_and_the_picture(
     built_up: Path, kind: str, draft_state: float
 ) -> None:

@@ -172,7 +172,8 @@ class CodePartition:
         codes, clusters = _compared(codebook, normalised), whole(inputs := clusters) or 0
         if not 1 <= clusters <= len(codes):
             raise InputError(
-                f"got {inputs!r} clusters of {len(codes)} codes; expected 1 to that, a whole number."
+                f"got {inputs!r} clusters of {len(codes)} codes; expected 1 to that, a whole "
+                f"number."
             )
         start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
         centres, belongs = codes[start], np.full(len(codes), -1)

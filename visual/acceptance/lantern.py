@@ -34,7 +34,7 @@ from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import promised
 from ragspec.visual.acceptance.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.acceptance.relation import (
-    Law,
+    Distribution,
     NearestByRatio,
     NearestWithin,
     Relation,
@@ -119,7 +119,7 @@ class RelaxedRow:
             emitted = len(exact.path) + (exact.token is not None)
             return Verdict(exact.path, exact.token, (0.0,) * emitted)
         if len(tree):
-            self.spending.meet(tree.kind)
+            self.spending.prepare_batch(tree.kind)
             check_size(self.relation, max(self.relation.size, int(tree.tokens.max()) + 1))
         tokens, children = tree.tokens.tolist(), children_of(tree)
         below = promised(tree) if self.weighs else [0.0] * len(tree)
@@ -160,7 +160,7 @@ class RelaxedRow:
             chosen = code if code in offered else self._stand_in(min_gain, code, target, node, left)
             spent = 0.0 if chosen in (code, None) else 1.0
         else:
-            p = self._law(target, node)
+            p = self._distribution(target, node)
             chosen, spent = self._shares(list(offered), min_gain, code, p, left)
             chosen = code if code in offered else chosen
         self.spending.spend(spent)
@@ -173,14 +173,19 @@ class RelaxedRow:
         near = [each for each in drafted if (self.relation.near(each) == code).any()]
         if left < 1.0 or not near:
             return None
-        p = self._law(target, node)
+        p = self._distribution(target, node)
         for each in near:
             if (related(self.relation, each, p).codes == code).any():
                 return each
         return None
 
     def _shares(
-        self, drafted: Sequence[int], min_gain: Sequence[int], code: int, p: Law, left: float
+        self,
+        drafted: Sequence[int],
+        min_gain: Sequence[int],
+        code: int,
+        p: Distribution,
+        left: float,
     ) -> tuple[int | None, float]:
         """Return the drafted code that stands for the target's, and the mass of all replaced codes.
 
@@ -207,8 +212,8 @@ class RelaxedRow:
                 chosen = each
         return chosen, spent
 
-    def _law(self, target: TargetView, node: int) -> Law:
-        p: Law = target.probabilities(node).numpy()
+    def _distribution(self, target: TargetView, node: int) -> Distribution:
+        p: Distribution = target.probabilities(node).numpy()
         check_size(self.relation, len(p))
         return p
 

@@ -25,7 +25,7 @@ from ragspec.errors import InputError, RuleError
 from ragspec.visual.acceptance.codebook import CodeNeighbours, CodePartition, Codes
 from ragspec.visual.checks import is_number, whole
 
-Law = NDArray[np.float64]
+Distribution = NDArray[np.float64]
 
 
 class Relation(Protocol):
@@ -45,7 +45,7 @@ class Relation(Protocol):
         """Return the codes that may be related to `code`, nearest first."""
         ...
 
-    def bound(self, code: int, p: Law) -> float:
+    def bound(self, code: int, p: Distribution) -> float:
         """Return the mass that the prefix of `near(code)` may have under the law p [V]."""
         ...
 
@@ -81,7 +81,7 @@ class Nearest:
         """Return the k nearest codes, nearest first."""
         return cast(Codes, self._rows[code])
 
-    def bound(self, code: int, p: Law) -> float:
+    def bound(self, code: int, p: Distribution) -> float:
         """Return infinity: all of them are related."""
         return inf
 
@@ -106,7 +106,7 @@ class NearestWithin(Nearest):
         """Whether k or delta is 0."""
         return self.k == 0 or self.delta == 0.0
 
-    def bound(self, code: int, p: Law) -> float:
+    def bound(self, code: int, p: Distribution) -> float:
         """Return delta."""
         return self.delta
 
@@ -131,7 +131,7 @@ class NearestByRatio(Nearest):
         """Whether k is 0 or lam 1."""
         return self.k == 0 or self.lam == 1.0
 
-    def bound(self, code: int, p: Law) -> float:
+    def bound(self, code: int, p: Distribution) -> float:
         """Return (lam - 1) p(code)."""
         return (self.lam - 1.0) * float(p[code])
 
@@ -156,7 +156,7 @@ class SameCluster:
         """Return the other codes of the cluster."""
         return self.partition.mates[code]
 
-    def bound(self, code: int, p: Law) -> float:
+    def bound(self, code: int, p: Distribution) -> float:
         """Return infinity: the whole cluster is related; nothing, to a code that p excludes.
 
         Codes that are given in a picture, and those that top-k cut off, stay what they are.
@@ -172,7 +172,7 @@ class Related:
     mass: float
 
 
-def related(relation: Relation, code: int, p: Law) -> Related:
+def related(relation: Relation, code: int, p: Distribution) -> Related:
     """Return A(code) under the law p [V]: the longest prefix of near(code) within the bound."""
     codes = relation.near(code)
     masses = p[codes].cumsum()
@@ -180,7 +180,7 @@ def related(relation: Relation, code: int, p: Law) -> Related:
     return Related(codes[:count], float(masses[count - 1]) if count else 0.0)
 
 
-def relaxed_law(p: Law, code: int, among: Related) -> Law:
+def relaxed_distribution(p: Distribution, code: int, among: Related) -> Distribution:
     """Return p [V] with all that is on the related codes moved to `code`."""
     distribution = p.copy()
     distribution[among.codes] = 0.0

@@ -57,7 +57,7 @@ class Spending:
         self.spent = 0.0
         self.bounds = True
 
-    def meet(self, kind: DraftKind) -> None:
+    def prepare_batch(self, kind: DraftKind) -> None:
         """Take note of the kind of a draft that has nodes: only deterministic ones give bounds."""
         self.bounds &= kind is DraftKind.DETERMINISTIC
 

@@ -87,7 +87,7 @@ class JacobiDrafter:
 
     def open(self, request: DraftRequest) -> JacobiSession:
         """Return a session that knows nothing yet: its first window is all fresh."""
-        noise = NoiseStream(0) if request.law is None else request.law.noise
+        noise = NoiseStream(0) if request.distribution is None else request.distribution.noise
         return JacobiSession(self, request.vocab_size, noise)
 
 
@@ -99,7 +99,7 @@ class JacobiSession:
         self._vocab_size = vocab_size
         self._noise = noise
         self._guesses: dict[int, list[int]] = {}  # by generated index: the coupled form's codes
-        self._laws: dict[int, torch.Tensor] = {}  # the sampled form's laws
+        self._distributions: dict[int, torch.Tensor] = {}  # the sampled form's laws
         self._ages: dict[int, int] = {}
         self._rates = list(_RATES)
         self._seconds = [_SECOND * 0.5**rank for rank in range(drafter.branches)]
@@ -119,7 +119,7 @@ class JacobiSession:
             if drafter.form == "coupled":
                 self._drafted.append(self._guesses.get(index, [fresh])[0])
                 continue
-            distribution = self._laws.get(index)
+            distribution = self._distributions.get(index)
             if distribution is not None:
                 self._drafted.append(
                     _drawn(distribution, self._noise.uniform(first, Stream.DRAFT, node))
@@ -132,7 +132,7 @@ class JacobiSession:
         q = None
         if distributions:
             q = torch.stack([*distributions, torch.zeros_like(distributions[0])])
-        name, kind, accept_prob = drafter.name, drafter.kind, self._reach(first, size)
+        name, kind, accept_prob = drafter.name, drafter.kind, self._accept_prob(first, size)
         chain = DraftTree.chain(self._drafted, name, accept_prob=accept_prob, kind=kind, q=q)
         return self._branched(chain, budget) if drafter.branches else chain
 
@@ -148,7 +148,7 @@ class JacobiSession:
                     self._seconds[rank] += _RATE * ((other == token) - self._seconds[rank])
                 break
         ages, self._ages = self._ages, {}
-        self._guesses, self._laws = {}, {}
+        self._guesses, self._distributions = {}, {}
         self._drafted = []
         if step.view is None:
             return
@@ -158,7 +158,7 @@ class JacobiSession:
             self._ages[index] = ages.get(index, 0) + 1
         if self._drafter.form == "sampled":
             distributions = map(step.view.probabilities, nodes)
-            self._laws = dict(zip(indices, distributions, strict=False))
+            self._distributions = dict(zip(indices, distributions, strict=False))
         elif nodes:
             choices = step.view.choices(nodes, 1 + self._drafter.branches)
             self._guesses = dict(zip(indices, choices, strict=False))
@@ -169,7 +169,7 @@ class JacobiSession:
         The chain comes first: what stands far down is mostly wrong, but thought over again.
         """
         tokens, parents = chain.tokens.tolist(), chain.parents.tolist()
-        accept_prob = chain.reach.tolist()
+        accept_prob = chain.accept_prob.tolist()
         offers = []
         for node in range(len(chain)):
             missed = (accept_prob[node - 1] if node else 1.0) - accept_prob[node]
@@ -200,7 +200,7 @@ class JacobiSession:
         """Return how many forwards have thought about a position, up to the last that counts."""
         return min(self._ages.get(index, 0), len(self._rates) - 1)
 
-    def _reach(self, first: int, size: int) -> list[float]:
+    def _accept_prob(self, first: int, size: int) -> list[float]:
         """Return the chance of each node of the chain; no code that was drawn has a part in it."""
         accept_prob, above = [], 1.0
         for index in range(first, first + size):

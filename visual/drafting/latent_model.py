@@ -20,7 +20,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.latents.target import LatentDraws
 
-WORTH = 0.1
+MIN_EXPECTED_GAIN = 0.1
 _RATE = 0.1
 _TYPICAL = 0.5  # chance of a draft to be kept, before any was judged
 
@@ -44,7 +44,7 @@ class LatentDrafter:
         draft: Any,
         target: LatentDraws,
         window: int = 16,
-        min_gain: float = WORTH,
+        min_gain: float = MIN_EXPECTED_GAIN,
         begin: int = 0,
     ) -> None:
         if not isinstance(draft, LatentDraws) or draft.table is not target.table:
@@ -55,12 +55,12 @@ class LatentDrafter:
         check_window(window, min_gain)
         self.draft: Any = draft
         self.window = window
-        self.worth = min_gain
+        self.min_expected_gain = min_gain
         self.begin = begin
 
     def open(self, request: DraftRequest) -> LatentSession:
         """Return a session for one row, which has read nothing yet."""
-        noise = NoiseStream(0) if request.law is None else request.law.noise
+        noise = NoiseStream(0) if request.distribution is None else request.distribution.noise
         cache = self.draft.draft_cache(len(request.prompt) + 256)
         return LatentSession(self, noise, cache)
 
@@ -88,7 +88,7 @@ class ChainSession:
         size = min(drafter.window, budget, context.remaining - 1, self.room(context))
         while len(drafted) < size and context.generated >= drafter.begin:
             chance = self._kept ** (len(drafted) + 1)
-            if drafted and chance < drafter.worth:
+            if drafted and chance < drafter.min_expected_gain:
                 break
             number = self.next(context)
             if number is None:

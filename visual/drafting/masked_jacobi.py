@@ -12,7 +12,7 @@ from __future__ import annotations
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual.drafting.latent_model import WORTH, ChainSession, check_window
+from ragspec.visual.drafting.latent_model import MIN_EXPECTED_GAIN, ChainSession, check_window
 from ragspec.visual.masked.target import MaskedTarget, picture_of
 
 
@@ -28,10 +28,19 @@ class MaskedJacobiDrafter:
     kind = DraftKind.COUPLED
 
     def __init__(
-        self, target: MaskedTarget, window: int = 12, min_gain: float = WORTH, begin: int = 0
+        self,
+        target: MaskedTarget,
+        window: int = 12,
+        min_gain: float = MIN_EXPECTED_GAIN,
+        begin: int = 0,
     ) -> None:
         check_window(window, min_gain)
-        self.target, self.window, self.worth, self.begin = target, window, min_gain, begin
+        self.target, self.window, self.min_expected_gain, self.begin = (
+            target,
+            window,
+            min_gain,
+            begin,
+        )
 
     def open(self, request: DraftRequest) -> MaskedJacobiSession:
         """Return a session for the picture that the prompt names."""

@@ -14,7 +14,7 @@ import torch
 from ragspec.acceptance.target_view import RowView
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.errors import InputError, RuleError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
@@ -46,7 +46,7 @@ class LatentDraws:
         self,
         states: torch.Tensor,
         tree: DraftTree,
-        distribution: TokenLaw,
+        distribution: TokenDistribution,
         stop: StopState,
         context: Sequence[int],
         chosen: Sequence[int] | None = None,
@@ -172,7 +172,7 @@ class LatentView(RowView):
         self,
         states: torch.Tensor,
         tree: DraftTree,
-        distribution: TokenLaw,
+        distribution: TokenDistribution,
         stop: StopState,
         context: Sequence[int],
         *,
@@ -201,6 +201,6 @@ class LatentView(RowView):
             "one over latents, such as 'near' or 'horizon'."
         )
 
-    def meet(self, views: Sequence[RowView]) -> None:
+    def prepare_batch(self, views: Sequence[RowView]) -> None:
         """Draw the latents of all rows of a step together."""
         self.target.draw([view for view in views if isinstance(view, LatentView)])

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
@@ -129,7 +129,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self,
         states: torch.Tensor,
         tree: DraftTree,
-        distribution: TokenLaw,
+        distribution: TokenDistribution,
         stop: StopState,
         context: Sequence[int],
         chosen: Sequence[int] | None = None,
@@ -226,7 +226,7 @@ class MaskedSession(ListedRows[list[int]]):
         """Read one masked prefix a node, in one forward; returns states [B, N + 1, C * H]."""
         target, pictures, known = self.target, list[int](), list[list[int]]()
         self._read = [([*pending[row]], tree) for row, tree in enumerate(trees)]
-        for text, (fresh, tree) in zip(self.lined, self._read, strict=True):
+        for text, (fresh, tree) in zip(self.active_rows, self._read, strict=True):
             whole = [*text, *fresh, *tree.tokens.tolist()]
             depths = range(len(whole) - len(tree), len(whole) + 1)
             pictures += [picture_of(whole)] * len(depths)
@@ -246,7 +246,7 @@ class MaskedSession(ListedRows[list[int]]):
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the pending numbers and those of the accepted nodes."""
-        for text, (fresh, tree), path in zip(self.lined, self._read, paths, strict=True):
+        for text, (fresh, tree), path in zip(self.active_rows, self._read, paths, strict=True):
             text += [*fresh, *(int(tree.tokens[node]) for node in path)]
 
 

@@ -94,7 +94,8 @@ def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
     if "tok_embeddings.weight" not in weights:
         message = ", ".join(sorted(weights)[:3]) or "no tensors"
         raise ModelError(
-            f"{file.name} is no LlamaGen generator: it holds {message}; expected tok_embeddings.weight"
+            f"{file.name} is no LlamaGen generator: it holds {message}; expected "
+            f"tok_embeddings.weight"
             f" under {', '.join(PLACES)} or at the top."
         )
     renamed: Tensors = {}

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 
-class OwnVQ:
+class StarterVQ:
     """A model's own code-book and decoder. model: its `vqmodel`.
 
     normalised: whether codes are looked up by their directions alone, see `CodeNeighbours.build`.
@@ -47,7 +47,7 @@ class OwnVQ:
         raise NotImplementedError
 
 
-class JanusVQ(OwnVQ):
+class JanusVQ(StarterVQ):
     """That of Janus, whose codes are made unit length (`JanusVQVAE`)."""
 
     normalised = True
@@ -63,7 +63,7 @@ class JanusVQ(OwnVQ):
         return pictures
 
 
-class Emu3VQ(OwnVQ):
+class Emu3VQ(StarterVQ):
     """That of Emu3 (`Emu3VQVAE`)."""
 
     def _pictures(self, codes: torch.Tensor) -> torch.Tensor:
@@ -71,5 +71,5 @@ class Emu3VQ(OwnVQ):
         return pictures
 
 
-class BookAlone(OwnVQ):
+class BookAlone(StarterVQ):
     """A code-book without a decoder, as that of Chameleon in transformers (`ChameleonVQVAE`)."""

@@ -22,10 +22,10 @@ from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.acceptance.by_name import make_rule
-from ragspec.visual.acceptance.surprise import Surprising
+from ragspec.visual.acceptance.nll_gap import Surprising
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
-from ragspec.visual.pipeline.manners import Manners
+from ragspec.visual.pipeline.manners import DiffusersMixin
 from ragspec.visual.pipeline.output import (
     ImageStats,
     acceptance_of,
@@ -46,7 +46,7 @@ class ImageOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
 
     images: a list of PIL images, float32 [B, H, W, 3] in 0 .. 1 ("np"), a tensor [B, 3, H, W] in
     0 .. 1 ("pt"), or the codes ("latent"). stats: see `ImageStats`. acceptance_map i64 [B, h, w]:
-    how many codes came with the forward that gave this one. label: exact, exact-for(law),
+    how many codes came with the forward that gave this one. label: exact, exact-for(distribution),
     bounded(tv<=x), approximate, or unfinished where a callback ended the call early. codes i64
     [B, h, w]; an image that was ended early repeats its last one, and its acceptance is 0 there.
     """
@@ -84,7 +84,7 @@ def chosen_rule(
     return instance, rule, settings
 
 
-class CodePipeline(Manners):
+class CodePipeline(DiffusersMixin):
     """Draws the codes of images with a target and a drafter, and decodes them.
 
     Subclasses make the target of a call and what drafts for it, and set these: tokenizer (of the

@@ -16,7 +16,7 @@ from ragspec.visual.models.transformers_targets import ChameleonTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.models.vq_checkpoint import JANUS
 from ragspec.visual.pipeline.prompt_parts import mark, text_ids
-from ragspec.visual.pipeline.prompt_source import Drawing, PromptConditions
+from ragspec.visual.pipeline.prompt_source import ImageConfig, PromptConditions
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
 _ROUNDED = 0.05  # of the size of its numbers, by which a code-book in half precision may be off
@@ -49,7 +49,7 @@ class ChameleonPipeline(PromptPipeline):
         instance.model.to(model.device)
         return instance
 
-    def _own_raster(self, model: Any) -> Raster:
+    def _raster_of(self, model: Any) -> Raster:
         config = model.model.vqmodel.config
         side = max(1, int(config.resolution) // BookAlone(model.model.vqmodel).reduction)
         return Raster(side, side)
@@ -80,7 +80,7 @@ class ChameleonPipeline(PromptPipeline):
         return text_ids(self.text_tokenizer, begin, begin)
 
     @staticmethod
-    def _target(model: Any, conditions: PromptConditions, image: Drawing) -> ImageTarget:
+    def _target(model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
         return ChameleonTarget(
             model,
             conditions.prompts,

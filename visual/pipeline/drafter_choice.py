@@ -97,14 +97,16 @@ class ModelSource:
     mode: str
     width: Any = None
     depth: int | None = None
-    worth: float | None = None
+    min_expected_gain: float | None = None
 
     def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter:
         """Return a `ModelDrafter` over the draft model."""
         from ragspec.drafters.model.drafter import ModelDrafter
 
         draft = conditions.target(self.model, target)
-        return ModelDrafter(draft, self.depth, self.width, mode=self.mode, min_gain=self.worth)
+        return ModelDrafter(
+            draft, self.depth, self.width, mode=self.mode, min_gain=self.min_expected_gain
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,14 +117,19 @@ class HeadSource:
     mode: str
     width: Any = None
     depth: int | None = None
-    worth: float | None = None
+    min_expected_gain: float | None = None
 
     def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter:
         """Return a `HeadDrafter` over the target of this call."""
         from ragspec.drafters.eagle.drafter import HeadDrafter
 
         return HeadDrafter(
-            self.head, target, self.depth, self.width, mode=self.mode, min_gain=self.worth
+            self.head,
+            target,
+            self.depth,
+            self.width,
+            mode=self.mode,
+            min_gain=self.min_expected_gain,
         )
 
 
@@ -209,10 +216,10 @@ def draft_source(
     if isinstance(drafter, str | Path):
         return _from_folder(_where(drafter, folder), model, mode, min_gain)
     if isinstance(drafter, FeatureHead):
-        return HeadSource(drafter, mode, worth=min_gain)
+        return HeadSource(drafter, mode, min_expected_gain=min_gain)
     if hasattr(drafter, "config") and hasattr(drafter, "condition"):
         check_draft(model, drafter)
-        return ModelSource(drafter, mode, worth=min_gain)
+        return ModelSource(drafter, mode, min_expected_gain=min_gain)
     expect_drafter(drafter)
     return FixedSource(drafter)
 
@@ -283,7 +290,7 @@ def _from_folder(path: Path, model: Any, mode: str, min_gain: float | None) -> D
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{path / CONFIG} cannot be read ({error}); expected JSON.") from error
     if kind == KIND:
-        return HeadSource(FeatureHead.load(path), mode, worth=min_gain)
+        return HeadSource(FeatureHead.load(path), mode, min_expected_gain=min_gain)
     draft = load_model(path, model.device, model.dtype)
     check_draft(model, draft)
-    return ModelSource(draft, mode, worth=min_gain)
+    return ModelSource(draft, mode, min_expected_gain=min_gain)

@@ -11,7 +11,7 @@ from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import Emu3Target
 from ragspec.visual.pipeline.prompt_parts import mark, text_ids
-from ragspec.visual.pipeline.prompt_source import Drawing, PromptConditions
+from ragspec.visual.pipeline.prompt_source import ImageConfig, PromptConditions
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
 AREA = 518_400  # pixels of a picture where no size is asked for, as the model's processor has it
@@ -34,7 +34,7 @@ class Emu3Pipeline(PromptPipeline):
             raise InputError("got vq for Emu3, which has a decoder of its own; leave it out.")
         return Emu3VQ(model.model.vqmodel)
 
-    def _own_raster(self, model: Any) -> Raster:
+    def _raster_of(self, model: Any) -> Raster:
         side = max(1, round(sqrt(AREA) / self.tokenizer.reduction))
         return Raster(side, side, ends=1)
 
@@ -52,7 +52,7 @@ class Emu3Pipeline(PromptPipeline):
         return self._ids("", raster)
 
     @staticmethod
-    def _target(model: Any, conditions: PromptConditions, image: Drawing) -> ImageTarget:
+    def _target(model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
         return Emu3Target(
             model,
             conditions.prompts,

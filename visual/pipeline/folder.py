@@ -199,14 +199,14 @@ def check_model(model: Any) -> None:
     advice = (
         "Give the target's model."
         if kind == _OURS
-        else f"{_drawn_by(kind)} codes of other models with Engine({instance}, None, drafter), whose "
-        "targets are in ragspec.visual.models.transformers_targets."
+        else f"{_pipeline_of(kind)} codes of other models with Engine({instance}, None, drafter), "
+        "whose targets are in ragspec.visual.models.transformers_targets."
     )
     message = type(model).__name__ + (f" of type {kind!r}" if kind else "")
     raise UnsupportedModelError(f"got a {message}; expected a LlamaGenModel. {advice}")
 
 
-def _drawn_by(kind: Any) -> str:
+def _pipeline_of(kind: Any) -> str:
     name = {"janus": "Janus", "emu3": "Emu3", "chameleon": "Chameleon"}.get(str(kind))
     return "Draw the" if name is None else f"Draw with {name}Pipeline(model, processor), or the"
 

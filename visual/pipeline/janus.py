@@ -14,7 +14,7 @@ from ragspec.visual.models.transformers_targets import (
     janus_unconditional,
 )
 from ragspec.visual.pipeline.prompt_parts import mark, text_ids
-from ragspec.visual.pipeline.prompt_source import Drawing, PromptConditions
+from ragspec.visual.pipeline.prompt_source import ImageConfig, PromptConditions
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
 TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"  # the published one, where the tokenizer has none
@@ -37,7 +37,7 @@ class JanusPipeline(PromptPipeline):
             raise InputError("got vq for Janus, which has a decoder of its own; leave it out.")
         return JanusVQ(model.model.vqmodel)
 
-    def _own_raster(self, model: Any) -> Raster:
+    def _raster_of(self, model: Any) -> Raster:
         return janus_raster(model)
 
     def _ids(self, text: str, raster: Raster) -> list[int]:
@@ -92,7 +92,7 @@ class JanusPipeline(PromptPipeline):
         )
 
     @staticmethod
-    def _target(model: Any, conditions: PromptConditions, image: Drawing) -> ImageTarget:
+    def _target(model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
         return JanusTarget(
             model,
             conditions.prompts,

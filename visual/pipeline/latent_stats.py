@@ -40,7 +40,7 @@ class DraftFigures:
         """The largest distance of a kept latent; None where none is told."""
         return None if np.isnan(self.distances).all() else float(np.nanmax(self.distances))
 
-    def drafts_told(self) -> str:
+    def draft_summary(self) -> str:
         """Return the end of a line for people; empty where no distance is told."""
         if self.distance_mean is None:
             return ""
@@ -64,7 +64,7 @@ class LatentStats(DraftFigures, ImageStats):
     def summary(self) -> str:
         """Return one line for people."""
         # Classes with slots are made anew: super() is lost.
-        return ImageStats.summary(self) + self.drafts_told()
+        return ImageStats.summary(self) + self.draft_summary()
 
 
 def latent_stats(

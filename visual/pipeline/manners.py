@@ -22,7 +22,7 @@ _DECODED = 64  # images that are decoded at once
 _AUTOENCODERS = ("vq", "vae")
 
 
-class Manners(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
+class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     """What image pipelines share with diffusers: where modules are, how many are decoded."""
 
     model_cpu_offload_seq: ClassVar[str] = "model"  # whose neighbours are hooked here
@@ -133,7 +133,7 @@ def frees(call: Call) -> Call:
     """Have offloaded models leave the accelerator when a call ends, by an error too."""
 
     @wraps(call)
-    def called(self: Manners, *args: Any, **kwargs: Any) -> Any:
+    def called(self: DiffusersMixin, *args: Any, **kwargs: Any) -> Any:
         try:
             return call(self, *args, **kwargs)
         finally:

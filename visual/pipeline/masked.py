@@ -38,16 +38,16 @@ from ragspec.visual.pipeline.folder import (
     load_tokenizer,
 )
 from ragspec.visual.pipeline.loading import check_loading, saving
-from ragspec.visual.pipeline.manners import Manners, frees
+from ragspec.visual.pipeline.manners import DiffusersMixin, frees
 from ragspec.visual.pipeline.masked_drafts import WINDOW, MaskedDrafts, masked_source
 from ragspec.visual.pipeline.masked_parts import (
     Autoencoder,
     autoencoder_of,
     check_parts,
     iterations_of,
-    masked_told,
+    masked_record,
 )
-from ragspec.visual.pipeline.masked_run import Batch, DrawnLatents, joined
+from ragspec.visual.pipeline.masked_run import Batch, SampledLatents, joined
 from ragspec.visual.pipeline.masked_stats import MaskedStats, placed
 from ragspec.visual.pipeline.output import label_for
 from ragspec.visual.pipeline.request import (
@@ -79,7 +79,7 @@ class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     latents: torch.Tensor
 
 
-class MaskedLatentPipeline(Manners):
+class MaskedLatentPipeline(DiffusersMixin):
     """Draws images of classes with a masked model of continuous latents.
 
     model: a `MaskedModel`. autoencoder: of its latents. iterations: forwards of the model, no more
@@ -215,7 +215,7 @@ class MaskedLatentPipeline(Manners):
             self.draft.save_pretrained(root / "draft", **saving(kwargs))
         part = "vae" if isinstance(self.autoencoder, KLAutoencoder) else "tokenizer"
         self.autoencoder.save_pretrained(root / part, dtype=torch.float32)
-        write_setup(root, self, masked_told(self))
+        write_setup(root, self, masked_record(self))
 
     @frees
     def __call__(
@@ -284,9 +284,9 @@ class MaskedLatentPipeline(Manners):
         labels: torch.Tensor,
         seeds: Sequence[int],
         callback: Callable[..., Any] | None,
-    ) -> DrawnLatents:
+    ) -> SampledLatents:
         """Draw all images, by batches."""
-        self._interrupt, parts = False, list[DrawnLatents]()
+        self._interrupt, parts = False, list[SampledLatents]()
         with closing(self.progress_bar(total=len(labels) * self.side**2)) as bar:
             for first in range(0, len(labels), self.batch_size):
                 here = slice(first, first + self.batch_size)
@@ -297,7 +297,7 @@ class MaskedLatentPipeline(Manners):
         return joined(parts, len(labels))
 
     def _output(
-        self, sample: DrawnLatents, seeds: Sequence[int], seconds: float, output_type: str
+        self, sample: SampledLatents, seeds: Sequence[int], seconds: float, output_type: str
     ) -> MaskedOutput:
         latents = self.model.restored(sample.latents).unflatten(1, (self.side, self.side))
         outcomes, distances, counts = (

@@ -10,7 +10,7 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import masked_counts
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.saved_setup import rule_told
+from ragspec.visual.pipeline.saved_setup import rule_record
 
 Autoencoder = VQTokenizer | KLAutoencoder
 ITERATIONS = 64  # where nothing is said, and there are as many latents
@@ -42,13 +42,13 @@ def autoencoder_of(path: Path, allow_namespace: bool) -> Autoencoder:
     return KLAutoencoder.from_pretrained(path, allow_namespace=allow_namespace)
 
 
-def masked_told(pipe: Any) -> dict[str, Any]:
+def masked_record(pipe: Any) -> dict[str, Any]:
     """Return what a masked pipeline's index says of how it draws."""
     schedule, drafts = pipe.schedule, pipe.drafts
     record = {"iterations": pipe.iterations, "steps": schedule.steps, "floor": schedule.floor}
     record |= {"batch_size": pipe.batch_size, "drafter": pipe.drafter_name or "none"}
     if drafts is not None:
-        record |= {"window": drafts.window, "prefill": drafts.prefill, **rule_told(pipe)}
+        record |= {"window": drafts.window, "prefill": drafts.prefill, **rule_record(pipe)}
     return record
 
 

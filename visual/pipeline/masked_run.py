@@ -21,7 +21,7 @@ from ragspec.visual.pipeline.progress import check_returned
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnLatents:
+class SampledLatents:
     """Standardised latents [B, N, D] by place; the rest [B, N] by index, see `MaskedStats`."""
 
     latents: torch.Tensor
@@ -46,7 +46,7 @@ class Batch:
     bar: Any
     callback: Callable[..., Any] | None
 
-    def plain(self) -> DrawnLatents:
+    def plain(self) -> SampledLatents:
         """Draw in the iterations of the sampler."""
         sampler, count = self.sampler, len(self.seeds)
         follow = _Follower(self.pipeline, self.bar, count, self.callback)
@@ -54,9 +54,9 @@ class Batch:
         sizes = -np.diff(np.array([latents.shape[1], *sampler.left]))
         maps = np.tile(np.repeat(sizes, sizes), (count, 1))
         none = np.zeros_like(maps), np.full(maps.shape, np.nan)
-        return DrawnLatents(latents, maps, *none, count * len(sampler.left))
+        return SampledLatents(latents, maps, *none, count * len(sampler.left))
 
-    def speculative(self) -> DrawnLatents:
+    def speculative(self) -> SampledLatents:
         """Draw with the drafts of the pipeline."""
         pipe, count, sampler = self.pipeline, len(self.seeds), self.sampler
         target = pipe.drafts.target(
@@ -74,10 +74,10 @@ class Batch:
         latents = latents_of(target, [torch.tensor(each.tokens) for each in result])
         maps = acceptance_of(result, Raster(pipe.side, pipe.side)).reshape(count, -1)
         message = fates(result, target, pipe.rule, places)
-        return DrawnLatents(latents, maps, *message, target.prefixes, result)
+        return SampledLatents(latents, maps, *message, target.prefixes, result)
 
 
-def joined(parts: Sequence[DrawnLatents], count: int) -> DrawnLatents:
+def joined(parts: Sequence[SampledLatents], count: int) -> SampledLatents:
     """Return batches as one; images of batches that were not drawn are 0, and have no drafts."""
     latents = torch.cat([part.latents for part in parts])
     lacking = count - len(latents)
@@ -89,12 +89,12 @@ def joined(parts: Sequence[DrawnLatents], count: int) -> DrawnLatents:
     )
     latents = torch.cat([latents, latents.new_zeros(lacking, *latents.shape[1:])])
     sample = [each for part in parts for each in part.generations]
-    return DrawnLatents(
+    return SampledLatents(
         latents, maps, outcomes, distances, sum(part.prefixes for part in parts), sample
     )
 
 
-def _rows(part: DrawnLatents) -> tuple[NDArray[Any], ...]:
+def _rows(part: SampledLatents) -> tuple[NDArray[Any], ...]:
     return part.maps, part.outcomes, part.distances
 
 

@@ -65,7 +65,7 @@ class MaskedStats(DraftFigures):
         return None
 
     @property
-    def surprises(self) -> NDArray[np.float64]:
+    def nll_gaps(self) -> NDArray[np.float64]:
         """No latent has a surprise: [0]."""
         return np.zeros(0)
 
@@ -78,7 +78,7 @@ class MaskedStats(DraftFigures):
         )
         if self.reports:
             line += f", {self.prefixes / max(1, self.forwards):.2f} masked prefixes a pass"
-        return line + self.drafts_told()
+        return line + self.draft_summary()
 
 
 def placed(values: NDArray[Any], seeds: Sequence[int]) -> NDArray[Any]:

@@ -37,14 +37,14 @@ class ImageStats:
     under exact rules, NaN under rules that do not measure it. repeatable: whether the same seeds
     give the same images again; a budget that goes by the clock decides what is drafted, and under
     a rule that is not exact that shows. surprises f64 [n]: of each code that was measured, see
-    `surprise`. seeds: one an image.
+    `nll_gap`. seeds: one an image.
     """
 
     reports: tuple[Report, ...]
     seconds: float
     excess: NDArray[np.float64]
     repeatable: bool = True
-    surprises: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    nll_gaps: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     @property
     def seeds(self) -> tuple[int | None, ...]:
@@ -72,18 +72,18 @@ class ImageStats:
         return None if np.isnan(mean) else mean
 
     @property
-    def surprise(self) -> float | None:
+    def nll_gap(self) -> float | None:
         """Mean of -log p(code) - H(p) over all codes, nats: about 0 where the law is the target's.
 
         See `ragspec.visual.acceptance.surprise`; None where it was not measured.
         """
-        return float(self.surprises.mean()) if self.surprises.size else None
+        return float(self.nll_gaps.mean()) if self.nll_gaps.size else None
 
     @property
-    def surprise_error(self) -> float | None:
-        """One standard error of `surprise`."""
-        size = self.surprises.size
-        return float(np.sqrt((self.surprises**2).mean() / size)) if size else None
+    def nll_gap_error(self) -> float | None:
+        """One standard error of `nll_gap`."""
+        size = self.nll_gaps.size
+        return float(np.sqrt((self.nll_gaps**2).mean() / size)) if size else None
 
     def summary(self) -> str:
         """Return one line for people."""
@@ -92,8 +92,8 @@ class ImageStats:
         line += f"{self.codes_per_forward:.2f} codes a pass, {self.seconds:.2f} s"
         excess = self.tv_excess
         line += f", tv_excess {excess:.4f} a position" if excess else ""
-        if excess and self.surprise is not None:
-            line += f", surprise {self.surprise:+.3f} +- {self.surprise_error:.3f} nats a code"
+        if excess and self.nll_gap is not None:
+            line += f", surprise {self.nll_gap:+.3f} +- {self.nll_gap_error:.3f} nats a code"
         return line + ("" if self.repeatable else ", not repeatable (the budget goes by the clock)")
 
 
@@ -103,14 +103,14 @@ def stats_of(
     """Return the figures of the generations of some images; those of codes leave row ends out."""
     excess = np.zeros((len(generations), raster.tokens))
     codes = set(raster.places.tolist())
-    surprises: list[float] = []
+    nll_gaps: list[float] = []
     for row, generation in zip(excess, generations, strict=True):
         result = position_excess(generation.steps, generation.label)
         row[: len(result)] = result
-        surprises += _surprises(generation, codes)
+        nll_gaps += _surprises(generation, codes)
     reports = tuple(generation.report for generation in generations)
     return ImageStats(
-        reports, seconds, raster.grid(excess), repeatable, np.asarray(surprises, dtype=np.float64)
+        reports, seconds, raster.grid(excess), repeatable, np.asarray(nll_gaps, dtype=np.float64)
     )
 
 
@@ -118,7 +118,7 @@ def _surprises(generation: Generation, codes: Container[int]) -> list[float]:
     """Return the surprise of each token that was measured and is a code."""
     result, first = [], 0
     for step in generation.steps:
-        message = enumerate(step.surprise, first)
+        message = enumerate(step.nll_gap, first)
         result += [value for index, value in message if index in codes]
         first += len(step.tokens)
     return result

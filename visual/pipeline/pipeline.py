@@ -48,7 +48,7 @@ from ragspec.visual.pipeline.request import (
     seeds_of,
     some,
 )
-from ragspec.visual.pipeline.saved_setup import as_saved, told_of, write_setup
+from ragspec.visual.pipeline.saved_setup import as_saved, pipeline_record, write_setup
 
 
 class ImagePipeline(CodePipeline):
@@ -176,7 +176,7 @@ class ImagePipeline(CodePipeline):
 
     def _told(self) -> dict[str, Any]:
         """Return what a loader must be told so that the same is drawn."""
-        return told_of(self, source_name(self.source))
+        return pipeline_record(self, source_name(self.source))
 
     @frees
     def __call__(
@@ -317,7 +317,8 @@ class ImagePipeline(CodePipeline):
         beside = self._features("negative_prompt", *negative)
         if len(beside[0]) not in (1, len(current[0])):
             raise InputError(
-                f"got {len(beside[0])} negative prompts for {len(current[0])} prompts; expected one "
+                f"got {len(beside[0])} negative prompts for {len(current[0])} prompts; expected "
+                f"one "
                 "for all, or one each."
             )
         return Conditions(*current, *beside)

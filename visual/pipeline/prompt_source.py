@@ -30,7 +30,7 @@ NAMES = ("auto", "starter", "model", "jacobi")
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class ImageConfig:
     """How a target draws: guidance, the grid of codes, and the codes that are given."""
 
     guidance_scale: float
@@ -43,12 +43,12 @@ class Drawing:
 class PromptConditions:
     """What the images of one call are of: token ids of prompts, and of what they are guided from.
 
-    make: makes the target of a model, these conditions and a `Drawing`.
+    make: makes the target of a model, these conditions and a `ImageConfig`.
     """
 
     prompts: list[list[int]]
     unconditional: list[list[int]]
-    make: Callable[[Any, PromptConditions, Drawing], ImageTarget]
+    make: Callable[[Any, PromptConditions, ImageConfig], ImageTarget]
 
     def table(self, model: Any) -> ConditionTable:
         """Return what the condition ids stand for in a model."""
@@ -57,7 +57,7 @@ class PromptConditions:
     def target(self, model: Any, like: ImageTarget) -> ImageTarget:
         """Return a target over another model, guided and laid out as `like`."""
         assert like.raster is not None
-        image = Drawing(like.guidance_scale, like.guidance_interval, like.raster)
+        image = ImageConfig(like.guidance_scale, like.guidance_interval, like.raster)
         return self.make(model, self, image)
 
 
@@ -72,7 +72,7 @@ class Drafting:
     load: Callable[[Path], Any]
     folder: Path | None = None
     mode: str | None = None
-    worth: float | None = None
+    min_expected_gain: float | None = None
 
 
 def prompt_source(drafter: Any, model: Any, drafting: Drafting) -> DraftSource:
@@ -97,7 +97,7 @@ def prompt_source(drafter: Any, model: Any, drafting: Drafting) -> DraftSource:
         drafter = drafting.load(_where(drafter, drafting.folder))
     if hasattr(getattr(drafter, "config", None), "model_type"):
         _check(model, drafter)
-        return ModelSource(drafter, mode, worth=drafting.worth)
+        return ModelSource(drafter, mode, min_expected_gain=drafting.min_expected_gain)
     expect_drafter(drafter)
     return FixedSource(drafter)
 

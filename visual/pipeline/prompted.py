@@ -32,7 +32,7 @@ from ragspec.visual.pipeline.manners import frees
 from ragspec.visual.pipeline.prompt_parts import expect_kind, load_part, load_processor
 from ragspec.visual.pipeline.prompt_source import (
     Drafting,
-    Drawing,
+    ImageConfig,
     PromptConditions,
     prompt_source,
 )
@@ -46,7 +46,7 @@ from ragspec.visual.pipeline.request import (
     seeds_of,
     some,
 )
-from ragspec.visual.pipeline.saved_setup import SETUP, as_saved, told_of, write_setup
+from ragspec.visual.pipeline.saved_setup import SETUP, as_saved, pipeline_record, write_setup
 
 BATCH = 4  # these models are large
 
@@ -95,7 +95,7 @@ class PromptPipeline(CodePipeline):
             )
         self.prompt_template = prompt_template
         self.tokenizer = self._vq(model, vq)
-        self.raster = self._own_raster(model)
+        self.raster = self._raster_of(model)
         self.rule_is_named = isinstance(rule, str)
         self.rule, self.rule_name, self.settings = chosen_rule(
             rule,
@@ -168,7 +168,7 @@ class PromptPipeline(CodePipeline):
             self.draft.save_pretrained(root / "draft", **saving(kwargs))
         if self.vq is not None:
             self.vq.save_pretrained(root / "vq", safe_serialization=True)
-        values = told_of(self, source_name(self.source))
+        values = pipeline_record(self, source_name(self.source))
         write_setup(root, self, values | {"prompt_template": self.prompt_template})
         if self.folder is None or self.folder.resolve() == root.resolve():
             return
@@ -248,7 +248,7 @@ class PromptPipeline(CodePipeline):
             fixed = torch.tensor(raster.laid(fixed.tolist()))
         scale = self.guidance if guidance_scale is None else guidance_scale
         target = self._target(
-            self.model, conditions, Drawing(scale, guidance_interval, raster, fixed)
+            self.model, conditions, ImageConfig(scale, guidance_interval, raster, fixed)
         )
         sampling = Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
@@ -313,7 +313,7 @@ class PromptPipeline(CodePipeline):
         """Return the code-book and decoder of a model."""
         raise NotImplementedError
 
-    def _own_raster(self, model: Any) -> Raster:
+    def _raster_of(self, model: Any) -> Raster:
         """Return how the codes lie where no size is asked for."""
         raise NotImplementedError
 
@@ -331,7 +331,7 @@ class PromptPipeline(CodePipeline):
         raise NotImplementedError
 
     @staticmethod
-    def _target(model: Any, conditions: PromptConditions, image: Drawing) -> ImageTarget:
+    def _target(model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
         """Return the target of one call over a model."""
         raise NotImplementedError
 

@@ -72,7 +72,8 @@ def checked_features(inputs: Any, mask: Any, length: int) -> tuple[torch.Tensor,
             f"of shape {list(inputs.shape)}" if isinstance(inputs, torch.Tensor) else type(inputs)
         )
         raise InputError(
-            f"got prompt_embeds {message}; expected a torch tensor of floats [R, L, d], R at least 1, "
+            f"got prompt_embeds {message}; expected a torch tensor of floats [R, L, d], R at "
+            f"least 1, "
             "or a list of tensors [L, d]. torch.from_numpy and torch.stack make one of arrays and "
             "lists."
         )
@@ -80,7 +81,8 @@ def checked_features(inputs: Any, mask: Any, length: int) -> tuple[torch.Tensor,
         return inputs, ()  # the model says what it expects
     if mask is not None and (getattr(mask, "shape", None) != inputs.shape[:2]):
         raise InputError(
-            f"got prompt_attention_mask {_shape(mask)} for prompt_embeds {_shape(inputs)}; expected "
+            f"got prompt_attention_mask {_shape(mask)} for prompt_embeds {_shape(inputs)}; "
+            f"expected "
             "a tensor [R, L] of 0 and 1, one for each feature."
         )
     return _padded([each[_own(mask, row, each)] for row, each in enumerate(inputs)], length)
@@ -116,7 +118,8 @@ def _own(mask: Any, row: int, features: torch.Tensor) -> torch.Tensor:
         ) from error
     if current.shape != features.shape[:1] or not bool(((current == 0) | (current == 1)).all()):
         raise InputError(
-            f"got prompt_attention_mask {current.tolist() if current.numel() < 9 else _shape(current)} for "
+            f"got prompt_attention_mask "
+            f"{current.tolist() if current.numel() < 9 else _shape(current)} for "
             f"{len(features)} features; expected a 0 or 1 for each of them."
         )
     return current.bool()

@@ -13,7 +13,10 @@ from ragspec.errors import ModelError
 
 SETUP = "ragspec.json"
 _NAMED = ("model", "head", "jacobi")  # drafters that can be told by a word
-_DRAFTING: dict[str, str] = {"draft_mode": "mode", "draft_worth": "worth"}  # names of a source's
+_DRAFTING: dict[str, str] = {
+    "draft_mode": "mode",
+    "min_expected_gain": "min_expected_gain",
+}  # names of a source's
 _PLAIN = (bool, int, float, str, type(None))
 AUTO = "auto"
 
@@ -40,9 +43,9 @@ def write_setup(root: Path, pipe: Any, values: dict[str, Any]) -> None:
     (root / SETUP).write_text(json.dumps(setup, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def told_of(pipe: Any, drafter: str | None) -> dict[str, Any]:
+def pipeline_record(pipe: Any, drafter: str | None) -> dict[str, Any]:
     """Return what an image pipeline's index says of how it draws; warns of what it cannot say."""
-    record: dict[str, Any] = {"batch_size": pipe.batch_size, **rule_told(pipe)}
+    record: dict[str, Any] = {"batch_size": pipe.batch_size, **rule_record(pipe)}
     if isinstance(pipe.budget, FixedBudget):
         record["budget"] = pipe.budget.nodes
     elif isinstance(pipe.budget, AutoBudget):
@@ -55,7 +58,7 @@ def told_of(pipe: Any, drafter: str | None) -> dict[str, Any]:
     return record
 
 
-def rule_told(pipe: Any) -> dict[str, Any]:
+def rule_record(pipe: Any) -> dict[str, Any]:
     """Return what an index says of a pipeline's rule; warns of one that it cannot name."""
     if all(isinstance(value, _PLAIN) for value in pipe.settings.values()) and pipe.rule_is_named:
         return {"rule": {"name": pipe.rule_name, **pipe.settings}}

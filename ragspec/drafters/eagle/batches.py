@@ -41,15 +41,15 @@ class Batches:
         length: int,
         seed: int,
     ) -> None:
-        self.pieces: list[list[int]] = []
+        self.chunks: list[list[int]] = []
         for text in texts:
             whole = min(len(text), length)
             for start in range(0, len(text), length) if whole >= SHORTEST else ():
                 start = min(start, len(text) - whole)
                 piece = list(text[start : start + whole])
                 _check_piece(target, piece, len(text))
-                self.pieces.append(piece)
-        if not self.pieces:
+                self.chunks.append(piece)
+        if not self.chunks:
             raise InputError(
                 f"got {len(texts)} texts, none of {SHORTEST} tokens or more; expected text to "
                 "learn from."
@@ -59,7 +59,7 @@ class Batches:
 
     def __len__(self) -> int:
         """Return the batches of an epoch."""
-        return -(-len(self.pieces) // self._size)
+        return -(-len(self.chunks) // self._size)
 
     def of(self, step: int) -> list[int]:
         """Return the numbers of the pieces of a step."""
@@ -71,7 +71,7 @@ class Batches:
     def digest(self) -> str:
         """Return a hash of what is learned from."""
         result = hashlib.sha256()
-        for piece in self.pieces:
+        for piece in self.chunks:
             result.update(array("q", piece).tobytes() + b"|")
         return result.hexdigest()
 
@@ -81,9 +81,9 @@ class Batches:
         So little is padded, and yet a batch is hardly ever the same one twice.
         """
         generator, size = seeded(self._seed, 1, epoch), self._size
-        order = torch.randperm(len(self.pieces), generator=generator).tolist()
+        order = torch.randperm(len(self.chunks), generator=generator).tolist()
         near = [order[at : at + NEAR * size] for at in range(0, len(order), NEAR * size)]
-        order = [n for some in near for n in sorted(some, key=lambda n: len(self.pieces[n]))]
+        order = [n for some in near for n in sorted(some, key=lambda n: len(self.chunks[n]))]
         batches = [order[at : at + size] for at in range(0, len(order), size)]
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
@@ -105,7 +105,7 @@ CACHE_BYTES = 4 << 30  # of states in memory, for later epochs
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class PrefillJob:
     """Texts as a target reads them, one after the other in rows; R: texts times copies.
 
     embedded f32 [R, T, E]: what its first layer reads. states f32 [R, T, H]: what its output head
@@ -122,7 +122,7 @@ class Reading:
 class Reads(Protocol):
     """What reads the texts that a head learns from."""
 
-    def read(self, numbers: Sequence[int]) -> Reading:
+    def read(self, numbers: Sequence[int]) -> PrefillJob:
         """Return some of the texts, by number."""
         ...
 
@@ -140,17 +140,17 @@ class StateReader:
         chunks: Sequence[Sequence[int]],
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self.target, self.pieces = target, chunks
+        self.target, self.chunks = target, chunks
         self._cache: dict[int, torch.Tensor] = {}
         self._room = cache_bytes
 
-    def read(self, numbers: Sequence[int]) -> Reading:
+    def read(self, numbers: Sequence[int]) -> PrefillJob:
         """Return some of the pieces, by number; of too long ones only the ends are known."""
         states = {n: self._cache[n] for n in numbers if n in self._cache}
-        missing = sorted((n for n in numbers if n not in states), key=lambda n: len(self.pieces[n]))
+        missing = sorted((n for n in numbers if n not in states), key=lambda n: len(self.chunks[n]))
         while missing:
             # Logits of all positions are computed too, so that few pieces fit at once.
-            longest = len(self.pieces[missing[-1]])
+            longest = len(self.chunks[missing[-1]])
             most = max(1, MOST_LOGITS // (longest * self.target.vocab_size))
             missing, part = missing[:-most], missing[-most:]
             for number, of_piece in zip(part, self._states(part), strict=True):
@@ -162,13 +162,13 @@ class StateReader:
 
     def _states(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         """Return the states [copies, T, H] of pieces that the target reads side by side."""
-        return read_states(self.target, [self.pieces[number] for number in numbers])
+        return read_states(self.target, [self.chunks[number] for number in numbers])
 
-    def _together(self, numbers: Sequence[int], result: Sequence[torch.Tensor]) -> Reading:
+    def _together(self, numbers: Sequence[int], result: Sequence[torch.Tensor]) -> PrefillJob:
         device = self.target.device
         embedded, states = list[torch.Tensor](), list[torch.Tensor]()
         for number, text in zip(numbers, result, strict=True):
-            tokens = torch.tensor([list(self.pieces[number])], device=device)
+            tokens = torch.tensor([list(self.chunks[number])], device=device)
             with torch.no_grad():
                 read = self.target.embed(tokens)[:, -text.shape[1] :]
             embedded += read.float().unbind()
@@ -176,4 +176,4 @@ class StateReader:
         lengths = torch.tensor([len(row) for row in states], device=device)
         real = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
         pad = torch.nn.utils.rnn.pad_sequence
-        return Reading(pad(embedded, batch_first=True), pad(states, batch_first=True), real)
+        return PrefillJob(pad(embedded, batch_first=True), pad(states, batch_first=True), real)

@@ -73,7 +73,7 @@ class HeadCache(DraftCache):
         self._states = torch.empty(0)
         self._guessed = torch.empty(0)
 
-    def tell(self, states: torch.Tensor, first: int | None = None) -> None:
+    def notify(self, states: torch.Tensor, first: int | None = None) -> None:
         """Learn the target's states [copies, n, H] at n tokens of the text.
 
         first: the position of the first of them, behind all that was told; None: the next one.

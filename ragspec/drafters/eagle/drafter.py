@@ -76,7 +76,7 @@ class HeadDrafter:
         self.depth = depth
         self.widths = checked_widths(width, mode)
         self.shape = checked_shape(tree, width, mode)
-        self.worth = min_gain
+        self.min_expected_gain = min_gain
         self.name = name
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
@@ -104,7 +104,7 @@ class HeadSession(ModelSession):
     def __init__(
         self, cache: HeadCache, growth: Growth, drafter: HeadDrafter, request: DraftRequest
     ) -> None:
-        super().__init__(cache, growth, drafter.depth, drafter.worth)
+        super().__init__(cache, growth, drafter.depth, drafter.min_expected_gain)
         self._prompt = request.prompt
         self._known_states = request.known_states
         self._copies = drafter.target.copies
@@ -121,7 +121,7 @@ class HeadSession(ModelSession):
         super().observe(feedback)
         if feedback.hidden is not None:
             verified = [0, *(node + 1 for node in feedback.path)]
-            self.cache.tell(feedback.hidden[:, verified[: len(feedback.tokens)]])
+            self.cache.notify(feedback.hidden[:, verified[: len(feedback.tokens)]])
 
     def _begin(self, hidden: torch.Tensor, first: int) -> None:
         """Take the states [copies, T, H] at the prompt's tokens from number `first` on.
@@ -136,8 +136,8 @@ class HeadSession(ModelSession):
             )
         for part in self._known_states:
             if part.start < first:
-                self.cache.tell(_checked(part, hidden)[:, : first - part.start], part.start)
-        self.cache.tell(hidden, first)
+                self.cache.notify(_checked(part, hidden)[:, : first - part.start], part.start)
+        self.cache.notify(hidden, first)
         if self.cache.readable(self._prompt):
             with self.cache.lease():  # not in the first draft, which would seem dear ever after
                 self.cache.read(self._prompt)

@@ -15,7 +15,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from ragspec.drafters.eagle.batches import Reading
+from ragspec.drafters.eagle.batches import PrefillJob
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.vocabulary import DraftVocabulary
 from ragspec.target.causal import CausalTarget
@@ -38,7 +38,7 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
 def head_loss(
     head: FeatureHead,
     output: Output,
-    read: Reading,
+    read: PrefillJob,
     *,
     distributions: float,
     noise: torch.Tensor | float = 0.0,
@@ -46,8 +46,8 @@ def head_loss(
 ) -> tuple[torch.Tensor, float]:
     """Return the loss over texts, and how often both laws have the same best token in round one.
 
-    Smooth L1 between states plus `distributions` times the cross-entropy between laws, over the tokens of
-    `output`. noise [R, T - 1, H]: added to the target's states before they are read.
+    Smooth L1 between states plus `distributions` times the cross-entropy between laws, over the
+    tokens of `output`. noise [R, T - 1, H]: added to the target's states before they are read.
     """
     after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
@@ -71,7 +71,7 @@ def head_loss(
 
 
 def rounds(
-    head: FeatureHead, read: Reading, noise: torch.Tensor | float, depth: int
+    head: FeatureHead, read: PrefillJob, noise: torch.Tensor | float, depth: int
 ) -> list[torch.Tensor]:
     """Return the states [R, n, H] guessed in each round, n: T - 1.
 
@@ -91,7 +91,7 @@ def rounds(
     return _forward(head, embedded, inputs, places, start)
 
 
-def _first_learned(read: Reading) -> int:
+def _first_learned(read: PrefillJob) -> int:
     """Return the first place that any of the texts is learned from."""
     learned = read.real[:, 1:].any(0).nonzero()
     return int(learned[0]) if len(learned) else 0
@@ -134,7 +134,7 @@ def round_mask(
 
 
 @torch.no_grad()
-def agreement(head: FeatureHead, target: CausalTarget, reads: Sequence[Reading]) -> float:
+def agreement(head: FeatureHead, target: CausalTarget, reads: Sequence[PrefillJob]) -> float:
     """Return in what share of places the head's best token is the best of all the target's.
 
     The mean over readings, each of one text or more; nan where there are none.

@@ -56,7 +56,7 @@ class HeadTraining:
     learning_rate: float | None = None
     weight_decay: float = 0.01
     noise: float = 0.2
-    laws: float = 0.1
+    distributions: float = 0.1
     depth: int = 1
     draft_vocab_size: int | None = None
     seed: int = 0
@@ -66,13 +66,19 @@ class HeadTraining:
         if self.draft_vocab_size is not None:
             counts["draft_vocab_size"] = 1
         limits = [n for n in ("learning_rate", "seconds") if getattr(self, n) is not None]
-        least = {"noise": 0.0, "laws": 0.0, "weight_decay": 0.0, **dict.fromkeys(limits, _TINY)}
+        least = {
+            "noise": 0.0,
+            "distributions": 0.0,
+            "weight_decay": 0.0,
+            **dict.fromkeys(limits, _TINY),
+        }
         wrong = [n for n, low in counts.items() if not _reaches(getattr(self, n), low, Integral)]
         wrong += [n for n, low in least.items() if not _reaches(getattr(self, n), low, Real)]
         if wrong:
             message = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise InputError(
-                f"got {message}; expected at least one step, text a step, round and token, texts of "
+                f"got {message}; expected at least one step, text a step, round and token, "
+                f"texts of "
                 f"{SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, and "
                 "nothing infinite or below 0."
             )
@@ -156,7 +162,7 @@ class HeadTrainer:
             length=settings.length,
             seed=settings.seed,
         )
-        self._reader = reader or StateReader(target, self.batches.pieces)
+        self._reader = reader or StateReader(target, self.batches.chunks)
         self._output = frozen_output(target, self.head.tokens)
         self.rate = settings.learning_rate or _RATE / self.head.config.hidden_size
         self.optimizer = torch.optim.AdamW(
@@ -196,7 +202,7 @@ class HeadTrainer:
                 self.head,
                 self._output,
                 read,
-                distributions=settings.laws,
+                distributions=settings.distributions,
                 noise=noise,
                 depth=settings.depth,
             )
@@ -238,7 +244,7 @@ class HeadTrainer:
 
     def _begins(self) -> str:
         """Return a hash of what is embedded of first tokens: ids of conditions say nothing."""
-        first = sorted({piece[0] for piece in self.batches.pieces})
+        first = sorted({piece[0] for piece in self.batches.chunks})
         with torch.no_grad():
             read = self.target.embed(torch.tensor([first], device=self.target.device))
         return hashlib.sha256(read.float().cpu().numpy().tobytes()).hexdigest()

@@ -25,7 +25,7 @@ from ragspec.trees.draft_tree import ROOT
 _FIRST_SIZE = 64
 
 
-KnownLaw = tuple[int, list[int], list[float]]
+KnownDistribution = tuple[int, list[int], list[float]]
 """(node, tokens [k], chances [k]): what follows the node, most preferred first; -1 is the root.
 A chance is the estimated probability that the target's choice there is that token."""
 
@@ -177,7 +177,7 @@ class DraftCache:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class DraftState:
     """What a draft grows from and how far it may grow.
 
     cache: holds the text, its last token (the root) included. logits [1, V]: the draft model's at
@@ -190,7 +190,7 @@ class Ground:
     context: DraftContext
     budget: int
     depth: int
-    worth: float
+    min_expected_gain: float
 
 
 def fitted(logits: torch.Tensor, size: int) -> torch.Tensor:

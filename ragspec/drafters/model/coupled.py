@@ -18,8 +18,8 @@ from math import exp
 import torch
 
 from ragspec.drafters.base import DraftContext
-from ragspec.drafters.model.cache import Ground, KnownLaw
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.drafters.model.cache import DraftState, KnownDistribution
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 _CANDIDATES = 8
@@ -39,7 +39,7 @@ class CandidateNodes:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
-    reach: list[float] = field(default_factory=list)
+    accept_prob: list[float] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     first: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -47,18 +47,20 @@ class CandidateNodes:
     def add(self, parent: int, tokens: Sequence[float], agreements: Sequence[float]) -> None:
         """Add the choices after a node, first one first, by the chance of agreement of each."""
         self.first[parent] = int(tokens[0]), agreements[0]
-        above, depth = (1.0, 0) if parent == ROOT else (self.reach[parent], self.depths[parent])
+        above, depth = (
+            (1.0, 0) if parent == ROOT else (self.accept_prob[parent], self.depths[parent])
+        )
         for token, agreement in zip(tokens, agreements, strict=True):
             if agreement > 0.0:
                 self.tokens.append(int(token))
                 self.parents.append(parent)
-                self.reach.append(above * agreement)
+                self.accept_prob.append(above * agreement)
                 self.depths.append(depth + 1)
                 self.slots.append(-1)
 
     def best(self, budget: int) -> list[int]:
         """Return the nodes of largest reach, best first; earlier ones first among equals."""
-        accept_prob = self.reach
+        accept_prob = self.accept_prob
         return sorted(range(len(accept_prob)), key=accept_prob.__getitem__, reverse=True)[:budget]
 
     def path(self, node: int) -> list[int]:
@@ -81,8 +83,8 @@ class CoupledGrowth:
 
     kind = DraftKind.COUPLED
 
-    def __init__(self, distribution: TokenLaw, name: str, width: int) -> None:
-        self.law = distribution
+    def __init__(self, distribution: TokenDistribution, name: str, width: int) -> None:
+        self.distribution = distribution
         self.name = name
         self.width = width
         self.error = _ERROR
@@ -93,7 +95,7 @@ class CoupledGrowth:
         self._noise: dict[int, torch.Tensor] = {}
         self._candidates = 1 if width == 1 else max(width, _CANDIDATES)
 
-    def grow(self, draft_state: Ground) -> DraftTree:
+    def grow(self, draft_state: DraftState) -> DraftTree:
         """Return a tree of first choices on this ground."""
         nodes, budget = self._begin(), draft_state.budget
         cache = draft_state.cache
@@ -103,7 +105,7 @@ class CoupledGrowth:
         selection = self._wanted(budget)
         self._choose(nodes, [ROOT], draft_state.logits, draft_state.context, selection)
         while True:
-            selected = self._kept_of(nodes, budget)
+            selected = self._selection_of(nodes, budget)
             fresh = self._fresh(selected, draft_state)
             if not fresh:
                 break
@@ -144,26 +146,26 @@ class CoupledGrowth:
             self.typical += _RATE * ((token == first) - self.typical)
             node = place.get((node, token))
 
-    def laws(self) -> list[KnownLaw]:
+    def distributions(self) -> list[KnownDistribution]:
         """Return what the last draft knew at the root and at its nodes that were read."""
         place = {node: i for i, node in enumerate(self._kept)} | {ROOT: ROOT}
-        results: list[KnownLaw] = []
+        results: list[KnownDistribution] = []
         for nodes, tokens, chances in self._known:
             for node, t, c in zip(nodes, tokens.tolist(), chances.tolist(), strict=True):
                 if node in place:
                     results.append((place[node], t, c))
         return results
 
-    def _kept_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
+    def _selection_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
         """Return the candidates that stay in the tree, at most `budget`."""
         return nodes.best(budget)
 
-    def _fresh(self, selected: Sequence[int], draft_state: Ground) -> list[int]:
+    def _fresh(self, selected: Sequence[int], draft_state: DraftState) -> list[int]:
         """Return the nodes that the next forward reads; none where it promises too little.
 
         Each node is granted one child; where the budget is used up it displaces the worst node.
         """
-        nodes, accept_prob = self._nodes, self._nodes.reach
+        nodes, accept_prob = self._nodes, self._nodes.accept_prob
         fresh = [i for i in selected if nodes.slots[i] < 0 and nodes.depths[i] < draft_state.depth]
         fresh = fresh[: self.width]
         full = len(selected) + len(fresh) - draft_state.budget
@@ -171,9 +173,9 @@ class CoupledGrowth:
         for rank, node in enumerate(fresh):
             displaced = accept_prob[selected[-1 - rank]] if rank < full else 0.0
             gains.append(max(0.0, self.typical * accept_prob[node] - displaced))
-        if sum(gains) < draft_state.worth:
+        if sum(gains) < draft_state.min_expected_gain:
             return []
-        least = _ROW * draft_state.worth
+        least = _ROW * draft_state.min_expected_gain
         return [node for node, gain in zip(fresh, gains, strict=True) if gain >= least]
 
     def _choose(
@@ -185,7 +187,7 @@ class CoupledGrowth:
         k: int,
     ) -> None:
         """Add the k first choices after each of the nodes whose logits [n, V] these are."""
-        distribution = self.law
+        distribution = self.distribution
         if distribution.processors:
             logits = distribution.process(
                 logits, context.tokens, [nodes.path(node) for node in parents]
@@ -205,7 +207,7 @@ class CoupledGrowth:
 
         Those are `log q / T + g`, f64 [R, k], up to a constant of the row; greedy: `log q`.
         """
-        distribution, k = self.law, min(_CONTENDERS, logits.shape[-1])
+        distribution, k = self.distribution, min(_CONTENDERS, logits.shape[-1])
         sampling = distribution.sampling
         filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p
         if filtered and not sampling.greedy:
@@ -226,7 +228,7 @@ class CoupledGrowth:
         missing = sorted(set(indices) - self._noise.keys())
         if missing:
             tokens = torch.arange(like.shape[-1], device=like.device)
-            instance = self.law.noise.gumbel_rows(missing, tokens.expand(len(missing), -1))
+            instance = self.distribution.noise.gumbel_rows(missing, tokens.expand(len(missing), -1))
             self._noise.update(zip(missing, instance.to(like.dtype), strict=True))
         if len(set(indices)) == 1:
             return self._noise[indices[0]]
@@ -240,7 +242,7 @@ class CoupledGrowth:
             [nodes.tokens[i] for i in selected],
             [place[nodes.parents[i]] for i in selected],
             self.name,
-            accept_prob=[nodes.reach[i] for i in selected],
+            accept_prob=[nodes.accept_prob[i] for i in selected],
             kind=self.kind,
         )
 

@@ -20,7 +20,7 @@ from typing import Any
 from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method, one
-from ragspec.drafters.model.cache import DraftCache, Ground, KnownLaw
+from ragspec.drafters.model.cache import DraftCache, DraftState, KnownDistribution
 from ragspec.drafters.model.growth import (
     Growth,
     checked_mode,
@@ -41,7 +41,7 @@ from ragspec.target.static.open import open_static
 from ragspec.target.static.target import StaticTarget
 from ragspec.trees.draft_tree import DraftTree
 
-WORTH = 0.3
+MIN_EXPECTED_GAIN = 0.3
 _CHEAPEST = 0.02
 _FIRST = 3  # drafts before their times are believed: the first ones may catch up with the text
 
@@ -57,7 +57,8 @@ class ModelDrafter:
     means k chains (None = one chain). worth: a draft that grows best first ends when the next
     forward is expected to add less than this many accepted nodes; 0 uses up the budget; None works
     it out from the time of a forward where the budget's policy tells what time is worth, see
-    `Pace`. tree: a static shape, or the sizes of its levels (see `TreeShape.by_rank`), in the first
+    `DraftCostEstimate`. tree: a static shape, or the sizes of its levels (see
+    `TreeShape.by_rank`), in the first
     two modes; None grows best first. static: how a static shape of most probable tokens is drafted
     in one call, "off" level by level, else as in `Engine`; "auto" as the engine's target steps,
     where the draft model is on CUDA. Sessions tell by `static` how they draft.
@@ -105,7 +106,7 @@ class ModelDrafter:
         self._opened: dict[str, CausalTarget] = {}
         if static != "auto":
             self._stepping(static)
-        self.worth = min_gain
+        self.min_expected_gain = min_gain
         self.name = name
 
     def open(self, request: DraftRequest) -> ModelSession:
@@ -122,8 +123,8 @@ class ModelDrafter:
             with cache.lease():
                 cache.read(request.prompt)
         if isinstance(cache, LevelCache) and isinstance(growth, StaticGrowth):
-            return LevelSession(cache, growth, self.depth, self.worth, static)
-        return ModelSession(cache, growth, self.depth, self.worth, static)
+            return LevelSession(cache, growth, self.depth, self.min_expected_gain, static)
+        return ModelSession(cache, growth, self.depth, self.min_expected_gain, static)
 
     def _stepper(self, growth: Growth, request: DraftRequest) -> tuple[CausalTarget, str]:
         """Return the model for a session, and how it drafts: "off", with a reason, or the mode."""
@@ -147,7 +148,7 @@ class ModelDrafter:
         return self._opened[mode]
 
 
-class Pace:
+class DraftCostEstimate:
     """What a forward of the draft model takes, and the accepted nodes that are worth as much.
 
     fixed: the answer, whatever a forward takes; None works it out.
@@ -158,7 +159,7 @@ class Pace:
         self.milliseconds = 0.0
         self._drafts = 0
 
-    def worth(self, rate: float) -> float:
+    def min_expected_gain(self, rate: float) -> float:
         """Return the nodes that pay for one more forward, at `rate` tokens a millisecond.
 
         A rate of 0 stands for one that is unknown.
@@ -166,7 +167,7 @@ class Pace:
         if self.fixed is not None:
             return self.fixed
         if rate <= 0.0 or self._drafts < _FIRST:
-            return WORTH
+            return MIN_EXPECTED_GAIN
         return min(max(rate * self.milliseconds, _CHEAPEST), 1.0)
 
     def learn(self, milliseconds: float, forwards: int) -> None:
@@ -191,7 +192,7 @@ class ModelSession:
     ) -> None:
         self.cache = cache
         self.static = static
-        self.pace = Pace(min_gain)
+        self.draft_cost = DraftCostEstimate(min_gain)
         self._growth = growth
         self._depth = depth
         self._drafted = False
@@ -205,29 +206,29 @@ class ModelSession:
         self._drafted = self._open = depth >= 1 and cache.readable(tokens)
         if not self._drafted:
             return DraftTree.empty(self._growth.kind)
-        min_gain = self.pace.worth(getattr(context.adviser, "rate", 0.0))
+        min_gain = self.draft_cost.min_expected_gain(getattr(context.adviser, "rate", 0.0))
         began, before = perf_counter(), cache.forwards
         tree = self._drafted_tree(context, budget, depth, min_gain)
-        self.pace.learn(1000.0 * (perf_counter() - began), cache.forwards - before)
+        self.draft_cost.learn(1000.0 * (perf_counter() - began), cache.forwards - before)
         return tree
 
     def _drafted_tree(
         self, context: DraftContext, budget: int, depth: int, min_gain: float
     ) -> DraftTree:
-        """Return the draft below a text that can be read; see `Ground`."""
+        """Return the draft below a text that can be read; see `DraftState`."""
         cache = self.cache
         with cache.lease():
-            draft_state = Ground(
+            draft_state = DraftState(
                 cache, cache.read(context.tokens), context, budget, depth, min_gain
             )
             return self._growth.grow(draft_state)
 
-    def laws(self) -> list[KnownLaw]:
+    def distributions(self) -> list[KnownDistribution]:
         """Return what the draft model knew at the last proposal's root and nodes that were read.
 
         Nodes are named as in that proposal; nothing is worked out before it is asked for.
         """
-        return self._growth.laws() if self._drafted else []
+        return self._growth.distributions() if self._drafted else []
 
     def observe(self, step: Step) -> None:
         """Keep what the target accepted of the last proposal, wherever it stood in the tree."""

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 from ragspec.drafters.base import DraftRequest
-from ragspec.drafters.model.cache import Ground, KnownLaw
+from ragspec.drafters.model.cache import DraftState, KnownDistribution
 from ragspec.drafters.model.coupled import CoupledGrowth
 from ragspec.drafters.model.sampled import SampledGrowth
 from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -27,7 +27,7 @@ class Growth(Protocol):
 
     kind: DraftKind
 
-    def grow(self, draft_state: Ground) -> DraftTree:
+    def grow(self, draft_state: DraftState) -> DraftTree:
         """Return the draft that this ground bears."""
         ...
 
@@ -35,7 +35,7 @@ class Growth(Protocol):
         """Learn from the tokens that were emitted in place of the last draft."""
         ...
 
-    def laws(self) -> list[KnownLaw]:
+    def distributions(self) -> list[KnownDistribution]:
         """Return what the last draft knew at the root and at its nodes that were read."""
         ...
 
@@ -53,7 +53,7 @@ def make_growth(
     as in EAGLE-2 (arXiv 2406.16858). Coupled ones are accepted more often; but only where a draft
     does not depend on the noise can a relaxed rule know beforehand how much it may change.
     """
-    distribution = _law_of(request)
+    distribution = _distribution_of(request)
     if kind not in _BEST_FIRST:
         return SampledGrowth(distribution, name, widths, kind)
     if kind is DraftKind.DETERMINISTIC:
@@ -114,14 +114,14 @@ def checked_shape(
     return TreeShape.by_rank(tree, width if isinstance(width, int) else None)
 
 
-def _law_of(request: DraftRequest) -> TokenLaw:
-    if request.law is not None:
-        return request.law.without_lazy()
-    return TokenLaw(Sampling(), NoiseStream(0), len(request.prompt))
+def _distribution_of(request: DraftRequest) -> TokenDistribution:
+    if request.distribution is not None:
+        return request.distribution.without_lazy()
+    return TokenDistribution(Sampling(), NoiseStream(0), len(request.prompt))
 
 
-def _blind(distribution: TokenLaw) -> TokenLaw:
+def _blind(distribution: TokenDistribution) -> TokenDistribution:
     """Return a law of the same processors that takes the most probable tokens."""
-    blind = TokenLaw(Sampling(), distribution.noise, distribution.prompt_length)
+    blind = TokenDistribution(Sampling(), distribution.noise, distribution.prompt_length)
     blind.processors = distribution.processors
     return blind

@@ -25,7 +25,7 @@ from ragspec.drafters.model.cache import fitted
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.target.static.buffers import Stacks, Staging, step_cache
 from ragspec.target.static.layout import Counters, Layout, plain_mask, windowed
-from ragspec.target.static.step import own_code
+from ragspec.target.static.step import private_code
 from ragspec.target.static.target import StaticTarget
 
 CONTENDERS = 64
@@ -103,7 +103,7 @@ class LevelStep:
         self._columns = [torch.zeros(1, n, dtype=torch.int64, device=device) for n in sizes]
         self._caches = [step_cache(stacks, 1, shape.slots, columns) for columns in self._columns]
         name = f"levels_{'x'.join(map(str, sizes))}_of_{shape.slots}"
-        self._run = own_code(LevelStep.run, name).__get__(self)
+        self._run = private_code(LevelStep.run, name).__get__(self)
         if compiler is not None:
             self._run = compiler(self._run)
 

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import torch
 
 from ragspec.drafters.base import DraftContext
-from ragspec.drafters.model.cache import Ground, KnownLaw
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.drafters.model.cache import DraftState, KnownDistribution
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
-_REACH, _REACH_OF_NEXT = 0.8, 0.5
+_ACCEPT_PROB, _NEXT_ACCEPT_PROB = 0.8, 0.5
 _CONTENDERS = 64
 
 
@@ -33,17 +33,17 @@ class SampledGrowth:
     """
 
     def __init__(
-        self, distribution: TokenLaw, name: str, widths: Sequence[int], kind: DraftKind
+        self, distribution: TokenDistribution, name: str, widths: Sequence[int], kind: DraftKind
     ) -> None:
-        self.law = distribution
+        self.distribution = distribution
         self.name = name
         self.widths = tuple(widths)
         self.kind = kind
-        self._drawn: _Drawn | None = None
+        self._drawn: SampledNodes | None = None
 
-    def grow(self, draft_state: Ground) -> DraftTree:
+    def grow(self, draft_state: DraftState) -> DraftTree:
         """Return a tree of draws on this ground."""
-        sample = self._drawn = _Drawn(draft_state)
+        sample = self._drawn = SampledNodes(draft_state)
         logits, context, budget = draft_state.logits, draft_state.context, draft_state.budget
         level = [ROOT]
         for above in range(draft_state.depth):
@@ -54,7 +54,7 @@ class SampledGrowth:
                 break
             if above:
                 logits = sample.read(parents)
-            q = self._laws(sample, parents, logits, above)
+            q = self._distributions(sample, parents, logits, above)
             for parent, distribution in zip(parents, q, strict=True):
                 count = min(width, budget - len(sample.tokens))
                 sample.add(
@@ -68,29 +68,29 @@ class SampledGrowth:
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn nothing: a shape that follows the text might bias it."""
 
-    def laws(self) -> list[KnownLaw]:
+    def distributions(self) -> list[KnownDistribution]:
         """Return what the last draft knew at the root and at its nodes that were read."""
         if self._drawn is None:
             return []
-        results: list[KnownLaw] = []
-        for node, q in self._drawn.laws.items():
+        results: list[KnownDistribution] = []
+        for node, q in self._drawn.distributions.items():
             chances, tokens = q.topk(min(_CONTENDERS, len(q)))
             results.append((node, tokens.tolist(), chances.tolist()))
         return results
 
-    def _laws(
-        self, sample: _Drawn, parents: Sequence[int], logits: torch.Tensor, depth: int
+    def _distributions(
+        self, sample: SampledNodes, parents: Sequence[int], logits: torch.Tensor, depth: int
     ) -> torch.Tensor:
         """Return q after each of the nodes, f64 [R, V] on the CPU, from their logits [R, V]."""
-        paths = [sample.path(parent) for parent in parents] if self.law.processors else []
-        scores = self.law.process(logits, sample.context.tokens, paths)
-        return self.law.probabilities(scores).cpu()
+        paths = [sample.path(parent) for parent in parents] if self.distribution.processors else []
+        scores = self.distribution.process(logits, sample.context.tokens, paths)
+        return self.distribution.probabilities(scores).cpu()
 
     def _draw(
         self, context: DraftContext, first: int, parent: int, q: torch.Tensor, k: int
     ) -> list[int]:
         """Return the tokens of up to k children, numbered from `first` on."""
-        noise, root = self.law.noise, context.generated
+        noise, root = self.distribution.noise, context.generated
         if self.kind is DraftKind.SAMPLED:
             return draw_independent(noise, root, q, range(first, first + k))
         return draw_distinct(noise, root, q, parent, k)
@@ -127,27 +127,27 @@ def draw_distinct(noise: NoiseStream, root: int, q: torch.Tensor, parent: int, k
     return result
 
 
-class _Drawn:
+class SampledNodes:
     """What was drawn so far. Nodes with the same text share one slot of the cache."""
 
-    def __init__(self, draft_state: Ground) -> None:
+    def __init__(self, draft_state: DraftState) -> None:
         self.cache = draft_state.cache
         self.context = draft_state.context
         self.tokens: list[int] = []
         self.parents: list[int] = []
-        self.reach: list[float] = []
-        self.laws: dict[int, torch.Tensor] = {}
+        self.accept_prob: list[float] = []
+        self.distributions: dict[int, torch.Tensor] = {}
         self._slots: dict[int, int] = {ROOT: ROOT}
 
     def add(self, parent: int, q: torch.Tensor, tokens: Sequence[int]) -> None:
         """Add the children of a node and the law that they were drawn from."""
-        self.laws[parent] = q
-        accept_prob = _REACH * (1.0 if parent == ROOT else self.reach[parent])
+        self.distributions[parent] = q
+        accept_prob = _ACCEPT_PROB * (1.0 if parent == ROOT else self.accept_prob[parent])
         for token in tokens:
             self.tokens.append(token)
             self.parents.append(parent)
-            self.reach.append(accept_prob)
-            accept_prob *= _REACH_OF_NEXT
+            self.accept_prob.append(accept_prob)
+            accept_prob *= _NEXT_ACCEPT_PROB
 
     def read(self, nodes: Sequence[int]) -> torch.Tensor:
         """Let the model read the nodes; return their logits [R, V], one row for each of them."""
@@ -173,8 +173,8 @@ class _Drawn:
         """Return the draft with its laws."""
         size = self.cache.vocab_size
         q = torch.zeros(len(self.tokens) + 1, size, dtype=torch.float64)
-        for node, distribution in self.laws.items():
+        for node, distribution in self.distributions.items():
             q[node + 1] = distribution
         return DraftTree.build(
-            self.tokens, self.parents, name, accept_prob=self.reach, kind=kind, q=q
+            self.tokens, self.parents, name, accept_prob=self.accept_prob, kind=kind, q=q
         )

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ragspec.drafters.model.cache import Ground
+from ragspec.drafters.model.cache import DraftState
 from ragspec.drafters.model.coupled import CandidateNodes, CoupledGrowth, agreement, listed
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 LEVELS = (4, 8, 8, 4, 2)
@@ -100,7 +100,7 @@ class PlaceChoices:
 class StaticGrowth(CoupledGrowth):
     """Fills one shape, as far as depth and budget allow; see `CoupledGrowth`."""
 
-    def __init__(self, distribution: TokenLaw, name: str, shape: TreeShape) -> None:
+    def __init__(self, distribution: TokenDistribution, name: str, shape: TreeShape) -> None:
         super().__init__(distribution, name, shape.width)
         self.shape = shape
         self._inner = set(shape.parents)
@@ -112,7 +112,7 @@ class StaticGrowth(CoupledGrowth):
     @property
     def blind(self) -> bool:
         """Whether choices depend on the logits of their place alone: no noise, no processors."""
-        return self.law.sampling.greedy and not self.law.processors
+        return self.distribution.sampling.greedy and not self.distribution.processors
 
     def levels(self, budget: int, depth: int) -> int:
         """Return how many levels are read for a tree of at most these nodes and this depth."""
@@ -135,7 +135,7 @@ class StaticGrowth(CoupledGrowth):
         depth: of the tree, at most one more than the levels that were read.
         """
         nodes = self._begin()
-        chances = agreement(result.values, self.law.sampling.temperature, self.error)
+        chances = agreement(result.values, self.distribution.sampling.temperature, self.error)
         rows = listed(result.tokens, chances, self._wanted(budget))
         fresh, selected = [ROOT], list[int]()
         self._place_of = {ROOT: ROOT}
@@ -146,12 +146,12 @@ class StaticGrowth(CoupledGrowth):
                 nodes.add(node, *rows[row])
                 if node != ROOT:
                     nodes.slots[node] = row - 1
-            selected = self._kept_of(nodes, budget)
+            selected = self._selection_of(nodes, budget)
             fresh = self._unread(selected, depth)
         self._kept = sorted(selected)
         return self._tree()
 
-    def _kept_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
+    def _selection_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
         """Return the candidates that fill a place, upper ones first."""
         place_of: dict[int, int] = {ROOT: ROOT}
         siblings: Counter[int] = Counter()
@@ -165,7 +165,7 @@ class StaticGrowth(CoupledGrowth):
         self._place_of = place_of
         return list(place_of)[:budget]
 
-    def _fresh(self, selected: Sequence[int], draft_state: Ground) -> list[int]:
+    def _fresh(self, selected: Sequence[int], draft_state: DraftState) -> list[int]:
         """Return the kept nodes whose children the shape wants, a level in one forward."""
         return self._unread(selected, draft_state.depth)
 

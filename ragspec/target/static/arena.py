@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ragspec.sampling.row_laws import RowLaws
+from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.target.static.buffers import Stacks
 from ragspec.target.static.layout import MOST_QUERIES
 from ragspec.target.static.step import FixedStep
-from ragspec.target.static.text_laws import TextLaws
+from ragspec.target.static.text_laws import RequestDistributions
 
 
 @dataclass(slots=True, eq=False)
@@ -18,20 +18,22 @@ class Arena:
 
     stacks: Stacks
     steps: dict[Hashable, FixedStep] = field(default_factory=dict)
-    laws: dict[int, TextLaws] = field(default_factory=dict)  # by rows of a step
+    distributions: dict[int, RequestDistributions] = field(
+        default_factory=dict
+    )  # by rows of a step
     addresses: int = 0
 
     def moved(self) -> None:
         """Forget what was made for buffers that are elsewhere now."""
         self.steps.clear()
-        self.laws.clear()
+        self.distributions.clear()
 
-    def laws_of(self, rows: int, vocab_size: int) -> TextLaws:
+    def distributions_of(self, rows: int, vocab_size: int) -> RequestDistributions:
         """Return the laws of the first rows of the buffers."""
-        result = self.laws.get(rows)
+        result = self.distributions.get(rows)
         if result is None:
-            distributions = RowLaws(
+            distributions = BatchDistribution(
                 rows, vocab_size, self.stacks.device, self.stacks.slots + MOST_QUERIES
             )
-            result = self.laws[rows] = TextLaws(distributions, rows)
+            result = self.distributions[rows] = RequestDistributions(distributions, rows)
         return result

@@ -83,9 +83,9 @@ class StackedCache(SlotCache):
         self._bind()
 
     @property
-    def lying(self) -> list[int]:
+    def row_order(self) -> list[int]:
         """The sequence at each place of the buffers."""
-        return self._lying
+        return self._row_order
 
     def reserve(self, slots: int) -> bool:
         """Make room for so many slots in each row; tell whether the buffers had to move."""

@@ -155,6 +155,6 @@ def walk(
     return layout.see.gather(1, last[:, None, None].expand(-1, 1, tokens.shape[1]))[:, 0]
 
 
-def kept_first(accepted: torch.Tensor) -> torch.Tensor:
+def accepted_first(accepted: torch.Tensor) -> torch.Tensor:
     """Return the queries of each row, the kept ones first: bool [B, n] -> i64 [B, n]."""
     return accepted.byte().sort(dim=-1, descending=True, stable=True).indices

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.models.device import Stopwatch
-from ragspec.sampling.distribution import TokenLaw
-from ragspec.sampling.row_laws import RowLaws
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.row_laws import BatchDistribution
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.target.base import Beginning
 from ragspec.target.causal import CausalTarget, TreeSession
 from ragspec.target.static.arena import Arena
@@ -29,7 +29,9 @@ from ragspec.target.tree_attention import Configs, TreeView
 from ragspec.trees.draft_tree import DraftTree
 
 T = TypeVar("T")
-Given = list[tuple[TokenLaw, Sequence[int]]]  # the law and the text of each row
+RequestDistribution = list[
+    tuple[TokenDistribution, Sequence[int]]
+]  # the law and the text of each row
 Found = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]
 
 
@@ -85,7 +87,7 @@ class StaticSession(TreeSession):
         self.chosen: list[list[int]] | None = None
         self._wanted = list(range(rows))
         self._at = list(range(rows))  # of each wanted row its place in line
-        self._laws: Given | None = None
+        self._distributions: RequestDistribution | None = None
         self._kept: list[list[int]] | None = None  # tokens of the paths kept by the last step
         self._flags: list[list[int]] = []  # of each row whether a query was kept
         self._static = False  # whether the last forward was a step of fixed shape
@@ -101,14 +103,16 @@ class StaticSession(TreeSession):
     def line_up(self, rows: Sequence[int]) -> list[int]:
         """Let the next forwards cover these rows; see `TargetSession.line_up`."""
         self.cache.abandon()
-        place = {row: at for at, row in enumerate(self.cache.lying)}
+        place = {row: at for at, row in enumerate(self.cache.row_order)}
         self._wanted = sorted(rows, key=place.__getitem__)
         return list(self._wanted)
 
-    def follow(self, distributions: Sequence[TokenLaw], texts: Sequence[Sequence[int]]) -> None:
+    def follow(
+        self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
+    ) -> None:
         """Let the next forward follow the target's own tokens; see `base.StepSession`."""
-        known = all(RowLaws.takes(distribution) for distribution in distributions)
-        self._laws = list(zip(distributions, texts, strict=True)) if known else None
+        known = all(BatchDistribution.takes(distribution) for distribution in distributions)
+        self._distributions = list(zip(distributions, texts, strict=True)) if known else None
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
         """Run one forward, of fixed shape where all prompts are read; see `TargetSession`."""
@@ -117,7 +121,7 @@ class StaticSession(TreeSession):
 
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
         """Begin a forward; see `base.StepSession`."""
-        distributions, self._laws = self._laws, None
+        distributions, self._distributions = self._distributions, None
         self.chosen = self._kept = None
         widest = 1 + max(map(len, trees))
         fits = widest <= MOST_QUERIES and all(len(row) == 1 for row in pending)
@@ -150,7 +154,7 @@ class StaticSession(TreeSession):
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[Tops]]:
+    ) -> tuple[torch.Tensor, list[TopTokens]]:
         """Read the prompts; see `base.CachedSession`."""
         self._static = False
         self._line(self._wanted)
@@ -178,7 +182,7 @@ class StaticSession(TreeSession):
         if any(moved):
             self._compact(
                 [
-                    self._lying(row, path) if local else ()
+                    self._row_order(row, path) if local else ()
                     for row, (path, local) in enumerate(zip(paths, moved, strict=True))
                 ]
             )
@@ -192,11 +196,14 @@ class StaticSession(TreeSession):
 
     def abandon(self) -> list[int]:
         """Forget what was not committed; see `TargetSession.abandon`."""
-        self._laws = self._kept = self.chosen = self._found = self._again = None
+        self._distributions = self._kept = self.chosen = self._found = self._again = None
         return super().abandon()
 
     def _step(
-        self, roots: Sequence[int], trees: Sequence[DraftTree], distributions: Given | None
+        self,
+        roots: Sequence[int],
+        trees: Sequence[DraftTree],
+        distributions: RequestDistribution | None,
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Begin a step of fixed shape; returns its packet and logits [B, n, V] of wanted rows."""
         self._cover()
@@ -207,12 +214,14 @@ class StaticSession(TreeSession):
         slots = slots_of(slots, self._arena.stacks.slots)
         self._given = [([root], tree) for root, tree in zip(roots, trees, strict=True)]
         message = (
-            None if distributions is None else self._arena.laws_of(rows, self.target.vocab_size)
+            None
+            if distributions is None
+            else self._arena.distributions_of(rows, self.target.vocab_size)
         )
         distribution = (
             message
             and distributions
-            and message.tell(dict(zip(self._at, distributions, strict=True)))
+            and message.notify(dict(zip(self._at, distributions, strict=True)))
         )
         shape = StepShape(rows, n, slots, distribution or None)
         inputs = np.zeros((rows, shape.width), dtype=np.int64)
@@ -260,7 +269,7 @@ class StaticSession(TreeSession):
             self._flags.append(flags)
             self._kept.append([int(tree.tokens[q - 1]) for q in range(1, n) if flags[q]])
 
-    def _lying(self, row: int, path: Sequence[int]) -> list[int]:
+    def _row_order(self, row: int, path: Sequence[int]) -> list[int]:
         """Return by which numbers the nodes of a path lie now, less the root."""
         if self._kept is None:
             return list(path)
@@ -309,7 +318,7 @@ class StaticSession(TreeSession):
 
     def _cover(self) -> None:
         """Bring all rows in line up to the last wanted one, or the wanted ones alone."""
-        row_order = self.cache.lying
+        row_order = self.cache.row_order
         last = 1 + max(row_order.index(row) for row in self._wanted)
         most = self._arena.stacks.rows
         far = rows_of(last, most) > rows_of(len(self._wanted), most)

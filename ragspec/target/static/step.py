@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.models.layer_windows import Window
-from ragspec.sampling.row_laws import LawShape, RowLaws
+from ragspec.sampling.row_laws import BatchDistribution, DistributionShape
 from ragspec.target.static.buffers import Stacks, Staging, compact, step_cache
-from ragspec.target.static.layout import Counters, kept_first, lay_out, step_mask, walk
+from ragspec.target.static.layout import Counters, accepted_first, lay_out, step_mask, walk
 from ragspec.target.static.text_laws import FRESH
 
 
@@ -38,12 +38,12 @@ class StepShape:
     rows: int
     queries: int
     slots: int
-    law: LawShape | None = None
+    distribution: DistributionShape | None = None
 
     @property
     def reads_texts(self) -> bool:
         """Whether the laws want to know what the texts gained."""
-        return self.law is not None and self.law.penalties.texts
+        return self.distribution is not None and self.distribution.penalties.texts
 
     @property
     def width(self) -> int:
@@ -96,13 +96,13 @@ class StaticStep:
         stacks: Stacks,
         shape: StepShape,
         masks: Masks,
-        distributions: RowLaws | None,
+        distributions: BatchDistribution | None,
         head: torch.nn.Module | None = None,
         compiler: Callable[[Any], Any] | None = None,
     ) -> None:
         self.shape = shape
         self._model, self._stacks, self._masks = model, stacks, masks
-        self._laws, self._head = distributions, head
+        self._distributions, self._head = distributions, head
         device = stacks.buffers[0].device
         rows, n = shape.rows, shape.queries
         self.given = torch.zeros(rows, shape.width, dtype=torch.int64, device=device)
@@ -111,7 +111,7 @@ class StaticStep:
         self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
         self._cache = step_cache(stacks, rows, shape.slots, self._columns)
         self._states: torch.Tensor | None = None
-        self._run = own_code(StaticStep.run, f"step_{rows}x{n}_of_{shape.slots}").__get__(self)
+        self._run = private_code(StaticStep.run, f"step_{rows}x{n}_of_{shape.slots}").__get__(self)
         if compiler is not None:
             self._run = compiler(self._run)
 
@@ -138,7 +138,7 @@ class StaticStep:
         packet, logits: the step's own. Filters look at the whole vocabulary; the accepted paths go
         on from where the first ones ended.
         """
-        assert self._laws is not None
+        assert self._distributions is not None
         n = self.shape.queries
         layout = lay_out(
             self.given[:, 2 * n : 3 * n], self.given[:, 3 * n], self._counters, self._columns
@@ -146,15 +146,15 @@ class StaticStep:
         tokens, parents = self.given[:, :n], self.given[:, n : 2 * n]
         before, known = packet[:, :n], packet[:, n:]
         indices = self.given[:, 3 * n + 1, None] + layout.level
-        result = self._laws.choose(logits, indices, tokens, layout.see, whole=True)
+        result = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
         chosen = torch.where(known < 0, result, known)
         if n == 1:
             return torch.cat([before, chosen], -1)
         accepted = walk(layout, tokens, parents, chosen)
-        row_order = kept_first(before).argsort(
+        row_order = accepted_first(before).argsort(
             -1
         )  # of each query its place among those that were kept
-        source = row_order.gather(1, kept_first(accepted))
+        source = row_order.gather(1, accepted_first(accepted))
         compact(self._stacks, layout.columns.gather(1, source), layout.columns)
         return torch.cat([accepted, chosen], -1)
 
@@ -175,18 +175,18 @@ class StaticStep:
             past_key_values=self._cache,
             use_cache=True,
         ).logits
-        if self._laws is None:
+        if self._distributions is None:
             return self.given, logits
         if self.shape.reads_texts:
             fresh = self.given[:, 3 * n + 2 :]
-            self._laws.grow(fresh)
-            fresh.fill_(self._laws.size)  # taken again, the step does not count them twice
+            self._distributions.grow(fresh)
+            fresh.fill_(self._distributions.size)  # taken again, the step does not count them twice
         indices = generated[:, None] + layout.level
-        chosen = self._laws.choose(logits, indices, tokens, layout.see)
+        chosen = self._distributions.choose(logits, indices, tokens, layout.see)
         if n == 1:
             return torch.cat([torch.ones_like(chosen), chosen], -1), logits
         accepted = walk(layout, tokens, parents, chosen)
-        compact(self._stacks, layout.columns.gather(1, kept_first(accepted)), layout.columns)
+        compact(self._stacks, layout.columns.gather(1, accepted_first(accepted)), layout.columns)
         return torch.cat([accepted, chosen], -1), logits
 
     def _take(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
@@ -232,7 +232,7 @@ class CapturedStep:
         self._graph = graph
 
 
-def own_code(function: Any, name: str) -> Any:
+def private_code(function: Any, name: str) -> Any:
     """Return a function of a code object of its own: compiled shapes are counted by these."""
     code: CodeType = function.__code__
     instance = FunctionType(

@@ -110,13 +110,15 @@ class StaticTarget(CausalTarget):
                 arena.stacks,
                 shape,
                 self.masks,
-                None if shape.law is None else arena.laws[shape.rows].laws,
+                None
+                if shape.distribution is None
+                else arena.distributions[shape.rows].distributions,
                 head=self.output_head if hidden else None,
                 compiler=compiler,
             )
 
         packet, logits, states = self.take(arena, (shape, hidden), make, inputs, configs)
-        return None if shape.law is None else packet, logits, states
+        return None if shape.distribution is None else packet, logits, states
 
     def take_again(
         self,

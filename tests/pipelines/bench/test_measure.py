@@ -31,7 +31,7 @@ class FakeVariant:
 
     name: str
     log: list[tuple[str, str, str, int]]
-    pace: float = 1.0
+    draft_cost: float = 1.0
     forwards: int = 30
     steps: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=lambda: FREE)
@@ -39,7 +39,7 @@ class FakeVariant:
     def run(self, item: BenchItem, new_tokens: int) -> Outcome:
         self.log.append((self.name, item.category, item.id, new_tokens))
         tokens = (LOOP if item.prompt[0] == 2 else self.tokens)[:new_tokens]
-        return Outcome(tokens, self.forwards, 0.5 + self.pace * new_tokens, self.steps)
+        return Outcome(tokens, self.forwards, 0.5 + self.draft_cost * new_tokens, self.steps)
 
 
 def benchmark(

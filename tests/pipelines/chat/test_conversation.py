@@ -43,13 +43,13 @@ def test_every_turn_is_the_text_of_a_fresh_reading(sampling: Sampling) -> None:
         fresh = plain.generate(reply.generation.prompt_tokens, sampling, max_new_tokens=20)
         assert reply.generation.tokens == fresh.tokens
         assert reply.text == fresh.text == talk.turns[-1].answer
-        new = reply.report.prompt_tokens - reply.report.kept_tokens
-        assert new < 60 if number else reply.report.kept_tokens == 0
+        new = reply.report.prompt_tokens - reply.report.cached_tokens
+        assert new < 60 if number else reply.report.cached_tokens == 0
     text = plain.tokenizer.decode(reply.generation.prompt_tokens)
     assert text.startswith("<system> Be brief.\n<user> Hello.\n<assistant> ")
     assert text.endswith("\n<user> Why is that?\n<assistant> ")
     talk.clear()
-    assert talk.ask("Hello.", sampling, max_new_tokens=5).report.kept_tokens == 0
+    assert talk.ask("Hello.", sampling, max_new_tokens=5).report.cached_tokens == 0
     assert len(talk.turns) == 1
 
 
@@ -117,7 +117,7 @@ def test_the_oldest_turns_leave_when_the_context_is_full() -> None:
     for number in range(9):
         reply = talk.ask(f"Turn {number} says some words.", max_new_tokens=24)
         left.append(reply.left)
-        selected.append(reply.report.kept_tokens)
+        selected.append(reply.report.cached_tokens)
         assert reply.report.prompt_tokens + 24 <= 300
         assert talk.turns[-1].asked.startswith(f"Turn {number}")
     assert sum(left) + len(talk.turns) == 9
@@ -145,7 +145,7 @@ def test_an_interrupted_answer_is_kept() -> None:
     assert reply.generation.finish_reason == "cancelled" and reply.text
     assert talk.turns[-1].answer == reply.text
     after = talk.ask("Go on.", max_new_tokens=5)
-    assert after.report.kept_tokens > 0
+    assert after.report.cached_tokens > 0
 
 
 def test_a_turn_that_was_interrupted_while_it_was_read_is_not_kept() -> None:
@@ -163,7 +163,7 @@ def test_a_turn_that_was_interrupted_while_it_was_read_is_not_kept() -> None:
     again = talk.ask("And then?", max_new_tokens=5)
     fresh = engine().generate(again.generation.prompt_tokens, max_new_tokens=5)
     assert again.generation.tokens == fresh.tokens and first.text
-    assert again.report.kept_tokens > 0
+    assert again.report.cached_tokens > 0
 
 
 def test_special_tokens_of_a_user_stay_plain_text() -> None:

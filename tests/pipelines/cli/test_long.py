@@ -45,7 +45,7 @@ def test_a_document_is_read_kept_and_not_read_again(
     first = said(capsys, "--docs", report, "--long", "--keep", keep, "--model", model)
     again = said(capsys, "--long", "--keep", keep, "--model", model, "--compare")
     assert first["answer"] == again["answer"] and again["compare"]["equal"]
-    assert again["report"]["kept_tokens"] > 200
+    assert again["report"]["cached_tokens"] > 200
     assert again["passages"][0]["document"] == "report.txt"
     part = said(capsys, "--docs", report, "--long", "--part", "10:60", "--model", model)
     assert len(part["passages"][0]["text"]) < len(TEXT) // 2

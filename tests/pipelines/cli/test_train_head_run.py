@@ -72,7 +72,7 @@ def test_pictures_are_read_whole_whatever_the_length(
     read, known = StateReader.read, list[Any]()
 
     def spy(self: StateReader, numbers: Any) -> Any:
-        known.extend(self.pieces[number] for number in numbers)
+        known.extend(self.chunks[number] for number in numbers)
         return read(self, numbers)
 
     monkeypatch.setattr(StateReader, "read", spy)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragspec.errors import DocumentError, InputError
-from ragspec.pipelines.console.texts import Wanted, read_prompts, read_texts
+from ragspec.pipelines.console.texts import TextColumns, read_prompts, read_texts
 
 ROWS: list[dict[str, Any]] = [
     {"text": "one", "n": 1},
@@ -18,7 +18,7 @@ ROWS: list[dict[str, Any]] = [
 
 
 def read(*sources: object, **selection: Any) -> list[str | list[int]]:
-    return list(read_texts(map(str, sources), Wanted(**selection)))
+    return list(read_texts(map(str, sources), TextColumns(**selection)))
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

@@ -77,11 +77,11 @@ def test_accepted_span_is_cited_and_extended_to_whole_words() -> None:
     answer = answer_of(steps)
     result = cite(answer, prompt, steps, decode)
     check(answer, prompt, result)
-    assert [(c.document, c.found_by) for c in result] == [("d1", "draft")]
+    assert [(c.document, c.matched_by) for c in result] == [("d1", "draft")]
     assert answer[result[0].answer_start : result[0].answer_end] in FOX
     # The same text without a draft has the same citations, found by matching.
     undrafted = cite(answer, prompt, [plain(answer)], decode)
-    assert [replace(c, found_by="match") for c in result] == undrafted
+    assert [replace(c, matched_by="match") for c in result] == undrafted
 
 
 def test_neighbouring_spans_become_one_citation() -> None:
@@ -106,7 +106,7 @@ def test_quotation_without_a_draft_is_found_by_matching() -> None:
     answer = "It says: quick brown fox jumps over the lazy cats; all day on the warm one."
     result = cite(answer, prompt, [plain(answer)], decode)
     check(answer, prompt, result)
-    assert [(answer[c.answer_start : c.answer_end], c.found_by) for c in result] == [
+    assert [(answer[c.answer_start : c.answer_end], c.matched_by) for c in result] == [
         ("quick brown fox jumps over the lazy", "match"),
         ("all day on the warm", "match"),
     ]

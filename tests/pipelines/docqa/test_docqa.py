@@ -12,7 +12,7 @@ from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.pipelines import DocQA
-from ragspec.pipelines.docqa.wording import WORDINGS
+from ragspec.pipelines.docqa.template import WORDINGS
 from ragspec.reports.builder import ReportBuilder, count_sources
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
@@ -120,7 +120,7 @@ def test_answer_with_citations_parts_and_report(folder: Path, embedder: Path) ->
     check(answer.text, answer.prompt, answer.citations)
     text = (folder / "draft.md").read_text()
     first, second = answer.citations
-    assert first.found_by == "draft"
+    assert first.matched_by == "draft"
     assert text[first.start : first.end] in (SENTENCE, SENTENCE[:-1])
     assert text[second.start : second.end] == "a tree of tokens"
     assert answer.label == "exact"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ragspec.engine.prediction import ANCHOR
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
-from ragspec.pipelines.docqa.wording import WORDINGS, Wording
+from ragspec.pipelines.docqa.template import WORDINGS, PromptTemplate
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -135,7 +135,7 @@ def test_a_hundred_passages_are_written_a_few_times(chat: bool) -> None:
     tokenizer, written = bpe(chat), []
     hits = hits_of([f"Passage {k} holds some words of its own." for k in range(100)])
 
-    class Counting(Wording):
+    class Counting(PromptTemplate):
         def write(self, *inputs: Any) -> str:
             written.append(len(inputs[2]))
             return super().write(*inputs)

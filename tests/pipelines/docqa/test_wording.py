@@ -10,11 +10,11 @@ import pytest
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines import DocQA
 from ragspec.pipelines.docqa.prompt import build_prompt
-from ragspec.pipelines.docqa.wording import WORDINGS, Wording, wording
+from ragspec.pipelines.docqa.template import WORDINGS, PromptTemplate, find_template
 from tests.pipelines.docqa.test_docqa import SENTENCE, ScriptedEngine
 from tests.pipelines.docqa.test_prompt import TEXTS, bpe, check_spans, hits_of
 
-OWN = (
+OF_MODEL = (
     "Use this:\n{% for p in passages %}<{{ p.number }} {{ p.title }}>\n{{ p.text }}\n{% endfor %}"
     "Q {{ question }}"
 )
@@ -38,9 +38,9 @@ def test_a_template_writes_the_prompt_and_its_passages_are_found(
     chat: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "own.jinja"
-    path.write_text(OWN, encoding="utf-8")
+    path.write_text(OF_MODEL, encoding="utf-8")
     tokenizer = bpe(chat)
-    prompt = build_prompt(tokenizer, "What?", hits_of(TEXTS), template=wording(path))
+    prompt = build_prompt(tokenizer, "What?", hits_of(TEXTS), template=find_template(path))
     body = "".join(f"<{k} Title>\n{text}\n" for k, text in enumerate(TEXTS, 1))
     assert f"Use this:\n{body}Q What?" in prompt.text
     assert prompt.text.startswith("Use this") is not chat
@@ -49,36 +49,36 @@ def test_a_template_writes_the_prompt_and_its_passages_are_found(
 
 
 def test_a_question_cannot_be_a_template() -> None:
-    current = Wording("own", template="{{ question }}")
+    current = PromptTemplate("own", template="{{ question }}")
     assert current.write(bpe(), "{{ passages }}", []) == "{{ passages }}"
 
 
 @pytest.mark.parametrize("source", ["{{ nothing }}", "{% for %}", "{{ ''.__class__.mro() }}"])
 def test_a_template_that_cannot_be_filled_is_refused(source: str) -> None:
     with pytest.raises(InputError, match=r"own\.jinja cannot be filled"):
-        Wording("own.jinja", template=source).write(bpe(), "What?", [("Title", "Text.")])
+        PromptTemplate("own.jinja", template=source).write(bpe(), "What?", [("Title", "Text.")])
 
 
 def test_what_is_no_wording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="'quote'"):
-        wording("qoute")
+        find_template("qoute")
     with pytest.raises(InputError, match=r"missing\.jinja cannot be read"):
-        wording("missing.jinja")
+        find_template("missing.jinja")
     (tmp_path / "latin").write_bytes(b"\xff")
     for path in (tmp_path / "latin", tmp_path):
         with pytest.raises(InputError, match="cannot be read"):
-            wording(path)
+            find_template(path)
 
 
 def test_a_system_text_comes_first_and_needs_a_chat_template() -> None:
     tokenizer = bpe(chat=True)
-    text = wording("answer", "Be brief.").write(tokenizer, "What?", [("Title", "Text.")])
+    text = find_template("answer", "Be brief.").write(tokenizer, "What?", [("Title", "Text.")])
     assert text.index("Be brief.") < text.index("Title")
     with pytest.raises(InputError, match="without a chat template"):
-        wording("answer", "Be brief.").write(bpe(), "What?", [])
+        find_template("answer", "Be brief.").write(bpe(), "What?", [])
     tokenizer.chat_template = "{{ raise_exception('no system turn') }}"
     with pytest.raises(InputError, match="no system turn"):
-        wording("answer", "Be brief.").write(tokenizer, "What?", [])
+        find_template("answer", "Be brief.").write(tokenizer, "What?", [])
 
 
 @pytest.mark.parametrize(

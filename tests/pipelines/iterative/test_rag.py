@@ -219,7 +219,10 @@ def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: Passage
     assert facts["strides"] == message.strides
     assert result.report.from_dict(result.report.to_dict()).retrieval == message
     assert result.report.milliseconds["retrieve"] > 0
-    said = f"Looked up {message.queries} times in {message.calls} searches over {message.strides} strides"
+    said = (
+        f"Looked up {message.queries} times in {message.calls} searches over "
+        f"{message.strides} strides"
+    )
     assert said in result.report.summary()
     assert (
         f"{message.hits} of {message.hits + message.rollbacks} guesses right"
@@ -410,10 +413,10 @@ def in_rounds(
     for _ in range(rounds):
         hit = index.search(query, 1)[0]
         places.append(hit.passage.document)
-        prompts = StridePrompts(request.tokenizer, QUESTION, rag.wording)
+        prompts = StridePrompts(request.tokenizer, QUESTION, rag.template)
         ids = list(prompts.of(Found(hit)).ids)
         result = request.generate(
-            ids, sampling, max_new_tokens=30, stop=rag.wording.stop,
+            ids, sampling, max_new_tokens=30, stop=rag.template.stop,
             stopping_criteria=[EndRepetition(len(ids))],
         )  # fmt: skip
         tokens, query = result.tokens, f"{QUESTION} {result.text}"

@@ -62,10 +62,10 @@ def test_answers_are_those_of_reading_it_anew(
     for question in (*QUESTIONS, QUESTIONS[0]):
         result = opened.ask(question, sampling, **GIVEN)
         fresh = plain.generate(
-            list(result.prompt.token_ids), sampling, stop=opened.wording.stop, **GIVEN
+            list(result.prompt.token_ids), sampling, stop=opened.template.stop, **GIVEN
         )
         assert result.generation.tokens[: len(fresh.tokens)] == fresh.tokens
-        assert result.report.kept_tokens >= opened.tokens
+        assert result.report.cached_tokens >= opened.tokens
         assert again.ask(question, sampling, **GIVEN).generation.tokens == result.generation.tokens
         assert result.label == "exact" and TEXT.strip()[:20] in result.prompt.text
 

@@ -60,9 +60,9 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_kept(
     by_hand = plain.generate(
         list(result.prompt.token_ids),
         sampling,
-        stop=opened.wording.stop,
+        stop=opened.template.stop,
         transform=Steering(reader(), 20.0),
-        draft_prompt=chunks.find(plain.tokenizer, QUESTION, opened.wording).prompt,
+        draft_prompt=chunks.find(plain.tokenizer, QUESTION, opened.template).prompt,
         **GIVEN,
     )
     tokens = result.generation.tokens

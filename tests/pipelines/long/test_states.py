@@ -80,8 +80,11 @@ def test_answers_are_those_of_the_target_alone(
         QUESTION, sampling, **GIVEN
     )
     beside_it = Engine(
-        current.target, current.tokenizer, [*current.drafter.drafters, *beside], budget=5
-    )  # type: ignore[union-attr]
+        current.target,
+        current.tokenizer,
+        [*current.drafter.drafters, *beside],  # type: ignore[union-attr]
+        budget=5,
+    )
     again = LongDocument.open(selected, engine(beside=beside))
     for request in (opened.over(beside_it), again):
         result = request.ask(QUESTION, sampling, **GIVEN)

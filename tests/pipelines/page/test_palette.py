@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ragspec.acceptance.base import Step
 from ragspec.pipelines.console.terminal import STYLES
 from ragspec.pipelines.page.palette import COLOURS, colours_of, preferred, slots_of
-from ragspec.reports.builder import kept_of
+from ragspec.reports.builder import accepted_of
 from ragspec.trees.draft_tree import DraftTree
 
 LISTED = ("context", "model", "rest", "recycling", "suffix", "hierarchy", "rasd", "prediction")
@@ -48,7 +48,7 @@ def test_the_source_that_gave_most_comes_first() -> None:
 
 
 def test_a_path_that_a_stop_has_cut_counts_as_far_as_it_stands() -> None:
-    assert kept_of(Step(DraftTree.chain([1, 2, 3], "context"), (0, 1, 2), (1, 2))) == (0, 1)
+    assert accepted_of(Step(DraftTree.chain([1, 2, 3], "context"), (0, 1, 2), (1, 2))) == (0, 1)
 
 
 def test_the_terminal_has_a_style_for_every_colour() -> None:

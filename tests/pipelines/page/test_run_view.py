@@ -81,8 +81,8 @@ def test_what_was_copied_from_no_document_has_its_own_colour(
     ("label", "said"),
     [
         ("exact", "that plain decoding gives"),
-        ("exact-for(law)", "another sample from it"),
-        ("exact-for(law) up to rounding", "another sample from it"),
+        ("exact-for(distribution)", "another sample from it"),
+        ("exact-for(distribution) up to rounding", "another sample from it"),
         ("exact-for(knn)", "plain decoding by the law 'knn' gives"),
         ("exact-for(knn) up to rounding", "a rounding apart"),
         ("bounded(tv<=0.5)", "within the stated distance"),

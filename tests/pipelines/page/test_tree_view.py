@@ -25,7 +25,7 @@ def branching() -> DraftTree:
     return DraftTree(
         tokens=np.array([5, 1, 4, 2, 3]),
         parents=np.array([-1, -1, 1, 1, 3]),
-        reach=np.array([0.4, 0.9, 0.3, 0.25, 0.125], np.float32),
+        accept_prob=np.array([0.4, 0.9, 0.3, 0.25, 0.125], np.float32),
         source=np.array([2, 0, 1, 0, 0]),
         origin=np.array([NO_ORIGIN, (0, 40), NO_ORIGIN, (0, 41), (0, 42)]),
         sources=("context", "model", "recycling"),

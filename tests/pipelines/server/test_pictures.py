@@ -115,10 +115,13 @@ def test_requests_for_pictures_are_counted_and_those_that_wait_end_with_the_serv
         assert on.wait(20)
         return {}
 
-    sample: list[Future[dict[str, Any]]] = [serving.drawing(work), serving.drawing(dict)]
+    sample: list[Future[dict[str, Any]]] = [
+        serving.submit_images(work),
+        serving.submit_images(dict),
+    ]
     assert begun.wait(20)
     with pytest.raises(QueueFullError):
-        serving.drawing(dict)
+        serving.submit_images(dict)
     serving.close(0.0)
     assert sample[1].cancelled() and serving._drawn == 1
     on.set()

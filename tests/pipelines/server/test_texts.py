@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.ticket import Ticket
-from ragspec.pipelines.docqa.docqa import NOT_FOUND, DocQA
+from ragspec.engine.handle import RequestHandle
+from ragspec.pipelines.docqa.docqa import NO_ANSWER_TEXT, DocQA
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
@@ -96,12 +96,12 @@ def uncollected() -> Iterator[None]:
 def test_no_text_waits_for_the_garbage_collector(
     instance: Engine, uncollected: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tickets: list[weakref.ref[Any]] = []
+    handles: list[weakref.ref[Any]] = []
     submit = Serving.submit
 
-    def noted(*inputs: Any) -> list[Ticket]:
+    def noted(*inputs: Any) -> list[RequestHandle]:
         result = submit(*inputs)
-        tickets.extend(weakref.ref(held) for each in result for held in (each, each.future))
+        handles.extend(weakref.ref(held) for each in result for held in (each, each.future))
         return result
 
     monkeypatch.setattr(Serving, "submit", noted)
@@ -116,8 +116,8 @@ def test_no_text_waits_for_the_garbage_collector(
             line.sendall(head.encode() + raw)
             until(lambda: serving.pool.live == 1)
         until(lambda: serving.pool.live == 0)
-        assert len(tickets) == 8
-        until(lambda: not any(each() for each in tickets))
+        assert len(handles) == 8
+        until(lambda: not any(each() for each in handles))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -139,4 +139,4 @@ def test_what_documents_do_not_speak_of_is_said_of_each_sample(
     else:
         choices = result.json()["choices"]
         texts = {choice["index"]: choice["message"]["content"] for choice in choices}
-    assert texts == dict.fromkeys(range(3), NOT_FOUND)
+    assert texts == dict.fromkeys(range(3), NO_ANSWER_TEXT)

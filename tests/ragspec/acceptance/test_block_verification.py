@@ -10,14 +10,14 @@ from ragspec.acceptance.block_verification import Block
 from ragspec.acceptance.rejection import ChainRejection
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import DraftTree
-from tests.support.enumeration import NoiseUsedTwiceError
-from tests.support.laws import (
+from tests.support.distributions import (
     Laws,
     Place,
     grow,
     law_deviation,
     mean_length,
 )
+from tests.support.enumeration import NoiseUsedTwiceError
 
 EXACT = 1e-12
 

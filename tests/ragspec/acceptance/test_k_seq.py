@@ -8,8 +8,8 @@ import torch
 
 from ragspec.acceptance.k_seq import KSeq, division_factor
 from ragspec.acceptance.rejection import ChainRejection, MultiStep
+from tests.support.distributions import Laws, generate, grow, law_deviation, mean_length
 from tests.support.enumeration import enumerate_outcomes
-from tests.support.laws import Laws, generate, grow, law_deviation, mean_length
 
 EXACT = 1e-12
 

@@ -27,8 +27,7 @@ from ragspec.errors import RuleError
 from ragspec.sampling import noise
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import DraftKind
-from tests.support.enumeration import NoiseUsedTwiceError, Tokens
-from tests.support.laws import (
+from tests.support.distributions import (
     Draw,
     Laws,
     Place,
@@ -38,6 +37,7 @@ from tests.support.laws import (
     law_deviation,
     sampled_deviation,
 )
+from tests.support.enumeration import NoiseUsedTwiceError, Tokens
 
 EXACT = 1e-12
 SEEN = 1e-3

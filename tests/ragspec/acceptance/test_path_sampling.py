@@ -22,8 +22,8 @@ from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import paths
+from tests.support.distributions import Laws, judged
 from tests.support.fixed import FixedDrafter
-from tests.support.laws import Laws, judged
 
 SAMPLES = 4000
 BOUND = 4 * sqrt(0.25 / SAMPLES)  # four standard errors
@@ -83,8 +83,10 @@ def two_children() -> DraftTree:
 
 def fused_children() -> DraftTree:
     """The two children as a fused tree: one from each source, further nodes below them."""
-    model = FixedDrafter([0, 1], "model", reach=[0.5, 0.3], laws=[(ROOT, [0, 1], [0.6, 0.4])])
-    result = FixedDrafter([1, 0], "found", reach=[0.5, 0.3])
+    model = FixedDrafter(
+        [0, 1], "model", accept_prob=[0.5, 0.3], distributions=[(ROOT, [0, 1], [0.6, 0.4])]
+    )
+    result = FixedDrafter([1, 0], "found", accept_prob=[0.5, 0.3])
     session = Rasd(model, [result]).open(DraftRequest((0,), 2))
     return session.propose(DraftContext([0], 1, 9), 8)
 

@@ -15,7 +15,7 @@ from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutRepla
 from ragspec.errors import RuleError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from tests.support.laws import (
+from tests.support.distributions import (
     Grow,
     Laws,
     draw_distinct,

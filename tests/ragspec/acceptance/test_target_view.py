@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.acceptance.target_view import RowView, _choose_all, choose_together
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule
@@ -25,17 +25,19 @@ def logits() -> torch.Tensor:
     return 3 * torch.randn(5, V, generator=torch.Generator().manual_seed(0))
 
 
-def law(**chosen: Any) -> TokenLaw:
-    return TokenLaw(Sampling(**{"temperature": 1.0, **chosen}), NoiseStream(1), prompt_length=2)
+def distribution(**chosen: Any) -> TokenDistribution:
+    return TokenDistribution(
+        Sampling(**{"temperature": 1.0, **chosen}), NoiseStream(1), prompt_length=2
+    )
 
 
-def view(mine: TokenLaw, chosen: Sequence[int] | None = None, new: int = 100) -> RowView:
+def view(mine: TokenDistribution, chosen: Sequence[int] | None = None, new: int = 100) -> RowView:
     stop = StopRule(frozenset({9}), new).open(None)
     return RowView(logits(), TREE, mine, stop, CONTEXT, chosen)
 
 
 def test_paths_and_indices_of_the_nodes() -> None:
-    known = view(law())
+    known = view(distribution())
     assert [known.path(node) for node in range(-1, 4)] == PATHS
     assert [known.index(node) for node in range(-1, 4)] == [2, 3, 3, 4, 5]
 
@@ -50,7 +52,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("chosen", SETTINGS)
 def test_asked_one_by_one_or_together_the_tokens_are_the_same(chosen: dict[str, Any]) -> None:
-    mine = law(**chosen)
+    mine = distribution(**chosen)
     alone = [view(mine).token(node) for node in (3, 0, ROOT, 2, 1)]
     together = _choose_all(logits(), TREE, mine, CONTEXT).tolist()
     assert [together[node + 1] for node in (3, 0, ROOT, 2, 1)] == alone
@@ -60,19 +62,19 @@ def test_asked_one_by_one_or_together_the_tokens_are_the_same(chosen: dict[str, 
 
 
 def test_a_shifted_index_would_give_other_tokens() -> None:
-    mine = law()
-    shifted = TokenLaw(mine.sampling, mine.noise, prompt_length=1)
+    mine = distribution()
+    shifted = TokenDistribution(mine.sampling, mine.noise, prompt_length=1)
     tokens = _choose_all(logits(), TREE, mine, CONTEXT)
     assert not torch.equal(tokens, _choose_all(logits(), TREE, shifted, CONTEXT))
 
 
 def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() -> None:
-    greedy = TokenLaw(Sampling(), NoiseStream(0))
+    greedy = TokenDistribution(Sampling(), NoiseStream(0))
     small = DraftTree.empty()
     rows = [logits(), logits()[1:2]]
     result = choose_together(rows, [TREE, small], [greedy, greedy], [CONTEXT, CONTEXT])
     assert result == [logits().argmax(-1).tolist(), logits()[1:2].argmax(-1).tolist()]
-    lazy = law(no_repeat_ngram_size=2)
+    lazy = distribution(no_repeat_ngram_size=2)
     assert choose_together(rows, [TREE, small], [lazy, lazy], [CONTEXT, CONTEXT]) is None
 
 
@@ -83,7 +85,7 @@ def test_a_node_is_processed_once_however_often_it_is_asked() -> None:
         calls.append(ids[0].tolist())
         return scores
 
-    mine = TokenLaw(Sampling(temperature=1.0), NoiseStream(1), 2, extra=[count])
+    mine = TokenDistribution(Sampling(temperature=1.0), NoiseStream(1), 2, extra=[count])
     known = view(mine)
     known.token(2)
     known.probabilities(2)
@@ -92,7 +94,7 @@ def test_a_node_is_processed_once_however_often_it_is_asked() -> None:
 
 
 def test_logprobs_are_of_the_processed_logits_at_temperature_one() -> None:
-    mine = law(temperature=0.3, top_k=2, logit_bias={7: 5.0})
+    mine = distribution(temperature=0.3, top_k=2, logit_bias={7: 5.0})
     result = view(mine).logprob(0, 7, 3)
     expected = logits()[1].double()
     expected[7] += 5.0
@@ -104,13 +106,13 @@ def test_logprobs_are_of_the_processed_logits_at_temperature_one() -> None:
 
 
 def test_the_text_ends_with_an_end_token_or_at_its_length() -> None:
-    known = view(law(), new=3)
+    known = view(distribution(), new=3)
     assert [known.ends(node) for node in range(-1, 4)] == [False, False, False, True, True]
-    assert view(law(), new=1).ends(0)
+    assert view(distribution(), new=1).ends(0)
 
 
 def test_tokens_that_were_chosen_together_are_used_as_they_are() -> None:
-    known = view(law(), chosen=[1, 2, 3, 4, 5])
+    known = view(distribution(), chosen=[1, 2, 3, 4, 5])
     assert [known.token(node) for node in range(-1, 4)] == [1, 2, 3, 4, 5]
 
 
@@ -120,7 +122,7 @@ def test_tokens_that_were_chosen_together_are_used_as_they_are() -> None:
 )
 def test_a_view_that_is_asked_late_answers_as_before(chosen: dict[str, Any]) -> None:
     """Committed tokens are added to the very list that the view was given."""
-    mine, context = law(**chosen), list(CONTEXT)
+    mine, context = distribution(**chosen), list(CONTEXT)
     early = view(mine)
     late = RowView(logits(), TREE, mine, StopRule(frozenset({9}), 100).open(None), context)
     context.extend([7, 9, 5])

@@ -11,7 +11,7 @@ from ragspec.acceptance.walk import Walk
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
-from tests.support.laws import Laws, grow, judged, law_deviation
+from tests.support.distributions import Laws, grow, judged, law_deviation
 
 
 def test_threshold_is_the_smaller_of_the_two() -> None:

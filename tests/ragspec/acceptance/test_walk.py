@@ -20,8 +20,7 @@ from ragspec.errors import InputError, RuleError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support import tiny
-from tests.support.enumeration import Tokens
-from tests.support.laws import (
+from tests.support.distributions import (
     Draw,
     Laws,
     Place,
@@ -33,6 +32,7 @@ from tests.support.laws import (
     law_deviation,
     sampled_deviation,
 )
+from tests.support.enumeration import Tokens
 
 EXACT = 1e-12
 RULES: list[Rule] = [
@@ -153,7 +153,7 @@ def test_walk_accepts_at_the_rate_of_the_coupling() -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_every_rule_says_what_it_keeps(rule: Rule) -> None:
     assert isinstance(rule, Rule)
-    expected = {"walk": "exact", "typical": "approximate"}.get(rule.name, "exact-for(law)")
+    expected = {"walk": "exact", "typical": "approximate"}.get(rule.name, "exact-for(distribution)")
     assert rule.label == expected
     judges_all = rule.name in ("walk", "typical")
     assert rule.accepts == ALL_KINDS if judges_all else len(rule.accepts) == 1

@@ -49,7 +49,7 @@ def test_pools_that_were_tried_are_left_out() -> None:
 
 
 def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_routes, "KEPT", 4)
+    monkeypatch.setattr(prefix_routes, "REMEMBERED_PROMPTS", 4)
     routes = PrefixRoutes(2, uneven=100)
     for number in range(20):
         routes.choose(f"{number}")

@@ -39,7 +39,7 @@ def test_texts_that_say_the_same_have_a_session_each() -> None:
 def test_a_text_is_found_by_what_it_says_now() -> None:
     known = texts()
     text = known.take(ids(1, 2))
-    text.hear([3])
+    text.refresh([3])
     known.keep([text])
     assert known.take(ids(1, 2)) is not text
     assert known.take(ids(1, 2, 3)) is text

@@ -212,6 +212,6 @@ def test_a_text_learns_from_what_the_host_took() -> None:
     text = HostText(drafter, [1, 2, 3, 4, 1, 2], VOCAB)
     tree = text.draft(4, 50)
     assert tree.tokens.tolist()[0] == 3
-    assert text.hear([3, 4, 8]) == (len(tree), 2)
-    assert text.hear([9]) is None  # nothing had been drafted
+    assert text.refresh([3, 4, 8]) == (len(tree), 2)
+    assert text.refresh([9]) is None  # nothing had been drafted
     assert text.ids.tolist() == text.tokens == [1, 2, 3, 4, 1, 2, 3, 4, 8, 9]

@@ -35,7 +35,7 @@ def trees(draw: st.DrawFn) -> DraftTree:
 
 def test_an_unknown_source_is_believed() -> None:
     tree = DraftTree.build([1, 2, 3], [-1, 0, -1], "a", accept_prob=[0.5, 0.4, 0.2])
-    assert Calibration().appraise(tree).reach == pytest.approx([0.5, 0.4, 0.2])
+    assert Calibration().appraise(tree).accept_prob == pytest.approx([0.5, 0.4, 0.2])
 
 
 @given(trees(), st.lists(st.integers(0, 12), max_size=6), st.integers(1, 4))
@@ -45,7 +45,7 @@ def test_reach_is_a_probability_and_never_grows_downwards(
     calibration = Calibration()
     for _ in range(rounds):
         calibration.learn(calibration.appraise(tree), tokens)
-    accept_prob = calibration.appraise(tree).reach
+    accept_prob = calibration.appraise(tree).accept_prob
     for value, parent in zip(accept_prob, tree.parents.tolist(), strict=True):
         assert 0.0 <= value <= (accept_prob[parent] if parent >= 0 else 1.0)
 
@@ -55,16 +55,16 @@ def test_larger_claims_of_one_kind_stay_larger() -> None:
     calibration = Calibration()
     for hit in (True, False, True, True, True):
         calibration.learn(calibration.appraise(low), (1,) if hit else (2,))
-        pair = calibration.appraise(low).reach + calibration.appraise(high).reach
+        pair = calibration.appraise(low).accept_prob + calibration.appraise(high).accept_prob
         assert 0.0 < pair[0] < pair[1] < 1.0
 
 
 def test_a_liar_is_discounted_within_ten_steps() -> None:
     calibration, tree = Calibration(), chain(8, 1.0)
-    before = math.fsum(calibration.appraise(tree).reach)
+    before = math.fsum(calibration.appraise(tree).accept_prob)
     for _ in range(10):
         calibration.learn(calibration.appraise(tree), (99,))
-    after = math.fsum(calibration.appraise(tree).reach)
+    after = math.fsum(calibration.appraise(tree).accept_prob)
     assert before == 8.0
     assert after < 0.5
 
@@ -76,21 +76,21 @@ def test_an_honest_drafter_is_left_alone() -> None:
         tokens = [*range(hits.index(False) if False in hits else 6), 99]
         calibration.learn(calibration.appraise(chain(6, 0.7)), tokens)
     claimed = [0.7 ** (i + 1) for i in range(6)]
-    assert calibration.appraise(chain(6, 0.7)).reach == pytest.approx(claimed, abs=0.12)
+    assert calibration.appraise(chain(6, 0.7)).accept_prob == pytest.approx(claimed, abs=0.12)
 
 
 def test_a_modest_drafter_is_credited() -> None:
     calibration = Calibration()
     for _ in range(60):
         calibration.learn(calibration.appraise(chain(3, 0.3)), (0, 1, 2, 3))
-    assert calibration.appraise(chain(3, 0.3)).reach == pytest.approx([1, 1, 1], abs=0.15)
+    assert calibration.appraise(chain(3, 0.3)).accept_prob == pytest.approx([1, 1, 1], abs=0.15)
 
 
 def test_sources_do_not_share_blame() -> None:
     calibration = Calibration()
     for _ in range(20):
         calibration.learn(calibration.appraise(chain(4, 1.0, "liar")), (99,))
-    assert calibration.appraise(chain(4, 1.0, "other")).reach == [1.0] * 4
+    assert calibration.appraise(chain(4, 1.0, "other")).accept_prob == [1.0] * 4
 
 
 def counted(calibration: Calibration) -> list[Ratio]:
@@ -119,9 +119,9 @@ def test_claims_that_are_no_probabilities_do_no_harm() -> None:
         [1, 2, 3, 4], [-1, 0, -1, 2], "a", accept_prob=[2.0, math.nan, -1.0, 0.5]
     )
     calibration = Calibration()
-    assert calibration.appraise(tree).reach == [1.0, 0.0, 0.0, 0.0]
+    assert calibration.appraise(tree).accept_prob == [1.0, 0.0, 0.0, 0.0]
     calibration.learn(calibration.appraise(tree), (1, 2))
-    assert all(0.0 <= value <= 1.0 for value in calibration.appraise(tree).reach)
+    assert all(0.0 <= value <= 1.0 for value in calibration.appraise(tree).accept_prob)
 
 
 def test_copies_that_end_with_a_certain_token_are_believed_less_after_it() -> None:
@@ -129,11 +129,11 @@ def test_copies_that_end_with_a_certain_token_are_believed_less_after_it() -> No
     for _ in range(40):
         tree = DraftTree.chain([3, stop, 5], "a", accept_prob=[0.9, 0.81, 0.729])
         calibration.learn(calibration.appraise(tree, 1), (3, stop, 99))
-    accept_prob = calibration.appraise(tree, 1).reach
+    accept_prob = calibration.appraise(tree, 1).accept_prob
     assert accept_prob[1] > 0.8
     assert accept_prob[2] / accept_prob[1] < 0.25
     other = DraftTree.chain([3, 4, 5], "a", accept_prob=[0.9, 0.81, 0.729])
-    assert calibration.appraise(other, 1).reach[2] > 0.4
+    assert calibration.appraise(other, 1).accept_prob[2] > 0.4
 
 
 @pytest.mark.parametrize("kind", list(DraftKind))
@@ -147,7 +147,7 @@ def test_what_is_kept_of_a_sampled_draft_never_hangs_on_the_tokens_drawn(kind: D
     for _ in range(40):
         calibration.learn(calibration.appraise(good, 5), (1, 9, 0))
         calibration.learn(calibration.appraise(bad, 5), (2, 3))
-    after_good, after_bad = (calibration.appraise(tree, 5).reach for tree in (good, bad))
+    after_good, after_bad = (calibration.appraise(tree, 5).accept_prob for tree in (good, bad))
     sample = kind in (DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT)
     assert (after_good == after_bad) is sample
 
@@ -175,5 +175,5 @@ def test_the_first_the_second_and_all_other_siblings_are_told_apart() -> None:
     known = calibration.tables["a"]
     assert {key for key in known if key < AFTER} == set(keys)
     assert known[keys[2]].accepted == 0.0 and known[keys[2]].trials > known[keys[1]].trials
-    first, second, third, fourth = calibration.appraise(tree).reach
+    first, second, third, fourth = calibration.appraise(tree).accept_prob
     assert third == fourth < 0.05 < 0.2 < min(first, second)

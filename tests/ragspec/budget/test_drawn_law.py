@@ -26,17 +26,17 @@ from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.budget.tree_size import GoodputSession
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
-from ragspec.drafters.model.cache import DraftCache, Ground
+from ragspec.drafters.model.cache import DraftCache, DraftState
 from ragspec.drafters.model.sampled import SampledGrowth
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.sampling.settings import Sampling
 from ragspec.target.path_rows import PathSession, PathTarget
 from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
+from tests.support.distributions import Laws, LawTarget, deviation, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
-from tests.support.laws import Laws, LawTarget, deviation, emitted
 
 EXACT, SEEN = 1e-12, 1e-3
 INDEPENDENT, DISTINCT = DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT
@@ -62,13 +62,13 @@ CURVES = {
 class LawCache:
     """The cache of a draft model of which only the laws exist."""
 
-    laws: Laws
+    distributions: Laws
     context: Tokens
     texts: list[Tokens] = field(default_factory=list)
 
     @property
     def vocab_size(self) -> int:
-        return self.laws.vocab
+        return self.distributions.vocab
 
     @property
     def drafted(self) -> int:
@@ -78,7 +78,7 @@ class LawCache:
         start = len(self.texts)
         for token, slot in zip(tokens, above, strict=True):
             self.texts.append((*(self.texts[slot] if slot >= 0 else ()), token))
-        rows = [self.laws.draft((*self.context, *text)) for text in self.texts[start:]]
+        rows = [self.distributions.draft((*self.context, *text)) for text in self.texts[start:]]
         return torch.stack(rows).log()
 
 
@@ -106,7 +106,7 @@ class Drawn:
     telling: its claims are the probabilities of the tokens that it drew.
     """
 
-    laws: Laws
+    distributions: Laws
     kind: DraftKind
     widths: tuple[int, ...]
     telling: bool
@@ -118,11 +118,13 @@ class Drawn:
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         text = tuple(context.tokens[context.prompt_length :])
-        distribution = TokenLaw(Sampling(temperature=1.0), self.noise, context.prompt_length)
+        distribution = TokenDistribution(
+            Sampling(temperature=1.0), self.noise, context.prompt_length
+        )
         growth = SampledGrowth(distribution, self.name, self.widths, self.kind)
-        cache = cast(DraftCache, LawCache(self.laws, text))
-        logits = self.laws.draft(text).log()[None]
-        tree = growth.grow(Ground(cache, logits, context, 64, len(self.widths), 0.0))
+        cache = cast(DraftCache, LawCache(self.distributions, text))
+        logits = self.distributions.draft(text).log()[None]
+        tree = growth.grow(DraftState(cache, logits, context, 64, len(self.widths), 0.0))
         return with_claims(tree) if self.telling else tree
 
     def observe(self, step: Step) -> None:
@@ -135,7 +137,7 @@ def with_claims(tree: DraftTree) -> DraftTree:
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
         above = 1.0 if parent < 0 else accept_prob[parent]
         accept_prob.append(above * float(tree.q[parent + 1, token]))
-    return replace(tree, reach=np.asarray(accept_prob, dtype=np.float32))
+    return replace(tree, accept_prob=np.asarray(accept_prob, dtype=np.float32))
 
 
 def draft(session: BudgetSession, drafter: Drawn, text: Tokens, chains: bool = False) -> DraftTree:
@@ -143,7 +145,7 @@ def draft(session: BudgetSession, drafter: Drawn, text: Tokens, chains: bool = F
     context = DraftContext([7, *text], 1, 50, session.adviser)
     if not (allowed := session.allowance(LENGTH)):
         return DraftTree.empty(drafter.kind)
-    request = DraftRequest((7,), drafter.laws.vocab)
+    request = DraftRequest((7,), drafter.distributions.vocab)
     fused = Fuse([drafter]).open(request)
     tree = fused.propose(context, allowed)
     assert not fused.faults and len(tree), "the drafter failed, so the test shows nothing"
@@ -188,7 +190,7 @@ def bias(
         text: Tokens = ()
         for _ in range(steps):
             tree = draft(row, replace(drafter, noise=noise), text, chains)
-            verdict = rule.judge(tree, LawTarget(drafter.laws, tree, text, noise))
+            verdict = rule.judge(tree, LawTarget(drafter.distributions, tree, text, noise))
             new = emitted(tree, verdict)
             row.observe(Step(tree, verdict.path, new), LENGTH)
             text = (*text, *new)
@@ -196,7 +198,7 @@ def bias(
 
     outcomes = enumerate_outcomes(run)
     assert sum(outcomes.values()) == pytest.approx(1.0, abs=EXACT)
-    return deviation(outcomes, drafter.laws, steps * len(drafter.widths) + 1)
+    return deviation(outcomes, drafter.distributions, steps * len(drafter.widths) + 1)
 
 
 LAWS = Laws(3, 25, alike=0.0)
@@ -267,7 +269,7 @@ def seen(
 def prune_freely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drawn drafts be cut like all others: the mutant of all tests here."""
     for module in (operations, tree_size):
-        monkeypatch.setattr(module, "DRAWN", frozenset())
+        monkeypatch.setattr(module, "SAMPLED_KINDS", frozenset())
 
 
 @pytest.mark.parametrize("policy", ["1", "auto"])
@@ -277,7 +279,9 @@ def test_the_first_of_a_pair_stays_where_the_second_was_right(
     drafter = Drawn(LAWS, DISTINCT, (2,), telling=False)
     row = row_of(policy, "dear third row", drafter)
     pair = row.adviser.appraise(drafter.propose(DraftContext([7], 1, 50), 2), 7)
-    assert pair.reach[0] < 0.2 < 0.7 < pair.reach[1], "nothing would be gained by the wrong cut"
+    assert pair.accept_prob[0] < 0.2 < 0.7 < pair.accept_prob[1], (
+        "nothing would be gained by the wrong cut"
+    )
     assert bias(row, WithoutReplacement(), drafter) <= EXACT
     prune_freely(monkeypatch)
     assert bias(row_of(policy, "dear third row", drafter), WithoutReplacement(), drafter) > SEEN

@@ -143,7 +143,7 @@ def test_a_fixed_budget_asks_everyone_and_still_corrects_claims() -> None:
         assert claims.allowance("a", 5) == claims.nodes(0.0, 5) == 5
         claims.appraise(liar, 0)
         assert claims.learn((2,)) == [0]
-    assert claims.appraise(liar, 0).reach[0] < 0.2
+    assert claims.appraise(liar, 0).accept_prob[0] < 0.2
 
 
 def test_nothing_is_left_of_a_step_that_was_never_learned() -> None:

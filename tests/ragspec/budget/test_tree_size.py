@@ -56,7 +56,7 @@ def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
     request = session.allowance(128)
     for _ in range(20):
         session.experience.draft.learn(request, draft)
-    accept_prob: list[float] = tree.reach.tolist()
+    accept_prob: list[float] = tree.accept_prob.tolist()
     fixed = session.experience.draft.of(request)
     assert fixed == pytest.approx(draft)
 
@@ -282,9 +282,9 @@ def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> N
         session.allowance(128)
         fused = replace(tree, source=np.array(selected), sources=names)
         assert session.adviser.allowance("model", 8)
-        session.adviser.appraise(replace(fused, reach=np.full(4, 0.99, np.float32)), 0)
+        session.adviser.appraise(replace(fused, accept_prob=np.full(4, 0.99, np.float32)), 0)
         session.adviser.spent("model", 0.4)
-        verified = session.fit(replace(fused, reach=np.full(4, 0.99, np.float32)), 128)
+        verified = session.fit(replace(fused, accept_prob=np.full(4, 0.99, np.float32)), 128)
         assert len(verified) == 4
         session.observe(Step(verified, (), (9,), {"verify": 9.5}), 128)
         return gain.mean

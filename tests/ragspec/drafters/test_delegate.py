@@ -34,7 +34,7 @@ def test_a_source_that_stalls_is_used_until_it_is_switched_off(
 
 
 HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
-    "select": lambda one, other: Select([one, other], by="reach"),
+    "select": lambda one, other: Select([one, other], by="accept_prob"),
     "cascade": lambda one, other: Cascade([one, other]),
     "hierarchy": lambda one, other: HierarchyDrafter(one, other, lookahead=False),
 }
@@ -45,7 +45,7 @@ def test_one_source_that_stalls_does_not_take_its_holder_along(
     holder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = FixedDrafter([9], "slow", [0.9], seconds=1.0, clock=fake_clock(monkeypatch))
-    session = Fuse([HOLDERS[holder](slow, FixedDrafter([4], reach=[0.5]))]).open(REQUEST)
+    session = Fuse([HOLDERS[holder](slow, FixedDrafter([4], accept_prob=[0.5]))]).open(REQUEST)
     with pytest.warns(RuntimeWarning, match="is switched off"):
         for _ in range(4):
             assert 9 in session.propose(PLACE, 5).tokens

@@ -63,7 +63,7 @@ def test_the_best_nodes_of_all_sources_are_kept() -> None:
     assert sorted(tree.tokens.tolist()) == [3, 4, 6, 7]
     names = {int(t): tree.sources[s] for t, s in zip(tree.tokens, tree.source, strict=True)}
     assert names == {3: "a", 4: "a", 6: "b", 7: "b"}
-    assert tree.reach[0] == np.float32(0.95)
+    assert tree.accept_prob[0] == np.float32(0.95)
 
 
 def test_a_single_drafter_keeps_its_kind_and_its_law() -> None:
@@ -146,7 +146,7 @@ def test_the_first_draft_may_not_take_for_ever_either(clock: list[float]) -> Non
 
 MODELS: dict[str, dict[str, Any]] = {
     "coupled": {"kind": DraftKind.COUPLED},
-    "deterministic": {"laws": []},
+    "deterministic": {"distributions": []},
     "head": {"needs_hidden": True},
 }
 
@@ -214,7 +214,7 @@ def test_sources_of_one_name_are_told_apart() -> None:
         for _ in range(20):
             tree = session.propose(replace(PLACE, adviser=claims), 8)
             claims.learn((1, 5))
-    assert dict(zip(tree.tokens.tolist(), tree.reach.tolist(), strict=True)) == {
+    assert dict(zip(tree.tokens.tolist(), tree.accept_prob.tolist(), strict=True)) == {
         9: pytest.approx(0.0, abs=0.2),
         1: pytest.approx(1.0, abs=0.1),
     }
@@ -229,10 +229,10 @@ class Looking(Fixed):
         self, tree: DraftTree, expected_acceptance: Callable[[], float], name: str
     ) -> None:
         super().__init__(tree, name)
-        self._outlook = expected_acceptance
+        self._expected_acceptance = expected_acceptance
 
-    def outlook(self, context: DraftContext) -> float:
-        return self._outlook()
+    def expected_acceptance(self, context: DraftContext) -> float:
+        return self._expected_acceptance()
 
 
 class Choosy(Adviser):

@@ -20,8 +20,8 @@ from ragspec.drafters.base import (
     Feedback,
     Prefill,
     needs_hidden,
+    notify_prefill,
     reads_prompts,
-    tell_prefill,
     wanted,
 )
 from ragspec.drafters.fuse import Fuse
@@ -37,11 +37,11 @@ from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.target.causal import CausalTarget
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support import tiny
@@ -112,7 +112,7 @@ HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
     "fuse of fuses": lambda one, two: Fuse([Fuse([one], "a"), Fuse([two], "b")]),
     "cascade": lambda one, two: Cascade([one, two]),
     "select": lambda one, two: Select([one], two, threshold=9.0),
-    "select of several": lambda one, two: Select([one, two], by="reach"),
+    "select of several": lambda one, two: Select([one, two], by="accept_prob"),
     "rasd": lambda one, two: Rasd(one, [two]),
     "suffix": lambda one, two: SuffixDrafter(Fuse([one, two])),
     "named": lambda one, two: Fuse([Named(one, "one"), Named(two, "two")]),
@@ -161,17 +161,17 @@ def test_sessions_that_know_nothing_but_steps_work_beside_others(holder: str | N
 
 
 def row_of(drafter: Drafter, prompt: list[int]) -> Row:
-    distribution = TokenLaw(Sampling(), NoiseStream(0), len(prompt))
+    distribution = TokenDistribution(Sampling(), NoiseStream(0), len(prompt))
     row = Row(
         context=DraftContext(list(prompt), len(prompt), 4),
-        law=distribution,
+        distribution=distribution,
         stop=StopRule(frozenset(), 4).open(None, prompt),
         report=ReportBuilder("exact", 0, len(prompt)),
         pending=list(prompt),
         top=wanted([drafter]),
         hidden=needs_hidden([drafter]),
     )
-    row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, law=distribution))
+    row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, distribution=distribution))
     row.budget = FixedBudget(3).open(None)
     return row
 
@@ -208,10 +208,10 @@ def test_of_several_rows_those_are_told_that_asked() -> None:
 )
 def test_the_librarys_own_sessions_understand_what_they_asked_for(drafter: Drafter) -> None:
     session = drafter.open(DraftRequest((1, 2), 9))
-    best = Tops.of(torch.tensor([[3], [4]]).expand(2, 8))
+    best = TopTokens.of(torch.tensor([[3], [4]]).expand(2, 8))
     prefill = Prefill(np.array([1, 2]), best, torch.zeros(1, 2, 4))
-    tell_prefill(session, prefill, reads_prompts([drafter]), needs_hidden([drafter]))
-    session.observe(Step(DraftTree.empty(), (), (5,), best=Tops.of(best.there()[:1])))
+    notify_prefill(session, prefill, reads_prompts([drafter]), needs_hidden([drafter]))
+    session.observe(Step(DraftTree.empty(), (), (5,), best=TopTokens.of(best.there()[:1])))
     assert getattr(session, "faults", {}) == {}
 
 
@@ -226,10 +226,10 @@ def test_nothing_is_told_where_nothing_is_there(best: bool, hidden: bool) -> Non
     tokens = np.zeros(1, dtype=np.int64)
     drafter = Asking("any")
     session = Hearing(drafter)
-    tell_prefill(session, Prefill(tokens), best, hidden)
+    notify_prefill(session, Prefill(tokens), best, hidden)
     assert drafter.heard == []
-    top_tokens, states = Tops.of(torch.zeros(1, 2, dtype=torch.int64)), torch.zeros(1, 1, 3)
-    tell_prefill(session, Prefill(tokens, top_tokens, states), best, hidden)
+    top_tokens, states = TopTokens.of(torch.zeros(1, 2, dtype=torch.int64)), torch.zeros(1, 1, 3)
+    notify_prefill(session, Prefill(tokens, top_tokens, states), best, hidden)
     results = [
         (message.best is top_tokens, message.hidden is states) for message in drafter.prompts
     ]

@@ -12,8 +12,8 @@ import torch
 
 from ragspec.acceptance.base import Step
 from ragspec.engine.engine import Engine
+from ragspec.engine.handle import RequestHandle
 from ragspec.engine.pool import Pool
-from ragspec.engine.ticket import Ticket
 from ragspec.sampling.settings import Sampling
 from ragspec.target.base import StepSession
 from ragspec.target.causal import CausalTarget
@@ -47,7 +47,7 @@ def engine_of(target: CausalTarget, expected: list[list[int]]) -> Engine:
     return Engine(target, tiny.tokenizer(), drafter=MixingDrafter(truth, right=0.8), budget=10)
 
 
-def ended(handle: Ticket) -> tuple[list[int], BaseException | None]:
+def ended(handle: RequestHandle) -> tuple[list[int], BaseException | None]:
     """Return all tokens that a caller was handed, and what ended the text."""
     results: list[int] = []
     with contextlib.suppress(ZeroDivisionError):
@@ -118,7 +118,7 @@ def test_rows_that_leave_take_their_forward_back(
             distributions = [
                 Sampling(temperature=0.9, repetition_penalty=1.3, seed=3 + i) for i in range(4)
             ]
-            tickets = [
+            handles = [
                 pool.submit(
                     prompt,
                     distribution,
@@ -127,7 +127,7 @@ def test_rows_that_leave_take_their_forward_back(
                 )
                 for prompt, distribution in zip(PROMPTS, distributions, strict=True)
             ]
-            for handle, whole in zip(tickets, expected, strict=True):
+            for handle, whole in zip(handles, expected, strict=True):
                 result, error = ended(handle)
                 assert result == whole[: len(result)]
                 assert len(result) == len(whole) or isinstance(error, ZeroDivisionError)

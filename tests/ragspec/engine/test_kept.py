@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import TreeSession
@@ -38,21 +38,21 @@ def engine(architecture: str = "llama", drafter: Any = None) -> Engine:
 def test_turns_that_are_kept_equal_turns_that_are_read_afresh(
     architecture: str, drafter: str | None, sampling: Sampling
 ) -> None:
-    request, cache = engine(architecture, drafter), KeptContext()
+    request, cache = engine(architecture, drafter), PrefixCache()
     text = tiny.prompt(20, seed=1)
     for turn in range(6):
         fresh = request.generate(text, sampling, max_new_tokens=12)
         result = request.generate(text, sampling, max_new_tokens=12, kept=cache)
         assert result.tokens == fresh.tokens
         assert result.report.prompt_tokens == len(text)
-        assert (result.report.kept_tokens > 0) is (turn not in (0, 5))
+        assert (result.report.cached_tokens > 0) is (turn not in (0, 5))
         # The next turn goes on, or an earlier one is put otherwise, or the beginning leaves.
         text = [*text, *result.tokens, *tiny.prompt(7, seed=turn)]
         text = text[:-19] if turn == 2 else text[4:] if turn == 4 else text
 
 
 def test_only_what_is_new_is_read() -> None:
-    request, cache = engine(), KeptContext()
+    request, cache = engine(), PrefixCache()
     first = request.generate(tiny.prompt(30), max_new_tokens=8, kept=cache)
     # The last token that was written has not been read by the model.
     assert cache.tokens == (*tiny.prompt(30), *first.tokens[:-1])
@@ -64,20 +64,20 @@ def test_only_what_is_new_is_read() -> None:
     again = request.generate(text, max_new_tokens=4, kept=cache)
     hook.remove()
     assert read[0] == 3
-    assert again.report.kept_tokens == len(text) - 3
-    assert again.report.to_dict()["kept_tokens"] == len(text) - 3
+    assert again.report.cached_tokens == len(text) - 3
+    assert again.report.to_dict()["cached_tokens"] == len(text) - 3
 
 
 def test_the_same_prompt_again_reads_its_last_token() -> None:
-    request, cache = engine(), KeptContext()
+    request, cache = engine(), PrefixCache()
     results = [request.generate(tiny.prompt(30), max_new_tokens=8, kept=cache) for _ in range(3)]
-    assert [each.report.kept_tokens for each in results] == [0, 29, 29]
+    assert [each.report.cached_tokens for each in results] == [0, 29, 29]
     assert results[0].tokens == results[1].tokens == results[2].tokens
 
 
 @pytest.mark.parametrize("speculates", [False, True])
 def test_an_interrupt_within_a_forward_keeps_what_was_committed(speculates: bool) -> None:
-    request, cache, text = engine(), KeptContext(), tiny.prompt(25)
+    request, cache, text = engine(), PrefixCache(), tiny.prompt(25)
     drafter = NoisyTrees({tuple(text): request.generate(text, max_new_tokens=40).tokens})
     interrupted = Engine(
         request.target, tiny.tokenizer(), drafter if speculates else None, budget=6
@@ -97,11 +97,11 @@ def test_an_interrupt_within_a_forward_keeps_what_was_committed(speculates: bool
     fresh = request.generate(longer, max_new_tokens=20)
     result = request.generate(longer, max_new_tokens=20, kept=cache)
     assert result.tokens == fresh.tokens
-    assert result.report.kept_tokens == len(longer) - 2
+    assert result.report.cached_tokens == len(longer) - 2
 
 
 def test_a_stream_that_is_left_keeps_what_was_written() -> None:
-    request, cache = engine(), KeptContext()
+    request, cache = engine(), PrefixCache()
     stream = request.stream(tiny.prompt(25), max_new_tokens=40, kept=cache)
     next(stream)
     next(stream)
@@ -116,17 +116,17 @@ def test_a_stream_that_is_left_keeps_what_was_written() -> None:
 
 
 def test_another_model_begins_anew() -> None:
-    cache, text = KeptContext(), tiny.prompt(25)
+    cache, text = PrefixCache(), tiny.prompt(25)
     one = engine()
     other = Engine(tiny.model("llama", dtype=FLOAT64, seed=5), tiny.tokenizer(), None)
     one.generate(text, max_new_tokens=5, kept=cache)
     fresh = other.generate(text, max_new_tokens=5)
     result = other.generate(text, max_new_tokens=5, kept=cache)
     assert result.tokens == fresh.tokens
-    assert result.report.kept_tokens == 0
+    assert result.report.cached_tokens == 0
     cache.clear()
     assert cache.tokens == ()
-    assert other.generate(text, max_new_tokens=5, kept=cache).report.kept_tokens == 0
+    assert other.generate(text, max_new_tokens=5, kept=cache).report.cached_tokens == 0
 
 
 def test_what_cannot_be_cut_short_is_read_again() -> None:
@@ -136,16 +136,16 @@ def test_what_cannot_be_cut_short_is_read_again() -> None:
         tiny.model("qwen3_next"),  # a recurrent state
         ConstantWidthTarget(tiny.model("llama")),  # forwards of one shape alone
     ):
-        cache, request = KeptContext(), Engine(model, None, None)
+        cache, request = PrefixCache(), Engine(model, None, None)
         for length in (40, 66):
             fresh = request.generate(text[:length], max_new_tokens=5)
             result = request.generate(text[:length], max_new_tokens=5, kept=cache)
             assert result.tokens == fresh.tokens
-            assert result.report.kept_tokens == 0
+            assert result.report.cached_tokens == 0
 
 
 def test_a_kept_context_serves_one_text_at_a_time() -> None:
-    request, cache = engine(), KeptContext()
+    request, cache = engine(), PrefixCache()
     for prompts, sampling in (([[1, 2], [3, 4]], Sampling()), ([1, 2], Sampling(n=2, seed=1))):
         with pytest.raises(InputError, match="expected one prompt and n=1"):
             request.generate(prompts, sampling, max_new_tokens=2, kept=cache)
@@ -172,7 +172,7 @@ def test_a_kept_context_serves_one_text_at_a_time() -> None:
 
 
 def test_a_session_is_entered_once_for_many_calls_in_a_row() -> None:
-    request, cache = engine(), KeptContext()
+    request, cache = engine(), PrefixCache()
     entered: list[str] = []
     prompt = tiny.prompt(20)
     with pytest.MonkeyPatch.context() as patched:
@@ -203,7 +203,7 @@ def test_a_session_is_entered_once_for_many_calls_in_a_row() -> None:
 
 
 def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
-    request, cache = engine(drafter="context"), KeptContext()
+    request, cache = engine(drafter="context"), PrefixCache()
     prompt = tiny.prompt(40)[:20] * 3
     options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "kept": cache}
     first = request.generate(prompt, pause=8, **options)
@@ -216,7 +216,7 @@ def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
 def test_a_session_that_serves_one_call_is_left_with_it() -> None:
     """A recurrent state cannot be cut short: held ones would pile up, a cache for each call."""
     request = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
-    cache, opened = KeptContext(), list[weakref.ref[Any]]()
+    cache, opened = PrefixCache(), list[weakref.ref[Any]]()
     with pytest.MonkeyPatch.context() as patched, cache.held():
         open_session = type(request.target).open
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
@@ -55,7 +55,7 @@ def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -
         if seed == 2:  # ended by a string that lies across strides
             options["stop"] = request.tokenizer.decode(whole.tokens[17:20]) or "e"
         whole = request.generate(prompt, sampling, **options)
-        cache = KeptContext() if keeps else None
+        cache = PrefixCache() if keeps else None
         parts = in_strides(request, prompt, sampling, random.Random(seed), kept=cache, **options)
         assert parts[-1].tokens == whole.tokens
         assert parts[-1].text == whole.text

@@ -17,10 +17,10 @@ from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import AutoBudget
 from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, SourceText
 from ragspec.engine.engine import Engine
+from ragspec.engine.handle import RequestHandle
 from ragspec.engine.loop import Loop
 from ragspec.engine.pool import Pool
-from ragspec.engine.reading import Reading
-from ragspec.engine.ticket import Ticket
+from ragspec.engine.reading import PrefillJob
 from ragspec.errors import InputError, PoolClosedError, QueueFullError
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget, TreeSession
@@ -94,11 +94,11 @@ def alone(engine: Engine, requests: Sequence[Asked]) -> list[list[int]]:
     return [engine.generate(prompt, s, **options).tokens for prompt, s, options in requests]
 
 
-def submit(pool: Pool, requests: Sequence[Asked], **more: Any) -> list[Ticket]:
+def submit(pool: Pool, requests: Sequence[Asked], **more: Any) -> list[RequestHandle]:
     return [pool.submit(prompt, s, **options, **more) for prompt, s, options in requests]
 
 
-def tokens_of(handle: Ticket) -> list[int]:
+def tokens_of(handle: RequestHandle) -> list[int]:
     return [token for emission in handle for token in emission.step.tokens]
 
 
@@ -119,12 +119,12 @@ def test_the_tokens_are_those_of_each_request_alone(
 ) -> None:
     rng = random.Random(name)
     with Pool(engine_of(target, name, budget), slots=3, chunk=16) as pool:
-        tickets = []
+        handles = []
         for each in requests:
-            tickets += submit(pool, [each])
+            handles += submit(pool, [each])
             time.sleep(rng.choice([0.0, 0.01]))
-        assert [tokens_of(handle) for handle in tickets] == expected
-    results = [handle.result() for handle in tickets]
+        assert [tokens_of(handle) for handle in handles] == expected
+    results = [handle.result() for handle in handles]
     assert [result.tokens for result in results] == expected
     for result, (_, _, options) in zip(results, requests, strict=True):
         assert result.label == "exact"
@@ -138,11 +138,11 @@ def test_cancelled_texts_end_and_change_no_other(
 ) -> None:
     rng = random.Random(5)
     with Pool(engine_of(target, "context"), slots=3, chunk=8) as pool:
-        tickets = submit(pool, requests)
+        handles = submit(pool, requests)
         for _ in range(5):
             time.sleep(rng.uniform(0.0, 0.05))
-            rng.choice(tickets).cancel()
-        results = [handle.result() for handle in tickets]
+            rng.choice(handles).cancel()
+        results = [handle.result() for handle in handles]
     reasons = [result.finish_reason for result in results]
     assert "cancelled" in reasons
     for result, whole in zip(results, expected, strict=True):
@@ -156,12 +156,12 @@ def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
     whole = plain.generate("What is a draft?", sampling, max_new_tokens=12)
     one = Sampling(temperature=1.0, seed=4)
     with Pool(plain, slots=2) as pool:
-        tickets = [
+        handles = [
             pool.submit("What is a draft?", one, sample=number, max_new_tokens=12)
             for number in range(3)
         ]
-    assert [handle.result().tokens for handle in tickets] == [each.tokens for each in whole]
-    assert [handle.result().sample for handle in tickets] == [0, 1, 2]
+    assert [handle.result().tokens for handle in handles] == [each.tokens for each in whole]
+    assert [handle.result().sample for handle in handles] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", ["chain", "constant width", "recurrent"])
@@ -173,15 +173,15 @@ def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
     engine = Engine(target, drafter="context", budget=3)
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in asked(4)]
     with Pool(engine, slots=1 if kind == "constant width" else 3, chunk=4) as pool:
-        tickets = submit(pool, some)
-    assert [handle.result().tokens for handle in tickets] == alone(engine, some)
+        handles = submit(pool, some)
+    assert [handle.result().tokens for handle in handles] == alone(engine, some)
 
 
 # --- what was read serves others ----------------------------------------------------------------
 
 
 def read_of(pool: Pool, prompt: list[int], **more: Any) -> int:
-    return pool.submit(prompt, max_new_tokens=6, **more).result().report.kept_tokens
+    return pool.submit(prompt, max_new_tokens=6, **more).result().report.cached_tokens
 
 
 def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engine) -> None:
@@ -192,8 +192,8 @@ def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engi
         assert read_of(pool, prompts[2], tenant="two") == 0
         assert read_of(pool, prompts[2], tenant="one") == 40
         assert read_of(pool, prompts[2], tenant="one") == 48, "the last token is read for its law"
-        tickets = [pool.submit(p, max_new_tokens=6, tenant="one") for p in prompts]
-        texts = [handle.result().tokens for handle in tickets]
+        handles = [pool.submit(p, max_new_tokens=6, tenant="one") for p in prompts]
+        texts = [handle.result().tokens for handle in handles]
     assert texts == [plain.generate(p, max_new_tokens=6).tokens for p in prompts]
 
 
@@ -222,13 +222,13 @@ def stale(self: SlotCache, source: int, target: int, length: int) -> None:
     self._recall(len(self.book.lengths))
 
 
-def unread(self: Reading, session: Any) -> int:
+def unread(self: PrefillJob, session: Any) -> int:
     result = TRUE_READING_JOIN(self, session)
     del self.left[: min(2, len(self.left) - 1)]
     return result
 
 
-TRUE_READING_JOIN = Reading.join
+TRUE_READING_JOIN = PrefillJob.join
 SHARED: dict[int, DraftSession] = {}
 
 
@@ -236,7 +236,7 @@ SHARED: dict[int, DraftSession] = {}
     ("owner", "name", "mutant"),
     [
         (SlotCache, "copy", stale),
-        (Reading, "join", unread),
+        (PrefillJob, "join", unread),
         (TreeSession, "line_up", lambda self, rows: self.cache.line_up(rows)[::-1]),
     ],
 )
@@ -252,8 +252,8 @@ def test_what_is_wrong_with_the_cache_is_noticed(
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, mutant)
         with Pool(plain, slots=3, chunk=16) as pool:
-            tickets = submit(pool, requests)
-            results = [handle.future.exception() or handle.result().tokens for handle in tickets]
+            handles = submit(pool, requests)
+            results = [handle.future.exception() or handle.result().tokens for handle in handles]
     assert results != expected
 
 
@@ -270,7 +270,7 @@ class Drawn(DraftSession):
         return DraftTree.chain(context.tokens[-3:], "drawn")
 
 
-class Drawing:
+class ImageConfig:
     """A drafter whose sessions are one of their own for each text, or one for all."""
 
     name, kind = "drawn", DraftKind.DETERMINISTIC
@@ -287,7 +287,7 @@ class Drawing:
 def test_state_of_a_drafter_that_texts_share_is_noticed(
     shared: bool, target: CausalTarget, requests: list[Asked], expected: list[list[int]]
 ) -> None:
-    with Pool(Engine(target, tiny.tokenizer(), drafter=Drawing(shared), budget=4)) as pool:
+    with Pool(Engine(target, tiny.tokenizer(), drafter=ImageConfig(shared), budget=4)) as pool:
         results = [handle.result() for handle in submit(pool, requests)]
     assert [each.tokens for each in results] == expected, "a fault of a drafter changes no text"
     assert any(each.report.faults for each in results) == shared
@@ -324,15 +324,15 @@ def test_a_request_that_fails_ends_alone(
     expected: list[list[int]],
 ) -> None:
     with Pool(engine_of(target, name), slots=4, chunk=16) as pool:
-        tickets = []
+        handles = []
         for each in requests:
-            tickets += submit(pool, [each])
+            handles += submit(pool, [each])
             failed = pool.submit([5, 6, 7, 8], max_new_tokens=9, **options)
         with pytest.raises(RuntimeError, match="not today"):
             failed.result()
         with pytest.raises(RuntimeError, match="not today"):
             tokens_of(failed)
-        assert [handle.result().tokens for handle in tickets] == expected
+        assert [handle.result().tokens for handle in handles] == expected
         assert pool.live == pool.waiting == 0
 
 
@@ -343,8 +343,8 @@ def test_a_broken_model_fails_its_texts_and_the_pool_goes_on(
     with Pool(plain, slots=2) as pool:
         with monkeypatch.context() as patched:
             patched.setattr(CausalTarget, "forward", failing)
-            tickets = [pool.submit([4, 5, 6], max_new_tokens=4) for _ in range(3)]
-            for handle in tickets:
+            handles = [pool.submit([4, 5, 6], max_new_tokens=4) for _ in range(3)]
+            for handle in handles:
                 with pytest.raises(RuntimeError, match="not today"):
                     handle.result()
         assert pool.submit([4, 5, 6], max_new_tokens=4).result().tokens == whole
@@ -441,29 +441,29 @@ def test_a_full_queue_refuses(held: tuple[Pool, threading.Event]) -> None:
 
 def test_a_closed_pool_refuses_and_has_drained(plain: Engine, requests: list[Asked]) -> None:
     pool = Pool(plain, slots=2)
-    tickets = submit(pool, requests)
+    handles = submit(pool, requests)
     pool.close()
-    assert all(handle.done for handle in tickets)
-    assert {handle.result().finish_reason for handle in tickets} <= {"stop", "length"}
+    assert all(handle.done for handle in handles)
+    assert {handle.result().finish_reason for handle in handles} <= {"stop", "length"}
     with pytest.raises(PoolClosedError, match="was closed"):
         pool.submit([1, 2])
     pool.close()
 
 
 def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
-    def endless(pool: Pool) -> list[Ticket]:
-        tickets = [pool.submit([4, 5], max_new_tokens=400, ignore_eos=True) for _ in range(3)]
-        next(tickets[0])
-        return tickets
+    def endless(pool: Pool) -> list[RequestHandle]:
+        handles = [pool.submit([4, 5], max_new_tokens=400, ignore_eos=True) for _ in range(3)]
+        next(handles[0])
+        return handles
 
     pool = Pool(plain, slots=2)
-    tickets = endless(pool)
+    handles = endless(pool)
     pool.close(timeout=0.01)
     with pytest.raises(KeyError), Pool(plain, slots=2) as other:
-        tickets += endless(other)
+        handles += endless(other)
         raise KeyError
-    assert {handle.result().finish_reason for handle in tickets} == {"cancelled"}
-    assert all(handle.done for handle in tickets)
+    assert {handle.result().finish_reason for handle in handles} == {"cancelled"}
+    assert all(handle.done for handle in handles)
 
 
 @pytest.mark.parametrize(
@@ -555,11 +555,11 @@ def test_a_ticket_streams_text(plain: Engine) -> None:
     whole = plain.generate("a tree", max_new_tokens=16, ignore_eos=True).text
     stop = whole[9:11]
     with Pool(plain, slots=2) as pool:
-        tickets = [
+        handles = [
             pool.submit("a tree", max_new_tokens=16, ignore_eos=True, **more)
             for more in ({}, {"stop": stop}, {"pause": 5})
         ]
-        texts = ["".join(handle.stream()) for handle in tickets]
+        texts = ["".join(handle.stream()) for handle in handles]
         early = pool.submit("a tree", max_new_tokens=400, ignore_eos=True)
         stream = early.stream()
         chunks = [next(stream), next(stream)]

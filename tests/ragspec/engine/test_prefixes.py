@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import KeptContext, PrefixCache
+from ragspec.engine.kept import PrefixCache, SharedPrefixes
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from ragspec.target.base import Beginning
@@ -25,8 +25,8 @@ def engine(architecture: str = "llama", drafter: Any = None) -> Engine:
 def test_texts_over_kept_beginnings_are_those_of_fresh_ones(
     architecture: str, drafter: str | None, sampling: Sampling
 ) -> None:
-    request, prefixes = engine(architecture, drafter), PrefixCache()
-    cache = KeptContext(prefixes)
+    request, prefixes = engine(architecture, drafter), SharedPrefixes()
+    cache = PrefixCache(prefixes)
     passages = [tiny.prompt(30 + n, seed=n) for n in range(3)]
     known: set[int] = set()
     for turn, number in enumerate((0, 1, 0, 2, 1, 0, 0, 2)):
@@ -36,17 +36,17 @@ def test_texts_over_kept_beginnings_are_those_of_fresh_ones(
             prompt, sampling, kept=cache, prefix=len(passages[number]), **options
         )
         assert result.tokens == request.generate(prompt, sampling, **options).tokens
-        assert (result.report.kept_tokens >= len(passages[number])) is (number in known)
+        assert (result.report.cached_tokens >= len(passages[number])) is (number in known)
         known.add(number)
         if turn == 4:  # another conversation finds them, too
-            cache = KeptContext(prefixes)
+            cache = PrefixCache(prefixes)
     assert len(prefixes) == 3
 
 
 def test_the_longest_unused_leave_first() -> None:
     part = torch.zeros(1, 2, 10, 4)
     size = 2 * part.nbytes
-    cache, target = PrefixCache(3 * size), object()
+    cache, target = SharedPrefixes(3 * size), object()
     for name in range(3):
         cache.keep(target, [name], [(part, part)])
     assert cache.find(target, [0]) is not None
@@ -60,25 +60,25 @@ def test_the_longest_unused_leave_first() -> None:
     other: Beginning | None = cache.find(object(), [0])
     assert other is None and len(cache) == cache.bytes == 0
     with pytest.raises(InputError, match="most_bytes is -1"):
-        PrefixCache(-1)
+        SharedPrefixes(-1)
 
 
 def test_nothing_is_kept_without_room_and_nothing_of_another_model_is_used() -> None:
-    request, cache = engine(), KeptContext(PrefixCache(0))
+    request, cache = engine(), PrefixCache(SharedPrefixes(0))
     prompt = tiny.prompt(30)
     for _ in range(2):
         request.generate(prompt, kept=cache, prefix=20, max_new_tokens=4)
     assert len(cache.prefixes) == 0
-    cache = KeptContext()
+    cache = PrefixCache()
     request.generate(prompt, kept=cache, prefix=20, max_new_tokens=4)
     other = Engine(tiny.model(seed=5, dtype=torch.float64), tiny.tokenizer(), None)
     result = other.generate(prompt, kept=cache, prefix=20, max_new_tokens=4)
-    assert result.report.kept_tokens == 0
+    assert result.report.cached_tokens == 0
     assert result.tokens == other.generate(prompt, max_new_tokens=4).tokens
 
 
 def test_keys_of_another_text_would_be_seen() -> None:
-    request, cache = engine(), KeptContext()
+    request, cache = engine(), PrefixCache()
     prompt, wrong = tiny.prompt(30), tiny.prompt(30, seed=9)
     request.generate(wrong, kept=cache, prefix=20, max_new_tokens=4)
     result = cache.prefixes.find(request.target, wrong[:20])
@@ -92,9 +92,9 @@ def test_keys_of_another_text_would_be_seen() -> None:
     ("options", "expected"),
     [
         ({"prefix": 3}, "got prefix without kept"),
-        ({"prefix": -1, "kept": KeptContext()}, "prefix is -1; expected a whole number below"),
-        ({"prefix": 24, "kept": KeptContext()}, "prefix is 24; expected a whole number below"),
-        ({"prefix": "all", "kept": KeptContext()}, "prefix is 'all'"),
+        ({"prefix": -1, "kept": PrefixCache()}, "prefix is -1; expected a whole number below"),
+        ({"prefix": 24, "kept": PrefixCache()}, "prefix is 24; expected a whole number below"),
+        ({"prefix": "all", "kept": PrefixCache()}, "prefix is 'all'"),
     ],
 )
 def test_bad_prefixes_are_refused(options: dict[str, Any], expected: str) -> None:

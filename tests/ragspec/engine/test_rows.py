@@ -33,7 +33,9 @@ def run(engine: Engine, sampling: Sampling, first: int = 0, **more: Any) -> Run:
 def test_every_prompt_has_n_rows_of_one_seed(engine: Engine) -> None:
     instance = run(engine, Sampling(temperature=1.0, n=2, seed=[1, 2, 3, 4]), first=2)
     assert instance.prompt_of_row == [0, 0, 1, 1]
-    assert [(row.law.noise.seed, row.law.noise.sample) for row in instance.rows] == [
+    assert [
+        (row.distribution.noise.seed, row.distribution.noise.sample) for row in instance.rows
+    ] == [
         (3, 0),
         (3, 1),
         (4, 0),
@@ -45,7 +47,7 @@ def test_every_prompt_has_n_rows_of_one_seed(engine: Engine) -> None:
 
 def test_seeds_that_nobody_gave_differ_and_are_reported(engine: Engine) -> None:
     instance = run(engine, Sampling(temperature=1.0, n=2))
-    seeds = [row.law.noise.seed for row in instance.rows]
+    seeds = [row.distribution.noise.seed for row in instance.rows]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
     with pytest.raises(SamplingError, match="1 seeds for at least 2 prompts"):
         run(engine, Sampling(temperature=1.0, seed=[1]))

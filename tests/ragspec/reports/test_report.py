@@ -20,7 +20,7 @@ def two_source_step() -> Step:
     tree = DraftTree(
         tokens=np.array([5, 7, 6]),
         parents=np.array([-1, -1, 0]),
-        reach=np.ones(3, np.float32),
+        accept_prob=np.ones(3, np.float32),
         source=np.array([0, 1, 0]),
         origin=np.array([[0, 40], [-1, -1], [0, 41]]),
         sources=("context", "model"),
@@ -150,7 +150,7 @@ def test_excess_is_the_mean_over_all_tokens() -> None:
     assert "0.200 total variation" in relaxed.summary()
     assert Report.from_dict(json.loads(json.dumps(relaxed.to_dict()))) == relaxed
     assert on_progress("approximate", (), ()).tv_excess is None
-    assert on_progress("exact-for(law)", (), ()).tv_excess == on_progress("exact").tv_excess == 0.0
+    assert on_progress("exact-for(distribution)", (), ()).tv_excess == on_progress("exact").tv_excess == 0.0
 
 
 def test_summary_names_the_main_figures() -> None:

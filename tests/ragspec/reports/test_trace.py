@@ -70,7 +70,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         assert (got.path, got.tokens) == (built_step.path, built_step.tokens)
         assert got.milliseconds == built_step.milliseconds
         assert got.tree.sources == built_step.tree.sources
-        for name in ("tokens", "parents", "source", "origin", "reach"):
+        for name in ("tokens", "parents", "source", "origin", "accept_prob"):
             np.testing.assert_array_equal(getattr(got.tree, name), getattr(built_step.tree, name))
 
 
@@ -202,8 +202,8 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, content: str, message: str)
         {"parents": [0, 1, 2]},
         {"parents": [-1, 0, 9]},
         {"source": [0, 0, 7]},
-        {"reach": [1.0]},
-        {"reach": [1.0, float("nan"), 1.0]},
+        {"accept_prob": [1.0]},
+        {"accept_prob": [1.0, float("nan"), 1.0]},
         {"tokens": [1, 2, 1 << 70]},
         {"path": [0, 0]},
         {"path": [1]},

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 
@@ -25,8 +25,8 @@ FILTERS: dict[str, dict[str, Any]] = {
 }
 
 
-def law(seed: int = 0, **settings: Any) -> TokenLaw:
-    return TokenLaw(Sampling(**{"temperature": 1.0, **settings}), NoiseStream(seed))
+def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
+    return TokenDistribution(Sampling(**{"temperature": 1.0, **settings}), NoiseStream(seed))
 
 
 def scores(rows: int, size: int, scale: float = 3.0, seed: int = 0) -> torch.Tensor:
@@ -62,13 +62,13 @@ def test_the_filters_are_those_of_transformers(name: str, size: int) -> None:
     filters = FILTERS[name]
     for scale, temperature in ((3.0, 0.7), (0.01, 1.3)):  # peaked, and nearly flat
         values = scores(3, size, scale)
-        result = law(temperature=temperature, **filters).probabilities(values)
+        result = distribution(temperature=temperature, **filters).probabilities(values)
         torch.testing.assert_close(result, warped(values, temperature, **filters))
 
 
 def test_the_check_of_the_filters_can_fail() -> None:
     values = scores(3, 1000)
-    result = law(top_k=7).probabilities(values)
+    result = distribution(top_k=7).probabilities(values)
     assert not torch.allclose(result, warped(values, 1.0, top_k=8))
 
 
@@ -77,7 +77,7 @@ def test_ties_survive_together_in_any_order(order: list[int]) -> None:
     values = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0, 0.0]])[:, order]
     options: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.55}]
     for filters in options:
-        selected = law(**filters).probabilities(values)[0] > 0
+        selected = distribution(**filters).probabilities(values)[0] > 0
         assert sorted(values[0, selected].tolist()) == [2.0, 2.0, 2.0, 3.0]
 
 
@@ -85,7 +85,7 @@ def test_ties_beyond_the_candidates_still_weigh() -> None:
     """1000 tokens tie with the fifth: top-p must weigh them all, not those that were fetched."""
     values = torch.full((1, 3000), -5.0, dtype=torch.float64)
     values[0, :1000], values[0, 7] = 0.0, float(torch.tensor(150.0).log())
-    result = law(top_k=5, top_p=0.5).probabilities(values)[0]
+    result = distribution(top_k=5, top_p=0.5).probabilities(values)[0]
     assert int((result > 0).sum()) == 1000
     assert float(result[7]) == pytest.approx(150 / 1149)
 
@@ -93,7 +93,7 @@ def test_ties_beyond_the_candidates_still_weigh() -> None:
 @pytest.mark.parametrize("filters", [{}, {"top_k": 9}, {"top_p": 0.7}, {"min_p": 0.2}])
 def test_the_token_is_the_argmax_of_the_perturbed_law(filters: dict[str, Any]) -> None:
     values, indices = scores(6, 1000), [0, 1, 2, 50, 51, 52]
-    mine = law(seed=4, **filters)
+    mine = distribution(seed=4, **filters)
     noise = NoiseStream(4).gumbel_rows(indices, torch.arange(1000).expand(6, 1000))
     expected = (mine.probabilities(values).log() + noise).argmax(-1)
     assert torch.equal(mine.select(values, indices), expected)
@@ -105,7 +105,7 @@ def test_the_best_begin_with_the_token_and_carry_their_probability(
     filters: dict[str, Any],
 ) -> None:
     values, indices = scores(4, 600), [3, 4, 5, 6]
-    mine = law(seed=2, **filters)
+    mine = distribution(seed=2, **filters)
     tokens, chances = mine.best(values, indices, 4)
     assert torch.equal(tokens[:, 0], mine.select(values, indices))
     assert all(len(set(row)) == 4 for row in tokens.tolist())
@@ -117,7 +117,7 @@ def test_the_best_begin_with_the_token_and_carry_their_probability(
 
 def test_samples_follow_the_law() -> None:
     values = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5]])
-    mine = law(seed=9, temperature=0.8, top_k=4)
+    mine = distribution(seed=9, temperature=0.8, top_k=4)
     count = 20_000
     sample = mine.select(values.expand(count, -1), range(count))
     shares = torch.bincount(sample, minlength=5).double() / count
@@ -128,14 +128,17 @@ def test_samples_follow_the_law() -> None:
 
 def test_greedy_takes_no_noise_and_the_first_of_a_tie() -> None:
     values = torch.tensor([[0.0, 5.0, 5.0]])
-    for mine in (law(temperature=0.0), law(temperature=2.0, do_sample=False, top_k=2)):
+    for mine in (
+        distribution(temperature=0.0),
+        distribution(temperature=2.0, do_sample=False, top_k=2),
+    ):
         assert [int(mine.select(values, [index])) for index in range(20)] == [1] * 20
         assert mine.probabilities(values).tolist() == [[0.0, 1.0, 0.0]]
 
 
 def test_half_precision_scores_are_filtered_in_double() -> None:
     values = scores(3, 1000).to(torch.bfloat16)
-    mine = law(seed=1, top_p=0.9)
+    mine = distribution(seed=1, top_p=0.9)
     assert torch.equal(mine.select(values, [0, 1, 2]), mine.select(values.double(), [0, 1, 2]))
 
 
@@ -143,24 +146,24 @@ def test_forbidden_tokens_are_never_drawn() -> None:
     values = torch.full((1, 1000), float("-inf"))
     values[0, [3, 700]] = torch.tensor([0.0, 1.0])
     for filters in ({}, {"top_k": 50}, {"top_p": 0.99}, {"top_k": 50, "top_p": 0.99}):
-        sample = law(**filters).select(values.expand(200, -1), range(200))
+        sample = distribution(**filters).select(values.expand(200, -1), range(200))
         assert set(sample.tolist()) == {3, 700}
 
 
 def test_drafters_get_the_law_without_processors_that_may_keep_state() -> None:
     sampling = Sampling(temperature=1.0, repetition_penalty=1.2, no_repeat_ngram_size=2)
-    mine = TokenLaw(sampling, NoiseStream(0), 3)
+    mine = TokenDistribution(sampling, NoiseStream(0), 3)
     assert mine.lazy
     assert not mine.trivial
     light = mine.without_lazy()
     assert not light.lazy
     assert [type(p).__name__ for p in light.processors] == ["RepetitionPenalty"]
-    assert TokenLaw(Sampling(), NoiseStream(0)).trivial
+    assert TokenDistribution(Sampling(), NoiseStream(0)).trivial
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 9}, {"temperature": 0.0}])
 def test_the_order_begins_with_the_choice(settings: dict[str, Any]) -> None:
-    values, chooses = scores(5, 300), law(**settings)
+    values, chooses = scores(5, 300), distribution(**settings)
     order = chooses.order(values, range(5), 4)
     assert order.shape == (5, 4)
     assert torch.equal(order[:, 0], chooses.select(values, range(5)))

@@ -1,4 +1,4 @@
-"""Laws of all rows at once: the tokens of `TokenLaw`, in one graph of few kernels."""
+"""Laws of all rows at once: the tokens of `TokenDistribution`, in one graph of few kernels."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import HFProcessor, MinimumLength, Processor, TokenBias
-from ragspec.sampling.row_laws import LawShape, RowLaws
+from ragspec.sampling.row_laws import BatchDistribution, DistributionShape
 from ragspec.sampling.settings import Sampling
 
 LONGEST = 600
@@ -63,7 +63,7 @@ ENDS = (2, 9, 10**6)  # configs name ids that a model does not have
 class Batch:
     """Trees of B rows: what the host's path is told of them, and what the device's is."""
 
-    laws: Sequence[TokenLaw | None]
+    distributions: Sequence[TokenDistribution | None]
     texts: list[list[int]]
     paths: list[list[list[int]]]
     tokens: torch.Tensor
@@ -72,7 +72,7 @@ class Batch:
 
     @classmethod
     def of(
-        cls, distributions: Sequence[TokenLaw | None], n: int, size: int, seed: int = 0
+        cls, distributions: Sequence[TokenDistribution | None], n: int, size: int, seed: int = 0
     ) -> Batch:
         draw = random.Random(seed)
         few = min(size, 16)  # so that tokens repeat
@@ -96,14 +96,16 @@ class Batch:
         ]
         return cls(distributions, texts, paths, tokens, see, torch.tensor(indices))
 
-    def made(self, size: int) -> RowLaws:
-        distributions = RowLaws(len(self.laws), size, "cpu", LONGEST)
-        for row, (distribution, text) in enumerate(zip(self.laws, self.texts, strict=True)):
+    def made(self, size: int) -> BatchDistribution:
+        distributions = BatchDistribution(len(self.distributions), size, "cpu", LONGEST)
+        for row, (distribution, text) in enumerate(
+            zip(self.distributions, self.texts, strict=True)
+        ):
             distributions.set(row, distribution, text)
         return distributions
 
     def chosen(
-        self, distributions: RowLaws, logits: torch.Tensor
+        self, distributions: BatchDistribution, logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tokens, and the rows some of whose tokens are left to the host."""
         tokens = distributions.choose(logits, self.indices, self.tokens, self.see)
@@ -112,7 +114,7 @@ class Batch:
     def wanted(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the tokens of the reference."""
         rows = []
-        for row, distribution in enumerate(self.laws):
+        for row, distribution in enumerate(self.distributions):
             if distribution is None:
                 rows.append(logits[row].argmax(-1))
                 continue
@@ -138,9 +140,9 @@ class Batch:
         return beyond
 
 
-def law(number: int, settings: dict[str, Any]) -> TokenLaw:
+def distribution(number: int, settings: dict[str, Any]) -> TokenDistribution:
     sampling = Sampling(**{"temperature": 1.0, **settings})
-    return TokenLaw(sampling, NoiseStream(2**63 + 7 * number, number), PROMPT, ENDS)
+    return TokenDistribution(sampling, NoiseStream(2**63 + 7 * number, number), PROMPT, ENDS)
 
 
 def random_logits(rows: int, n: int, size: int, scale: float = 4.0, seed: int = 0) -> torch.Tensor:
@@ -149,13 +151,13 @@ def random_logits(rows: int, n: int, size: int, scale: float = 4.0, seed: int = 
 
 
 def check(
-    distributions: Sequence[TokenLaw | None], logits: torch.Tensor, seed: int = 0
+    distributions: Sequence[TokenDistribution | None], logits: torch.Tensor, seed: int = 0
 ) -> torch.Tensor:
     return Batch.of(distributions, logits.shape[1], logits.shape[2], seed).check(logits)
 
 
-def named(names: Sequence[str | None]) -> list[TokenLaw | None]:
-    return [None if name is None else law(i, ALL[name]) for i, name in enumerate(names)]
+def named(names: Sequence[str | None]) -> list[TokenDistribution | None]:
+    return [None if name is None else distribution(i, ALL[name]) for i, name in enumerate(names)]
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
@@ -200,7 +202,7 @@ def test_what_no_law_can_judge_is_left_to_the_reference(name: str, what: float) 
     logits = random_logits(2, 3, 700)
     logits[0, 1, 5:] = what
     logits[0, 1, :5] = float("-inf")
-    mine = law(0, ALL[name])
+    mine = distribution(0, ALL[name])
     filtered = not mine.sampling.greedy and mine._filters
     assert bool(check([mine, mine], logits)[0]) is filtered
 
@@ -222,7 +224,7 @@ def test_flat_laws_are_beyond_the_candidates_and_never_wrong() -> None:
 def test_a_tie_beyond_the_candidates_that_weighs_is_seen() -> None:
     logits = torch.full((1, 1, 3000), -5.0, dtype=torch.float64)
     logits[..., :1000], logits[..., 7] = 0.0, float(torch.tensor(150.0).log())
-    assert check([law(0, {"top_k": 5, "top_p": 0.1})], logits).tolist() == [True]
+    assert check([distribution(0, {"top_k": 5, "top_p": 0.1})], logits).tolist() == [True]
 
 
 def test_one_node_that_is_left_to_the_host_leaves_the_others_certain() -> None:
@@ -257,7 +259,7 @@ def test_rows_leave_nothing_to_those_that_follow() -> None:
     names = [*PENALTIES, *LAWS, None]
     distributions = Batch.of(named(names), 4, 300).made(300)
     after = Batch.of(named([*reversed(LAWS), None, *reversed(PENALTIES)]), 4, 300, seed=5)
-    for row, (each, text) in enumerate(zip(after.laws, after.texts, strict=True)):
+    for row, (each, text) in enumerate(zip(after.distributions, after.texts, strict=True)):
         distributions.set(row, each, text)
     logits = random_logits(len(names), 4, 300)
     logits[..., :16] += 6.0
@@ -265,18 +267,18 @@ def test_rows_leave_nothing_to_those_that_follow() -> None:
     assert not beyond.any() and torch.equal(tokens, after.wanted(logits))
     for row in range(len(names)):
         distributions.set(row, None)
-    assert distributions.shape == LawShape() and distributions.shape.greedy
+    assert distributions.shape == DistributionShape() and distributions.shape.greedy
     assert torch.equal(after.chosen(distributions, logits)[0], logits.argmax(-1))
 
 
 def test_every_part_of_a_draw_counts() -> None:
     logits = random_logits(1, 8, 300, scale=1.0)
     logits[..., :16] += 4.0
-    batch = Batch.of([law(3, ALL["every"])], 8, 300)
+    batch = Batch.of([distribution(3, ALL["every"])], 8, 300)
     selection = batch.wanted(logits)
     assert torch.equal(batch.chosen(batch.made(300), logits)[0], selection)
     others = {
-        "noise": replace(batch, laws=[law(4, ALL["every"])]),
+        "noise": replace(batch, distributions=[distribution(4, ALL["every"])]),
         "text": replace(batch, texts=[text[::2] for text in batch.texts]),
         "path": replace(batch, see=torch.eye(8, dtype=torch.bool)[None]),
         "index": replace(batch, indices=batch.indices + 1),
@@ -288,18 +290,18 @@ def test_every_part_of_a_draw_counts() -> None:
 def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
     counter = CompileCounter()
 
-    def step(dists: RowLaws, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+    def step(dists: BatchDistribution, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
         chosen = dists.choose(logits, batch.indices, batch.tokens, batch.see)
         dists.grow(batch.tokens)
         return chosen
 
     compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=False)
     names: list[str | None] = [*PENALTIES, *LAWS, None]
-    distributions, shapes = RowLaws(len(names), 300, "cpu", LONGEST), set()
+    distributions, shapes = BatchDistribution(len(names), 300, "cpu", LONGEST), set()
     nobody: list[str | None] = [None] * len(names)
     for seed, order in enumerate([names, names[::-1], nobody, names[3:] + names[:3]]):
         batch = Batch.of(named(order), 4, 300, seed)
-        for row, (each, text) in enumerate(zip(batch.laws, batch.texts, strict=True)):
+        for row, (each, text) in enumerate(zip(batch.distributions, batch.texts, strict=True)):
             distributions.set(row, each, text)
         shapes.add(distributions.shape)
         logits = random_logits(len(names), 4, 300, seed=seed)
@@ -333,7 +335,7 @@ def test_few_kernels(name: str, most: int) -> None:
 
 
 def test_laws_that_need_the_host_are_not_taken() -> None:
-    assert all(RowLaws.takes(each) for each in named([*ALL]) if each is not None)
+    assert all(BatchDistribution.takes(each) for each in named([*ALL]) if each is not None)
     sampling, noise = Sampling(repetition_penalty=1.2), NoiseStream(0)
     forbid = TokenBias({4: float("-inf")})
     cases: list[tuple[list[Processor], bool]] = [
@@ -344,7 +346,7 @@ def test_laws_that_need_the_host_are_not_taken() -> None:
         ([HFProcessor(lambda ids, scores: scores)], False),
     ]
     for current, taken in cases:
-        assert RowLaws.takes(TokenLaw(sampling, noise, current=current)) is taken
+        assert BatchDistribution.takes(TokenDistribution(sampling, noise, current=current)) is taken
 
 
 def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
@@ -355,7 +357,8 @@ def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
     ]
     request = Sampling(temperature=0.7, logit_bias={1: 99.0, 6: 5.0}, min_new_tokens=20)
     distributions = [
-        TokenLaw(request, NoiseStream(row), PROMPT, ENDS, current=current) for row in range(40)
+        TokenDistribution(request, NoiseStream(row), PROMPT, ENDS, current=current)
+        for row in range(40)
     ]
     for end in (2, 4, 6, 9):
         logits = random_logits(40, 8, 50, scale=0.1)
@@ -366,7 +369,9 @@ def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
 def test_a_filter_that_is_off_takes_nothing_away() -> None:
     logits = torch.full((2, 1, 3000), -100.0, dtype=torch.float64)
     logits[..., 0] = 0.0  # the others' masses vanish in the sum with this one's
-    assert check([law(0, {"min_p": 1e-60}), law(1, {"top_p": 0.5})], logits).tolist() == [
+    assert check(
+        [distribution(0, {"min_p": 1e-60}), distribution(1, {"top_p": 0.5})], logits
+    ).tolist() == [
         True,
         False,
     ]

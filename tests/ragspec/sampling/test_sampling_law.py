@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 
@@ -64,7 +64,7 @@ def test_probabilities_are_those_of_transformers(
 ) -> None:
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     scores = logits(3, size, spread, seed)
-    ours = TokenLaw(sampling, NoiseStream(0)).probabilities(scores)
+    ours = TokenDistribution(sampling, NoiseStream(0)).probabilities(scores)
     assert torch.allclose(ours, theirs(scores, sampling), rtol=1e-9, atol=1e-12)
 
 
@@ -76,7 +76,9 @@ def test_tokens_are_drawn_from_these_probabilities(sampling: Sampling, size: int
     distribution = theirs(scores, sampling)[0].numpy()
     sample = np.concatenate(
         [
-            TokenLaw(sampling, NoiseStream(seed)).select(scores.expand(rows, -1), range(rows))
+            TokenDistribution(sampling, NoiseStream(seed)).select(
+                scores.expand(rows, -1), range(rows)
+            )
             for seed in range(seeds)
         ]
     )
@@ -93,7 +95,10 @@ def test_tokens_are_drawn_from_these_probabilities(sampling: Sampling, size: int
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_a_row_is_drawn_alike_alone_and_among_others(sampling: Sampling) -> None:
-    scores, distribution = logits(16, 1500, 2.0, seed=5), TokenLaw(sampling, NoiseStream(9))
+    scores, distribution = (
+        logits(16, 1500, 2.0, seed=5),
+        TokenDistribution(sampling, NoiseStream(9)),
+    )
     together = distribution.select(scores, range(16))
     alone = [int(distribution.select(scores[row : row + 1], [row])) for row in range(16)]
     assert together.tolist() == alone
@@ -103,7 +108,7 @@ def test_a_row_is_drawn_alike_alone_and_among_others(sampling: Sampling) -> None
 def test_filters_do_not_change_which_survivor_is_drawn(sampling: Sampling) -> None:
     # The noise belongs to the token: the draw is the best of log p + g over the whole vocabulary.
     scores, noise = logits(8, 1500, 2.0, seed=6), NoiseStream(2)
-    distribution = TokenLaw(sampling, noise)
+    distribution = TokenDistribution(sampling, noise)
     whole = noise.gumbel_rows(range(8), torch.arange(1500).expand(8, -1))
     best = (distribution.probabilities(scores).log() + whole).argmax(-1)
     assert distribution.select(scores, range(8)).tolist() == best.tolist()
@@ -116,7 +121,7 @@ def test_filters_do_not_change_which_survivor_is_drawn(sampling: Sampling) -> No
 
 def test_greedy_takes_the_mode() -> None:
     scores = logits(5, 300, 1.0, seed=1)
-    distribution = TokenLaw(Sampling(), NoiseStream(0))
+    distribution = TokenDistribution(Sampling(), NoiseStream(0))
     assert distribution.select(scores, range(5)).tolist() == scores.argmax(-1).tolist()
     assert distribution.probabilities(scores).argmax(-1).tolist() == scores.argmax(-1).tolist()
     assert distribution.probabilities(scores).amax(-1).tolist() == [1.0] * 5

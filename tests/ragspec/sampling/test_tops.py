@@ -10,7 +10,7 @@ from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill,
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 from tests.support import tiny
 from tests.support.architectures import build
@@ -121,7 +121,7 @@ def test_only_scores_that_nobody_changes_are_searched_when_they_are_read(
 
     monkeypatch.setattr("ragspec.sampling.top_tokens.best_tokens", search)
     logits = torch.tensor([[[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]]])
-    (top_tokens,) = Tops.ranked(logits, 2, [2], selected)
+    (top_tokens,) = TopTokens.ranked(logits, 2, [2], selected)
     assert searched == ([] if selected else [2])
     if not selected:
         logits.zero_()
@@ -132,7 +132,7 @@ def test_only_scores_that_nobody_changes_are_searched_when_they_are_read(
 def test_many_scores_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragspec.sampling.top_tokens.LATE", 7)
     logits = torch.tensor([[[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]]])
-    (top_tokens,) = Tops.ranked(logits, 1, [2], True)
+    (top_tokens,) = TopTokens.ranked(logits, 1, [2], True)
     logits.zero_()
     assert top_tokens.host().tolist() == [[1], [0]]
 

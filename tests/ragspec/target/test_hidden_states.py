@@ -38,7 +38,7 @@ class Watcher:
         self.sessions: list[Watching] = []
 
     def open(self, request: DraftRequest) -> Watching:
-        assert request.law is not None
+        assert request.distribution is not None
         self.sessions.append(Watching())
         return self.sessions[-1]
 
@@ -131,11 +131,11 @@ def test_a_view_answers_for_every_node_as_plain_decoding_would(batch: int) -> No
 
 def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) -> int:
     """Return the target's own choice after the text: its law there and the noise of its index."""
-    from ragspec.sampling.distribution import TokenLaw
+    from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.noise import NoiseStream
 
     sampling = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4)
-    distribution = TokenLaw(sampling, NoiseStream(seed), len(prompt))
+    distribution = TokenDistribution(sampling, NoiseStream(seed), len(prompt))
     with torch.no_grad():
         logits = plain.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
     return int(
@@ -179,7 +179,7 @@ def test_processors_with_a_memory_are_not_asked_out_of_turn() -> None:
     [
         lambda drafter: Fuse([FixedDrafter([1]), drafter]),
         lambda drafter: Cascade([FixedDrafter([1]), drafter]),
-        lambda drafter: Select([FixedDrafter([1]), drafter], by="reach"),
+        lambda drafter: Select([FixedDrafter([1]), drafter], by="accept_prob"),
         lambda drafter: drafter,
     ],
     ids=["fuse", "cascade", "select", "alone"],

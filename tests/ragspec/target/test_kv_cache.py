@@ -32,7 +32,7 @@ def write(cache: SlotCache, marks: list[list[int]]) -> None:
 def held(cache: SlotCache, row: int, copy: int = 0) -> list[int]:
     """Return the marks of a sequence's committed slots, after checking that all layers agree."""
     length, book = cache.length(row), cache.book
-    place = copy * book.rows + cache._lying.index(row)
+    place = copy * book.rows + cache._row_order.index(row)
     result = cache.layers[0].keys[place, 0, :length, 0]
     for i, layer in enumerate(cache.layers):
         assert (layer.keys[place, :, :length] == (result + i)[None, :, None]).all()
@@ -118,7 +118,7 @@ def test_a_cache_holds_what_lists_hold(data: st.DataObject) -> None:
         rows = range(pair.rows)
         results = [[held(pair.cache, row, copy) for row in rows] for copy in pair.of_copy]
         assert results == pair.truth
-        assert pair.cache.book.pending == 0 and sorted(pair.cache._lying) == list(rows)
+        assert pair.cache.book.pending == 0 and sorted(pair.cache._row_order) == list(rows)
 
 
 def test_rows_that_lie_side_by_side_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:

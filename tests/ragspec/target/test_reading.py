@@ -11,7 +11,7 @@ import torch
 import ragspec.target.reading as reading
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget, TreeSession
@@ -44,7 +44,7 @@ def expect_close(name: str, one: torch.Tensor, other: torch.Tensor) -> None:
 
 @pytest.mark.parametrize(("n", "most"), [(1, 1), (7, 3), (8, 4), (1025, 1024), (5, 100)])
 def test_pieces_are_equal_and_cover_everything(n: int, most: int) -> None:
-    result = list(reading.pieces(n, most))
+    result = list(reading.chunks(n, most))
     assert [place for start, end in result for place in range(start, end)] == list(range(n))
     sizes = [end - start for start, end in result]
     assert max(sizes) <= most
@@ -176,7 +176,7 @@ def test_a_drafter_is_told_the_states_of_all_pieces() -> None:
 
 def test_what_was_kept_is_not_counted_and_the_rest_is_read_in_pieces() -> None:
     _, request = engines()
-    cache, message = KeptContext(), list[tuple[int, int]]()
+    cache, message = PrefixCache(), list[tuple[int, int]]()
 
     def note(done: int, total: int) -> None:
         message.append((done, total))
@@ -215,7 +215,7 @@ def test_a_stream_tells_and_short_prompts_do_not() -> None:
 
 def test_what_a_watcher_raises_ends_the_reading_alone() -> None:
     _, request = engines()
-    cache, text = KeptContext(), tiny.prompt(30)
+    cache, text = PrefixCache(), tiny.prompt(30)
 
     def stop(done: int, total: int) -> None:
         if done > 10:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.trees.draft_tree import DRAWN, ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import ROOT, SAMPLED_KINDS, DraftKind, DraftTree
 from ragspec.trees.operations import (
     ancestors,
     check,
@@ -100,7 +100,7 @@ def test_children_and_paths_hold_every_node_where_it_belongs(tree: DraftTree) ->
 
 def conditional(tree: DraftTree, node: int) -> float:
     parent = int(tree.parents[node])
-    return float(tree.reach[node] / (tree.reach[parent] if parent >= 0 else 1.0))
+    return float(tree.accept_prob[node] / (tree.accept_prob[parent] if parent >= 0 else 1.0))
 
 
 @given(trees("a"), trees("b"), trees("a"))
@@ -127,8 +127,10 @@ def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
     for path, node in result.items():
         above = merged.parents[node]
         siblings = math.fsum(chances[kin] for kin in chances if kin[:-1] == path[:-1])
-        expected = chances[path] / max(1.0, siblings) * (merged.reach[above] if above >= 0 else 1.0)
-        assert merged.reach[node] == pytest.approx(expected, abs=1e-6)
+        expected = (
+            chances[path] / max(1.0, siblings) * (merged.accept_prob[above] if above >= 0 else 1.0)
+        )
+        assert merged.accept_prob[node] == pytest.approx(expected, abs=1e-6)
 
 
 def test_sources_that_name_different_tokens_share_what_they_claim() -> None:
@@ -136,8 +138,8 @@ def test_sources_that_name_different_tokens_share_what_they_claim() -> None:
     trees = [
         DraftTree.chain([token], "a", accept_prob=[claim]) for token, claim in ((1, 0.9), (2, 0.6))
     ]
-    assert merge(trees).reach.tolist() == pytest.approx([0.6, 0.4])
-    assert merge([trees[0], trees[0]]).reach.tolist() == pytest.approx([0.9])
+    assert merge(trees).accept_prob.tolist() == pytest.approx([0.6, 0.4])
+    assert merge([trees[0], trees[0]]).accept_prob.tolist() == pytest.approx([0.9])
 
 
 def test_merge_of_nothing_is_empty_and_of_mixed_kinds_is_coupled() -> None:
@@ -157,10 +159,11 @@ def test_keep_best_keeps_the_largest_sum_of_reach_that_is_a_tree(
     assert len(accepted) == min(budget, len(tree))
     whole = spelled(tree)
     assert all(
-        tree.reach[whole[path]] == accepted.reach[i] for path, i in spelled(accepted).items()
+        tree.accept_prob[whole[path]] == accepted.accept_prob[i]
+        for path, i in spelled(accepted).items()
     )
-    best = np.sort(tree.reach)[::-1][:budget].sum()
-    assert accepted.reach.sum() == pytest.approx(best)
+    best = np.sort(tree.accept_prob)[::-1][:budget].sum()
+    assert accepted.accept_prob.sum() == pytest.approx(best)
 
 
 def test_keep_best_takes_a_child_for_no_more_than_its_parent() -> None:
@@ -180,7 +183,7 @@ def test_keep_best_keeps_paths_and_columns_together(tree: DraftTree, size: int) 
         assert above == tree.parents[node]
 
 
-drawn_kinds = pytest.mark.parametrize("kind", sorted(DRAWN))
+drawn_kinds = pytest.mark.parametrize("kind", sorted(SAMPLED_KINDS))
 
 
 @drawn_kinds
@@ -257,12 +260,15 @@ GOOD = DraftTree.build([1, 2, 2], [-1, 0, -1], "a")
         (replace(GOOD, tokens=np.array([1, -2, 2])), "node 1 has token -2"),
         (replace(GOOD, tokens=np.array([2, 2, 2])), "1 nodes repeat"),
         (replace(GOOD, source=np.array([0, 1, 0])), "source"),
-        (replace(GOOD, reach=np.array([1, np.nan, 1], dtype=np.float32)), "reach"),
+        (replace(GOOD, accept_prob=np.array([1, np.nan, 1], dtype=np.float32)), "accept_prob"),
         (replace(GOOD, q=torch.zeros(3, 5)), "q: got 3 rows, expected 4"),
         (replace(GOOD, tokens=GOOD.tokens.astype(float)), "tokens: got float64 values"),
         (replace(GOOD, parents=GOOD.parents.astype(float)), "parents: got float64 values"),
         (replace(GOOD, source=GOOD.source.astype(float)), "source: got float64 values"),
-        (replace(GOOD, reach=GOOD.reach.astype(complex)), "reach: got complex128 values"),
+        (
+            replace(GOOD, accept_prob=GOOD.accept_prob.astype(complex)),
+            "reach: got complex128 values",
+        ),
         (replace(GOOD, origin=np.full((3, 2), None)), "origin: got object values"),
         (replace(GOOD, sources=cast(Any, ([],))), "sources: got"),
     ],

@@ -133,7 +133,7 @@ def test_the_caller_keeps_its_array() -> None:
 
 
 def test_memory_is_kept_for_the_scopes_seen_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_log, "SCOPES_KEPT", 2)
+    monkeypatch.setattr(corpus_log, "MOST_TENANTS", 2)
     log = make()
     for scope in "abc":
         log.append([1, 2], scope)

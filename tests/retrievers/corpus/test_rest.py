@@ -63,7 +63,7 @@ def reach_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return dict(zip(paths, tree.reach.tolist(), strict=True))
+    return dict(zip(paths, tree.accept_prob.tolist(), strict=True))
 
 
 # --- what is drafted ----------------------------------------------------------------------------
@@ -156,9 +156,9 @@ def test_reach_is_a_probability_whatever_was_learned(
         tree = propose(result, context, data.draw(st.integers(1, 40)))
         total: dict[int, float] = {}
         for node, parent in enumerate(tree.parents.tolist()):
-            total[parent] = total.get(parent, 0.0) + float(tree.reach[node])
+            total[parent] = total.get(parent, 0.0) + float(tree.accept_prob[node])
         for parent, accept_prob in total.items():
-            above = 1.0 if parent < 0 else float(tree.reach[parent])
+            above = 1.0 if parent < 0 else float(tree.accept_prob[parent])
             assert accept_prob <= above + 1e-6
         tokens = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))
         result.observe(Step(tree, (), tuple(tokens)))
@@ -177,13 +177,15 @@ def test_a_segment_with_a_shorter_match_has_a_word_too() -> None:
 
 def test_reach_follows_what_the_target_accepts() -> None:
     text = [list(range(90))]
-    first = propose(session(text), [3, 4]).reach[0]
+    first = propose(session(text), [3, 4]).accept_prob[0]
     trusting, doubting = session(text), session(text)
     for start in range(5, 40):
         for result, tokens in ((trusting, (start + 2, start + 3)), (doubting, (95,))):
             tree = propose(result, [start, start + 1])
             result.observe(Step(tree, (), tokens))
-    assert propose(trusting, [3, 4]).reach[0] > first > propose(doubting, [3, 4]).reach[0]
+    assert (
+        propose(trusting, [3, 4]).accept_prob[0] > first > propose(doubting, [3, 4]).accept_prob[0]
+    )
     doubting.observe(Step(DraftTree.empty(), (), (1,)))  # nothing was drafted: nothing learned
 
 
@@ -200,7 +202,7 @@ def test_reach_is_what_happens() -> None:
         while len(tokens) < 4 and rng.random() < 0.6:
             tokens.append(text[at + len(tokens)])
         if number >= 200:
-            promised += float(tree.reach.sum())
+            promised += float(tree.accept_prob.sum())
             accepted += len(tokens)
         result.observe(Step(tree, (), (*tokens, 80)))
     assert promised == pytest.approx(accepted, rel=0.2)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ragspec.errors import InputError
-from ragspec.retrievers.corpus.text import BATCH, pieces, tokenized
+from ragspec.retrievers.corpus.text import BATCH, chunks, tokenized
 from tests.support import tiny
 
 
@@ -38,7 +38,7 @@ def test_no_special_tokens_and_no_warning_for_long_texts(
 
 def test_pieces_end_with_whole_documents() -> None:
     rows = tokenized([[1] * 3, [2] * 3, [3] * 10, [4]], None)
-    results = [[document.tolist() for document in piece] for piece in pieces(rows, 5)]
+    results = [[document.tolist() for document in piece] for piece in chunks(rows, 5)]
     assert results == [[[1] * 3, [2] * 3], [[3] * 10], [[4]]]
 
 

@@ -103,4 +103,6 @@ def test_drafts_under_a_cap_of_rows_are_those_of_naive_sampling(
     length = longest(texts, context, 4)
     counts, accept_prob = naive_sample(texts, context, length, request)
     assert dict(zip(paths(draft), draft.counts.tolist(), strict=True)) == counts
-    assert dict(zip(paths(draft), draft.reach.tolist(), strict=True)) == pytest.approx(accept_prob)
+    assert dict(zip(paths(draft), draft.accept_prob.tolist(), strict=True)) == pytest.approx(
+        accept_prob
+    )

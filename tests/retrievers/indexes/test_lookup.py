@@ -52,7 +52,7 @@ def assert_equal_answers(
     expected = plain.draft(tail, budget, depth, request)
     got = fast.draft(tail, budget, depth, request)
     assert got.length == expected.length
-    for name in ("tokens", "parents", "reach", "counts", "depths", "origin"):
+    for name in ("tokens", "parents", "accept_prob", "counts", "depths", "origin"):
         a, b = getattr(got, name), getattr(expected, name)
         assert a.dtype == b.dtype, name
         np.testing.assert_array_equal(a, b, err_msg=name)  # bit for bit, reach too

@@ -100,8 +100,8 @@ def test_the_kept_nodes_are_the_best_and_stand_where_they_say(
         everything = segment.draft(context, 10_000, options=options)
         draft = segment.draft(context, budget, options=options)
         assert len(draft.tokens) == min(budget, len(everything.tokens))
-        np.testing.assert_array_equal(draft.reach, everything.reach[:budget])
-        assert (np.diff(draft.reach) <= 0).all()
+        np.testing.assert_array_equal(draft.accept_prob, everything.accept_prob[:budget])
+        assert (np.diff(draft.accept_prob) <= 0).all()
         assert (draft.parents < np.arange(len(draft.parents))).all()
         assert len(set(paths(draft))) == len(draft.tokens)
         for (document, offset), path in zip(draft.origin.tolist(), paths(draft), strict=True):
@@ -115,7 +115,7 @@ def test_reach_is_share_times_the_chance_of_the_match(tmp_path: Path) -> None:
         contexts=2, followed=(0.0, 0.5, 0.8, 0.9), followed_after_miss=(0.0, 0.25)
     )
     draft = segment.draft([1, 2], 10, options=options)
-    accept_prob = dict(zip(paths(draft), draft.reach.tolist(), strict=True))
+    accept_prob = dict(zip(paths(draft), draft.accept_prob.tolist(), strict=True))
     # (3): 2 of 3 after [1, 2]. (2): found after [2] only, where 2 of 5 places are new: [3, 2], and
     # the last 2, which ends its document: half of what has escaped.
     assert accept_prob == pytest.approx({(3,): 0.8 * 2 / 3, (0,): 0.8 / 3, (2,): 0.2 * 0.25 / 2})

@@ -18,7 +18,7 @@ from ragspec.retrievers.knn.cache import NeighbourCache
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, Neighbours
 from ragspec.retrievers.speculation.schedule import Schedule
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
@@ -57,7 +57,7 @@ def naive(
     """Return the text of the equation: whole forwards of transformers, all distances, one token."""
     model, tokens = tiny.model(dtype=torch.float64), list(prompt)
     keys = np.asarray(store.keys, np.float64)
-    distribution = TokenLaw(
+    distribution = TokenDistribution(
         sampling, NoiseStream(sampling.seed_of(0) or 0, 0), len(prompt), [tiny.VOCAB - 1]
     )
     mixture = lm.knn.mixture

@@ -26,7 +26,7 @@ def names(tree: DraftTree) -> dict[int, str]:
 
 def wide(tokens: range, name: str, accept_prob: float) -> FixedDrafter:
     """Many siblings of one reach."""
-    return FixedDrafter(list(tokens), name, reach=[accept_prob] * len(tokens), siblings=True)
+    return FixedDrafter(list(tokens), name, accept_prob=[accept_prob] * len(tokens), siblings=True)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -59,14 +59,14 @@ def test_what_nobody_is_sure_of_is_taken_by_reach() -> None:
 
 
 def test_places_that_a_source_leaves_free_are_filled_by_the_others() -> None:
-    cascade = Cascade([wide(range(10, 30), "a", 0.9), FixedDrafter([1], "b", reach=[0.9])])
+    cascade = Cascade([wide(range(10, 30), "a", 0.9), FixedDrafter([1], "b", accept_prob=[0.9])])
     result = list(names(cascade.open(REQUEST).propose(PLACE, 10)).values())
     assert [result.count(name) for name in "ab"] == [9, 1]
 
 
 def test_shared_beginnings_are_counted_once() -> None:
-    one = FixedDrafter([5, 6, 7], "a", reach=[0.9, 0.8, 0.7])
-    two = FixedDrafter([5, 6, 8], "b", reach=[0.9, 0.8, 0.7])
+    one = FixedDrafter([5, 6, 7], "a", accept_prob=[0.9, 0.8, 0.7])
+    two = FixedDrafter([5, 6, 8], "b", accept_prob=[0.9, 0.8, 0.7])
     tree = Cascade([one, two]).open(REQUEST).propose(PLACE, 4)
     assert names(tree) == {5: "a", 6: "a", 7: "a", 8: "b"}
 

@@ -87,7 +87,7 @@ def test_proposals_occur_in_the_text_and_name_their_origin(
     check(tree, VOCAB)
     assert len(tree) <= budget
     assert depths(tree.parents).max(initial=0) <= remaining - 1
-    assert (np.diff(tree.reach) <= 0).all()
+    assert (np.diff(tree.accept_prob) <= 0).all()
     written = [*request.prompt, *output]
     chunks = [list(text.tokens) for text in request.texts] + [written]
     pairs = {pair for piece in chunks for pair in pairwise(piece)}
@@ -151,9 +151,9 @@ def test_two_continuations_become_two_branches() -> None:
 def test_a_longer_match_has_more_reach() -> None:
     prompt = (1, 2, 3, 4, 5, 6, 7)
     session = ContextDrafter().open(DraftRequest(prompt, 100))
-    short = session.propose(context(prompt, (50, 3)), 1).reach[0]
+    short = session.propose(context(prompt, (50, 3)), 1).accept_prob[0]
     session = ContextDrafter().open(DraftRequest(prompt, 100))
-    long = session.propose(context(prompt, (1, 2, 3)), 1).reach[0]
+    long = session.propose(context(prompt, (1, 2, 3)), 1).accept_prob[0]
     assert long > short > 0
 
 
@@ -166,7 +166,7 @@ def test_reach_learns_from_what_the_target_refuses() -> None:
         place.tokens += [2, 60 + turn]
         place.tokens += [2]
         tree = session.propose(place, 1)
-        known.append(float(tree.reach[0]))
+        known.append(float(tree.accept_prob[0]))
         session.observe(Step(tree, (), (80 + turn,)))
         place.tokens.append(80 + turn)
     assert known[-1] < 0.5 * known[0]
@@ -260,10 +260,10 @@ def test_the_outlook_is_the_reach_of_the_best_draft_of_the_longest_match(
 ) -> None:
     session = ContextDrafter(NO_STARTS).open(DraftRequest(tuple(prompt), VOCAB))
     place = context(prompt, output)
-    expected_acceptance = session.outlook(place)
+    expected_acceptance = session.expected_acceptance(place)
     tree = session.propose(place, 1)
     assert (
-        expected_acceptance == np.float32(tree.reach[0])
+        expected_acceptance == np.float32(tree.accept_prob[0])
         if len(tree)
         else expected_acceptance == 0.0
     )

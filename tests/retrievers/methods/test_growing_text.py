@@ -28,7 +28,7 @@ texts = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=12)
 
 
 def spelled(tree: DraftTree) -> object:
-    columns = (tree.tokens, tree.parents, tree.reach, tree.origin)
+    columns = (tree.tokens, tree.parents, tree.accept_prob, tree.origin)
     return tuple(column.tolist() for column in columns)
 
 

@@ -12,7 +12,7 @@ from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.methods.hierarchy_drafting import Form, HierarchyDrafter
 from ragspec.retrievers.methods.ngrams import NGramPool
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support import tiny
@@ -62,7 +62,7 @@ def pool(*ngrams: tuple[int, ...]) -> NGramPool:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_level_drafts_under_its_name(form: Form) -> None:
     context = [1, 2, 3, 4, 5, 6, 7, 8, 1]
-    corpus = FixedDrafter([30, 31, 32, 33], reach=[0.5, 0.4, 0.3, 0.2])
+    corpus = FixedDrafter([30, 31, 32, 33], accept_prob=[0.5, 0.4, 0.3, 0.2])
     result = names(drafted(HierarchyDrafter(pool((1, 20, 21, 22, 23)), corpus, form=form), context))
     assert result[2] == ("context" if form == "trie" else "ngrams")
     assert result[20] == "answers"
@@ -71,7 +71,7 @@ def test_every_level_drafts_under_its_name(form: Form) -> None:
 
 def test_a_full_context_starves_no_other_level() -> None:
     context = [token for i in range(7) for token in (1, *range(40 + 5 * i, 45 + 5 * i))] + [1]
-    corpus = FixedDrafter([30, 31, 32, 33], reach=[0.5, 0.4, 0.3, 0.2])
+    corpus = FixedDrafter([30, 31, 32, 33], accept_prob=[0.5, 0.4, 0.3, 0.2])
     answers = pool((1, 20, 21, 22, 23))
     result = names(drafted(HierarchyDrafter(answers, corpus, form="ngram"), context, 64))
     counts = [list(result.values()).count(name) for name in ("ngrams", "answers", "statistics")]
@@ -123,7 +123,7 @@ def test_levels_may_be_left_out() -> None:
 
 def test_second_choices_stand_in_for_lookahead() -> None:
     session = HierarchyDrafter(form="trie").open(DraftRequest((1, 2), VOCAB))
-    session.observe(Prefill(np.array([1, 2]), Tops.of(torch.tensor([[7, 8], [9, 10]]))))
+    session.observe(Prefill(np.array([1, 2]), TopTokens.of(torch.tensor([[7, 8], [9, 10]]))))
     tree = session.propose(DraftContext([1, 2], 2, 50), 4)
     assert names(tree) == {9: "recycling", 10: "recycling"}
 

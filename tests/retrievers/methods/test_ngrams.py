@@ -13,7 +13,7 @@ from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.methods.ngrams import NGramDrafter, NGramPool, ngrams_of
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths, paths
 from tests.retrievers.neighbours.test_table import damages
@@ -122,7 +122,7 @@ def test_ngrams_with_one_beginning_share_its_nodes() -> None:
     tree = session.propose(at([0, 1]), 16)
     assert len(tree) == 7
     assert sorted(branches(tree)) == [(2, 3, 4), (2, 3, 5), (6, 7, 8)]
-    accept_prob = dict(zip(tree.tokens.tolist(), tree.reach.tolist(), strict=True))
+    accept_prob = dict(zip(tree.tokens.tolist(), tree.accept_prob.tolist(), strict=True))
     assert (
         accept_prob[2] > accept_prob[3] > accept_prob[5] > accept_prob[4]
     )  # shared nodes are claimed for both
@@ -134,12 +134,12 @@ def test_verified_branches_and_what_the_target_preferred_become_ngrams() -> None
     session = NGramDrafter(level=3, guess=4).open(request(1, 2))
     session.propose(at([1, 2]), 4)
     tree = DraftTree.build([5, 6, 8], [-1, 0, -1], "other")
-    top = Tops.of(torch.tensor([[9], [7], [10], [11]]))
+    top = TopTokens.of(torch.tensor([[9], [7], [10], [11]]))
     session.observe(Step(tree, (), (9,), best=top))
     known = {(1, 2, 9), (2, 5, 7), (5, 6, 10), (2, 8, 11)}
     assert all(ngram in session._pool for ngram in known)
     assert len(session._pool) == len(known)
-    more = Tops.of(torch.tensor([[13]]))
+    more = TopTokens.of(torch.tensor([[13]]))
     session.observe(Step(DraftTree.empty(), (), (12,), best=more))  # nothing proposed
     assert (2, 9, 13) in session._pool
 
@@ -149,7 +149,7 @@ def test_a_fixed_pool_is_never_changed() -> None:
     session = NGramDrafter(pool, name="answers").open(request(4, 5, 6, 7))
     tree = session.propose(at([4, 5, 6, 7, 1]), 4)
     assert tree.sources == ("answers",)
-    session.observe(Step(tree, (), (9,), best=Tops.of(torch.tensor([[3], [3], [3]]))))
+    session.observe(Step(tree, (), (9,), best=TopTokens.of(torch.tensor([[3], [3], [3]]))))
     session.propose(at([4, 5, 6, 7, 1]), 4)
     assert len(pool) == 1
     assert NGramDrafter(pool).top_logits == 0
@@ -162,7 +162,7 @@ def test_reach_learns_from_what_the_target_refuses() -> None:
     known = []
     for turn in range(10):
         tree = session.propose(at(text), 4)
-        known.append(float(tree.reach[tree.parents == ROOT].sum()))
+        known.append(float(tree.accept_prob[tree.parents == ROOT].sum()))
         session.observe(Step(tree, (), (20 + turn % 10,)))
         text += [20 + turn % 10, 1]
     assert known[-1] < 0.6 * known[0]

@@ -97,8 +97,8 @@ def test_it_keeps_to_the_budget_and_tells_its_match() -> None:
 
 def test_reach_never_rises_and_is_larger_for_longer_matches() -> None:
     short, long = propose([1, 2, 3, 9, 2], 3), propose([1, 2, 3, 9, 1, 2], 1)
-    assert (short.reach[1:] <= short.reach[:-1]).all()
-    assert long.reach[0] > short.reach[0] > 0
+    assert (short.accept_prob[1:] <= short.accept_prob[:-1]).all()
+    assert long.accept_prob[0] > short.accept_prob[0] > 0
 
 
 @pytest.mark.parametrize(

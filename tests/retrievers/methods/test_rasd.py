@@ -41,15 +41,15 @@ def spelled(tree: DraftTree) -> Paths:
     results: list[tuple[int, ...]] = []
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
         results.append((token,) if parent == ROOT else (*results[parent], token))
-    return dict(zip(results, tree.reach.tolist(), strict=True))
+    return dict(zip(results, tree.accept_prob.tolist(), strict=True))
 
 
 def model(tokens: Sequence[int], accept_prob: Sequence[float], **more: Any) -> FixedDrafter:
-    return FixedDrafter(tokens, "model", reach=accept_prob, kind=DraftKind.COUPLED, **more)
+    return FixedDrafter(tokens, "model", accept_prob=accept_prob, kind=DraftKind.COUPLED, **more)
 
 
 def found(tokens: Sequence[int], accept_prob: Sequence[float], **more: Any) -> FixedDrafter:
-    return FixedDrafter(tokens, "found", reach=accept_prob, **more)
+    return FixedDrafter(tokens, "found", accept_prob=accept_prob, **more)
 
 
 def test_shared_prefixes_are_fused_and_the_tail_is_grafted() -> None:
@@ -74,7 +74,7 @@ LAWS = [(ROOT, [5, 9, 7], [0.9, 0.05, 0.02]), (0, [6, 4], [0.7, 0.2])]
 
 
 def test_the_law_prunes_what_the_draft_model_would_not_say() -> None:
-    draft = model([5, 6], [0.9, 0.6], laws=LAWS)
+    draft = model([5, 6], [0.9, 0.6], distributions=LAWS)
     text = found([5, 3, 8], [0.6, 0.5, 0.4])  # 3 is not among what follows 5
     tree = propose(Rasd(draft, [text], grace=None))
     assert set(spelled(tree)) == {(5,), (5, 6)}
@@ -83,7 +83,7 @@ def test_the_law_prunes_what_the_draft_model_would_not_say() -> None:
 
 
 def test_rank_and_probability_either_let_a_branch_live() -> None:
-    draft = model([5], [0.9], laws=LAWS)
+    draft = model([5], [0.9], distributions=LAWS)
     text = found([7], [0.6])
 
     def selected(**settings: Any) -> bool:
@@ -96,7 +96,7 @@ def test_rank_and_probability_either_let_a_branch_live() -> None:
 
 
 def test_a_pruned_branch_keeps_a_share_of_its_reach() -> None:
-    draft = model([5, 6], [0.9, 0.27], laws=LAWS)
+    draft = model([5, 6], [0.9, 0.27], distributions=LAWS)
     text = found([5, 3, 8], [0.6, 0.3, 0.24])
     accept_prob = spelled(propose(Rasd(draft, [text], grace=0.25)))
     plain = spelled(propose(Rasd(draft, [text], prune_rank=0, prune_probability=0)))
@@ -106,7 +106,7 @@ def test_a_pruned_branch_keeps_a_share_of_its_reach() -> None:
 
 @pytest.mark.parametrize(("token", "grows"), [(3, True), (6, False)])
 def test_the_share_follows_what_the_target_accepts(token: int, grows: bool) -> None:
-    draft = model([5, 6], [0.9, 0.6], laws=LAWS)
+    draft = model([5, 6], [0.9, 0.6], distributions=LAWS)
     session = opened(Rasd(draft, [found([5, 3, 8], [0.6, 0.5, 0.4])], grace=0.25))
     before = session._grace.share
     for _ in range(10):
@@ -127,7 +127,9 @@ def test_no_draft_at_all_leaves_the_texts() -> None:
     assert tree.tokens.tolist() == [7, 8]
     assert tree.kind is DraftKind.COUPLED
     assert len(propose(Rasd(model([], []), [found([], [])]))) == 0
-    tree = propose(Rasd(model([], [], laws=[(ROOT, [5], [0.9])]), [found([7, 8], [0.7, 0.6])]))
+    tree = propose(
+        Rasd(model([], [], distributions=[(ROOT, [5], [0.9])]), [found([7, 8], [0.7, 0.6])])
+    )
     assert tree.tokens.tolist() == [7, 8]
 
 
@@ -154,7 +156,7 @@ def test_one_that_fails_never_takes_the_others_along(broken: str) -> None:
 
 
 def test_laws_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
-    draft = model([5], [0.9], laws=[(ROOT, [5, 6], [0.9])])
+    draft = model([5], [0.9], distributions=[(ROOT, [5, 6], [0.9])])
     session = opened(Rasd(draft, [found([7], [0.6])]))
     tree = session.propose(DraftContext([1, 2], 2, 50), 8)
     assert set(spelled(tree)) == {(5,), (7,)}
@@ -192,14 +194,14 @@ def test_any_trees_and_laws_give_a_tree(
     chances = [0.5, 0.3, 0.1, 0.005, 0.001]
     distributions = [(node, tokens, chances) for node, tokens in known]
     rasd = Rasd(
-        model(drafted, [0.9**i for i in range(len(drafted))], laws=distributions),
+        model(drafted, [0.9**i for i in range(len(drafted))], distributions=distributions),
         [found(copied, [0.8**i for i in range(len(copied))])],
         prune_rank=2,
     )
     tree = propose(rasd, budget, vocab=5)
     assert len(tree) <= budget
     for node, parent in enumerate(tree.parents.tolist()):
-        assert parent == ROOT or tree.reach[node] <= tree.reach[parent] + 1e-6
+        assert parent == ROOT or tree.accept_prob[node] <= tree.accept_prob[parent] + 1e-6
 
 
 @pytest.mark.parametrize(

@@ -92,11 +92,11 @@ def test_the_fallback_drafts_where_no_match_is_long_enough() -> None:
 
 
 def test_the_choice_may_be_by_expected_accepted_tokens() -> None:
-    sure = FixedDrafter([7], "sure", reach=[0.9])
-    long = FixedDrafter([8, 9, 9], "long", reach=[0.5, 0.4, 0.3])
-    assert chosen(Select([sure, long], by="reach", discount=0), [1]) == ("long",)
+    sure = FixedDrafter([7], "sure", accept_prob=[0.9])
+    long = FixedDrafter([8, 9, 9], "long", accept_prob=[0.5, 0.4, 0.3])
+    assert chosen(Select([sure, long], by="accept_prob", discount=0), [1]) == ("long",)
     model = FixedDrafter([6], "model")
-    assert chosen(Select([sure], model, by="reach", threshold=1.0), [1]) == ("model",)
+    assert chosen(Select([sure], model, by="accept_prob", threshold=1.0), [1]) == ("model",)
 
 
 def test_a_source_without_a_match_length_is_told() -> None:
@@ -140,7 +140,9 @@ def drafters() -> dict[str, Drafter]:
         "match": MatchDrafter(),
         "sources": Select([MatchDrafter(), LookupDrafter()], discount=0),
         "with a model": Select([MatchDrafter()], model, threshold=2),
-        "by reach": Select([MatchDrafter(), ContextDrafter()], model, by="reach", threshold=0.5),
+        "by reach": Select(
+            [MatchDrafter(), ContextDrafter()], model, by="accept_prob", threshold=0.5
+        ),
     }
 
 

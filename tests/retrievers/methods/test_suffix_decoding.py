@@ -117,7 +117,7 @@ def test_reach_follows_what_the_target_accepts() -> None:
     place, known = at(prompt), []
     for _ in range(8):
         tree = session.propose(place, 4)
-        known.append(float(tree.reach[0]))
+        known.append(float(tree.accept_prob[0]))
         emitted = [3, 0, 1] if tree.tokens[0] != 3 else [2, 0, 1]
         session.observe(Step(tree, (), tuple(emitted)))
         place.tokens += emitted
@@ -126,12 +126,12 @@ def test_reach_follows_what_the_target_accepts() -> None:
 
 def test_the_better_of_text_and_past_drafts() -> None:
     prompt = [0, 1, 2, 3, 0, 1]
-    past = FixedDrafter([3, 3, 3, 3], "past", matched=2, reach=[0.9, 0.9, 0.9, 0.9])
+    past = FixedDrafter([3, 3, 3, 3], "past", matched=2, accept_prob=[0.9, 0.9, 0.9, 0.9])
     request = DraftRequest(tuple(prompt), VOCAB)
     tree = SuffixDrafter(past).open(request).propose(at(prompt), 8)
     assert tree.sources == ("past",)
     assert len(tree) == 2  # as the match allows
-    weak = FixedDrafter([3], "past", matched=9, reach=[0.1])
+    weak = FixedDrafter([3], "past", matched=9, accept_prob=[0.1])
     assert SuffixDrafter(weak).open(request).propose(at(prompt), 8).sources == ("suffix",)
     session = SuffixDrafter(BrokenDrafter()).open(request)
     with pytest.warns(RuntimeWarning, match="switched off"):
@@ -145,7 +145,7 @@ def test_trees_keep_their_promises(text: list[int], budget: int, left: int) -> N
     assert len(tree) <= budget
     assert depths(tree.parents).max(initial=0) <= left - 1
     for node, parent in enumerate(tree.parents.tolist()):
-        assert parent == ROOT or tree.reach[node] <= tree.reach[parent]
+        assert parent == ROOT or tree.accept_prob[node] <= tree.accept_prob[parent]
 
 
 def test_a_text_of_the_request_is_continued_with_its_origin() -> None:
@@ -164,7 +164,7 @@ def test_wrong_settings_are_told(settings: dict[str, Any]) -> None:
 def drafters() -> dict[str, Drafter]:
     return {
         "counts": SuffixDrafter(),
-        "reach": SuffixDrafter(factor=4.0, score="reach"),
+        "accept_prob": SuffixDrafter(factor=4.0, score="accept_prob"),
         "past": SuffixDrafter(ContextDrafter(), factor=4.0),
     }
 

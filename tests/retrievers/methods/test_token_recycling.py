@@ -17,7 +17,7 @@ from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.token_recycling import PAPER_LEVELS, NeighbourDrafter
 from ragspec.retrievers.neighbours.rows import learn_text
 from ragspec.retrievers.neighbours.table import NeighbourTable
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support import tiny
@@ -40,7 +40,7 @@ def table(rows: dict[int, list[int]], k: int = 3) -> NeighbourTable:
 
 def step(tree: DraftTree, path: tuple[int, ...], last: int, top: list[list[int]]) -> Step:
     tokens = (*(int(tree.tokens[node]) for node in path), last)
-    return Step(tree, path, tokens, best=Tops.of(torch.tensor(top)))
+    return Step(tree, path, tokens, best=TopTokens.of(torch.tensor(top)))
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -137,7 +137,7 @@ def test_the_text_is_followed_where_nothing_was_proposed() -> None:
 def test_the_prompt_teaches() -> None:
     session = NeighbourDrafter(k=2).open(REQUEST)
     top = torch.tensor([[3, 4, 9], [5, 6, 9], [7, 8, 9]])
-    session.observe(Prefill(np.array([1, 2, 3]), Tops.of(top)))
+    session.observe(Prefill(np.array([1, 2, 3]), TopTokens.of(top)))
     tree = session.propose(at([9, 1]), 3)
     assert tree.tokens[tree.parents == ROOT].tolist() == [3, 4]
     assert tree.tokens[tree.parents == 0].tolist() == [7]
@@ -159,10 +159,10 @@ def test_trees_keep_their_promises(data: st.DataObject) -> None:
     check(tree, VOCAB)
     assert len(tree) <= budget
     assert (depths(tree.parents) < left).all()
-    above = np.where(tree.parents < 0, 1.0, tree.reach[tree.parents])
-    assert (tree.reach <= above).all()
+    above = np.where(tree.parents < 0, 1.0, tree.accept_prob[tree.parents])
+    assert (tree.accept_prob <= above).all()
     if template is None:
-        assert (np.diff(tree.reach) <= 1e-6).all()
+        assert (np.diff(tree.accept_prob) <= 1e-6).all()
     for node, parent in enumerate(tree.parents.tolist()):
         path = [int(tree.tokens[node])]
         while parent != ROOT:
@@ -197,8 +197,8 @@ def test_settings_are_checked(tmp_path: Path) -> None:
 def test_the_outlook_is_the_reach_of_the_first_draft() -> None:
     session = NeighbourDrafter(table({2: [5, 6, 7]})).open(REQUEST)
     tree = session.propose(at([1, 2]), 4)
-    assert session.outlook(at([1, 2])) == pytest.approx(float(tree.reach[0]))
-    assert session.outlook(at([1, 9])) == 0.0
+    assert session.expected_acceptance(at([1, 2])) == pytest.approx(float(tree.accept_prob[0]))
+    assert session.expected_acceptance(at([1, 9])) == 0.0
 
 
 def test_steps_without_a_draft_teach_by_the_time_of_the_next_one() -> None:

@@ -22,7 +22,7 @@ from ragspec.errors import InputError
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter, NeighbourSession
 from ragspec.retrievers.neighbours.device_table import DeviceNeighbourTable
 from ragspec.retrievers.neighbours.table import NeighbourTable
-from ragspec.sampling.top_tokens import Tops
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import check, merge
 from tests.retrievers.neighbours.test_device_table import CPU, VOCAB, Crossings, K, place, teach
@@ -49,13 +49,13 @@ class Texts:
         results = []
         for session, text in zip(self.sessions, texts, strict=True):
             context = DraftContext(text, 2, 9)
-            expected_acceptance = session.outlook(context)
+            expected_acceptance = session.expected_acceptance(context)
             tree = session.propose(context, budget)
             results.append(
                 (
                     tree.tokens.tolist(),
                     tree.parents.tolist(),
-                    tree.reach.tolist(),
+                    tree.accept_prob.tolist(),
                     expected_acceptance,
                 )
             )
@@ -76,8 +76,8 @@ def test_sessions_draft_what_those_of_the_host_draft(
     prompt = np.array([random.randrange(VOCAB) for _ in range(8)])
     top = torch.tensor([random.sample(range(VOCAB), K + 1) for _ in prompt])
     for sessions in pair:
-        sessions.sessions[0].observe(Prefill(prompt, Tops.of(top)))
-        sessions.sessions[1].observe(Prefill(prompt[::-1].copy(), Tops.of(top)))
+        sessions.sessions[0].observe(Prefill(prompt, TopTokens.of(top)))
+        sessions.sessions[1].observe(Prefill(prompt[::-1].copy(), TopTokens.of(top)))
     budget = 5 if template is None else 30  # by reach: as deep and wide as the shape surely is
     for _ in range(6):
         request = budget if random.random() < 0.8 else 0
@@ -101,7 +101,7 @@ def step_after(draft: tuple[Any, ...], random: Any) -> Step:
             path.append(node)
     top = torch.tensor([random.sample(range(VOCAB), K + 1) for _ in range(len(tree) + 1)])
     tokens = (*(int(tree.tokens[node]) for node in path), random.randrange(VOCAB))
-    return Step(tree, tuple(path), tokens, best=Tops.of(top))
+    return Step(tree, tuple(path), tokens, best=TopTokens.of(top))
 
 
 def test_trees_grown_by_reach_keep_to_what_is_known() -> None:
@@ -123,8 +123,8 @@ def test_a_step_waits_for_the_device_once() -> None:
     session = drafter.open(DraftRequest((1, 2), VOCAB))
     generator = torch.Generator().manual_seed(0)
 
-    def top_tokens(count: int) -> Tops:
-        return Tops.of(torch.rand(count, VOCAB, generator=generator).topk(8).indices)
+    def top_tokens(count: int) -> TopTokens:
+        return TopTokens.of(torch.rand(count, VOCAB, generator=generator).topk(8).indices)
 
     calls = []
     for length in (3, 300):
@@ -137,7 +137,7 @@ def test_a_step_waits_for_the_device_once() -> None:
     text, sizes = [1, 2], []
     for _ in range(6):
         with Crossings() as crossings:
-            session.outlook(DraftContext(text, 2, 50))
+            session.expected_acceptance(DraftContext(text, 2, 50))
             tree = session.propose(DraftContext(text, 2, 50), 80)
         assert crossings.waits == 1
         step = Step(tree, (0,), (int(tree.tokens[0]), 3), best=top_tokens(len(tree) + 1))
@@ -208,25 +208,25 @@ def test_an_engine_drafts_the_same_from_both_forms(settings: str) -> None:
 
 def told(step: Step) -> tuple[Any, ...]:
     tree = step.tree
-    accept_prob = tree.reach.tolist()
+    accept_prob = tree.accept_prob.tolist()
     return tree.tokens.tolist(), tree.parents.tolist(), accept_prob, step.path, step.tokens
 
 
 @contextmanager
 def copies_counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Count how often the best tokens are read on the host, and where they are."""
-    counts, host, there = Counter[str](), Tops.host, Tops.there
+    counts, host, there = Counter[str](), TopTokens.host, TopTokens.there
 
-    def counted(form: str, read: Callable[[Tops], Any]) -> Callable[[Tops], Any]:
-        def job(top_tokens: Tops) -> Any:
+    def counted(form: str, read: Callable[[TopTokens], Any]) -> Callable[[TopTokens], Any]:
+        def job(top_tokens: TopTokens) -> Any:
             counts[form] += 1
             return read(top_tokens)
 
         return job
 
     with monkeypatch.context() as patch:
-        patch.setattr(Tops, "host", counted("host", host))
-        patch.setattr(Tops, "there", counted("there", there))
+        patch.setattr(TopTokens, "host", counted("host", host))
+        patch.setattr(TopTokens, "there", counted("there", there))
         yield counts
 
 
@@ -241,7 +241,7 @@ def test_the_best_tokens_never_cross(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_of_a_forward_share_one_copy() -> None:
     best = torch.arange(24).reshape(2, 4, 3)
-    one, other = Tops.rows(best, [2, 4])
+    one, other = TopTokens.rows(best, [2, 4])
     assert (len(one), len(other)) == (2, 4)
     for top_tokens, row in ((one, best[0, :2]), (other, best[1])):
         assert torch.equal(top_tokens.there(), row)

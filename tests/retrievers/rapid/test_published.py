@@ -15,8 +15,8 @@ from ragspec.retrievers.rapid.published import Published
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
+from tests.support.distributions import Grow, Laws, generate, grow, judged, law_deviation
 from tests.support.enumeration import enumerate_outcomes
-from tests.support.laws import Grow, Laws, generate, grow, judged, law_deviation
 
 CHAIN: Grow = partial(grow, widths=(1, 1))
 

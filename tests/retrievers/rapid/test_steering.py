@@ -24,7 +24,7 @@ SAMPLINGS = [
     Sampling(temperature=0.8, top_k=7, repetition_penalty=1.3, seed=9),
 ]
 GIVEN: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
-OWN = tiny.prompt(7, seed=4)
+OF_MODEL = tiny.prompt(7, seed=4)
 
 
 def target() -> Any:
@@ -84,7 +84,9 @@ def test_each_token_is_that_of_two_full_forwards(eta: float) -> None:
 def test_drafts_do_not_move_it(sampling: Sampling) -> None:
     prompt = tiny.prompt(50)
     distribution = Steering(other())
-    plain = engine().generate(prompt, sampling, transform=distribution, draft_prompt=OWN, **GIVEN)
+    plain = engine().generate(
+        prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **GIVEN
+    )
     assert plain.label == "exact-for(RAPID, eta 10)"
     assert plain.tokens != engine().generate(prompt, sampling, **GIVEN).tokens
     noisy = NoisyTrees({tuple(prompt): plain.tokens})
@@ -93,7 +95,7 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
         for budget in (0, 4, 40, "auto"):
             request = engine(drafter, budget)
             result = request.generate(
-                prompt, sampling, transform=distribution, draft_prompt=OWN, **GIVEN
+                prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **GIVEN
             )
             assert result.tokens == plain.tokens and result.label == plain.label
             assert result.report.drift == pytest.approx(plain.report.drift)
@@ -101,7 +103,10 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
             assert result.report.accepted > 5
     for budget in (0, 4, "auto"):
         current = engine([ContextDrafter(), Rapid(other(), mode="steered")], budget)
-        assert current.generate(prompt, sampling, draft_prompt=OWN, **GIVEN).tokens == plain.tokens
+        assert (
+            current.generate(prompt, sampling, draft_prompt=OF_MODEL, **GIVEN).tokens
+            == plain.tokens
+        )
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
@@ -109,7 +114,7 @@ def test_eta_0_is_the_target_alone(sampling: Sampling) -> None:
     prompt = tiny.prompt(40)
     plain = engine().generate(prompt, sampling, **GIVEN)
     drafter = Rapid(other(), mode="steered", eta=0.0)
-    result = engine(drafter).generate(prompt, sampling, draft_prompt=OWN, **GIVEN)
+    result = engine(drafter).generate(prompt, sampling, draft_prompt=OF_MODEL, **GIVEN)
     assert result.tokens == plain.tokens and result.label == "exact" and result.report.drift is None
     still = engine().generate(prompt, sampling, transform=Steering(other(), 0.0), **GIVEN)
     assert still.tokens == plain.tokens and still.report.drift == 0.0
@@ -118,10 +123,10 @@ def test_eta_0_is_the_target_alone(sampling: Sampling) -> None:
 def test_greedy_text_is_steered_by_kappa() -> None:
     prompt, kappa = tiny.prompt(30), 4.0
     distribution = Steering(other(), kappa=kappa)
-    result = engine().generate(prompt, transform=distribution, draft_prompt=OWN, **GIVEN)
+    result = engine().generate(prompt, transform=distribution, draft_prompt=OF_MODEL, **GIVEN)
     rows = []
     with torch.no_grad():
-        for model, start in ((target(), prompt), (other(), OWN)):
+        for model, start in ((target(), prompt), (other(), OF_MODEL)):
             logits = model(torch.tensor([start + result.tokens])).logits[0]
             rows.append(logits[len(start) - 1 : -1])
     steered = naive(rows[0].softmax(-1), rows[1].softmax(-1), kappa, rows[0])
@@ -154,7 +159,7 @@ def test_where_the_model_cannot_read_on_the_law_is_the_targets(sampling: Samplin
 
 def test_a_text_that_goes_on_is_steered_alike() -> None:
     prompt, distribution = tiny.prompt(40), Steering(other())
-    inputs = {**GIVEN, "transform": distribution, "draft_prompt": OWN}
+    inputs = {**GIVEN, "transform": distribution, "draft_prompt": OF_MODEL}
     whole = engine("context").generate(prompt, SAMPLINGS[1], **inputs)
     first = engine("context").generate(prompt, SAMPLINGS[1], pause=11, **inputs)
     rest = engine("context").generate(prompt, SAMPLINGS[1], written=first.tokens, **inputs)
@@ -163,7 +168,7 @@ def test_a_text_that_goes_on_is_steered_alike() -> None:
 
 def test_several_samples_and_memories_have_one_each() -> None:
     prompt, distribution = tiny.prompt(24), Steering(other())
-    inputs = {**GIVEN, "transform": distribution, "draft_prompt": OWN}
+    inputs = {**GIVEN, "transform": distribution, "draft_prompt": OF_MODEL}
     three = engine("context").generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **inputs)
     alone = engine().generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **inputs)
     assert [text.tokens for text in three] == [text.tokens for text in alone]

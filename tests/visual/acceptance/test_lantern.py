@@ -38,7 +38,7 @@ from tests.support.codes import (
     sampled,
     variation,
 )
-from tests.support.laws import Grow, Laws, emitted, generate, judged
+from tests.support.distributions import Grow, Laws, emitted, generate, judged
 
 CODES = 8
 TABLE = neighbours(CODES, 6)

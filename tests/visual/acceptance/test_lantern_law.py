@@ -14,7 +14,7 @@ from ragspec.acceptance.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.acceptance.lantern import Lantern, LanternPlus, RelaxedWalk
-from ragspec.visual.acceptance.relation import related, relaxed_law
+from ragspec.visual.acceptance.relation import related, relaxed_distribution
 from tests.ragspec.acceptance.test_walk import plain
 from tests.support.codes import (
     chi_square,
@@ -26,8 +26,16 @@ from tests.support.codes import (
     sampled,
     variation,
 )
+from tests.support.distributions import (
+    Grow,
+    Laws,
+    LawTarget,
+    emitted,
+    generate,
+    judged,
+    mean_length,
+)
 from tests.support.enumeration import Tokens, enumerate_outcomes
-from tests.support.laws import Grow, Laws, LawTarget, emitted, generate, judged, mean_length
 from tests.visual.acceptance.test_lantern import CODES, RELAXED, TABLE
 
 
@@ -39,7 +47,7 @@ def test_one_deterministic_candidate_gives_the_relaxed_law(rule: RelaxedWalk) ->
         p, code = law_after(distributions), int(distributions.draft(()).argmax())
         among = related(rule.relation, code, p)
         result = first_law(rule, distributions, fixed(1))
-        assert np.abs(result - relaxed_law(p, code, among)).max() < 1e-12
+        assert np.abs(result - relaxed_distribution(p, code, among)).max() < 1e-12
         assert variation(result, p) == pytest.approx(among.mass, abs=1e-12)
         assert first_excess(rule, distributions, fixed(1)) == pytest.approx(among.mass, abs=1e-12)
         accepted = mean_length(rule, distributions, fixed(1)) - mean_length(
@@ -72,8 +80,8 @@ def test_sampled_candidates_shift_the_law_by_the_mean_excess_at_most() -> None:
     for seed in range(3):
         distributions = Laws(CODES, seed)
         outcomes = enumerate_outcomes(
-            lambda noise, dists=distributions: excess_of(rule, dists, noise)
-        )  # type: ignore[misc]
+            lambda noise, dists=distributions: excess_of(rule, dists, noise)  # type: ignore[misc]
+        )
         mean = sum(weight * text[-1] for text, weight in outcomes.items())
         assert (
             variation(first_law(rule, distributions, sampled(1)), law_after(distributions))
@@ -104,7 +112,7 @@ def test_real_noise_gives_the_closed_form(rule: RelaxedWalk) -> None:
 
     distributions = max((Laws(CODES, seed) for seed in range(12)), key=moved)
     p, code = law_after(distributions), int(distributions.draft(()).argmax())
-    expected = relaxed_law(p, code, related(rule.relation, code, p))
+    expected = relaxed_distribution(p, code, related(rule.relation, code, p))
     tree = fixed(1)(distributions, NoiseStream(0), ())
     counts = np.zeros(CODES)
     for seed in range(samples):

@@ -19,15 +19,15 @@ from ragspec.visual.acceptance.relation import (
     SameCluster,
     check_size,
     related,
-    relaxed_law,
+    relaxed_distribution,
 )
-from tests.support.codes import Law, broken, codebook, neighbours, variation
+from tests.support.codes import Distribution, broken, codebook, neighbours, variation
 
 CODES = 32
 TABLE = neighbours(CODES, 20)
 
 
-def law(seed: int, spread: float = 1.0) -> Law:
+def distribution(seed: int, spread: float = 1.0) -> Distribution:
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.full(CODES, spread))
     p[rng.integers(CODES, size=6)] = 0.0  # as after a top-k filter
@@ -39,7 +39,7 @@ def law(seed: int, spread: float = 1.0) -> Law:
 def test_the_related_codes_are_the_longest_prefix_within_the_bound(
     seed: int, code: int, k: int
 ) -> None:
-    p = law(seed)
+    p = distribution(seed)
     choices: list[Relation] = [NearestWithin(TABLE, k, 0.07), NearestByRatio(TABLE, k, 2.5)]
     for relation in choices:
         bound = 0.07 if isinstance(relation, NearestWithin) else 1.5 * p[code]
@@ -50,7 +50,7 @@ def test_the_related_codes_are_the_longest_prefix_within_the_bound(
         assert result.mass <= bound
         if n < k:
             assert p[TABLE.rows[code, : n + 1]].sum() > bound - 1e-12
-        relaxed = relaxed_law(p, code, result)
+        relaxed = relaxed_distribution(p, code, result)
         assert relaxed.sum() == pytest.approx(1.0, abs=1e-12)
         assert variation(relaxed, p) == pytest.approx(result.mass, abs=1e-6)
         assert (relaxed[result.codes] == 0.0).all()
@@ -61,7 +61,7 @@ def test_the_related_codes_are_the_longest_prefix_within_the_bound(
 @pytest.mark.parametrize("kind", ["k", "delta", "lam"])
 def test_more_relaxation_relates_more(kind: str) -> None:
     for seed, code in itertools.product(range(20), range(0, CODES, 5)):
-        p = law(seed)
+        p = distribution(seed)
         chain: list[Relation] = {
             "k": [NearestWithin(TABLE, k, 0.3) for k in range(0, 21, 4)],
             "delta": [NearestWithin(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
@@ -74,7 +74,7 @@ def test_more_relaxation_relates_more(kind: str) -> None:
 
 
 def test_two_parameters_never_mean_one_another() -> None:
-    p = law(0)
+    p = distribution(0)
     code = int(p.argmax())
     assert NearestWithin(TABLE, 5, 0.5).bound(code, p) == 0.5
     assert NearestByRatio(TABLE, 5, 1.5).bound(code, p) == 0.5 * p[code]
@@ -95,7 +95,7 @@ def test_what_relates_nothing_says_so() -> None:
 
 def test_a_cluster_is_related_whatever_it_weighs() -> None:
     partition = CodePartition.build(codebook(CODES), 4)
-    p = law(1)
+    p = distribution(1)
     result = related(SameCluster(partition), 9, p)
     inside = partition.clusters == partition.clusters[9]
     assert sorted([*result.codes.tolist(), 9]) == np.flatnonzero(inside).tolist()
@@ -137,7 +137,7 @@ def test_prefixes_off_by_one_are_seen(old: str, new: str) -> None:
     def sound(where: object) -> bool:
         relation = where.NearestWithin(TABLE, 4, 0.07)  # type: ignore[attr-defined]
         for seed, code in itertools.product(range(10), range(CODES)):
-            p = law(seed)
+            p = distribution(seed)
             result = where.related(relation, code, p)  # type: ignore[attr-defined]
             prefix = TABLE.rows[code, : len(result.codes)].tolist()
             if result.mass > 0.07 or len(result.codes) > 4 or result.codes.tolist() != prefix:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.acceptance.walk import Walk
-from ragspec.visual.acceptance.surprise import Surprising, surprise_of
+from ragspec.visual.acceptance.nll_gap import Surprising, nll_gap_of
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 from tests.support import tiny_images
 
@@ -18,7 +18,7 @@ def test_its_mean_over_a_law_is_none_by_enumeration() -> None:
     sample = torch.Generator().manual_seed(0)
     for size in (1, 2, 30):
         distribution = torch.randn(size, generator=sample, dtype=torch.float64).mul(2.0).softmax(0)
-        result = surprise_of(distribution.expand(size, -1), list(range(size)))
+        result = nll_gap_of(distribution.expand(size, -1), list(range(size)))
         assert float(distribution @ torch.tensor(result, dtype=torch.float64)) == pytest.approx(
             0.0, abs=1e-12
         )
@@ -30,11 +30,11 @@ def test_its_mean_over_a_law_is_none_by_enumeration() -> None:
 def test_it_grows_where_the_likeliest_code_is_answered_by_an_unlikely_one() -> None:
     distribution = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
     relaxed = torch.tensor([0.0, 0.2, 0.8], dtype=torch.float64)  # code 2 stands for code 0
-    values = torch.tensor(surprise_of(distribution.expand(3, -1), [0, 1, 2]), dtype=torch.float64)
+    values = torch.tensor(nll_gap_of(distribution.expand(3, -1), [0, 1, 2]), dtype=torch.float64)
     assert float(relaxed @ values) > 1.0
     excluded = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    assert 0.0 < surprise_of(excluded, [1])[0] < 30.0  # finite where the law excludes the code
-    assert surprise_of(excluded, [0]) == (0.0,)
+    assert 0.0 < nll_gap_of(excluded, [1])[0] < 30.0  # finite where the law excludes the code
+    assert nll_gap_of(excluded, [0]) == (0.0,)
 
 
 def test_a_rule_that_measures_is_the_rule(tmp_path: Path) -> None:
@@ -65,11 +65,11 @@ def stats(folder: Path, drafter: Any, rule: str, images: int = 300, **settings: 
 )
 def test_exact_rules_have_none(folder: Path, drafter: Any, rule: str, settings: Any) -> None:
     result = stats(folder, drafter, rule, **settings)
-    assert len(result.surprises) == 300 * tiny_images.SIDE**2
-    assert abs(result.surprise) < 3.0 * result.surprise_error < 0.2
+    assert len(result.nll_gaps) == 300 * tiny_images.SIDE**2
+    assert abs(result.nll_gap) < 3.0 * result.nll_gap_error < 0.2
 
 
 def test_relaxed_rules_have_some_and_say_so(folder: Path) -> None:
     result = stats(folder, "starter", "lantern", neighbours=23, delta=0.9)
-    assert result.surprise > 4.0 * result.surprise_error
-    assert f"surprise {result.surprise:+.3f}" in result.summary()
+    assert result.nll_gap > 4.0 * result.nll_gap_error
+    assert f"surprise {result.nll_gap:+.3f}" in result.summary()

@@ -24,8 +24,8 @@ from ragspec.visual.acceptance.lantern import GSD, Lantern, LanternPlus, Relaxed
 from ragspec.visual.acceptance.tv_budget import Spending, TVBudget, position_excess
 from tests.ragspec.acceptance.test_walk import plain
 from tests.support.codes import broken, codebook, coupled, fixed, neighbours, sampled
+from tests.support.distributions import Grow, Laws, LawTarget, Place, deviation, emitted, grow
 from tests.support.enumeration import Tokens, enumerate_outcomes
-from tests.support.laws import Grow, Laws, LawTarget, Place, deviation, emitted, grow
 
 CODES = 8
 TABLE = neighbours(CODES, 6)

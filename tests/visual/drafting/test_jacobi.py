@@ -13,24 +13,26 @@ from ragspec.acceptance.rejection import ChainRejection
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
 from ragspec.visual.drafting.jacobi import _RATES, _SECOND, JacobiDrafter, JacobiSession
 from tests.support import image_models, tiny
+from tests.support.distributions import Laws, LawTarget, deviation, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.fixed import FixedDrafter
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, target
-from tests.support.laws import Laws, LawTarget, deviation, emitted
 
 PROMPT = (7, 7)
 
 
 def session(drafter: JacobiDrafter, vocab: int = 50, noise: NoiseStream | None = None) -> Any:
-    distribution = TokenLaw(Sampling(temperature=1.0), noise or NoiseStream(0), len(PROMPT))
-    return drafter.open(DraftRequest(PROMPT, vocab, law=distribution))
+    distribution = TokenDistribution(
+        Sampling(temperature=1.0), noise or NoiseStream(0), len(PROMPT)
+    )
+    return drafter.open(DraftRequest(PROMPT, vocab, distribution=distribution))
 
 
 def at(codes: list[int], left: int = 50) -> DraftContext:
@@ -100,13 +102,15 @@ def test_the_sampled_form_is_of_use_too() -> None:
     )
     assert len(result.steps) < 30
     assert {step.tree.kind for step in result.steps[1:] if len(step.tree)} == {DraftKind.SAMPLED}
-    assert result.label == "exact-for(law)"
+    assert result.label == "exact-for(distribution)"
 
 
 def written(distributions: Laws, noise: NoiseStream, drafter: JacobiDrafter, steps: int) -> Tokens:
     """Return what some steps of drafter, rejection rule and observation emit on a toy target."""
-    distribution = TokenLaw(Sampling(temperature=1.0), noise)
-    opened: JacobiSession = drafter.open(DraftRequest((), distributions.vocab, law=distribution))
+    distribution = TokenDistribution(Sampling(temperature=1.0), noise)
+    opened: JacobiSession = drafter.open(
+        DraftRequest((), distributions.vocab, distribution=distribution)
+    )
     context: Tokens = ()
     rule = ChainRejection()
     for number in range(steps):
@@ -159,7 +163,7 @@ def test_sampled_codes_follow_the_law_of_plain_sampling() -> None:
     results = engine.generate([1, 2, 3], sampling, max_new_tokens=4, ignore_eos=True)
     plain = Engine(model, drafter=None)
     expected = np.zeros(8)
-    distribution = TokenLaw(Sampling(temperature=1.0, top_k=5), NoiseStream(0))
+    distribution = TokenDistribution(Sampling(temperature=1.0, top_k=5), NoiseStream(0))
 
     def after(text: list[int]) -> np.ndarray[Any, Any]:
         with torch.no_grad():
@@ -199,7 +203,7 @@ def test_windows_end_with_budget_and_picture() -> None:
     assert len(sampled.propose(at([1], left=1), 9)) == 0
 
 
-class Told:
+class ProgressCallback:
     """A view that answers 100 + node, and next best 50, 49, ... + node."""
 
     noise = NoiseStream(0)
@@ -212,7 +216,7 @@ def test_codes_behind_the_text_come_from_the_last_forward() -> None:
     opened = session(JacobiDrafter(4), vocab=200)
     tree = opened.propose(at([1]), 9)
     assert tree.tokens.tolist() == [1, 1, 1, 1]
-    opened.observe(Step(tree, (0,), (1, 5), view=Told()))  # type: ignore[arg-type]
+    opened.observe(Step(tree, (0,), (1, 5), view=ProgressCallback()))  # type: ignore[arg-type]
     # Indices 3 and 4 were thought of at nodes 1, 2 and 3 (indices 3, 4, 5); 6 is fresh.
     following = opened.propose(at([1, 1, 5]), 9)
     assert following.tokens.tolist() == [101, 102, 103, 103]
@@ -222,7 +226,7 @@ def test_next_best_codes_stand_beside_the_chain_where_there_is_room() -> None:
     opened = session(JacobiDrafter(3, branches=1), vocab=200)
     tree = opened.propose(at([1]), 9)
     assert len(tree) == 3, "nothing is known of fresh positions"
-    opened.observe(Step(tree, (), (7,), view=Told()))  # type: ignore[arg-type]
+    opened.observe(Step(tree, (), (7,), view=ProgressCallback()))  # type: ignore[arg-type]
     for budget, size in ((9, 6), (4, 4), (3, 3)):
         tree = opened.propose(at([1, 7]), budget)
         check(tree, 200)
@@ -234,8 +238,8 @@ def test_next_best_codes_stand_beside_the_chain_where_there_is_room() -> None:
         (0, 51),
         (1, 52),
     ]
-    before = float(tree.reach[3])
-    opened.observe(Step(tree, (3,), (50, 9), view=Told()))  # type: ignore[arg-type]
+    before = float(tree.accept_prob[3])
+    opened.observe(Step(tree, (3,), (50, 9), view=ProgressCallback()))  # type: ignore[arg-type]
     assert opened._seconds[0] > _SECOND
     assert before == pytest.approx((1.0 - _RATES[1]) * _SECOND)
 
@@ -254,7 +258,7 @@ def test_it_finds_its_codes_among_those_of_others() -> None:
     opened = session(JacobiDrafter(3), vocab=200)
     opened.propose(at([1]), 9)
     mixed = DraftTree.build([8, 1, 9, 1, 4], [-1, -1, 0, 1, 3], "mixed", kind=DraftKind.COUPLED)
-    opened.observe(Step(mixed, (), (8,), view=Told()))  # type: ignore[arg-type]
+    opened.observe(Step(mixed, (), (8,), view=ProgressCallback()))  # type: ignore[arg-type]
     assert opened.propose(at([1, 8]), 9).tokens.tolist() == [101, 103, 103]
 
 
@@ -267,13 +271,13 @@ def test_without_a_view_it_starts_afresh() -> None:
 
 def test_reach_follows_what_came_true() -> None:
     opened = session(JacobiDrafter(3), vocab=200)
-    before = opened.propose(at([1]), 9).reach.tolist()
+    before = opened.propose(at([1]), 9).accept_prob.tolist()
     codes = [1]
     for _ in range(10):
         tree = opened.propose(at(codes), 9)
         opened.observe(Step(tree, (0, 1, 2), (1, 1, 1, 1)))
         codes += [1, 1, 1, 1]
-    after = opened.propose(at(codes), 9).reach.tolist()
+    after = opened.propose(at(codes), 9).accept_prob.tolist()
     assert all(late > early for early, late in zip(before, after, strict=True))
     assert after == sorted(after, reverse=True)
 

@@ -10,7 +10,7 @@ import torch
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
@@ -45,7 +45,9 @@ def generate(
     **inputs: Any,
 ) -> Any:
     target = models.target(models.model(strength=0.1), rows, scale=2.0)
-    drafter = drafter_of(target, instance or smaller(), rows, window=window, worth=min_gain)
+    drafter = drafter_of(
+        target, instance or smaller(), rows, window=window, min_expected_gain=min_gain
+    )
     engine = Engine(target, None, drafter, budget=6, rule=rule, **inputs)
     result = engine.generate(
         [target.prompt(row) for row in range(rows)],
@@ -82,10 +84,12 @@ def test_a_copy_of_the_target_is_always_right() -> None:
 def test_a_draft_is_what_its_model_draws_alone() -> None:
     target = models.target(models.model(), scale=2.0)
     instance = smaller()
-    drafter = drafter_of(target, instance, window=4, worth=0.0)
+    drafter = drafter_of(target, instance, window=4, min_expected_gain=0.0)
     prompt = target.prompt(0)
-    distribution = TokenLaw(Sampling(temperature=1.0), NoiseStream(5), 1)
-    session = drafter.open(DraftRequest(tuple(prompt), target.vocab_size, law=distribution))
+    distribution = TokenDistribution(Sampling(temperature=1.0), NoiseStream(5), 1)
+    session = drafter.open(
+        DraftRequest(tuple(prompt), target.vocab_size, distribution=distribution)
+    )
     tree = session.propose(DraftContext(list(prompt), len(prompt), CODES), 4)
     drafted = target.table.latents[tree.tokens.tolist()]
     with torch.no_grad():
@@ -123,4 +127,4 @@ def test_bad_drafts_are_refused() -> None:
         LatentDrafter(smaller(), target)
     for window, min_gain in ((0, 0.1), (4, -0.1), (4, 1.0)):
         with pytest.raises(InputError, match=f"got window {window} and worth {min_gain}"):
-            drafter_of(target, smaller(), window=window, worth=min_gain)
+            drafter_of(target, smaller(), window=window, min_expected_gain=min_gain)

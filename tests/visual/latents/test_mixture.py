@@ -118,7 +118,7 @@ def test_pictures_are_drawn_by_mixtures() -> None:
 
     latents, result = draw(JacobiDrafter(4, width=models.SIDE), MixtureRule())
     again, _ = draw(JacobiDrafter(4, width=models.SIDE), MixtureRule())
-    assert torch.equal(latents, again) and result[0].label == "exact-for(law)"
+    assert torch.equal(latents, again) and result[0].label == "exact-for(distribution)"
     assert sum(each.report.accepted for each in result) > 0
     assert draw(None, "walk")[0].shape == latents.shape == (2, models.SIDE**2, 2)
 

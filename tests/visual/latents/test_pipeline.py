@@ -226,6 +226,6 @@ def test_the_command_draws(
     assert result["rule"] == (rule[1] if rule else "aligned")
     assert len(result["images"]) == 2 and all(Path(path).is_file() for path in result["images"])
     approximate = "near" in rule
-    assert result["label"] == ("approximate" if approximate else "exact-for(law)")
+    assert result["label"] == ("approximate" if approximate else "exact-for(distribution)")
     assert result["forwards"] <= result["forwards_plain"]
     assert (result["distance_mean"] is not None) is approximate

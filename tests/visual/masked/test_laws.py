@@ -34,7 +34,7 @@ def wanted() -> torch.Tensor:
         (Aligned(), "model", {"spread": 1.5}),  # unequal deviations, which tries settle
         (Horizon(2), "jacobi", {}),
         (Path(), "jacobi", {}),
-        (Path(), "model", {"apart": 0.1}),
+        (Path(), "model", {"isolate_errors": 0.1}),
     ],
     ids=["aligned", "aligned-unequal", "horizon", "path", "path-model"],
 )
@@ -43,7 +43,7 @@ def test_pictures_follow_the_targets_law(
 ) -> None:
     result, generations = drawn(rule, drafts, SAMPLES, **inputs)
     assert differs(result.flatten(1), selection) > SAME
-    assert 0.1 < kept(generations) < 0.99 and generations[0].label == "exact-for(law)"
+    assert 0.1 < kept(generations) < 0.99 and generations[0].label == "exact-for(distribution)"
 
 
 class FreshDraw(Horizon):
@@ -78,11 +78,11 @@ class Unmasked(MaskedTarget):
 @pytest.mark.parametrize(
     ("rule", "drafts", "given"),
     [
-        (FreshDraw(1), "model", {"apart": 0.3}),
+        (FreshDraw(1), "model", {"isolate_errors": 0.3}),
         (Mirrored(), "model", {"spread": 2.0}),
         (CspdPaper(), "model", {}),  # keeps the factor of the deviations
-        (Aligned(), None, {"made_by": TwiceUsed}),
-        (Aligned(), "jacobi", {"made_by": Unmasked}),
+        (Aligned(), None, {"built_by": TwiceUsed}),
+        (Aligned(), "jacobi", {"built_by": Unmasked}),
     ],
     ids=["fresh", "mirrored", "sigma", "twice", "unmasked"],
 )

@@ -81,7 +81,9 @@ def test_what_was_foreseen_is_drawn_under_the_deepest_prefix() -> None:
     drafter = MaskedJacobiDrafter(target, 3, 0.0)
     with target.open(1, 0) as session:
         states = session.verify([target.prompt(0)], [_empty()])
-        view = target.open_view(states[0], _empty(), _law(noises[0]), _stop(), target.prompt(0))
+        view = target.open_view(
+            states[0], _empty(), _distribution(noises[0]), _stop(), target.prompt(0)
+        )
         target.draw([view])
     assert [target.guess(0, index) for index in range(5)] == [*range(1, 5), None]
     whole = target.read([0], [[]])[0]
@@ -98,11 +100,11 @@ def _empty() -> Any:
     return DraftTree.empty()
 
 
-def _law(noise: NoiseStream) -> Any:
-    from ragspec.sampling.distribution import TokenLaw
+def _distribution(noise: NoiseStream) -> Any:
+    from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.settings import Sampling
 
-    return TokenLaw(Sampling(temperature=1.0), noise, 1)
+    return TokenDistribution(Sampling(temperature=1.0), noise, 1)
 
 
 def _stop() -> Any:

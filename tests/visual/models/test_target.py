@@ -11,7 +11,7 @@ import torch
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, SamplingError, TokenizerMismatchError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
@@ -229,7 +229,10 @@ def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
             for rows in ([0, 1], [9, 10])
         ]
     distribution = pair[1] + 3.0 * (pair[0] - pair[1])
-    assert TokenLaw(SAMPLED, NoiseStream(3), 0).select(distribution, [0, 1, 2]).tolist() == sample
+    assert (
+        TokenDistribution(SAMPLED, NoiseStream(3), 0).select(distribution, [0, 1, 2]).tolist()
+        == sample
+    )
 
 
 def test_codes_may_be_given() -> None:

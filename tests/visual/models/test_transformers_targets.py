@@ -192,13 +192,13 @@ def own_imagegpt(row: int) -> list[int]:
     return list(sample[0, 1:].tolist())
 
 
-OWN = {
+OF_MODEL = {
     "janus": own_janus,
     "emu3": own_emu3,
     "chameleon": own_chameleon,
     "imagegpt": own_imagegpt,
 }
-KINDS = pytest.mark.parametrize("kind", OWN)
+KINDS = pytest.mark.parametrize("kind", OF_MODEL)
 
 
 def draw(engine: Engine, rows: list[int], sampling: Sampling) -> list[list[int]]:
@@ -216,7 +216,7 @@ def rows_of(kind: str) -> list[int]:
 def test_greedy_decoding_is_the_models_own(kind: str) -> None:
     rows = rows_of(kind)
     result = draw(Engine(target(kind), None, drafter=None), rows, Sampling())
-    assert result == [OWN[kind](row) for row in rows]
+    assert result == [OF_MODEL[kind](row) for row in rows]
     assert len({tuple(tokens) for tokens in result}) == len(rows)  # the prompt matters
     assert all(len(set(tokens)) > 3 for tokens in result)
 

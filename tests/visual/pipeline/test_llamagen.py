@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual import ImagePipeline, LlamaGenPipeline
@@ -59,7 +59,7 @@ def test_negative_features_take_the_place_of_no_prompt(temperature: float) -> No
         )
         for row, inputs in enumerate(current):
             sampling = Sampling(temperature=temperature)
-            distribution = TokenLaw(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
+            distribution = TokenDistribution(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
             codes: list[int] = []
             for index in range(SIDE**2):
                 beside = logits_of(model, negative[row % len(negative)], codes)
@@ -109,7 +109,9 @@ def test_a_smaller_grid_keeps_the_places_of_its_codes(size: tuple[int, int], dra
     assert out.images.shape == (16, 3, 2 * height, 2 * width)
     places = [1 + row * SIDE + column for row in range(height) for column in range(width)]
     for row, label in enumerate(labels):
-        distribution = TokenLaw(Sampling(temperature=3.0), NoiseStream(out.stats.seeds[row], 0), 0)
+        distribution = TokenDistribution(
+            Sampling(temperature=3.0), NoiseStream(out.stats.seeds[row], 0), 0
+        )
         codes: list[int] = []
         for index in range(height * width):
             ids = torch.tensor([codes], dtype=torch.int64)

@@ -12,7 +12,7 @@ from accelerate import hooks
 
 from ragspec.errors import InputError
 from ragspec.visual.pipeline.latents import LatentPipeline
-from ragspec.visual.pipeline.manners import Manners
+from ragspec.visual.pipeline.manners import DiffusersMixin
 from ragspec.visual.pipeline.masked import MaskedLatentPipeline
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 from tests.support import tiny_images, tiny_latents, tiny_masked
@@ -221,7 +221,7 @@ def test_the_bar_can_be_named_and_turned_off(
 
 def test_every_pipeline_has_them() -> None:
     for kind in (ImagePipeline, LatentPipeline, MaskedLatentPipeline):
-        assert issubclass(kind, Manners)
+        assert issubclass(kind, DiffusersMixin)
 
 
 @every

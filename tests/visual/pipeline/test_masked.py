@@ -178,7 +178,7 @@ def test_drafts_are_judged_by_rules_of_latents(folder: Path) -> None:
         exact = drawn(pipeline(folder, **DRAFTED | {"drafter": drafter}))
         again = drawn(pipeline(folder, **DRAFTED | {"drafter": drafter}, batch_size=3))
         assert torch.allclose(exact.latents, again.latents, atol=1e-3)
-        assert exact.label == "exact-for(law)" and exact.stats.acceptance > 0.0
+        assert exact.label == "exact-for(distribution)" and exact.stats.acceptance > 0.0
         assert exact.stats.forwards < plain.stats.forwards == 36
         assert exact.stats.prefixes > exact.stats.forwards
     close = drawn(pipeline(folder, **DRAFTED, rule="near", r=0.5))
@@ -214,7 +214,7 @@ def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
     assert [each[0] for each in message] == [0, 1, 2]  # a pass that has begun is finished
     assert 0 < message[0][1] < message[1][1] < 9
     assert ended.label == "unfinished" and not bool(ended.latents[2].any())
-    assert drawn(pipe, 3).label == "exact-for(law)"
+    assert drawn(pipe, 3).label == "exact-for(distribution)"
 
 
 def test_a_draft_model_is_saved_and_found(folder: Path, tmp_path: Path) -> None:

@@ -66,5 +66,5 @@ def test_codes_of_an_image_that_was_cut_short_are_filled_up() -> None:
 
 def test_the_weakest_label_holds_for_all() -> None:
     assert weakest(["exact", "exact"]) == "exact"
-    assert weakest(["exact", "bounded(tv<=0.1)", "exact-for(law)"]) == "bounded(tv<=0.1)"
+    assert weakest(["exact", "bounded(tv<=0.1)", "exact-for(distribution)"]) == "bounded(tv<=0.1)"
     assert weakest(["approximate", "bounded(tv<=0.1)"]) == "approximate"

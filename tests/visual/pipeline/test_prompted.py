@@ -18,7 +18,7 @@ from ragspec.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual import (
@@ -157,7 +157,7 @@ def test_emu3_draws_what_its_own_generate_draws(size: tuple[int, int], negative:
     out = pipe(PROMPTS, negative_prompt=negative, output_type="pt", **record)
     assert out.codes.shape == (len(PROMPTS), *size) == out.acceptance_map.shape
     assert out.stats.excess.shape == out.codes.shape
-    assert out.stats.surprises.size <= out.codes.numel()
+    assert out.stats.nll_gaps.size <= out.codes.numel()
     for row, text in enumerate(PROMPTS):
         sample = own_emu3(pipe, text, negative, size)
         known = sample[:, :-3].reshape(size[0], size[1] + 1)
@@ -180,7 +180,9 @@ def test_sampled_emu3_has_the_law_of_its_own_generate() -> None:
         assert torch.equal(out.codes[row], known)
 
 
-def own_chameleon(pipe: Any, ids: list[int], none: list[int], distribution: TokenLaw) -> list[int]:
+def own_chameleon(
+    pipe: Any, ids: list[int], none: list[int], distribution: TokenDistribution
+) -> list[int]:
     """Decode by whole forwards: the model's own generate never draws a code."""
     model = pipe.model
     known = model.model.vocabulary_mapping.img2bpe
@@ -208,7 +210,7 @@ def test_chameleon_draws_codes_alone(negative: str | None, temperature: float) -
         read = pipe.text_tokenizer
         ids = read(f"{text}<sep><boi>").input_ids
         none = read("<boi>" if negative is None else f"{negative}<sep><boi>").input_ids
-        distribution = TokenLaw(
+        distribution = TokenDistribution(
             Sampling(temperature=temperature), NoiseStream(out.stats.seeds[row], 0), 0
         )
         assert out.codes[row].flatten().tolist() == own_chameleon(pipe, ids, none, distribution)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.errors import InputError, ModelError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.models.captions import TextEncoder
@@ -54,7 +54,7 @@ def prompts() -> list[torch.Tensor]:
 
 def reference(model: Any, features: torch.Tensor, sampling: Sampling, seed: int) -> list[int]:
     """Return the codes of a prompt [n, d] by two masked forwards over everything, for each code."""
-    distribution = TokenLaw(sampling, NoiseStream(seed, 0), 0)
+    distribution = TokenDistribution(sampling, NoiseStream(seed, 0), 0)
     empty = LENGTH - len(features)
     padded = torch.cat([torch.full((empty, WIDTH), 9.0, dtype=torch.float64), features])
     codes: list[int] = []

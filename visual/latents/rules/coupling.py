@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from ragspec.acceptance.base import TargetView, Verdict
-from ragspec.acceptance.rejection import EXACT_LAW
+from ragspec.acceptance.rejection import EXACT_FOR_LABEL
 from ragspec.sampling.noise import Stream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.rules.base import KINDS, expect_latents, walk
@@ -35,7 +35,7 @@ class Coupled:
     """
 
     name: str
-    label = EXACT_LAW
+    label = EXACT_FOR_LABEL
     accepts = KINDS
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
@@ -73,7 +73,7 @@ def log_ratio(table: LatentTable, drafted: int, current: int, s: int) -> float:
     """Return log p / q of the last s steps of a draft's path."""
     path = table.paths[drafted][None]
     by_target = log_density(path[:, :s], *gaussians_of(table, current, path, s))
-    by_draft = log_density(path[:, :s], *drawn_with(table, drafted, s))
+    by_draft = log_density(path[:, :s], *sampled_with(table, drafted, s))
     return float(by_target - by_draft)
 
 
@@ -102,11 +102,11 @@ def left_of_paths(
         by_draft = log_density(sample.path[:, :s], *gaussians_of(table, drafted, sample.path, s))
         return sample.latents, log_factor + by_target - by_draft
 
-    return first_kept(view, index, propose, most)
+    return first_accepted(view, index, propose, most)
 
 
 @torch.no_grad()
-def first_kept(
+def first_accepted(
     view: LatentView, index: int, propose: Propose, most: int = MOST_TRIES
 ) -> torch.Tensor | None:
     """Return the first try that is kept with the chance 1 - q / p, [D]; None after `most`."""
@@ -135,7 +135,7 @@ Gaussians = tuple[torch.Tensor, torch.Tensor]
 """Means and deviations of steps, [n, s, D] and [n, s, D] or [n, s, 1]."""
 
 
-def drawn_with(table: LatentTable, number: int, s: int) -> Gaussians:
+def sampled_with(table: LatentTable, number: int, s: int) -> Gaussians:
     """Return the Gaussians that the last s steps of a latent's path were drawn from."""
     return table.means[number][None, :s], table.deviations[number][None, :s]
 
@@ -147,7 +147,7 @@ def gaussians_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -
     The first of these steps starts from that latent's own x_s, the others from the path's states.
     """
     count = len(paths)
-    first = (each[:, s - 1 :].expand(count, -1, -1) for each in drawn_with(table, number, s))
+    first = (each[:, s - 1 :].expand(count, -1, -1) for each in sampled_with(table, number, s))
     if s == 1:
         return next(first), next(first)
     between = paths[:, 1:s].flatten(0, 1)

@@ -37,7 +37,7 @@ def opened(head: FeatureHead, target: CausalTarget) -> HeadCache:
 def test_laws_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
     head, target, prompt, text = setting(picture)
     cache = opened(head, target)
-    cache.tell(heads.states(target, prompt))
+    cache.notify(heads.states(target, prompt))
     tokens = [*prompt, text[0]]
     with cache.lease():
         root = cache.read(tokens)
@@ -55,7 +55,7 @@ def test_laws_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
 def test_accepted_tokens_are_read_again_with_the_targets_own_states(picture: bool) -> None:
     head, target, prompt, text = setting(picture)
     cache = opened(head, target)
-    cache.tell(heads.states(target, prompt))
+    cache.notify(heads.states(target, prompt))
     tokens = [*prompt, text[0]]
     for accepted in (3, 1, 2):
         before, after = len(tokens), [*tokens, *text[len(tokens) - len(prompt) :][:accepted]]
@@ -66,7 +66,7 @@ def test_accepted_tokens_are_read_again_with_the_targets_own_states(picture: boo
             cache.extend([1], [0])
         cache.commit(after[before:])
         known = heads.states(target, after)
-        cache.tell(known[:, before - 1 : len(after) - 1])
+        cache.notify(known[:, before - 1 : len(after) - 1])
         tokens = after
         with cache.lease():
             root, node = cache.read(tokens), cache.extend([2], [ROOT])
@@ -78,7 +78,7 @@ def test_accepted_tokens_are_read_again_with_the_targets_own_states(picture: boo
 def test_a_text_may_be_read_twice() -> None:
     head, target, prompt, text = setting(False)
     cache = opened(head, target)
-    cache.tell(heads.states(target, prompt))
+    cache.notify(heads.states(target, prompt))
     with cache.lease():
         first, again = cache.read([*prompt, text[0]]), cache.read([*prompt, text[0]])
         other = cache.read([*prompt, text[1]])
@@ -89,7 +89,7 @@ def test_a_text_may_be_read_twice() -> None:
 def test_of_a_long_prompt_the_end_is_enough() -> None:
     head, target, prompt, text = setting(False)
     cache = opened(head, target)
-    cache.tell(heads.states(target, prompt)[:, 5:], first=5)
+    cache.notify(heads.states(target, prompt)[:, 5:], first=5)
     tokens = [*prompt, text[0]]
     with cache.lease():
         root, node = cache.read(tokens), cache.extend([2], [ROOT])
@@ -102,7 +102,7 @@ def test_without_its_states_a_text_cannot_be_read() -> None:
     head, target, prompt, text = setting(False)
     cache = opened(head, target)
     assert not cache.readable([*prompt, text[0]])
-    cache.tell(heads.states(target, prompt))
+    cache.notify(heads.states(target, prompt))
     assert cache.readable([*prompt, text[0]])
     assert not cache.readable([*prompt, *text[:2]])
     assert not cache.readable([*prompt, heads.VOCAB])
@@ -117,7 +117,7 @@ def test_guidance_reaches_the_head() -> None:
     distributions = []
     for each in (target, plain):
         cache = opened(head, each)
-        cache.tell(heads.states(each, prompt))
+        cache.notify(heads.states(each, prompt))
         with cache.lease():
             distributions.append(cache.read(tokens)[0])
     assert not torch.allclose(distributions[0], distributions[1])
@@ -129,12 +129,12 @@ def test_parts_of_a_prompt_leave_gaps() -> None:
     known, places = heads.states(target, prompt), [0, 1, 5, 6, 7, 8]
     tokens, levels = [*prompt, text[0]], []
     cache = opened(head, target)
-    cache.tell(known[:, :2])
-    cache.tell(known[:, 5:], first=5)
+    cache.notify(known[:, :2])
+    cache.notify(known[:, 5:], first=5)
     with cache.lease():
         levels += [cache.read(tokens)[0], cache.extend([2], [ROOT])[0]]
     cache.commit(())
-    cache.tell(heads.states(target, tokens)[:, -1:])
+    cache.notify(heads.states(target, tokens)[:, -1:])
     with cache.lease():
         levels.append(cache.read([*tokens, text[1]])[0])
     inputs = known[:, places]

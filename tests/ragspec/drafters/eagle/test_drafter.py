@@ -14,9 +14,9 @@ from ragspec.drafters.base import DraftContext, DraftRequest, KnownStates, Prefi
 from ragspec.drafters.eagle.drafter import HeadDrafter, HeadSession
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import KeptContext
+from ragspec.engine.kept import PrefixCache
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnsupportedModelError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
@@ -130,9 +130,11 @@ def test_blind_drafts_do_not_depend_on_the_seed() -> None:
     first: dict[str, list[list[int]]] = {"deterministic": [], "coupled": []}
     for mode, result in first.items():
         for seed in (1, 2):
-            distribution = TokenLaw(Sampling(temperature=1.0), NoiseStream(seed), len(prompt))
+            distribution = TokenDistribution(
+                Sampling(temperature=1.0), NoiseStream(seed), len(prompt)
+            )
             opened = drafter(target, mode=mode).open(
-                DraftRequest(tuple(prompt), heads.VOCAB, law=distribution)
+                DraftRequest(tuple(prompt), heads.VOCAB, distribution=distribution)
             )
             tokens = np.array(prompt, dtype=np.int64)
             opened.observe(Prefill(tokens, hidden=heads.states(target, prompt)))
@@ -185,7 +187,7 @@ def test_without_states_it_drafts_nothing() -> None:
     context = DraftContext([*prompt, 3], len(prompt), 20)
     assert len(opened.propose(context, 8)) == 0
     opened.observe(Step(DraftTree.empty(DraftKind.COUPLED), (), (4,)))
-    assert opened.laws() == []
+    assert opened.distributions() == []
     slow = Engine(build("qwen3_5_text"), drafter=None)
     head = heads.fresh(slow.target)
     instance = HeadDrafter(head, slow.target)
@@ -197,7 +199,7 @@ def test_without_states_it_drafts_nothing() -> None:
 def test_a_folder_will_do(tmp_path: Path) -> None:
     target = CausalTarget(heads.model())
     heads.trained().save(tmp_path)
-    options: dict[str, Any] = {"worth": 0.0}
+    options: dict[str, Any] = {"min_expected_gain": 0.0}
     results = [
         accepted(target, HeadDrafter(source, heads.model(), **options), SAMPLED)
         for source in (heads.trained(), tmp_path, str(tmp_path))
@@ -241,7 +243,7 @@ def test_another_guidance_than_the_engines_is_noticed() -> None:
     "options",
     [
         {"depth": 0},
-        {"worth": -1.0},
+        {"min_expected_gain": -1.0},
         {"mode": "greedy"},
         {"width": 0},
         {"width": (2, 2)},
@@ -270,7 +272,7 @@ def test_what_it_knows_of_a_prompt_moves_no_token(settings: str) -> None:
     drafted = []
     for instance in (true, torch.flip(true, [1]) * 1e3):
         parts = [KnownStates(2, instance[:, 2:9]), KnownStates(12, instance[:, 12:30])]
-        cache = KeptContext()
+        cache = PrefixCache()
         engine = Engine(target, drafter=drafter(target), budget=6)
         options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
         plain = Engine(target, drafter=None).generate(prompt, SAMPLINGS[settings], **options)
@@ -278,7 +280,7 @@ def test_what_it_knows_of_a_prompt_moves_no_token(settings: str) -> None:
         options |= {"kept": cache, "known_states": parts}
         result = engine.generate(prompt, SAMPLINGS[settings], **options)
         assert result.tokens == plain.tokens
-        assert result.report.kept_tokens == 20 and not result.report.faults
+        assert result.report.cached_tokens == 20 and not result.report.faults
         drafted.append([step.tree.tokens.tolist() for step in result.steps])
     assert drafted[0] != drafted[1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ragspec.drafters.eagle.batches import Reading, StateReader, seeded
+from ragspec.drafters.eagle.batches import PrefillJob, StateReader, seeded
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import frozen_output, head_loss, round_mask, rounds
 from ragspec.target.causal import CausalTarget
@@ -52,7 +52,7 @@ def test_padding_changes_no_loss(target: CausalTarget, depth: int) -> None:
     output = frozen_output(target, None)
     reader = StateReader(target, [text(20, 1), text(9, 2)])
     both, long, short = (reader.read(numbers) for numbers in ([0, 1], [0], [1]))
-    spoilt = Reading(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
+    spoilt = PrefillJob(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
     losses = [
         head_loss(head, output, each, distributions=0.1, depth=depth)
         for each in (spoilt, long, short)
@@ -81,7 +81,7 @@ def test_later_rounds_begin_where_there_is_something_to_learn(target: CausalTarg
     head, whole = heads.trained(), StateReader(target, [text(14, 5)]).read([0])
     places = torch.arange(14)[None]
     behind = torch.arange(14)[None] >= 7
-    part = Reading(whole.embedded, whole.states, behind, places)
+    part = PrefillJob(whole.embedded, whole.states, behind, places)
     with torch.no_grad():
         expected, result = rounds(head, whole, 0.0, 3), rounds(head, part, 0.0, 3)
     torch.testing.assert_close(result[0], expected[0])
@@ -96,7 +96,7 @@ def test_gaps_between_tokens_are_seen(target: CausalTarget) -> None:
     even = torch.arange(14)[None]
     losses = []
     for places in (None, even + 5, even + 30 * (even > 6)):
-        inputs = Reading(read.embedded, read.states, read.real, places)
+        inputs = PrefillJob(read.embedded, read.states, read.real, places)
         losses.append(
             head_loss(head, frozen_output(target, None), inputs, distributions=0.1)[0].item()
         )

@@ -67,7 +67,7 @@ def test_rounds_teach_the_head_to_go_on_from_its_own_guesses(depth: int) -> None
 
 
 def test_cached_states_give_the_head_that_reading_again_gives() -> None:
-    chunks = HeadTrainer(target(), texts(), FEW).batches.pieces
+    chunks = HeadTrainer(target(), texts(), FEW).batches.chunks
     trainers = [
         HeadTrainer(target(), texts(), FEW, reader=StateReader(target(), chunks, room))
         for room in (0, 1 << 30)
@@ -199,7 +199,7 @@ def test_no_text_is_refused(inputs: list[list[int]]) -> None:
         {"seconds": 0.0},
         {"noise": -1.0},
         {"noise": math.nan},
-        {"laws": math.inf},
+        {"distributions": math.inf},
         {"weight_decay": math.nan},
         {"learning_rate": math.nan},
         {"seconds": math.nan},

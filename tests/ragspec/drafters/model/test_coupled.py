@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.drafters.model.cache import Ground
+from ragspec.drafters.model.cache import DraftState
 from ragspec.drafters.model.coupled import CoupledGrowth, agreement
 from ragspec.drafters.model.drafter import ModelDrafter, ModelSession
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
@@ -26,9 +26,9 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8)}
 def opened(
     sampling: Sampling, width: int = 3, min_gain: float = 0.0, seed: int = 0
 ) -> tuple[ModelSession, CoupledGrowth]:
-    distribution = TokenLaw(sampling, NoiseStream(seed), len(PROMPT))
+    distribution = TokenDistribution(sampling, NoiseStream(seed), len(PROMPT))
     drafter = ModelDrafter(tiny.model(dtype=torch.float64), width=width, min_gain=min_gain)
-    session = drafter.open(DraftRequest(tuple(PROMPT), tiny.VOCAB, law=distribution))
+    session = drafter.open(DraftRequest(tuple(PROMPT), tiny.VOCAB, distribution=distribution))
     assert isinstance(session._growth, CoupledGrowth)
     return session, session._growth
 
@@ -48,9 +48,9 @@ def test_every_first_child_is_the_choice_of_the_law(settings: str) -> None:
     for parent in set(tree.parents.tolist()):
         with torch.no_grad():
             logits = session.cache.model.model(torch.tensor([texts[parent]])).logits[0, -1:]
-        chosen = int(growth.law.select(logits, [len(texts[parent]) - len(PROMPT)]))
+        chosen = int(growth.distribution.select(logits, [len(texts[parent]) - len(PROMPT)]))
         below = [i for i, above in enumerate(tree.parents.tolist()) if above == parent]
-        best = max(below, key=lambda i: (tree.reach[i], -i))
+        best = max(below, key=lambda i: (tree.accept_prob[i], -i))
         assert int(tree.tokens[best]) == chosen
 
 
@@ -58,7 +58,7 @@ def test_reach_never_grows_downwards_and_siblings_share_one_chance() -> None:
     for seed in range(5):
         tree = propose(opened(SAMPLINGS["sampled"], seed=seed)[0], 24)
         assert len(tree) == 24
-        accept_prob = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
+        accept_prob = {-1: 1.0} | dict(enumerate(tree.accept_prob.tolist()))
         for parent in set(tree.parents.tolist()):
             children = [accept_prob[i] for i, p in enumerate(tree.parents.tolist()) if p == parent]
             assert sum(children) <= accept_prob[parent] * (1 + 1e-6)
@@ -66,7 +66,9 @@ def test_reach_never_grows_downwards_and_siblings_share_one_chance() -> None:
 
 def test_a_larger_budget_keeps_what_a_smaller_one_has() -> None:
     sizes = (4, 8, 16)
-    reached = [float(propose(opened(SAMPLINGS["greedy"])[0], size).reach.sum()) for size in sizes]
+    reached = [
+        float(propose(opened(SAMPLINGS["greedy"])[0], size).accept_prob.sum()) for size in sizes
+    ]
     assert reached == sorted(reached)
     deepest = [int(depths(propose(opened(SAMPLINGS["greedy"], width=1)[0], 8).parents).max())]
     assert deepest == [8]
@@ -98,7 +100,7 @@ def test_a_smaller_error_makes_the_first_choice_surer(temperature: float) -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_choices_are_those_of_the_law_whether_noise_is_kept_or_new(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    distribution = TokenLaw(SAMPLINGS["sampled"], NoiseStream(3), 0)
+    distribution = TokenDistribution(SAMPLINGS["sampled"], NoiseStream(3), 0)
     growth = CoupledGrowth(distribution, "model", 4)
     for indices in ([0], [1, 1], [2, 0, 1], [5]):
         logits = torch.randn(len(indices), 500, dtype=dtype, generator=generator)
@@ -122,12 +124,12 @@ def test_noise_of_the_past_is_forgotten() -> None:
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_laws_name_the_nodes_of_the_tree_that_were_read(settings: str) -> None:
     session, _ = opened(SAMPLINGS[settings], width=3)
-    assert session.laws() == []
+    assert session.distributions() == []
     tree = propose(session, 12)
-    distributions = {node: (tokens, chances) for node, tokens, chances in session.laws()}
+    distributions = {node: (tokens, chances) for node, tokens, chances in session.distributions()}
     parents = set(tree.parents.tolist())
     assert parents <= distributions.keys() and distributions.keys() <= {-1, *range(len(tree))}
-    accept_prob = {-1: 1.0} | dict(enumerate(tree.reach.tolist()))
+    accept_prob = {-1: 1.0} | dict(enumerate(tree.accept_prob.tolist()))
     for node, (tokens, chances) in distributions.items():
         assert len(tokens) == len(set(tokens)) == len(chances) == 64
         assert sum(chances) == pytest.approx(1.0) and chances == sorted(chances, reverse=True)
@@ -140,10 +142,10 @@ def test_growth_reads_no_node_that_cannot_pay_for_its_row() -> None:
     session, growth = opened(SAMPLINGS["greedy"], width=4, min_gain=0.4)
     nodes = growth._nodes
     nodes.add(-1, [1.0, 2.0, 3.0], [0.8, 0.1, 0.05])
-    draft_state = Ground(session.cache, torch.empty(0), DraftContext([], 0, 9), 8, 8, 0.4)
+    draft_state = DraftState(session.cache, torch.empty(0), DraftContext([], 0, 9), 8, 8, 0.4)
     assert growth._fresh([0, 1, 2], draft_state) == [0]
-    assert growth._fresh([0, 1, 2], replace(draft_state, worth=0.2)) == [0, 1]
-    assert growth._fresh([0, 1, 2], replace(draft_state, worth=0.9)) == []
+    assert growth._fresh([0, 1, 2], replace(draft_state, min_expected_gain=0.2)) == [0, 1]
+    assert growth._fresh([0, 1, 2], replace(draft_state, min_expected_gain=0.9)) == []
 
 
 def test_the_error_follows_what_is_accepted() -> None:

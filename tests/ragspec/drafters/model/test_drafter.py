@@ -17,12 +17,17 @@ from ragspec.budget.source_choice import SourceChoice
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.coupled import CoupledGrowth
-from ragspec.drafters.model.drafter import WORTH, ModelDrafter, ModelSession, Pace
+from ragspec.drafters.model.drafter import (
+    MIN_EXPECTED_GAIN,
+    DraftCostEstimate,
+    ModelDrafter,
+    ModelSession,
+)
 from ragspec.engine.loop import decode
 from ragspec.engine.rows import Row
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.reports.builder import ReportBuilder
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule
@@ -51,8 +56,8 @@ def alike(weight: float = 0.04) -> Any:
     return instance
 
 
-def law(sampling: Sampling, prompt: list[int], seed: int = 0) -> TokenLaw:
-    return TokenLaw(sampling, NoiseStream(seed), len(prompt))
+def distribution(sampling: Sampling, prompt: list[int], seed: int = 0) -> TokenDistribution:
+    return TokenDistribution(sampling, NoiseStream(seed), len(prompt))
 
 
 def write(
@@ -71,13 +76,15 @@ def write(
     target = target or model()
     row = Row(
         context=DraftContext(list(prompt), len(prompt), new),
-        law=law(sampling, prompt, seed),
+        distribution=distribution(sampling, prompt, seed),
         stop=StopRule(frozenset(), new).open(None, prompt),
         report=ReportBuilder("exact", seed, len(prompt)),
         pending=list(prompt),
     )
     if drafter is not None:
-        request = DraftRequest(tuple(prompt), target.config.vocab_size, law=row.law)
+        request = DraftRequest(
+            tuple(prompt), target.config.vocab_size, distribution=row.distribution
+        )
         row.drafter = drafter.open(request)
         row.budget = (budget or FixedBudget(6)).open(None)
     with CausalTarget(target).open(1, 128) as session:
@@ -120,7 +127,9 @@ def test_a_model_that_is_nearly_the_target_is_accepted_for_the_most_part(setting
 def test_a_draft_is_the_same_whether_the_cache_was_kept_or_is_new(settings: str) -> None:
     drafter, prompt = ModelDrafter(alike(), width=3, min_gain=0.0), tiny.prompt()
     plain, _ = write(None, SAMPLINGS[settings])
-    request = DraftRequest(tuple(prompt), tiny.VOCAB, law=law(SAMPLINGS[settings], prompt))
+    request = DraftRequest(
+        tuple(prompt), tiny.VOCAB, distribution=distribution(SAMPLINGS[settings], prompt)
+    )
     selected, at = drafter.open(request), 1
     while at < NEW - 1:
         context = DraftContext([*prompt, *plain[:at]], len(prompt), NEW - at)
@@ -137,7 +146,7 @@ def test_a_draft_is_the_same_whether_the_cache_was_kept_or_is_new(settings: str)
 
 
 def same(one: DraftTree, two: DraftTree) -> bool:
-    assert one.reach == pytest.approx(two.reach)
+    assert one.accept_prob == pytest.approx(two.accept_prob)
     return bool(one.tokens.tolist() == two.tokens.tolist() and (one.parents == two.parents).all())
 
 
@@ -232,7 +241,7 @@ def test_a_token_unknown_to_the_draft_model_ends_drafting() -> None:
 def test_tokens_beyond_the_target_are_never_proposed() -> None:
     prompt = [token % 50 for token in tiny.prompt()]
     for sampling in SAMPLINGS.values():
-        request = DraftRequest(tuple(prompt), 50, law=law(sampling, prompt))
+        request = DraftRequest(tuple(prompt), 50, distribution=distribution(sampling, prompt))
         tree = (
             ModelDrafter(model(), min_gain=0.0)
             .open(request)
@@ -249,14 +258,14 @@ def test_the_models_are_left_as_they_were() -> None:
 
 
 def test_a_forward_is_worth_what_its_time_is() -> None:
-    assert Pace(0.25).worth(100.0) == 0.25
-    draft_cost = Pace(None)
-    assert draft_cost.worth(0.2) == WORTH, "nothing is known of the time"
+    assert DraftCostEstimate(0.25).min_expected_gain(100.0) == 0.25
+    draft_cost = DraftCostEstimate(None)
+    assert draft_cost.min_expected_gain(0.2) == MIN_EXPECTED_GAIN, "nothing is known of the time"
     for _ in range(4):
         draft_cost.learn(2.0, 2)
-    assert draft_cost.worth(0.0) == WORTH, "nothing is known of the rate"
-    assert draft_cost.worth(0.2) == pytest.approx(0.2)
-    assert draft_cost.worth(0.001) == 0.02 and draft_cost.worth(5.0) == 1.0
+    assert draft_cost.min_expected_gain(0.0) == MIN_EXPECTED_GAIN, "nothing is known of the rate"
+    assert draft_cost.min_expected_gain(0.2) == pytest.approx(0.2)
+    assert draft_cost.min_expected_gain(0.001) == 0.02 and draft_cost.min_expected_gain(5.0) == 1.0
     draft_cost.learn(1000.0, 1)
     assert draft_cost.milliseconds == pytest.approx(1.2), "one slow forward weighs no more than two"
 
@@ -276,19 +285,19 @@ def test_a_higher_rate_makes_smaller_drafts() -> None:
 @pytest.mark.parametrize("mode", ["coupled", "sampled", "sampled-without-replacement"])
 def test_laws_are_told_of_the_last_proposal_only(mode: str) -> None:
     prompt = tiny.prompt()
-    settings = law(SAMPLINGS["sampled"], prompt)
+    settings = distribution(SAMPLINGS["sampled"], prompt)
     drafter = ModelDrafter(alike(), width=2, mode=mode, min_gain=0.0)
-    session = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, law=settings))
-    assert session.laws() == []
+    session = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, distribution=settings))
+    assert session.distributions() == []
     tree = session.propose(DraftContext(prompt, 24, 20), 6)
-    distributions = session.laws()
+    distributions = session.distributions()
     nodes = [node for node, _, _ in distributions]
     assert set(tree.parents.tolist()) <= set(nodes) and len(nodes) == len(set(nodes))
     for _, tokens, chances in distributions:
         assert len(tokens) == len(chances) and chances == sorted(chances, reverse=True)
         assert 0.5 < sum(chances) <= 1.0 + 1e-9
     assert not len(session.propose(DraftContext(prompt, 24, 1), 6))
-    assert session.laws() == []
+    assert session.distributions() == []
 
 
 @pytest.mark.parametrize(

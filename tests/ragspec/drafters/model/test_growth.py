@@ -8,7 +8,7 @@ from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import Options
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind
@@ -26,8 +26,10 @@ def tree_of(drafter: ModelDrafter, seed: int) -> tuple[list[int], list[int]]:
     target = image_models.target(image_models.model())
     prompt = target.prompt(0)
     sampling = Sampling(temperature=1.0, seed=seed)
-    distribution = TokenLaw(sampling, NoiseStream(seed), len(prompt))
-    session = drafter.open(DraftRequest(tuple(prompt), image_models.BOOK, law=distribution))
+    distribution = TokenDistribution(sampling, NoiseStream(seed), len(prompt))
+    session = drafter.open(
+        DraftRequest(tuple(prompt), image_models.BOOK, distribution=distribution)
+    )
     tree = session.propose(DraftContext([*prompt, 3], len(prompt), 10), 8)
     assert tree.kind is drafter.kind
     return tree.tokens.tolist(), tree.parents.tolist()

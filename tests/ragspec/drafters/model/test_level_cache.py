@@ -76,9 +76,9 @@ def walked(
         expected, result = one.propose(context, budget), other.propose(context, budget)
         assert result.tokens.tolist() == expected.tokens.tolist()
         assert result.parents.tolist() == expected.parents.tolist()
-        np.testing.assert_allclose(result.reach, expected.reach, rtol=1e-9)
+        np.testing.assert_allclose(result.accept_prob, expected.accept_prob, rtol=1e-9)
         for (node, best, chances), (place, least, claims) in zip(
-            one.laws(), other.laws(), strict=True
+            one.distributions(), other.distributions(), strict=True
         ):
             assert (node, best[:8]) == (place, least[:8])
             np.testing.assert_allclose(chances, claims, rtol=1e-8, atol=1e-12)

@@ -13,7 +13,7 @@ from ragspec.drafters.model.drafter import LevelSession, ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
@@ -63,7 +63,7 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
     # One source has `a` and a wrong token below it, the other `a` again, and what is right.
     wrong = (b + 1) % tiny.VOCAB
     tree = DraftTree.build([a, wrong, a, b, c], [-1, 0, -1, 2, 3], "two")
-    distribution = TokenLaw(Sampling(), NoiseStream(0), len(PROMPT))
+    distribution = TokenDistribution(Sampling(), NoiseStream(0), len(PROMPT))
     with static.open(1, 64) as session, torch.no_grad():
         assert isinstance(session, StaticSession)
         session.verify([PROMPT], [DraftTree.empty()])
@@ -86,7 +86,7 @@ def test_what_cannot_be_drafted_so_is_drafted_as_before_with_the_reason() -> Non
     noisy = DraftRequest(
         tuple(PROMPT),
         tiny.VOCAB,
-        law=TokenLaw(Sampling(temperature=1.0), NoiseStream(0), len(PROMPT)),
+        distribution=TokenDistribution(Sampling(temperature=1.0), NoiseStream(0), len(PROMPT)),
     )
     drafter = ModelDrafter(model(), tree=LEVELS, static="eager")
     assert drafter.open(request).static == "eager"

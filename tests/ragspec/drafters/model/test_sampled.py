@@ -22,7 +22,7 @@ from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.sampled import draw_distinct, draw_independent
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -49,8 +49,8 @@ def law_of(seed: int, text: list[int]) -> torch.Tensor:
 
 
 def propose(drafter: ModelDrafter, budget: int, seed: int = 0, left: int = 50) -> DraftTree:
-    distribution = TokenLaw(HOT, NoiseStream(seed), len(PROMPT))
-    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=distribution))
+    distribution = TokenDistribution(HOT, NoiseStream(seed), len(PROMPT))
+    session = drafter.open(DraftRequest(tuple(PROMPT), V, distribution=distribution))
     return session.propose(DraftContext(list(PROMPT), len(PROMPT), left), budget)
 
 
@@ -116,7 +116,7 @@ def test_the_shape_is_known_before_anything_is_drawn(
     trees = [propose(drafter, 7, seed) for seed in range(12)]
     assert all(tree.parents.tolist() == parents for tree in trees)
     assert len({tuple(tree.tokens.tolist()) for tree in trees}) > 6
-    assert all((tree.reach == trees[0].reach).all() for tree in trees)
+    assert all((tree.accept_prob == trees[0].accept_prob).all() for tree in trees)
     assert {tree.kind for tree in trees} == {drafter.kind} == {DraftKind(mode)}
 
 
@@ -135,8 +135,8 @@ def test_q_is_the_law_of_the_draft_model_after_every_node(mode: str) -> None:
 
 def test_a_draft_has_new_numbers_at_every_root() -> None:
     drafter = ModelDrafter(model(1), mode="sampled", depth=1)
-    distribution = TokenLaw(HOT, NoiseStream(5), len(PROMPT))
-    session = drafter.open(DraftRequest(tuple(PROMPT), V, law=distribution))
+    distribution = TokenDistribution(HOT, NoiseStream(5), len(PROMPT))
+    session = drafter.open(DraftRequest(tuple(PROMPT), V, distribution=distribution))
     sample: list[int] = []
     text = list(PROMPT)
     for _ in range(12):  # the same text every time, but for the count of generated tokens
@@ -207,7 +207,7 @@ def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
         session.observe(Step(part, (), (int(tree.tokens[last]), 99)), 9)
     selected = {tuple(offered(copy.deepcopy(session), tree).parents.tolist()) for tree in trees}
     assert len(selected) == 1 and 0 < len(selected.pop()) < 9
-    accept_prob = session.adviser.appraise(trees[0], 2).reach
+    accept_prob = session.adviser.appraise(trees[0], 2).accept_prob
     assert accept_prob[width[0] - 1] > accept_prob[0] + 0.3, "best first would keep another sibling"
 
 
@@ -226,8 +226,8 @@ def offered(session: BudgetSession, tree: DraftTree) -> DraftTree:
 def test_fuse_and_budget_let_a_sampled_draft_pass() -> None:
     drafter = ModelDrafter(model(1), width=(3, 2), mode="sampled")
     alone = propose(drafter, 9)
-    distribution = TokenLaw(HOT, NoiseStream(0), len(PROMPT))
-    session = Fuse([drafter]).open(DraftRequest(tuple(PROMPT), V, law=distribution))
+    distribution = TokenDistribution(HOT, NoiseStream(0), len(PROMPT))
+    session = Fuse([drafter]).open(DraftRequest(tuple(PROMPT), V, distribution=distribution))
     context = DraftContext(list(PROMPT), len(PROMPT), 50)
     tree = FixedBudget(9).open(None).fit(session.propose(context, 9), len(PROMPT))
     assert tree.tokens.tolist() == alone.tokens.tolist()

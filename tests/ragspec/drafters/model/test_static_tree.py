@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ragspec.drafters.base import DraftContext
-from ragspec.drafters.model.cache import DraftCache, Ground
+from ragspec.drafters.model.cache import DraftCache, DraftState
 from ragspec.drafters.model.static_tree import LEVELS, StaticGrowth, TreeShape
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
@@ -30,17 +30,17 @@ def model() -> Any:
 def filled(
     shape: TreeShape, sampling: Sampling = SAMPLED, budget: int = 60, depth: int = 9
 ) -> DraftTree:
-    distribution = TokenLaw(sampling, NoiseStream(4), len(PROMPT))
+    distribution = TokenDistribution(sampling, NoiseStream(4), len(PROMPT))
     cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
     context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
     with cache.lease():
-        draft_state = Ground(cache, cache.read(context.tokens), context, budget, depth, 0.0)
+        draft_state = DraftState(cache, cache.read(context.tokens), context, budget, depth, 0.0)
         return StaticGrowth(distribution, "static", shape).grow(draft_state)
 
 
 def choices(path: list[int], sampling: Sampling, k: int) -> list[int]:
     """Return the k first choices of plain decoding after the prompt, its root and a path."""
-    distribution = TokenLaw(sampling, NoiseStream(4), len(PROMPT))
+    distribution = TokenDistribution(sampling, NoiseStream(4), len(PROMPT))
     with torch.no_grad():
         text = torch.tensor([[*PROMPT, 5, *path]])
         logits = model()(input_ids=text, use_cache=False).logits[0, -1:]
@@ -111,13 +111,13 @@ def test_broken_shapes_are_refused(parents: tuple[int, ...], ranks: tuple[int, .
 
 
 def test_a_static_tree_learns_what_its_first_choices_are_worth() -> None:
-    distribution = TokenLaw(SAMPLED, NoiseStream(4), len(PROMPT))
+    distribution = TokenDistribution(SAMPLED, NoiseStream(4), len(PROMPT))
     growth = StaticGrowth(distribution, "static", _shape())
     cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
     context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
     with cache.lease():
-        tree = growth.grow(Ground(cache, cache.read(context.tokens), context, 60, 9, 0.0))
+        tree = growth.grow(DraftState(cache, cache.read(context.tokens), context, 60, 9, 0.0))
     before = growth.typical
     growth.learn([int(tree.tokens[0]), 1])
     assert growth.typical != before
-    assert all(0.0 < accept_prob <= 1.0 for accept_prob in tree.reach.tolist())
+    assert all(0.0 < accept_prob <= 1.0 for accept_prob in tree.accept_prob.tolist())

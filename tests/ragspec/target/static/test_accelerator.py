@@ -11,9 +11,9 @@ from transformers import DynamicCache
 
 from ragspec.drafters.base import DraftContext
 from ragspec.engine.engine import Engine
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.row_laws import LawShape
+from ragspec.sampling.row_laws import DistributionShape
 from ragspec.sampling.row_penalties import PenaltyShape
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
@@ -82,7 +82,7 @@ def counted(nodes: int, rows: int, sampling: Any) -> Steps:
         return count_steps(device, engine, prompts(rows), sampling)
 
 
-class Told(Bushes):
+class ProgressCallback(Bushes):
     """Drafts the true next tokens last, behind wrong siblings: to keep them, slots must move."""
 
     def __init__(self, texts: list[list[int]]) -> None:
@@ -124,7 +124,9 @@ def test_survivors_beyond_the_candidates_take_a_second_look(nodes: int, rows: in
 def test_a_second_look_leaves_the_others_their_tokens() -> None:
     """Rows without a filter, or whose survivors were found, beside one that is looked at again."""
     samplings = [FLAT, Sampling(temperature=2.0), SETTINGS["greedy"], SETTINGS["all"]]
-    distributions = [TokenLaw(each, NoiseStream(row), 9) for row, each in enumerate(samplings)]
+    distributions = [
+        TokenDistribution(each, NoiseStream(row), 9) for row, each in enumerate(samplings)
+    ]
     tree = DraftTree.chain([7, 8, 9], "test")
     with torch.no_grad():
         target = open_static(CausalTarget(model()), "eager")
@@ -152,7 +154,9 @@ def test_what_is_kept_moves_without_the_host(name: str, rows: int) -> None:
         [*prompt, *result.tokens] for prompt, result in zip(prompts(rows), results, strict=True)
     ]
     with Pretend() as device:
-        engine = Engine(pretend(model()), drafter=Told(texts), budget=15, static="eager")
+        engine = Engine(
+            pretend(model()), drafter=ProgressCallback(texts), budget=15, static="eager"
+        )
         steps = count_steps(device, engine, prompts(rows), sampling, new)
     assert len(steps.records) < new // 2, "too little was kept"
     hold(steps, rows, 15, looks=1 + (name == "flat"))
@@ -160,7 +164,9 @@ def test_what_is_kept_moves_without_the_host(name: str, rows: int) -> None:
 
 def test_rows_of_all_laws_at_once() -> None:
     rows, result, tree = 16, Steps(), DraftTree.chain(list(range(15)), "test")
-    distributions = [TokenLaw(MIXED[row % len(MIXED)], NoiseStream(row), 9) for row in range(rows)]
+    distributions = [
+        TokenDistribution(MIXED[row % len(MIXED)], NoiseStream(row), 9) for row in range(rows)
+    ]
     with Pretend() as device, torch.no_grad():
         target = open_static(CausalTarget(pretend(model())), "eager")
         with target.open(rows, 64) as session:
@@ -181,6 +187,6 @@ def test_rows_of_all_laws_at_once() -> None:
 
 def test_the_widest_step() -> None:
     hold(counted(MOST_QUERIES - 1, 1, SETTINGS["all"]), 1, MOST_QUERIES - 1)
-    distribution = LawShape(penalties=PenaltyShape(repetition=True))
+    distribution = DistributionShape(penalties=PenaltyShape(repetition=True))
     widest = StepShape(16, MOST_QUERIES, 128, distribution)
     assert 8 * widest.rows * (widest.width + 2 * MOST_QUERIES) <= BYTES

@@ -97,7 +97,7 @@ def test_a_row_that_is_dropped_is_empty_and_no_memory_moves() -> None:
     before, held = addresses(stacks), [buffer.clone() for buffer in stacks.buffers]
     cache.drop([1])
     assert [cache.length(row) for row in range(3)] == [4, 0, 6]
-    assert cache.lying == [0, 1, 2] and cache.book.rows == 3
+    assert cache.row_order == [0, 1, 2] and cache.book.rows == 3
     assert addresses(stacks) == before
     assert all(torch.equal(a, b) for a, b in zip(stacks.buffers, held, strict=True))
 

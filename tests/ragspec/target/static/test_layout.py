@@ -13,8 +13,8 @@ from ragspec.target.static.layout import (
     QUERIES,
     Counters,
     Layout,
+    accepted_first,
     ancestor_bits,
-    kept_first,
     lay_out,
     plain_mask,
     queries_of,
@@ -145,7 +145,7 @@ def test_of_equal_siblings_the_longer_path_counts() -> None:
 
 def test_what_is_kept_comes_first_in_its_order() -> None:
     selected = torch.tensor([[True, False, True, False], [True, True, True, True]])
-    assert kept_first(selected).tolist() == [[0, 2, 1, 3], [0, 1, 2, 3]]
+    assert accepted_first(selected).tolist() == [[0, 2, 1, 3], [0, 1, 2, 3]]
 
 
 # --- the shapes that steps are made for ---

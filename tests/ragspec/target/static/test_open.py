@@ -76,11 +76,11 @@ def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
     settings = [Sampling(temperature=0.9, top_p=0.8, seed=seed) for seed in range(6)]
     lengths = (4, 20, 9, 16, 3, 12)
     with Pool(engine, slots=3) as pool:
-        tickets = [
+        handles = [
             pool.submit(PROMPTS[i % 4], settings[i], max_new_tokens=length)
             for i, length in enumerate(lengths)
         ]
-        results = [handle.result() for handle in tickets]
+        results = [handle.result() for handle in handles]
     for i, length in enumerate(lengths):
         expected = alone.generate(PROMPTS[i % 4], settings[i], max_new_tokens=length)
         assert results[i].tokens == expected.tokens
@@ -172,11 +172,11 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
     engine = Engine(model, drafter=MixingDrafter(truth), budget=12, static="eager")
     assert engine.target.static == "eager"
     with Pool(engine, slots=3) as pool:
-        tickets = [
+        handles = [
             pool.submit(p, sampling, max_new_tokens=n, ignore_eos=True)
             for p, n in zip(prompts, lengths, strict=True)
         ]
-        assert [handle.result().tokens for handle in tickets] == [text.tokens for text in plain]
+        assert [handle.result().tokens for handle in handles] == [text.tokens for text in plain]
     for static in ("off", "eager"):
         with pytest.raises(PromptTooLongError, match=rf"\b{limit}\b"):
             Engine(model, budget=3, static=static).generate(

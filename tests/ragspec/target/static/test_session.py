@@ -11,9 +11,9 @@ import torch
 
 from ragspec.acceptance.target_view import RowView
 from ragspec.acceptance.walk import Walk
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.row_laws import RowLaws
+from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopState
 from ragspec.target.causal import CausalTarget, TreeSession
@@ -102,9 +102,9 @@ def test_random_trees_get_the_same_logits_and_slots(name: str, rows: int) -> Non
             assert float((selected - again).abs().max()) < CLOSE
 
 
-def law(seed: int, **settings: Any) -> TokenLaw:
+def distribution(seed: int, **settings: Any) -> TokenDistribution:
     sampling = Sampling(**settings)
-    return TokenLaw(sampling, NoiseStream(seed), prompt_length=2)
+    return TokenDistribution(sampling, NoiseStream(seed), prompt_length=2)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_device_walks_as_the_host_does(
     plain, static = targets(name)
     rng = np.random.default_rng(5)
     walk, selected = Walk(), 0
-    distributions = [law(seed, **settings) for seed in range(rows)]
+    distributions = [distribution(seed, **settings) for seed in range(rows)]
     with plain.open(rows, 64) as one, static.open(rows, 64) as other, torch.no_grad():
         texts = start(rng, rows, one, other)
         roots = rng.integers(0, 90, rows).tolist()
@@ -167,7 +167,10 @@ NO_STOP: StopState = _Never()  # type: ignore[assignment]
 
 
 def own_tokens(
-    session: TreeSession, roots: list[int], distributions: list[TokenLaw], texts: list[list[int]]
+    session: TreeSession,
+    roots: list[int],
+    distributions: list[TokenDistribution],
+    texts: list[list[int]],
 ) -> list[list[int]]:
     """Return the two tokens with which each text will go on, less one in five steps."""
     results: list[list[int]] = [[] for _ in roots]
@@ -331,7 +334,7 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
     def partly(distributions: Any, logits: Any, *rest: Any, whole: bool = False) -> torch.Tensor:
         return selection.where(torch.arange(8) < max(known, again if whole else 0), -1)
 
-    monkeypatch.setattr(RowLaws, "choose", partly)
+    monkeypatch.setattr(BatchDistribution, "choose", partly)
     with plain.open(1, 64) as one, static.open(1, 64) as other, torch.no_grad():
         texts = start(np.random.default_rng(0), 1, one, other)
         for path in ((0,), (0, 1, 2), (0, 3), (0, 3, 5), (4,)):
@@ -340,7 +343,7 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
             for above, node in zip((-1, *path), path, strict=False):
                 selection[0, above + 1] = int(tree.tokens[node])
             one.verify([[1]], [tree])
-            other.follow([law(0)], texts)
+            other.follow([distribution(0)], texts)
             other.verify([[1]], [tree])
             looked = known <= max((-1, *path)) + 1
             assert other.chosen == partly(None, None, whole=looked)[:, :7].tolist()
@@ -357,12 +360,12 @@ def test_what_fills_a_step_up_is_never_kept(monkeypatch: pytest.MonkeyPatch) -> 
     def nought(distributions: Any, logits: torch.Tensor, *rest: Any) -> torch.Tensor:
         return torch.zeros(logits.shape[:2], dtype=torch.int64)
 
-    monkeypatch.setattr(RowLaws, "choose", nought)
+    monkeypatch.setattr(BatchDistribution, "choose", nought)
     with static.open(1, 64) as session, torch.no_grad():
         texts = start(np.random.default_rng(0), 1, session)
         before = session.cache.book.lengths[0]
         texts[0].append(1)
-        session.follow([law(0)], texts)
+        session.follow([distribution(0)], texts)
         session.verify([[1]], [DraftTree.chain([5, 6], "test")])
         assert session.chosen == [[0, 0, 0]]
         session.commit([()])

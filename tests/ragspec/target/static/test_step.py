@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
@@ -40,7 +40,7 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
     counters.clear()
     rng = np.random.default_rng(0)
     sampling = Sampling(**LAWS[settings])
-    distributions = [TokenLaw(sampling, NoiseStream(row), 2) for row in range(2)]
+    distributions = [TokenDistribution(sampling, NoiseStream(row), 2) for row in range(2)]
     texts, accepted = [[1, 2, 3, 4], [5, 6]], 0
     with plain.open(2, 400) as one, static.open(2, 400) as other, torch.no_grad():
         assert isinstance(other, StaticSession)

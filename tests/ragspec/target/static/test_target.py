@@ -12,7 +12,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import ModelError
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
@@ -120,7 +120,7 @@ def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
 def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
     """A capture runs it several times, and so does a retry after memory has ended."""
     model = own_model()
-    distribution = TokenLaw(Sampling(frequency_penalty=0.5), NoiseStream(0), 2)
+    distribution = TokenDistribution(Sampling(frequency_penalty=0.5), NoiseStream(0), 2)
     with opened(model).open(1, 40) as session, torch.no_grad():
         assert isinstance(session, StaticSession)
         session.verify([[1, 2]], [DraftTree.empty()])
@@ -130,7 +130,7 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
             session.verify([text[-1:]], [DraftTree.empty()])
             session.commit([()])
         (step,) = _with_laws(session._arena)
-        penalties = session._arena.laws[1].laws._penalties
+        penalties = session._arena.distributions[1].distributions._penalties
         assert penalties is not None
         held = penalties._held[1, 0, 0, :10].clone()
         assert held.tolist() == [0, 0, 0, 0, 0, 1, 2, 0, 0, 0]
@@ -141,7 +141,7 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
 
 def _with_laws(arena: Arena) -> list[FixedStep]:
     keys: list[Any] = list(arena.steps)
-    return [arena.steps[key] for key in keys if key[0][0].law is not None]
+    return [arena.steps[key] for key in keys if key[0][0].distribution is not None]
 
 
 def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:

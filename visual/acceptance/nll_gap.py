@@ -32,13 +32,13 @@ class Surprising(Around):
             codes.append(verdict.token)
         nodes = nodes[: len(codes)]
         if isinstance(target, RowView):
-            distributions = target.laws(nodes)
+            distributions = target.distributions(nodes)
         else:
             distributions = torch.stack([target.probabilities(node) for node in nodes])
-        return replace(verdict, surprise=surprise_of(distributions, codes))
+        return replace(verdict, nll_gap=nll_gap_of(distributions, codes))
 
 
-def surprise_of(distributions: torch.Tensor, codes: list[int]) -> tuple[float, ...]:
+def nll_gap_of(distributions: torch.Tensor, codes: list[int]) -> tuple[float, ...]:
     """Return -log p(code) - H(p) of codes, each under its law f64 [n, V]."""
     logs = distributions.clamp_min(LEAST).log()
     current = logs[torch.arange(len(codes)), codes]

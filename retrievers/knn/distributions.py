@@ -19,7 +19,7 @@ from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.mixture import Mixture
 from ragspec.retrievers.knn.nearest_keys import Neighbours
 from ragspec.retrievers.search.nearest import Floats
-from ragspec.sampling.distribution import TokenLaw
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.transform import TextStart
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
@@ -78,13 +78,13 @@ class Searching:
         self._cache = cache
         self._states: Floats = np.zeros((0, knn.store.width), np.float32)
         self._found: dict[int, Neighbours] = {}
-        self.law: TokenLaw | None = None
+        self.distribution: TokenDistribution | None = None
         self.times: list[tuple[float, int, float]] = []
         self.first: First | None = None
 
     def open(self, start: TextStart) -> Searching:
         """Serve one text."""
-        self.law = start.law
+        self.distribution = start.distribution
         return self
 
     def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
@@ -128,12 +128,12 @@ class Guessing:
     name: str = NAME
     reads_hidden: bool = True
     asked: list[Asked] = field(default_factory=list)
-    law: TokenLaw | None = None
+    distribution: TokenDistribution | None = None
     _states: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
     def open(self, start: TextStart) -> Guessing:
         """Serve one text."""
-        self.law = start.law
+        self.distribution = start.distribution
         return self
 
     def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:

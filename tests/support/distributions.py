@@ -39,23 +39,23 @@ class Laws:
 
     def target(self, context: Tokens) -> torch.Tensor:
         """Return p after the context, f64 [V]."""
-        p = self._law("target", context)
+        p = self._distribution("target", context)
         if self.end in context:
             return p
         return torch.nn.functional.one_hot(p.argmax(), self.vocab).double() if self.greedy else p
 
     def draft(self, context: Tokens) -> torch.Tensor:
         """Return q after the context, f64 [V]."""
-        return self._law("draft", context)
+        return self._distribution("draft", context)
 
-    def _law(self, model: str, context: Tokens) -> torch.Tensor:
+    def _distribution(self, model: str, context: Tokens) -> torch.Tensor:
         if (model, context) not in self.cache:
             rng = np.random.default_rng([self.seed, len(model), *context])
             if self.end is not None and self.end in context:
                 return torch.eye(self.vocab, dtype=torch.float64)[self.end]
             weights = rng.dirichlet(np.ones(self.vocab))
             if model == "draft":
-                mix = self.alike * self._law("target", context).numpy()
+                mix = self.alike * self._distribution("target", context).numpy()
                 weights = mix + (1 - self.alike) * weights
             if self.zeros:
                 weights[rng.integers(self.vocab)] = 0.0
@@ -67,7 +67,7 @@ class Laws:
 class LawTarget:
     """A target of which only the laws exist; implements TargetView for one tree."""
 
-    laws: Laws
+    distributions: Laws
     tree: DraftTree
     context: Tokens
     noise: NoiseStream
@@ -80,18 +80,20 @@ class LawTarget:
 
     def token(self, node: int) -> int:
         scores = self.probabilities(node).log()
-        if not self.laws.greedy:
-            scores = scores + self.noise.gumbel(self.index(node), torch.arange(self.laws.vocab))
+        if not self.distributions.greedy:
+            scores = scores + self.noise.gumbel(
+                self.index(node), torch.arange(self.distributions.vocab)
+            )
         return int(torch.argmax(scores))
 
     def probabilities(self, node: int) -> torch.Tensor:
-        return self.laws.target((*self.context, *self._texts[node]))
+        return self.distributions.target((*self.context, *self._texts[node]))
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
         raise NotImplementedError("no rule asks for more than one")
 
     def ends(self, node: int) -> bool:
-        return int(self.tree.tokens[node]) == self.laws.end
+        return int(self.tree.tokens[node]) == self.distributions.end
 
 
 def texts(tree: DraftTree) -> dict[int, Tokens]:

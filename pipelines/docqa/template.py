@@ -45,7 +45,7 @@ READ, FIRST_THE_ANSWER = (
 
 
 @dataclass(frozen=True, slots=True)
-class Wording:
+class PromptTemplate:
     """A way of putting questions.
 
     instruction, closing: before the passages and after the question, for chat models. opening: with
@@ -165,15 +165,15 @@ def templated(
 SMALL = 500_000_000  # parameters of a chat model
 WORDINGS = MappingProxyType(
     {
-        "evidence": Wording("evidence", TWO_LINES, opening="Evidence:", two_lines=True),
-        "quote": Wording(
+        "evidence": PromptTemplate("evidence", TWO_LINES, opening="Evidence:", two_lines=True),
+        "quote": PromptTemplate(
             "quote",
             ONE_SENTENCE,
             opening="Evidence:",
             one_sentence=True,
             stop=("\nAnswer:", "\nQuestion:", "\nContext:"),
         ),
-        "answer": Wording("answer", READ, FIRST_THE_ANSWER, opening="Answer:"),
+        "answer": PromptTemplate("answer", READ, FIRST_THE_ANSWER, opening="Answer:"),
     }
 )
 
@@ -196,7 +196,7 @@ def passages_for(engine: Any) -> int:
     return 1 if is_chat(engine.tokenizer) and engine.model.num_parameters() < SMALL else 3
 
 
-def wording(prompt: str | Path | Wording, system: str | None = None) -> Wording:
+def find_template(prompt: str | Path | PromptTemplate, system: str | None = None) -> PromptTemplate:
     """Return the wording of a name, of a Jinja file, or one that is given.
 
     system: what a chat model is told first. Raises UnknownNameError for a name that is neither,
@@ -205,16 +205,16 @@ def wording(prompt: str | Path | Wording, system: str | None = None) -> Wording:
     result = prompt
     if isinstance(prompt, str) and prompt in WORDINGS:
         result = WORDINGS[prompt]
-    elif not isinstance(prompt, Wording):
+    elif not isinstance(prompt, PromptTemplate):
         path = Path(prompt)
         if not path.exists() and isinstance(prompt, str) and not path.suffix:
             raise UnknownNameError(unknown("prompt", prompt, WORDINGS))
         try:
-            result = Wording(str(path), template=path.read_text(encoding="utf-8"))
+            result = PromptTemplate(str(path), template=path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"the prompt template {path} cannot be read ({error}); expected a Jinja file in "
                 f"UTF-8, or one of {', '.join(WORDINGS)}."
             ) from error
-    assert isinstance(result, Wording)
+    assert isinstance(result, PromptTemplate)
     return result if system is None else replace(result, system=system)

@@ -16,7 +16,7 @@ from ragspec.engine.stream import Stream
 from ragspec.errors import InputError
 
 
-class Ticket:
+class RequestHandle:
     """Iterate over it for emissions as they are verified; `result()` waits for the whole text.
 
     An emission's `step.tokens` are new tokens of the text. All methods may be called from any
@@ -125,7 +125,7 @@ class Ticket:
                 self._watcher = None  # it may hold this ticket: a cycle that would keep the text
 
 
-def _passes(handle: Ticket) -> Iterator[list[Emission]]:
+def _passes(handle: RequestHandle) -> Iterator[list[Emission]]:
     """Yield the emissions of a ticket, all that are left once its text has ended."""
     try:
         for emission in handle:

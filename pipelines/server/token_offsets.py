@@ -22,7 +22,7 @@ class Placed:
     offset: int
 
 
-class Placing:
+class TokenOffsets:
     """Places the tokens of one text as they come."""
 
     def __init__(self, tokenizer: Any) -> None:
