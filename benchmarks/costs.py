@@ -118,7 +118,7 @@ def long(dtype: str, length: int = 8192, new: int = 48) -> dict[str, float]:
     ids = torch.randint(100, config.vocab_size, (1, length))
     runs = {
         "hf": lambda n: _hf(peer, ids, n),
-        "ours": lambda n: _own(engine, ids, n),
+        "ours": lambda n: _local(engine, ids, n),
     }
     spent: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(3):
@@ -137,7 +137,7 @@ def _hf(model: Any, ids: torch.Tensor, new: int) -> None:
     model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, pad_token_id=0)
 
 
-def _own(engine: Engine, ids: torch.Tensor, new: int) -> None:
+def _local(engine: Engine, ids: torch.Tensor, new: int) -> None:
     engine.generate(ids, max_new_tokens=new, ignore_eos=True)
 
 

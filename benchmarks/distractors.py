@@ -88,12 +88,17 @@ def main() -> None:
                     "without": round(none, 3),
                     "alone": round(alone, 3),
                     "beside": round(beside, 3),
-                    "kept": round(beside / alone, 4),
+                    "prefix_cache": round(beside / alone, 4),
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
-    selected = statistics.median(row["kept"] for row in rows)
-    facts = {"simulated": True, "budget": options.budget, "others": len(books), "kept": selected}
+    selected = statistics.median(row["prefix_cache"] for row in rows)
+    facts = {
+        "simulated": True,
+        "budget": options.budget,
+        "others": len(books),
+        "prefix_cache": selected,
+    }
     print(json.dumps(facts))
     if options.json:
         options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1), encoding="utf-8")

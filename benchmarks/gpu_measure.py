@@ -215,7 +215,9 @@ def measure(
     selection = [cell for cell in probe.cells if cell.part in parts]
     # Where there is memory for one way alone, it is not today's.
     plain = sorted((mode for mode in modes if mode != "compile"), key=lambda mode: mode == "off")
-    results = [row for cell in selection for row in _told(probe.rows(cell, plain, timed), notify)]
+    results = [
+        row for cell in selection for row in _summary(probe.rows(cell, plain, timed), notify)
+    ]
     # The profiler leaves launches slower behind it, so that all is timed before.
     places = {_key(row): row for row in results}
     for cell in selection:
@@ -229,7 +231,7 @@ def measure(
     yield from map(_idle, results)
     if "compile" in parts and "compile" in modes:
         for cell in _by_worth(probe.cells):
-            yield from map(_idle, _told(probe.rows(cell, ["compile"], both), notify))
+            yield from map(_idle, _summary(probe.rows(cell, ["compile"], both), notify))
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -246,7 +248,7 @@ def _by_worth(every: Sequence[Cell]) -> list[Cell]:
     return sorted(every, key=lambda cell: not about(cell))
 
 
-def _told(rows: Iterator[Row], notify: Tell) -> Iterator[Row]:
+def _summary(rows: Iterator[Row], notify: Tell) -> Iterator[Row]:
     for row in rows:
         notify(row)
         yield row

@@ -121,7 +121,7 @@ def stream(inputs: argparse.Namespace) -> dict[str, Any]:
             prompt = f"{number} {PROMPTS[number % len(PROMPTS)]}"
             request = body(inputs.model, 0, 64, prompt=prompt, drafter="context", budget=8)
             pairs = [
-                (current, lambda p=prompt: _own(engine, p)),
+                (current, lambda p=prompt: _local(engine, p)),
                 (served, lambda a=request: _served(client, a)),
             ]
             for times, run in pairs if number % 2 else pairs[::-1]:
@@ -141,7 +141,7 @@ def _difference(current: list[float], served: list[float]) -> float:
     return statistics.median(b - a for a, b in zip(current, served, strict=True))
 
 
-def _own(engine: Engine, prompt: str) -> tuple[float, float]:
+def _local(engine: Engine, prompt: str) -> tuple[float, float]:
     """Return seconds to the first piece and of a token after it."""
     began = time.perf_counter()
     chunks = engine.stream(prompt, max_new_tokens=64, ignore_eos=True)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ragspec.engine.accepted import PrefixCache
 from safetensors.torch import load_file, save_file
 
 from ragspec import Engine
@@ -34,7 +35,6 @@ from ragspec.drafters.eagle.training import (
     HeadTraining,
     load_state,
 )
-from ragspec.engine.kept import PrefixCache
 from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.long.document import LongDocument

@@ -149,12 +149,12 @@ class Pairs:
         self.sources = sources
         self.words = words
         self.settings = settings
-        self.asked = [number for number, source in enumerate(sources) if source.questions]
+        self.latents_to_draw = [number for number, source in enumerate(sources) if source.questions]
 
     def batch(self, rng: random.Random) -> tuple[list[Ids], list[Ids]]:
         """Draw a batch: half alone, half in runs of neighbours, a few with human questions."""
         size, group = self.settings.batch, self.settings.group
-        chosen = set(rng.sample(self.asked, min(size // 50, len(self.asked))))
+        chosen = set(rng.sample(self.latents_to_draw, min(size // 50, len(self.latents_to_draw))))
         while len(chosen) < size // 2:
             start = rng.randrange(len(self.sources))
             chosen.update(range(start, min(start + group, len(self.sources))))

@@ -46,7 +46,7 @@ class CspdRepo:
             drafted = int(tree.tokens[below])
             if table.indices[drafted] != view.index(node):  # its law is not known
                 return Verdict(tuple(path), current)
-            if not self._kept(view, node, drafted, current):
+            if not self._selection(view, node, drafted, current):
                 table.replace(drafted, self._other(view, node, drafted, current))
             node = below
             path.append(node)
@@ -54,7 +54,7 @@ class CspdRepo:
             return Verdict((), view.token(ROOT))
         return Verdict(tuple(path[:-1]), int(tree.tokens[path[-1]]))
 
-    def _kept(self, view: LatentView, node: int, drafted: int, current: int) -> bool:
+    def _selection(self, view: LatentView, node: int, drafted: int, current: int) -> bool:
         table = view.target.table
         ratio = _tempered(table, drafted, current) - log_factor(table, drafted, current)
         return view.noise.uniform(view.index(node), Stream.ACCEPT) < math.exp(min(ratio, 0.0))

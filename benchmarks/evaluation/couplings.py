@@ -8,11 +8,11 @@ from types import MappingProxyType
 
 SIDE, GAP = 20, 2
 COLOURS: Mapping[str, str] = MappingProxyType(
-    {"kept": "s5", "reflected": "s1", "redrawn": "s4", "own": "own"}
+    {"prefix_cache": "s5", "reflected": "s1", "redrawn": "s4", "own": "own"}
 )
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
-        "kept": "the draft was kept",
+        "prefix_cache": "the draft was kept",
         "reflected": "the draft was mirrored",
         "redrawn": "another latent was drawn in its place",
         "own": "no draft stood there",

@@ -182,7 +182,7 @@ class PlainReference:
         self._axes = vectors[:, best] / max(float(np.sqrt(values[best].mean())), 1e-12)
         self._batches = [self._project(batch) for batch in batches]
         self._dice = np.random.default_rng(seed)
-        self.null = self._own()
+        self.null = self._local()
 
     def distance(self, features: Floats) -> Interval:
         """Return the distance of images' features f64 [n, 64] from plain, with its interval.
@@ -221,7 +221,7 @@ class PlainReference:
         count = range(len(self._batches))
         return [moments(np.concatenate([self._batches[j] for j in count if j != i])) for i in count]
 
-    def _own(self) -> Interval:
+    def _local(self) -> Interval:
         """Return what plain images score: median and 95 % of random exchanges between batches."""
         stack = np.stack(self._batches)  # [batches, n, d]
         turns, places = np.indices(stack.shape[:2])

@@ -150,10 +150,10 @@ def _has(number: int, char: str) -> bool:
     if unicodedata.bidirectional(char) in ("R", "AL") and not features.check("raqm"):
         return False  # written in the wrong order it could not be read
     letters = _at_size(number, _PROBE)
-    return _drawn(letters, char) != _drawn(letters, _ABSENT)
+    return _samples(letters, char) != _samples(letters, _ABSENT)
 
 
-def _drawn(letters: Font, char: str) -> tuple[tuple[int, int], bytes]:
+def _samples(letters: Font, char: str) -> tuple[tuple[int, int], bytes]:
     try:
         mask = letters.getmask(char)
     except (UnicodeError, OSError):

@@ -119,7 +119,7 @@ def line_chart(
         )
         for (name, points), label in zip(series.items(), ends, strict=True)
     ]
-    rows = [Tick(y(value), _told(value, unit)) for value in marks]
+    rows = [Tick(y(value), _summary(value, unit)) for value in marks]
     every = -(-len(lengths) // TICKS)
     ticks = [Tick(x(length), f"{length:,}") for length in lengths[::every]]
     at = None if mark is None else y(mark)
@@ -153,10 +153,10 @@ def _spread(selection: Sequence[float], top: float, bottom: float) -> list[float
 def _tip(name: str, point: Point, unit: str, counted: tuple[str, str]) -> str:
     along, one = counted
     prompts = f"{point.prompts:,} {one}{'s' if point.prompts != 1 else ''}"
-    return f"{name}, {point.length:,} {along}: {_told(point.value, unit)}, {prompts}"
+    return f"{name}, {point.length:,} {along}: {_summary(point.value, unit)}, {prompts}"
 
 
-def _told(value: float, unit: str) -> str:
+def _summary(value: float, unit: str) -> str:
     return f"{value:.0%}" if unit == "%" else f"{value:.2f}".rstrip("0").rstrip(".") + unit
 
 

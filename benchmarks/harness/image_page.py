@@ -38,7 +38,7 @@ def write_images(
         direction.series for direction in ready.ways if direction.name != PLAIN
     )
     values: dict[str, Any] = {
-        "told": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one "
+        "conditioning": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one "
         f"at a time, budget {request.budget}, seed {request.seed}",
         "quality": quality_scatter(ready.ways, rows, quality, colours),
         "shown": f"One picture ({subject}, seed {request.seed}) in every way",

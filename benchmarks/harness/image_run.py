@@ -44,7 +44,7 @@ def run_image_bench(
     if page is not None and ready.masked:
         raise InputError("got --html with a masked model; it has no page. Use --picture or --json.")
     timed, quality = measure(request, ready, Console(stderr=True))
-    rows, table = _told(request, ready, timed, quality)
+    rows, table = _summary(request, ready, timed, quality)
     console = Console()
     if not console.is_terminal:  # a pipe or a file: rich would cut the table to 80 columns
         console = Console(width=TABLE_WIDTH)
@@ -196,7 +196,7 @@ def measure(
     return timed, quality
 
 
-def _told(
+def _summary(
     request: ImageBench, ready: Prepared, timed: dict[Way, Timed], quality: Quality | None
 ) -> tuple[list[ImageRow], Table]:
     """Return the rows and the table that is printed."""

@@ -28,7 +28,7 @@ from ragspec.acceptance.base import Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.judged import Judged, WatchedTarget
 from ragspec.visual.latents.rules.coupling import gaussians_of, sampled_with, step_densities
-from ragspec.visual.latents.sampler import Drawn, Sampler
+from ragspec.visual.latents.sampler import LatentSample, Sampler
 from ragspec.visual.latents.target import LatentView
 
 _NOT_DRAWN = -1  # the index of latents of the table that were made after a rejection
@@ -37,9 +37,11 @@ _NOT_DRAWN = -1  # the index of latents of the table that were made after a reje
 class _Redraws(Sampler):
     """A sampler that keeps the last paths which started from a state of another one."""
 
-    last: Drawn | None = None
+    last: LatentSample | None = None
 
-    def draw(self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
+    def draw(
+        self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None
+    ) -> LatentSample:
         sample = super().draw(message, noise, start)
         if start is not None:
             self.last = sample
@@ -74,10 +76,10 @@ class PathTarget(WatchedTarget):
         """
         table, s = self.table, steps or 1
         judged = [self.judged[number] for number in numbers]
-        current = torch.tensor([each.own for each in judged])
+        current = torch.tensor([each.target_number for each in judged])
         path, means = table.paths[current].clone(), table.means[current].clone()
         deviations = table.deviations[current].clone()
-        other = [row for row, each in enumerate(judged) if each.emitted != each.own]
+        other = [row for row, each in enumerate(judged) if each.emitted != each.target_number]
         for row in other:
             states = self._states(judged[row], s)
             path[row, : len(states)] = states
@@ -102,7 +104,7 @@ class PathTarget(WatchedTarget):
         if not rows:
             return result
         for row in rows:
-            drafted, current = judged[row].drafted, judged[row].own
+            drafted, current = judged[row].drafted, judged[row].target_number
             assert drafted is not None
             path = table.paths[drafted][None]
             distributions = (gaussians_of(table, current, path, s), sampled_with(table, drafted, s))
@@ -112,7 +114,7 @@ class PathTarget(WatchedTarget):
 
     def _states(self, judged: Judged, s: int) -> torch.Tensor:
         """Return the states x_0 .. x_(s - 1) of what stands in place of the target's own."""
-        if judged.kept:
+        if judged.prefix_cache:
             return self.table.paths[judged.emitted][:s]
         result = self.redrawn.get(judged.emitted)
         return self.table.latents[judged.emitted][None] if result is None else result[:s]

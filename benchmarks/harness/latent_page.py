@@ -52,7 +52,7 @@ def write_latents(
 ) -> None:
     """Draw a few pictures in every way again, side by side, and write the page of all figures."""
     count = min(request.images, MOST)
-    sample = {direction: _drawn(request, ready, direction, count) for direction in ready.ways}
+    sample = {direction: _samples(request, ready, direction, count) for direction in ready.ways}
     drafting = {direction.name: each for direction, each in sample.items() if _judged(each).any()}
     colours = colours_by_name(
         direction.series for direction in ready.ways if direction.name != PLAIN
@@ -61,7 +61,7 @@ def write_latents(
     names = ready.base.class_names
     subject = names[0] if names else "class 0"
     values: dict[str, Any] = {
-        "told": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one "
+        "conditioning": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one "
         f"at a time, budget {request.budget}, seed {request.seed}",
         "quality": quality_scatter(ready.ways, rows, quality, colours),
         "shown": f"One picture ({subject}, seed {request.seed}) in every way",
@@ -77,7 +77,7 @@ def write_latents(
     save(render_template("latents.html.j2", **values), out)
 
 
-def _drawn(request: ImageBench, ready: Prepared, direction: Way, count: int) -> PathOutput:
+def _samples(request: ImageBench, ready: Prepared, direction: Way, count: int) -> PathOutput:
     from harness.latent_paths import PathPipeline
 
     base = cast("LatentPipeline", ready.base)
@@ -101,7 +101,7 @@ def _panel(direction: Way, out: PathOutput) -> Panel:
     stats = _stats(out)
     picture = embedded(out.images[0])
     names = [[OUTCOMES[max(0, place)] for place in row] for row in stats.outcomes[0].tolist()]
-    selected = sum(row.count("kept") for row in names)
+    selected = sum(row.count("prefix_cache") for row in names)
     judged = int((stats.outcomes[0] > 0).sum())
     note = f"{selected} of {judged} drafts kept" if judged else "without drafts"
     if direction.rule == FEWER:
@@ -113,7 +113,7 @@ def _by_row(sample: dict[str, PathOutput], colours: dict[str, str]) -> LineChart
     """Return the share of drafts that were kept, by the row of the picture."""
     series: dict[str, list[Point]] = {}
     for name, out in sample.items():
-        selected = (_stats(out).outcomes == OUTCOMES.index("kept")).sum((0, 2))
+        selected = (_stats(out).outcomes == OUTCOMES.index("prefix_cache")).sum((0, 2))
         judged = _judged(out).sum((0, 2))
         series[name] = [
             Point(row + 1, float(selected[row] / judged[row]), int(judged[row]))

@@ -73,7 +73,7 @@ def path_moments(
         yield numbers.stop, result
 
 
-def told(moments: PathMoments) -> Sequence[str]:
+def conditioning(moments: PathMoments) -> Sequence[str]:
     """Return the figures of a way, for people: all steps, the last one, the worst deviation."""
     return (
         f"{moments.total:.5f} ± {moments.total_error:.5f}",

@@ -197,7 +197,7 @@ def measure(
     for number, job in enumerate(plan):
         document = _opened(job, engine)
         first = document.hit.passage.start
-        tasks = job.asked(document.text, first, request.seed + number)
+        tasks = job.latents_to_draw(document.text, first, request.seed + number)
         for direction in ways if tasks else ():
             direction.read(document)
             direction.answer(tasks[0], WARM_UP)
@@ -228,7 +228,7 @@ def _write(
 ) -> None:
     """Write all that is known, in the place of what was."""
     known = {"facts": facts, "rows": [asdict(row) for row in rows]}
-    text = codec.dumps(known | {"asked": [each.to_dict() for each in request]}, indent=1)
+    text = codec.dumps(known | {"latents_to_draw": [each.to_dict() for each in request]}, indent=1)
     beside = path.with_name(path.name + ".part")
     beside.write_text(text + "\n", encoding="utf-8")
     beside.replace(path)

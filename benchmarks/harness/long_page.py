@@ -34,7 +34,12 @@ def write_lengths(rows: Sequence[LongRow], message: str, out: Path) -> None:
     kinds = dict.fromkeys(row.kind for row in rows)
     parts = [_part(kind, [r for r in rows if r.kind == kind], colours) for kind in kinds]
     values = {"parts": [part for part in parts if part], "columns": COLUMNS}
-    save(render_template("lengths.html.j2", told=message, tables=list(tables(rows)), **values), out)
+    save(
+        render_template(
+            "lengths.html.j2", conditioning=message, tables=list(tables(rows)), **values
+        ),
+        out,
+    )
 
 
 def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part | None:
@@ -56,7 +61,7 @@ def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part |
         (COST, chart(lambda row: row.c, True, "", 0.0)),
         (SHARE, chart(lambda row: row.accepted, True, "%", 0.0)),
     ]
-    selected = sum(row.kept for row in rows if row.way == rows[0].way)
+    selected = sum(row.prefix_cache for row in rows if row.way == rows[0].way)
     prompts = sum(row.prompts for row in rows if row.way == rows[0].way)
     others = "; the others loop, or end before they can be timed" if selected < prompts else ""
     hint = f"{selected} of {prompts} prompts{others}. Hollow points rest on fewer than {FEW}."

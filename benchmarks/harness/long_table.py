@@ -85,7 +85,7 @@ class LongRow:
     length: int
     way: str
     prompts: int
-    kept: int
+    prefix_cache: int
     ratio: float | None
     ratio_low: float | None
     ratio_high: float | None
@@ -174,13 +174,17 @@ def cells(row: LongRow) -> list[str]:
     """Return a row for people."""
     whole = row.ratio is not None
     return [
-        *(row.way, f"{row.kept}/{row.prompts}"),
+        *(row.way, f"{row.prefix_cache}/{row.prompts}"),
         f"{row.ratio:.2f}" if whole else NO_VALUE,
         f"{row.ratio_low:.2f}-{row.ratio_high:.2f}" if whole else NO_VALUE,
         f"{row.worst_quarter:.2f}" if whole else NO_VALUE,
         *(f"{row.ms:.0f}", f"{row.tokens_per_forward:.2f}"),
-        *(_told(row.accepted, "{:.0%}"), _told(row.c, "{:.2f}"), _told(row.equal, "{:.0%}")),
-        *(_told(row.gold, "{:.0%}"),),
+        *(
+            _summary(row.accepted, "{:.0%}"),
+            _summary(row.c, "{:.2f}"),
+            _summary(row.equal, "{:.0%}"),
+        ),
+        *(_summary(row.gold, "{:.0%}"),),
     ]
 
 
@@ -191,7 +195,7 @@ def tables(rows: Sequence[LongRow]) -> Iterator[tuple[str, list[list[str]]]]:
         yield f"{kind}, {length:,} tokens", [cells(row) for row in some]
 
 
-def _told(value: float | None, how: str) -> str:
+def _summary(value: float | None, how: str) -> str:
     return NO_VALUE if value is None else how.format(value)
 
 
@@ -201,7 +205,7 @@ def series(
     """Yield each way with a figure by length, plain decoding and lengths without it left out."""
     for direction in dict.fromkeys(row.way for row in rows if row.way != PLAIN):
         points = [
-            Point(row.length, value, row.kept)
+            Point(row.length, value, row.prefix_cache)
             for row in rows
             if row.way == direction and (value := figure(row)) is not None
         ]

@@ -73,7 +73,7 @@ class PrefillJob:
         start = min(self.start, tokens - self.length)
         return start, start + self.length
 
-    def asked(self, text: str, start: int, seed: int) -> list[Task]:
+    def latents_to_draw(self, text: str, start: int, seed: int) -> list[Task]:
         """Return the tasks over the text that was read, which begins at a character.
 
         Questions whose evidence lies outside it are left out.
@@ -85,7 +85,7 @@ class PrefillJob:
             if task.evidence is None or (start <= task.evidence[0] and task.evidence[1] <= end)
         ]
         for kind in self.kinds:
-            results += list(_made(kind, text, self.items, seed))
+            results += list(_create(kind, text, self.items, seed))
         return results
 
 
@@ -134,7 +134,7 @@ def _with_gold(data: Path, length: int, most: int) -> Iterator[PrefillJob]:
         yield PrefillJob(documents[name], length, tasks=tasks)
 
 
-def _made(kind: str, text: str, items: int, seed: int) -> Iterator[Task]:
+def _create(kind: str, text: str, items: int, seed: int) -> Iterator[Task]:
     if kind == QUOTATIONS:
         for number, cue in enumerate(cues(text, items, seed)):
             yield Task(f"quotation-{number}", kind, QUOTE.format(cue=cue), begun=cue)

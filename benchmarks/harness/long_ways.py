@@ -120,7 +120,7 @@ class DraftingWay:
         answer = self._document.ask(
             task.question, max_new_tokens=len(begun) + new_tokens, written=begun
         )
-        return _found(answer, time.perf_counter() - began, len(begun))
+        return _matches(answer, time.perf_counter() - began, len(begun))
 
 
 class RetrievalWay:
@@ -145,10 +145,10 @@ class RetrievalWay:
         answer = self._qa.ask(
             task.question, max_new_tokens=len(begun) + new_tokens, written=begun, refuse=False
         )
-        return replace(_found(answer, time.perf_counter() - began, len(begun)), same=False)
+        return replace(_matches(answer, time.perf_counter() - began, len(begun)), same=False)
 
 
-def _found(answer: Answer, seconds: float, begun: int) -> Found:
+def _matches(answer: Answer, seconds: float, begun: int) -> Found:
     report, steps = answer.report, answer.generation.steps
     outcome = Outcome(
         answer.generation.tokens[begun:],

@@ -44,7 +44,7 @@ class Case:
     name: str
     rags: dict[str, IterativeRag]
     seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    own: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    target_number: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     queries: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     equal: int = 0
@@ -67,7 +67,7 @@ class Case:
                 question, max_new_tokens=tokens, refuse=False
             )
             self.seconds[direction].append(time.perf_counter() - began)
-            self.own[direction].append(time.process_time() - current)
+            self.target_number[direction].append(time.process_time() - current)
             searched = instance[direction].report.retrieval
             assert searched is not None
             self.calls[direction] += searched.calls
@@ -98,7 +98,7 @@ class Case:
             "passages": self.passages,
             "ratio": sum(self.seconds["off"]) / sum(self.seconds["auto"]),
             "ratio_median": median(off / auto for off, auto in pairs),
-            "ratio_own": sum(self.own["off"]) / sum(self.own["auto"]),
+            "ratio_own": sum(self.target_number["off"]) / sum(self.target_number["auto"]),
             "predicted": median(self.predicted),
             "stride_ms": off.stride_ms,
             "search_ms": auto.search.to_dict() | {1: off.search.of(1)},
@@ -106,7 +106,9 @@ class Case:
             "gated_share": self.gated / self.rounds if self.rounds else None,
             "overlapped": self.overlapped,
             "seconds": {direction: sum(spent) for direction, spent in self.seconds.items()},
-            "own_seconds": {direction: sum(spent) for direction, spent in self.own.items()},
+            "own_seconds": {
+                direction: sum(spent) for direction, spent in self.target_number.items()
+            },
             "calls": dict(self.calls),
             "queries": dict(self.queries),
         }

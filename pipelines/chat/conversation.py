@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import PrefixCache
 from ragspec.engine.output import Generation
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import Citation, cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, DocQA, Written, drain, refusal
@@ -54,8 +54,8 @@ class Turn:
     numbered from `first`.
     """
 
-    asked: str
-    shown: str
+    question: str
+    prompt_text: str
     answer: str
     hits: tuple[Hit, ...] = ()
     first: int = 1
@@ -121,12 +121,12 @@ class Conversation:
         self.top_k = passages_for(engine) if top_k is None else top_k
         self.template = find_template(suited(engine.tokenizer) if prompt is None else prompt)
         self.turns: list[Turn] = []
-        self._kept = PrefixCache()
+        self._selection = PrefixCache()
 
     def clear(self) -> None:
         """Begin anew."""
         self.turns = []
-        self._kept.clear()
+        self._selection.clear()
 
     def ask(
         self,
@@ -154,7 +154,7 @@ class Conversation:
         options: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "spans": prompt.spans,
-            "kept": self._kept,
+            "prefix_cache": self._selection,
             "on_read": on_read,
             "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
         }
@@ -173,7 +173,7 @@ class Conversation:
             return [], None
         hits, why = self.documents.search(text, self.top_k)
         if why is not None and self.turns:
-            hits, why = self.documents.search(f"{self.turns[-1].asked}\n{text}", self.top_k)
+            hits, why = self.documents.search(f"{self.turns[-1].question}\n{text}", self.top_k)
             hits, why = [] if why else hits, None
         known = {_place(hit) for turn in self.turns for hit in turn.hits}
         return (hits if why else [hit for hit in hits if _place(hit) not in known]), why
@@ -214,11 +214,11 @@ class Conversation:
         messages = [{"role": "system", "content": self.system}] if self.system else []
         special = special_of(self.engine.tokenizer)
         for turn in turns[:-1]:
-            messages.append({"role": "user", "content": turn.shown})
+            messages.append({"role": "user", "content": turn.prompt_text})
             messages.append(
                 {"role": "assistant", "content": escape_special_tokens(turn.answer, special)}
             )
-        messages.append({"role": "user", "content": turns[-1].shown})
+        messages.append({"role": "user", "content": turns[-1].prompt_text})
         hits = [hit for turn in turns for hit in turn.hits]
         return placed(self.engine.tokenizer, templated(self.engine.tokenizer, messages), hits)
 

@@ -167,7 +167,7 @@ def continue_text(text: str, stop: Sequence[str], asking: Asking, *, as_chat: bo
             stream.close()
         return stream.result
 
-    with terminal.reading() as on_progress:
+    with terminal.prefill_progress() as on_progress:
         generation = run(engine, asking.sampling, asking.streams, on_progress)
     fields = {"text": generation.text, "finish_reason": generation.finish_reason}
     result = Result(generation, generation.report, fields, extra={"prompt": text})
@@ -249,7 +249,7 @@ def answer_question(
             system=asking.system,
             refuse=asking.refuse,
         )
-    with terminal.reading() as on_progress:
+    with terminal.prefill_progress() as on_progress:
         answer = run(
             engine, asking.sampling, terminal.piece if asking.streams else unseen, on_progress
         )

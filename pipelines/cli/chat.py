@@ -181,7 +181,7 @@ def answer(said: str, talk: Talk) -> None:
 
     terminal = talk.terminal
     show: Callable[[str], None] = terminal.piece
-    with terminal.reading() as on_progress:
+    with terminal.prefill_progress() as on_progress:
         talk.last = reply = talk.conversation.ask(
             said,
             talk.sampling,

@@ -50,7 +50,7 @@ def examine(models: Sequence[str] = (), cache: Path | None = None) -> dict[str, 
         "device": _device(),
         "models": _models(models),
         "cache": str(folder),
-        "costs": _kept(folder, "cost"),
+        "costs": _selection(folder, "cost"),
     }
 
 
@@ -111,7 +111,7 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _kept(folder: Path, kind: str) -> list[dict[str, Any]]:
+def _selection(folder: Path, kind: str) -> list[dict[str, Any]]:
     """Return the readable entries of one kind in the cache, the newest first."""
     entries: list[dict[str, Any]] = []
     paths = sorted(folder.glob(f"{kind}*.json"), key=lambda p: p.stat().st_mtime, reverse=True)

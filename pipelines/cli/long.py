@@ -144,7 +144,7 @@ def _opened(
         assert long.keep is not None
         with terminal.working("opening the kept document"):
             return AnyDocument.open(long.keep, engine, **modes)
-    with terminal.reading() as on_progress:
+    with terminal.prefill_progress() as on_progress:
         result = AnyDocument.open(
             docs[0],
             engine,

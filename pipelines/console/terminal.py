@@ -74,7 +74,7 @@ class Terminal:
             yield
 
     @contextmanager
-    def reading(self) -> Iterator[Callable[[int, int], None]]:
+    def prefill_progress(self) -> Iterator[Callable[[int, int], None]]:
         """Yield what is told how many tokens of a prompt were read, and of how many.
 
         Shown on a terminal until all are read, so that the text can follow.

@@ -214,11 +214,11 @@ class DocQA:
         system: str | None = None,
     ) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
-        template = self._asked(prompt, system)
+        template = self._template(prompt, system)
         hits, _ = self.search(question, self._passages(top_k))
         return self._prompt(question, hits, template, max_new_tokens)
 
-    def _asked(
+    def _template(
         self, prompt: str | Path | PromptTemplate | None, system: str | None
     ) -> PromptTemplate:
         return find_template(suited(self.engine.tokenizer) if prompt is None else prompt, system)
@@ -236,7 +236,7 @@ class DocQA:
             return self.retriever.search(question, top_k), None  # without words nothing is told
         hits = self.retriever.search(question, max(top_k, JUDGED))
         support = self.retriever.support(question, hits)
-        if support.found:
+        if support.covered:
             return hits[:top_k], None
         return hits[:top_k], (
             f"the best passage has {support.coverage:.0%} of the question's words, by their rarity "
@@ -283,7 +283,7 @@ class DocQA:
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         began = time.perf_counter()
-        template = self._asked(prompt, system)
+        template = self._template(prompt, system)
         hits, refused = self.search(question, self._passages(top_k))
         if refused is not None and refuse:
             milliseconds = (time.perf_counter() - began) * 1000

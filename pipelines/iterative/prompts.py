@@ -21,7 +21,7 @@ from ragspec.pipelines.docqa.prompt import (
 )
 from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.search.fusion import Hit
-from ragspec.retrievers.speculation.passages import Found
+from ragspec.retrievers.speculation.passages import RetrievedPassage
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,13 @@ class StridePrompts:
     tokenizer: Any
     question: str
     template: PromptTemplate
-    seen: dict[Found, StridePrompt] = field(default_factory=dict)
+    prompts: dict[RetrievedPassage, StridePrompt] = field(default_factory=dict)
 
-    def of(self, result: Found) -> StridePrompt:
+    def of(self, result: RetrievedPassage) -> StridePrompt:
         """Return the prompt over a passage."""
-        if result not in self.seen:
-            self.seen[result] = self._write(result.hit)
-        return self.seen[result]
+        if result not in self.prompts:
+            self.prompts[result] = self._write(result.hit)
+        return self.prompts[result]
 
     def words(self, written: Sequence[int], count: int) -> str:
         """Return the last `count` tokens of question and text, as text; never blank."""

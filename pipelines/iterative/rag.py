@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import PrefixCache, SharedPrefixes
 from ragspec.engine.options import refuse_unknown
+from ragspec.engine.prefix_cache import PrefixCache, SharedPrefixes
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA
@@ -33,7 +33,11 @@ from ragspec.retrievers.search.fusion import (
 )
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.speculation.loop import Searcher, SpeculativeRetrieval
-from ragspec.retrievers.speculation.passages import Found, IndexSearcher, RetrieverSearcher
+from ragspec.retrievers.speculation.passages import (
+    IndexSearcher,
+    RetrievedPassage,
+    RetrieverSearcher,
+)
 from ragspec.retrievers.speculation.schedule import Schedule
 from ragspec.sampling.noise import seeded
 from ragspec.sampling.settings import Sampling
@@ -166,7 +170,7 @@ class IterativeRag:
             self._searcher(prompts),
             self.schedule,
             prefetch=self.prefetch,
-            kept=show,
+            on_accept=show,
         )
         try:
             with cache.held():
@@ -180,7 +184,7 @@ class IterativeRag:
         self.engine.notify(answer.generation)
         return answer
 
-    def _searcher(self, prompts: StridePrompts) -> Searcher[Any, Found, Stride]:
+    def _searcher(self, prompts: StridePrompts) -> Searcher[Any, RetrievedPassage, Stride]:
         def words(before: Sequence[Stride]) -> str | None:
             if self.rounds is not None:
                 return " ".join([prompts.question, *(each.generation.text for each in before[-1:])])
@@ -196,7 +200,7 @@ class IterativeRag:
         self,
         question: str,
         prompts: StridePrompts,
-        loop: SpeculativeRetrieval[Any, Found, Stride],
+        loop: SpeculativeRetrieval[Any, RetrievedPassage, Stride],
         seconds: float,
     ) -> Answer:
         strides, last = loop.strides, loop.strides[-1].generation

@@ -13,7 +13,7 @@ class AnswerStream:
     stream: Callable[[str], None] | None
     stops: Sequence[str] | str = ()
     text: str = ""
-    given: int = 0
+    sent: int = 0
 
     def push(self, text: str, *, ends: bool) -> None:
         """Take all of the text that will not be taken back; ends: whether none will follow."""
@@ -27,6 +27,6 @@ class AnswerStream:
         self._give(len(self.text))
 
     def _give(self, end: int) -> None:
-        if self.stream is not None and end > self.given:
-            self.stream(self.text[self.given : end])
-            self.given = end
+        if self.stream is not None and end > self.sent:
+            self.stream(self.text[self.sent : end])
+            self.sent = end

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import PrefixCache
 from ragspec.engine.output import Generation
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.pipelines.iterative.prompts import StridePrompts
-from ragspec.retrievers.speculation.passages import Found
+from ragspec.retrievers.speculation.passages import RetrievedPassage
 from ragspec.sampling.repetition import EndRepetition
 from ragspec.sampling.settings import Sampling
 
@@ -51,11 +51,11 @@ class Writer:
     prompts: StridePrompts
     sampling: Sampling
     options: dict[str, Any]
-    kept: PrefixCache
+    prefix_cache: PrefixCache
     every: int
     scored: bool = False
 
-    def write(self, answer: Found, before: Sequence[Stride]) -> tuple[Stride, bool]:
+    def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the next stride over a passage, and whether the answer ends with it."""
         written = tokens_of(before)
         options = self.options_over(answer, len(before))
@@ -67,7 +67,7 @@ class Writer:
         stride = Stride(tuple(generation.tokens[len(written) :]), generation)
         return stride, generation.finish_reason != "paused"
 
-    def options_over(self, answer: Found, number: int) -> dict[str, Any]:
+    def options_over(self, answer: RetrievedPassage, number: int) -> dict[str, Any]:
         """Return the options of stride `number` over a passage."""
         prompt = self.prompts.of(answer)
         return {
@@ -76,7 +76,7 @@ class Writer:
             # So drafts name the passage of their stride, as `Answer.passages` has them.
             "spans": [(start, end, number, at) for start, end, _, at in prompt.spans],
             "texts": (*prompt.layout, *self.options.get("texts", ())),
-            "kept": self.kept,
+            "prefix_cache": self.prefix_cache,
             "prefix": prompt.prefix,
         }
 
@@ -91,19 +91,19 @@ class RoundWriter:
 
     strides: Writer
     rounds: int
-    _seen: dict[Found, Stride] = field(default_factory=dict)
+    _known: dict[RetrievedPassage, Stride] = field(default_factory=dict)
 
-    def write(self, answer: Found, before: Sequence[Stride]) -> tuple[Stride, bool]:
+    def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the answer over a passage, and whether it is the last one."""
-        if answer not in self._seen:
+        if answer not in self._known:
             current = self.strides
             options = current.options_over(answer, len(before))
             if before and current.engine.drafter is not None:
                 options.setdefault("prediction", before[-1].generation.tokens)
             prompt = list(current.prompts.of(answer).ids)
             generation = current.engine.generate(prompt, current.sampling, **options)
-            self._seen[answer] = Stride(tuple(generation.tokens), generation)
-        return self._seen[answer], len(before) + 1 >= self.rounds
+            self._known[answer] = Stride(tuple(generation.tokens), generation)
+        return self._known[answer], len(before) + 1 >= self.rounds
 
 
 def tokens_of(strides: Sequence[Stride]) -> list[int]:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.kept import PrefixCache
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.output import Generation
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.engine.prompts import encode_prompts
 from ragspec.errors import InputError
 from ragspec.pipelines.iterative.shown import AnswerStream
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 K, WEIGHT = 32, 0.25
-OF_MODEL = ("kept", "pause", "prefix", "transform", "written")  # options that are set here
+OF_MODEL = ("prefix_cache", "pause", "prefix", "transform", "written")  # options that are set here
 
 
 class KnnLM:
@@ -126,7 +126,7 @@ class KnnLM:
         def write(written: Sequence[int], pause: int | None, distribution: Transform) -> Generation:
             current = {
                 **options,
-                "kept": cache,
+                "prefix_cache": cache,
                 "written": written,
                 "pause": pause,
                 "transform": distribution,
@@ -141,7 +141,7 @@ class KnnLM:
                 text.push(last.text if last else self._decoded(tokens), ends=last is not None)
 
         return KnnText(
-            write, self.knn, prompt, self.schedule, top=top, kept=show,
+            write, self.knn, prompt, self.schedule, top=top, on_accept=show,
             waits=self.speculate == "off", whole=stream is None,
         )  # fmt: skip
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SHARE, MOST, LARGEST_SHARE = 24, 4096, 8
 SHORT = 16384  # tokens of a document that is cut into small chunks
 WORDS_SHORT, WORDS_LONG = 96, 384  # of a chunk: about 128 and 512 tokens
-FOUND_MARK = 64  # chunks that are looked at
+HIT_MARK = 64  # chunks that are looked at
 FLOOR = 0.3  # least cosine
 
 
@@ -53,7 +53,7 @@ class ChunkSearch:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ChunkHits:
     """What a question found: the chunks in document order, and the prompt over them."""
 
     chunks: tuple[Hit, ...]
@@ -78,14 +78,14 @@ class Chunks:
         self._floor = None if search.embedder is None else FLOOR
         self._index = PassageIndex.build([read], words=words, embedder=embedder)
 
-    def find(self, tokenizer: Any, question: str, template: PromptTemplate) -> Found:
+    def find(self, tokenizer: Any, question: str, template: PromptTemplate) -> ChunkHits:
         """Return the best chunks that fit, and the prompt over them."""
         prompt = build_prompt(
             tokenizer, question, self._hits(question), room=self.room, template=template
         )
         selected = sorted(prompt.hits, key=lambda hit: hit.passage.start)
         ids = build_prompt(tokenizer, question, selected, template=template).token_ids
-        return Found(tuple(map(self._placed, selected)), ids)
+        return ChunkHits(tuple(map(self._placed, selected)), ids)
 
     def spans(self, question: str, prompt: Prompt) -> list[tuple[int, int]]:
         """Return where the chunks that fit stand in a prompt over the document, in its order.
@@ -111,14 +111,14 @@ class Chunks:
 
     def _hits(self, question: str) -> Sequence[Hit]:
         """Return what the question finds, best first; the beginning where that is nothing."""
-        hits = self._index.search(question, FOUND_MARK)
+        hits = self._index.search(question, HIT_MARK)
         passages, dense = self._index.passages, self._index.dense
         if self._floor is not None and dense is not None:
             cosines = dense.search(question, len(passages))
             close = {passages[number] for number, cosine in cosines if cosine >= self._floor}
             hits = [hit for hit in hits if hit.passage in close]
         beginning = (Hit(self._index.documents[0], each, 0.0) for each in passages)
-        return hits or list(beginning)[:FOUND_MARK]
+        return hits or list(beginning)[:HIT_MARK]
 
     def _placed(self, hit: Hit) -> Hit:
         """Return a chunk as it stands in the document."""

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ragspec.drafters.base import KnownStates, needs_hidden, wants_draft_prompt
-from ragspec.engine.kept import PrefixCache, SharedPrefixes
 from ragspec.engine.options import refuse_unknown
+from ragspec.engine.prefix_cache import PrefixCache, SharedPrefixes
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
-from ragspec.pipelines.long.chunks import Chunks, ChunkSearch, Found
-from ragspec.pipelines.long.kept import Kept, open_document, save_document
+from ragspec.pipelines.long.chunks import ChunkHits, Chunks, ChunkSearch
 from ragspec.pipelines.long.modes import Writer, writer_of
 from ragspec.pipelines.long.reading import OnRead, read_document
+from ragspec.pipelines.long.saved import SavedDocument, open_document, save_document
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -55,7 +55,7 @@ class LongDocument:
     """
 
     def __init__(
-        self, writer: Writer, selected: Kept, hit: Hit, prefix: Prompt, chunks: ChunkSearch
+        self, writer: Writer, selected: SavedDocument, hit: Hit, prefix: Prompt, chunks: ChunkSearch
     ) -> None:
         self.engine = writer.engine
         self._writer = writer
@@ -126,7 +126,7 @@ class LongDocument:
         characters = _characters(engine.tokenizer, document, part)
         hit, prefix = _laid(engine, document, characters, template)
         _check_room(writer.engine, prefix, part)
-        selected = Kept(document, template, prefix.token_ids, part, characters, ())
+        selected = SavedDocument(document, template, prefix.token_ids, part, characters, ())
         result = cls(writer, selected, hit, prefix, chunks)
         result._read(on_read)
         return result
@@ -149,7 +149,7 @@ class LongDocument:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was read to a folder, as a whole or not at all; raises StoreError."""
-        save_document(Path(path), self._kept(), self.engine)
+        save_document(Path(path), self._selection(), self.engine)
 
     def over(self, engine: Engine) -> LongDocument:
         """Return the same document asked through another engine over the same target.
@@ -159,9 +159,9 @@ class LongDocument:
         if engine.target is not self.engine.target:
             raise InputError("got an engine over another model; expected one over the same target.")
         writer = Writer(engine, self._writer.transform)
-        return LongDocument(writer, self._kept(), self.hit, self.prefix, self._search)
+        return LongDocument(writer, self._selection(), self.hit, self.prefix, self._search)
 
-    def _kept(self) -> Kept:
+    def _selection(self) -> SavedDocument:
         result = self._beginnings.find(self.engine.target, self.prefix.token_ids)
         return replace(self._about, beginning=result or ())
 
@@ -196,7 +196,7 @@ class LongDocument:
             "texts": (*instance.layout, *options.get("texts", ())),
             "prefix": self.tokens,
         }
-        result = self._found(question)
+        result = self._matches(question)
         if result is not None:
             options.setdefault("draft_prompt", result.prompt)
         if self._writer.transform is not None:
@@ -206,9 +206,9 @@ class LongDocument:
         ids = list(instance.token_ids)
         with self._context() as selected:
             if stream is None:
-                generation = self.engine.generate(ids, sampling, **options, kept=selected)
+                generation = self.engine.generate(ids, sampling, **options, prefix_cache=selected)
             else:
-                chunks = self.engine.stream(ids, sampling, **options, kept=selected)
+                chunks = self.engine.stream(ids, sampling, **options, prefix_cache=selected)
                 generation = drain(chunks, stream)
         answer = answer_of(question, instance, self.template, generation, 0.0, self._decode)
         return self._measured(answer, () if result is None else result.chunks)
@@ -219,7 +219,7 @@ class LongDocument:
         size = length * slot_bytes(self.engine.model.config, self.engine.target.dtype)
         return replace(answer, chunks=chunks, report=replace(answer.report, kv_bytes=size))
 
-    def _found(self, question: str) -> Found | None:
+    def _matches(self, question: str) -> ChunkHits | None:
         """Return the chunks for a model with a context of its own, None where there is none."""
         if self._writer.transform is None and not wants_draft_prompt(self.engine.drafter):
             return None

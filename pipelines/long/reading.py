@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ragspec.engine.kept import PrefixCache
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import without_autograd
 from ragspec.target.base import CachedSession, TargetSession

@@ -91,7 +91,7 @@ def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
         parts = Counter(_givers(step))
         x = LEFT + place * slot
         bars += _stacked(parts, colours, x, slot, base, unit)
-        tip = f"step {first + place}: {_told(parts, colours)}; {len(step.tree)} drafted"
+        tip = f"step {first + place}: {_summary(parts, colours)}; {len(step.tree)} drafted"
         columns.append(Column(first + place, round(x, 2), round(slot, 2), tip))
     mean = sum(len(step.tokens) for step in steps) / max(len(steps), 1)
     ticks = [
@@ -115,7 +115,7 @@ def share_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
         here = parts.total()
         x, width = LEFT + begin * unit_x, here * unit_x
         bars += _stacked(parts, colours, x, width, base, (base - TOP) / here)
-        tip = f"tokens {begin + 1}–{begin + here}: {_told(parts, colours)}"
+        tip = f"tokens {begin + 1}–{begin + here}: {_summary(parts, colours)}"
         columns.append(Column(begin + 1, round(x, 2), round(width, 2), tip))
     rows = [Tick(round(base - part * (base - TOP), 2), f"{part:.0%}") for part in (0.5, 1.0)]
     ticks = [
@@ -155,7 +155,7 @@ def _kind(event: Event) -> tuple[str, str]:
     if event.what == "search":
         several = f"{event.queries} queries" if event.queries > 1 else "1 query"
         return "s2", f"search of {several}"
-    if not event.kept:
+    if not event.accepted:
         return "own", "stride taken back"
     if event.what == "ahead":
         return "s1", "stride written during a search"
@@ -191,7 +191,7 @@ def _ordered(parts: Mapping[str, int], colours: Mapping[str, str]) -> list[tuple
     return [(name, parts[name]) for name in names if parts.get(name)]
 
 
-def _told(parts: Mapping[str, int], colours: Mapping[str, str]) -> str:
+def _summary(parts: Mapping[str, int], colours: Mapping[str, str]) -> str:
     return ", ".join(f"{n} of {name}" for name, n in _ordered(parts, colours)) or "no token"
 
 

@@ -16,7 +16,7 @@ from ragspec.pipelines.server.answers import Reply
 from ragspec.pipelines.server.failures import Refusal
 from ragspec.pipelines.server.guard import TEXTS, Guard
 from ragspec.pipelines.server.pictures import draw
-from ragspec.pipelines.server.prompting import Asked, read_chat, read_completion
+from ragspec.pipelines.server.prompting import EngineRequest, read_chat, read_completion
 from ragspec.pipelines.server.routing import routed
 from ragspec.pipelines.server.schema import (
     ChatRequest,
@@ -110,7 +110,7 @@ class Application:
 
     def _model(self, name: str) -> dict[str, Any]:
         served = self.served
-        record: dict[str, Any] = {"id": name, "object": "model", "created": served.made}
+        record: dict[str, Any] = {"id": name, "object": "model", "created": served.created}
         if name == served.name:
             record["max_model_len"] = served.engine.target.max_length
             record["stores"] = sorted(served.drafting.stores)
@@ -123,8 +123,8 @@ class Application:
             lambda: [read_chat(body, served.engine, served.documents)], body, request
         )
         reply = Reply("chat", served.name, served.engine.tokenizer)
-        if result.asked[0].refused is not None:
-            return no_answer(body, reply, result.asked[0].refused, self.settings.stall)
+        if result.requests[0].refused is not None:
+            return no_answer(body, reply, result.requests[0].refused, self.settings.stall)
         return await answer(body, request, result, reply, self.settings.stall)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
@@ -184,7 +184,7 @@ class Application:
         return served
 
     async def _begun(
-        self, read: Callable[[], Sequence[Asked]], body: TextRequest, request: Request
+        self, read: Callable[[], Sequence[EngineRequest]], body: TextRequest, request: Request
     ) -> Begun:
         """Read what is asked for and ask the pool for it, in one go beside the event loop."""
         served = self.served

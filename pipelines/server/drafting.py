@@ -45,7 +45,7 @@ class Drafting:
         self.stores: dict[str, CorpusIndex] = {}
         self._default: tuple[Names, str | int] = (_as_key(drafter), budget)
         self._draft_model = draft_model
-        self._kept: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
+        self._selection: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
         self._lock = threading.Lock()
 
     def engine(
@@ -66,14 +66,14 @@ class Drafting:
         stores = self._named(store)
         key = (tenant, names, nodes, tuple(stores))
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        instance = self._made(tenant, names, nodes, stores)
+            if key in self._selection:
+                self._selection.move_to_end(key)
+                return self._selection[key]
+        instance = self._create(tenant, names, nodes, stores)
         with self._lock:
-            self._kept[key] = instance
-            if len(self._kept) > MOST:
-                self._kept.popitem(last=False)
+            self._selection[key] = instance
+            if len(self._selection) > MOST:
+                self._selection.popitem(last=False)
         return instance
 
     def add(self, name: str, store: CorpusIndex) -> None:
@@ -99,7 +99,9 @@ class Drafting:
             raise UnknownNameError(unknown("store", store, known))
         return [] if store is None else [store]
 
-    def _made(self, tenant: str, names: Names, budget: str | int, stores: Sequence[str]) -> Engine:
+    def _create(
+        self, tenant: str, names: Names, budget: str | int, stores: Sequence[str]
+    ) -> Engine:
         if names in (None, "none"):
             return self.base.drafting(None, budget)
         requests = [names] if isinstance(names, str) else list(names or ())

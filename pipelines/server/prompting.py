@@ -46,7 +46,7 @@ CHARACTERS, LONGEST = 8, 8192  # of a token, for a bound; of a context whose mod
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EngineRequest:
     """A text to write, as often as there are samples.
 
     prompt: token ids or a text. cited: the prompt with its passages, where there are any. refused:
@@ -65,7 +65,7 @@ class Asked:
     alternatives: int | None = field(default=None)
 
 
-def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> Asked:
+def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> EngineRequest:
     """Return what a chat request asks for.
 
     Its own documents are shown before the last message; where it brings none and the server has
@@ -76,35 +76,35 @@ def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> 
     alternatives = _alternatives(request)
     options = _options(request, engine, request.max_completion_tokens or request.max_tokens)
     if refused is not None:
-        return _asked(request, "", options, alternatives, refused=refused)
+        return _template(request, "", options, alternatives, refused=refused)
     if hits and not is_chat(engine.tokenizer):
         instance = _question(turns, hits, engine, options)
     else:
         instance = _conversation(turns, hits, engine)
     options["spans"], options["texts"] = instance.spans, instance.layout
-    return _asked(
+    return _template(
         request, list(instance.token_ids), options, alternatives, instance if hits else None
     )
 
 
-def read_completion(request: CompletionRequest, engine: Engine) -> list[Asked]:
+def read_completion(request: CompletionRequest, engine: Engine) -> list[EngineRequest]:
     """Return what a completion request asks for, prompt by prompt."""
     options = _options(request, engine, 16 if request.max_tokens is None else request.max_tokens)
-    return [_asked(request, each, options, request.logprobs) for each in request.prompts]
+    return [_template(request, each, options, request.logprobs) for each in request.prompts]
 
 
-def _asked(
+def _template(
     request: TextRequest,
     prompt: Any,
     options: Options,
     alternatives: int | None,
     cited: Prompt | None = None,
     refused: str | None = None,
-) -> Asked:
+) -> EngineRequest:
     if alternatives is not None:
         options["logprobs"] = alternatives
     store = request.store if "store" in request.model_fields_set else ALL
-    return Asked(
+    return EngineRequest(
         prompt,
         _sampling(request),
         options,
@@ -179,7 +179,7 @@ def _hits(
 ) -> tuple[list[Hit], str | None]:
     """Return the passages to show, and why the model is not asked, if it is not."""
     if request.documents is not None:
-        results = [_given(number, each) for number, each in enumerate(request.documents, start=1)]
+        results = [_request(number, each) for number, each in enumerate(request.documents, start=1)]
         if results and last[0] != "user":
             raise Refusal(400, "got documents, and a last message that is no user's.", None)
         return results, None
@@ -191,7 +191,7 @@ def _hits(
     return hits, refused
 
 
-def _given(number: int, document: DocumentText | str) -> Hit:
+def _request(number: int, document: DocumentText | str) -> Hit:
     """Return a document of a request as a passage that was found."""
     text = document if isinstance(document, str) else document.text
     title = "" if isinstance(document, str) else document.title

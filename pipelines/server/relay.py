@@ -66,7 +66,7 @@ class _Reader:
         self.handle = handle
         self.chunks = TextChunks(tokenizer, handle.settings.stop.strings)
         self.token_offsets = None if handle.settings.logprobs is None else TokenOffsets(tokenizer)
-        self.given = 0  # characters
+        self.sent = 0  # characters
 
     def read(self) -> Event | None:
         """Take what has come; None where it completes no text."""
@@ -81,7 +81,7 @@ class _Reader:
         text = "" if emission.row.done else self.chunks.new()
         if not text:
             return None
-        self.given += len(text)
+        self.sent += len(text)
         if self.token_offsets is None:
             return Event(self.index, text)
-        return Event(self.index, text, self.token_offsets.upto(self.given, emission.row.scored))
+        return Event(self.index, text, self.token_offsets.upto(self.sent, emission.row.scored))

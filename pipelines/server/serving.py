@@ -19,7 +19,7 @@ from ragspec.errors import InputError, ModelError, QueueFullError, RagspecError,
 from ragspec.pipelines.server.drafting import Drafting
 from ragspec.pipelines.server.failures import Refusal
 from ragspec.pipelines.server.metrics import Metrics
-from ragspec.pipelines.server.prompting import Asked
+from ragspec.pipelines.server.prompting import EngineRequest
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -53,18 +53,18 @@ class Serving:
             )
         self.engine = engine
         self.name = name
-        self.made = int(time.time())
+        self.created = int(time.time())
         self.documents = documents
         self.images = dict(images or {})
         self._image_executor = ThreadPoolExecutor(1, "ragspec-pictures")  # one request at a time
         self._drawings = queue
-        self._drawn = 0  # requests for pictures that have not ended
+        self._samples = 0  # requests for pictures that have not ended
         self._image_lock = threading.Lock()
         self.drafting = Drafting(engine) if drafting is None else drafting
         self.pool = Pool(engine, slots, queue=queue)
         self.metrics = Metrics(self.pool)
 
-    def submit(self, request: Sequence[Asked], tenant: str) -> list[RequestHandle]:
+    def submit(self, request: Sequence[EngineRequest], tenant: str) -> list[RequestHandle]:
         """Ask the pool for all samples of some texts; all are taken, or none.
 
         Raises QueueFullError and what `Pool.submit` does.
@@ -112,16 +112,18 @@ class Serving:
     def submit_images(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
         """Draw pictures, one request after the other; raises QueueFullError for too many."""
         with self._image_lock:
-            if self._drawings is not None and self._drawn > self._drawings:
-                raise QueueFullError(f"{self._drawn} requests for pictures wait; try again later.")
+            if self._drawings is not None and self._samples > self._drawings:
+                raise QueueFullError(
+                    f"{self._samples} requests for pictures wait; try again later."
+                )
             result = self._image_executor.submit(work)
-            self._drawn += 1
+            self._samples += 1
         result.add_done_callback(self._left)
         return result
 
     def _left(self, done: Future[dict[str, Any]]) -> None:
         with self._image_lock:
-            self._drawn -= 1
+            self._samples -= 1
 
     def expect(self, model: str) -> None:
         """Raise Refusal for another model's name."""

@@ -36,7 +36,7 @@ class Events(StreamingResponse):
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
-        self._found = result
+        self._matches = result
         self._stall = stall
         self._release = release
 
@@ -60,7 +60,7 @@ class Events(StreamingResponse):
             for task in (sending, leaving):
                 task.cancel()
             await asyncio.gather(sending, leaving, return_exceptions=True)
-            await self._found.aclose()
+            await self._matches.aclose()
 
 
 async def left(receive: Receive) -> None:

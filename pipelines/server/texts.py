@@ -17,7 +17,7 @@ from ragspec.pipelines.docqa.docqa import NO_ANSWER_TEXT
 from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.pipelines.server.answers import Reply, metrics, usage
 from ragspec.pipelines.server.failures import Refusal, refusal_of
-from ragspec.pipelines.server.prompting import Asked
+from ragspec.pipelines.server.prompting import EngineRequest
 from ragspec.pipelines.server.relay import events, whole
 from ragspec.pipelines.server.schema import TextRequest
 from ragspec.pipelines.server.sse import DONE, Events, left, line
@@ -30,7 +30,7 @@ log = logging.getLogger("ragspec.server")
 class Begun:
     """What was asked for, and the tickets of its texts, sample by sample."""
 
-    asked: Sequence[Asked]
+    requests: Sequence[EngineRequest]
     handles: Sequence[RequestHandle]
 
     def cancel(self) -> None:
@@ -41,13 +41,13 @@ class Begun:
     @property
     def cited(self) -> list[Prompt | None]:
         """What each text may quote."""
-        return [each.cited for each in self.asked for _ in range(each.samples)]
+        return [each.cited for each in self.requests for _ in range(each.samples)]
 
     @property
     def firsts(self) -> list[int]:
         """The number of the first sample of each prompt."""
         result, number = [], 0
-        for each in self.asked:
+        for each in self.requests:
             result.append(number)
             number += each.samples
         return result

@@ -200,7 +200,7 @@ class RagspecChatGenerator:
         self.warm_up()
         assert self._writer is not None
         request = read_settings(self.generation_kwargs, generation_kwargs or {})
-        hits = hits_of(map(_told, [*request.documents, *(documents or ())]))
+        hits = hits_of(map(_summary, [*request.documents, *(documents or ())]))
         if isinstance(messages, str):
             messages = [ChatMessage.from_user(messages)]
         return self._writer, self._writer.chat([_message(m) for m in messages], request, hits)
@@ -272,12 +272,12 @@ def passages_from(retriever: Any) -> HostRetriever:
     def find(query: str, k: int) -> list[ProgressCallback]:
         if hasattr(retriever, "warm_up"):
             retriever.warm_up()
-        return [_told(document) for document in retriever.run(query=query)["documents"]]
+        return [_summary(document) for document in retriever.run(query=query)["documents"]]
 
     return HostRetriever(find)
 
 
-def _told(document: Any) -> ProgressCallback:
+def _summary(document: Any) -> ProgressCallback:
     """Return a document of Haystack, or a text."""
     if isinstance(document, str):
         return document, 0.0, {}

@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, needs_hidden, wanted
+from ragspec.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftRequest,
+    needs_hidden,
+    top_logits_needed,
+)
 from ragspec.drafters.combined import check_fits, within
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import GLOBAL, Sources
@@ -112,7 +118,7 @@ def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 
 def _check_by_text(drafter: Drafter) -> None:
     """Raise InputError for a drafter that cannot draft from text alone."""
     leaves = [part for part in within(drafter) if not getattr(part, "drafters", ())]
-    if all(wanted([leaf]) for leaf in leaves) and drafter.name != "ngrams":
+    if all(top_logits_needed([leaf]) for leaf in leaves) and drafter.name != "ngrams":
         lacks = "the target's best tokens"
     elif needs_hidden([drafter]):
         lacks = "the target's hidden states"

@@ -145,7 +145,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
             raise InputError("got tools; expected none, as texts are not parsed for calls of them.")
         selected = {name: value for name, value in inputs.items() if name not in _OF_LANGCHAIN}
         request = read_settings(self._settings, selected, stop=stop)
-        message = [*map(_told, request.documents), *map(_told, _artifacts(messages))]
+        message = [*map(_summary, request.documents), *map(_summary, _artifacts(messages))]
         return self._writer.chat(
             convert_to_openai_messages(list(messages)), request, hits_of(message)
         )
@@ -249,10 +249,10 @@ def passages_from(retriever: Any) -> HostRetriever:
             f"got {type(retriever).__name__}; expected a LangChain retriever, such as "
             "vectorstore.as_retriever()."
         )
-    return HostRetriever(lambda query, k: map(_told, retriever.invoke(query)))
+    return HostRetriever(lambda query, k: map(_summary, retriever.invoke(query)))
 
 
-def _told(document: Any) -> ProgressCallback:
+def _summary(document: Any) -> ProgressCallback:
     """Return a document of LangChain, or a text."""
     if isinstance(document, str):
         return document, 0.0, {}

@@ -143,13 +143,13 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
     @llm_chat_callback()  # type: ignore[untyped-decorator]
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the answer to a conversation."""
-        job = self._asked(messages, kwargs)
+        job = self._request(messages, kwargs)
         return _chatted(self._completed(job))
 
     @llm_chat_callback()  # type: ignore[untyped-decorator]
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Yield the answer to a conversation as it grows."""
-        job = self._asked(messages, kwargs)
+        job = self._request(messages, kwargs)
         return (_chatted(each) for each in self._growing(job))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
@@ -167,7 +167,7 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
     @llm_chat_callback()  # type: ignore[untyped-decorator]
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Return the answer to a conversation; the event loop goes on meanwhile."""
-        return _chatted(await asyncio.to_thread(self._completed, self._asked(messages, kwargs)))
+        return _chatted(await asyncio.to_thread(self._completed, self._request(messages, kwargs)))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     async def acomplete(
@@ -181,7 +181,7 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         """Return the answer to a conversation as it grows; the event loop goes on meanwhile."""
-        job = self._asked(messages, kwargs)
+        job = self._request(messages, kwargs)
         return (_chatted(each) async for each in self._agrowing(job))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
@@ -193,13 +193,13 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
 
     def _job(self, prompt: str, formatted: bool, inputs: dict[str, Any]) -> Job:
         if self._writer.is_chat and not formatted:
-            return self._asked([ChatMessage(role=MessageRole.USER, content=prompt)], inputs)
+            return self._request([ChatMessage(role=MessageRole.USER, content=prompt)], inputs)
         request, hits = self._read(inputs)
         if not formatted and self.completion_to_prompt is not None:
             prompt = self.completion_to_prompt(prompt)
         return self._writer.complete(prompt, request, hits)
 
-    def _asked(self, messages: Sequence[ChatMessage], inputs: dict[str, Any]) -> Job:
+    def _request(self, messages: Sequence[ChatMessage], inputs: dict[str, Any]) -> Job:
         if not self._writer.is_chat:
             return self._job(self.messages_to_prompt(messages), True, inputs)
         request, hits = self._read(inputs)
@@ -211,11 +211,11 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
             raise InputError("got tools; expected none, as texts are not parsed for calls of them.")
         selected = {name: value for name, value in inputs.items() if name not in {*_TAKEN, "tools"}}
         request = read_settings(self._settings, selected)
-        return request, hits_of(map(_told, request.documents))
+        return request, hits_of(map(_summary, request.documents))
 
     def _completed(self, job: Job) -> CompletionResponse:
-        if job.asked.several:
-            raise InputError(f"got n={job.asked.sampling.n}; expected n=1: LlamaIndex takes one.")
+        if job.request.several:
+            raise InputError(f"got n={job.request.sampling.n}; expected n=1: LlamaIndex takes one.")
         text = self._writer.write(job)[0]
         return CompletionResponse(text=text.text, additional_kwargs=self._facts(job, text))
 
@@ -283,10 +283,10 @@ def passages_from(retriever: Any) -> HostRetriever:
             f"got {type(retriever).__name__}; expected a LlamaIndex retriever, such as "
             "index.as_retriever()."
         )
-    return HostRetriever(lambda query, k: map(_told, retriever.retrieve(query)))
+    return HostRetriever(lambda query, k: map(_summary, retriever.retrieve(query)))
 
 
-def _told(inputs: Any) -> ProgressCallback:
+def _summary(inputs: Any) -> ProgressCallback:
     """Return a node of LlamaIndex, with its score or without, or a text."""
     if isinstance(inputs, str):
         return inputs, 0.0, {}

@@ -225,7 +225,7 @@ class PoolRouter:
                     prompt, settings, tenant, options
                 )
             except RayTaskError as error:
-                last = _own(error)
+                last = _local(error)
                 if not isinstance(last, QueueFullError):
                     raise last from error
             except RayActorError as error:
@@ -309,7 +309,7 @@ def _builder(model: str, options: Mapping[str, Any]) -> Callable[[], Engine]:
     return lambda: Engine.from_pretrained(model, **options)
 
 
-def _own(error: Exception) -> Exception:
+def _local(error: Exception) -> Exception:
     """Return the error of ours that was raised in an actor, or what Ray made of another."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, RagspecError) else error

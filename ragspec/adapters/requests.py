@@ -38,7 +38,7 @@ OF_MODEL = frozenset({"documents", "tenant", "top_logprobs"})
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerateRequest:
     """What was asked of one text.
 
     documents: to draft from and to cite. tenant: whose text it is, for pools.
@@ -55,7 +55,9 @@ class Asked:
         return self.sampling.n > 1
 
 
-def read_settings(*inputs: Mapping[str, Any], stop: Iterable[str] | str | None = None) -> Asked:
+def read_settings(
+    *inputs: Mapping[str, Any], stop: Iterable[str] | str | None = None
+) -> GenerateRequest:
     """Return what was asked for; a later mapping wins, and None says nothing.
 
     stop: joins that of the mappings. Raises InputError for unknown names, SamplingError.
@@ -84,7 +86,7 @@ def read_settings(*inputs: Mapping[str, Any], stop: Iterable[str] | str | None =
     if stops:
         request["stop"] = stops
     sampling = Sampling(**{name: v for name, v in settings.items() if name in SAMPLING})
-    return Asked(sampling, request, tuple(documents), tenant)
+    return GenerateRequest(sampling, request, tuple(documents), tenant)
 
 
 def _strings(stop: Any) -> list[str]:

@@ -53,8 +53,8 @@ def register(name: str = "RAGSPEC", **options: Any) -> None:
                 "--speculative-num-draft-tokens, and its metrics."
             )
     algorithms, base = (
-        _found(ALGORITHMS, "SpeculativeAlgorithm"),
-        _found(REGISTRY, "CustomSpecAlgo"),
+        _matches(ALGORITHMS, "SpeculativeAlgorithm"),
+        _matches(REGISTRY, "CustomSpecAlgo"),
     )
     selection = ("name", "supports_overlap", "validate_server_args", "spec_class")
     result = tuple(inspect.signature(algorithms.register).parameters)
@@ -176,7 +176,7 @@ def _text(request: Any) -> Callable[[], Sequence[int]]:
     return lambda: [*request.origin_input_ids_unpadded, *request.output_ids]
 
 
-def _found(module: str, name: str) -> Any:
+def _matches(module: str, name: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:

@@ -32,19 +32,19 @@ class TextsByWords:
         self._opening = opening
         self._idle = idle
         self._idle_tokens = idle_tokens
-        self._kept: dict[int, HostText] = {}  # by number, the longest unasked first
-        self._found: dict[Key, list[int]] = {}
+        self._selection: dict[int, HostText] = {}  # by number, the longest unasked first
+        self._matches: dict[Key, list[int]] = {}
         self._next = 0
         self.opened = 0
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._selection)
 
     def take(self, text: NDArray[np.int64]) -> HostText:
         """Return the session that knows exactly this text [T], and let go of it; or a new one."""
         key = _key(text)
-        for number in self._found.get(key, ()):
-            known = self._kept[number]
+        for number in self._matches.get(key, ()):
+            known = self._selection[number]
             if np.array_equal(known.ids, text):
                 self._forget(number, key)
                 return known
@@ -53,24 +53,24 @@ class TextsByWords:
 
     def keep(self, texts: list[HostText]) -> None:
         """Keep the sessions of one call; of the others those that fit the limits, latest first."""
-        idle = sum(map(len, self._kept.values()))
-        for number in list(self._kept):
-            if len(self._kept) <= self._idle and idle <= self._idle_tokens:
+        idle = sum(map(len, self._selection.values()))
+        for number in list(self._selection):
+            if len(self._selection) <= self._idle and idle <= self._idle_tokens:
                 break
-            known = self._kept[number]
+            known = self._selection[number]
             idle -= len(known)
             self._forget(number, _key(known.ids))
         for text in texts:
-            self._kept[self._next] = text
-            self._found.setdefault(_key(text.ids), []).append(self._next)
+            self._selection[self._next] = text
+            self._matches.setdefault(_key(text.ids), []).append(self._next)
             self._next += 1
 
     def _forget(self, number: int, key: Key) -> None:
-        del self._kept[number]
-        places = self._found[key]
+        del self._selection[number]
+        places = self._matches[key]
         places.remove(number)
         if not places:
-            del self._found[key]
+            del self._matches[key]
 
 
 def _key(text: NDArray[np.int64]) -> Key:

@@ -49,8 +49,8 @@ class TreeCorpus:
         self._vocab_size = vocab_size
         self._limit = limit
         self._chains = chains
-        self._own = host_drafter(options, tokenizer, vocab_size)
-        self._drafter: Drafter = self._own
+        self._local = host_drafter(options, tokenizer, vocab_size)
+        self._drafter: Drafter = self._local
         self._loaded: dict[str, tuple[CorpusIndex, TemporaryDirectory[str]]] = {}
         self._counted: dict[str, int] = {}
         self._texts: dict[str, HostText] = {}
@@ -177,7 +177,7 @@ class TreeCorpus:
     def _join(self) -> None:
         """Let requests from now on draft from all that is loaded."""
         loaded = [corpus.drafter(name=name) for name, (corpus, _) in self._loaded.items()]
-        self._drafter = Fuse([self._own, *loaded]) if loaded else self._own
+        self._drafter = Fuse([self._local, *loaded]) if loaded else self._local
 
 
 def documents(chunks: Iterable[Sequence[int]]) -> Iterable[NDArray[np.int64]]:

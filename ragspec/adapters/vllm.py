@@ -113,7 +113,7 @@ class Proposer:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "texts": self._texts.opened,
-            "kept": len(self._texts),
+            "prefix_cache": len(self._texts),
         }
 
     def _count(self, judged: tuple[int, int] | None) -> None:

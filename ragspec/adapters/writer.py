@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from typing import Any, Self
 
-from ragspec.adapters.requests import Asked
+from ragspec.adapters.requests import GenerateRequest
 from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import Options
@@ -43,13 +43,13 @@ class Job:
     """One prompt and what was asked of it; texts: to draft from beside the prompt."""
 
     prompt: Prompt
-    asked: Asked
+    request: GenerateRequest
     texts: tuple[SourceText, ...] = ()
 
     @property
     def options(self) -> Options:
         """What the engine is given with the prompt's ids."""
-        return {**self.asked.options, "spans": self.prompt.spans, "texts": self.texts}
+        return {**self.request.options, "spans": self.prompt.spans, "texts": self.texts}
 
 
 class Writer:
@@ -141,7 +141,10 @@ class Writer:
             self.pool.close(cancel=True)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], request: Asked, hits: Sequence[Hit] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        request: GenerateRequest,
+        hits: Sequence[Hit] = (),
     ) -> Job:
         """Return the job of answering messages ({"role", "content"}).
 
@@ -162,14 +165,14 @@ class Writer:
         message = [str(turn["content"]) for turn in turns if turn["role"] in OF_TOOLS]
         return self._job(text, request, hits, [each for each in message if each not in text])
 
-    def complete(self, prompt: str, request: Asked, hits: Sequence[Hit] = ()) -> Job:
+    def complete(self, prompt: str, request: GenerateRequest, hits: Sequence[Hit] = ()) -> Job:
         """Return the job of going on with a text as it is."""
         if not isinstance(prompt, str):
             raise InputError(f"got {type(prompt).__name__} as a prompt; expected a text.")
         return self._job(well_formed(prompt), request, hits)
 
     def _job(
-        self, text: str, request: Asked, hits: Sequence[Hit], further: Sequence[str] = ()
+        self, text: str, request: GenerateRequest, hits: Sequence[Hit], further: Sequence[str] = ()
     ) -> Job:
         """Return the job of a prompt; what of the documents it does not hold becomes texts."""
         tokenizer = self.engine.tokenizer
@@ -188,17 +191,17 @@ class Writer:
 
     def write(self, job: Job) -> list[Generation]:
         """Return the texts of a job, as many as were asked for."""
-        ids, sampling = list(job.prompt.token_ids), job.asked.sampling
+        ids, sampling = list(job.prompt.token_ids), job.request.sampling
         if self.pool is None:
             result = self.engine.generate(ids, sampling, **job.options)
-            return list(result) if job.asked.several else [result]
+            return list(result) if job.request.several else [result]
         alone = replace(sampling, n=1)
         handles = []
         try:
             for sample in range(sampling.n):
                 handles.append(
                     self.pool.submit(
-                        ids, alone, sample=sample, tenant=job.asked.tenant, **job.options
+                        ids, alone, sample=sample, tenant=job.request.tenant, **job.options
                     )
                 )
             return [request_handle.result() for request_handle in handles]
@@ -209,12 +212,12 @@ class Writer:
 
     def stream(self, job: Job) -> Stream:
         """Return the text of a job piece by piece; to close it early cancels the text."""
-        ids, sampling = list(job.prompt.token_ids), job.asked.sampling
-        if job.asked.several:
+        ids, sampling = list(job.prompt.token_ids), job.request.sampling
+        if job.request.several:
             raise InputError(f"got n={sampling.n} for a stream; expected n=1.")
         if self.pool is None:
             return self.engine.stream(ids, sampling, **job.options)
-        return self.pool.submit(ids, sampling, tenant=job.asked.tenant, **job.options).stream()
+        return self.pool.submit(ids, sampling, tenant=job.request.tenant, **job.options).stream()
 
     def metadata(self, job: Job, generation: Generation) -> dict[str, Any]:
         """Return what is told of a text beside it, as JSON types.

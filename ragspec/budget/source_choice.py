@@ -43,7 +43,7 @@ class SourceChoice(Adviser):
         super().__init__(experience.calibration)
         self._experience = experience
         self._share = settings.probe_share
-        self.asked = self._largest = bisect_right(BUCKETS, settings.maximum) - 1
+        self.bucket = self._largest = bisect_right(BUCKETS, settings.maximum) - 1
         self._plain = self.extra = 0.0
         self._nodes, self._expected_acceptance = 0, -1
         self._asking: tuple[Gain, int] | None = None  # a source, and how many trees there were
@@ -56,7 +56,7 @@ class SourceChoice(Adviser):
             self._experience.taught.setdefault(source, Gain()).learn(net, fading=TEACHING)
         self.rate, self._plain = rate, plain
         self._tried, self._books, self._asking, self.extra = [], {}, None, 0.0
-        self._expected_acceptance, self.asked = -1, self._largest
+        self._expected_acceptance, self.bucket = -1, self._largest
 
     def nodes(self, expected_acceptance: float | None, budget: int) -> int:
         """Return how many nodes to ask for in all; 0 where no draft pays and no trial is due."""
@@ -64,17 +64,17 @@ class SourceChoice(Adviser):
             -1 if expected_acceptance is None else bisect_right(OUTLOOKS, expected_acceptance)
         )
         gain, cost = self._experience.drafts[self._expected_acceptance], self._experience.draft
-        self.asked, net = gain.best(cost, self.rate, self._largest)
+        self.bucket, net = gain.best(cost, self.rate, self._largest)
         if not gain.known:
-            self.asked = min(self.asked, FIRST_TRIAL)
-        elif net <= 0.0 and not gain.due(cost.of(BUCKETS[self.asked]) / self._plain, self._share):
-            self.asked = 0
-        self._nodes = min(BUCKETS[self.asked], budget)
+            self.bucket = min(self.bucket, FIRST_TRIAL)
+        elif net <= 0.0 and not gain.due(cost.of(BUCKETS[self.bucket]) / self._plain, self._share):
+            self.bucket = 0
+        self._nodes = min(BUCKETS[self.bucket], budget)
         return self._nodes
 
     def learn_draft(self, net: list[float], best: int) -> None:
         """Learn what the draft brought at this outlook, see `SizedGain.learn_sizes`."""
-        if self.asked:
+        if self.bucket:
             self._experience.drafts[self._expected_acceptance].learn_sizes(net, best)
 
     def allowance(self, source: str, budget: int) -> int:
@@ -128,7 +128,7 @@ class SourceChoice(Adviser):
         What only one source offered, it pays: the time that its nodes added to the forward.
         """
         result, tree, rows = self.learn(step.tokens), step.tree, len(step.tree) + 1
-        if max(result, default=0) > self.rate * self._experience.draft.of(BUCKETS[self.asked]):
+        if max(result, default=0) > self.rate * self._experience.draft.of(BUCKETS[self.bucket]):
             self._experience.drafts[
                 self._expected_acceptance
             ].passed = DUE  # claims may be better than known

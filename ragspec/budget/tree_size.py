@@ -54,13 +54,13 @@ class GoodputSession:
         self._line = CostLine([])  # of forwards at the present length
         self._drafts = 0
         self._proposed = self._verified = False
-        self._drawn: int | None = None  # nodes to keep of the next drawn draft; None: all
+        self._samples: int | None = None  # nodes to keep of the next drawn draft; None: all
         self._last: tuple[Step, float, int, float, int] | None = None  # times are known a step late
 
     @property
     def reason(self) -> str | None:
         """Why speculation was off; None where a draft was verified, or none was ever proposed."""
-        if self._verified or (self.adviser.asked and not self._proposed):
+        if self._verified or (self.adviser.bucket and not self._proposed):
             return None
         return "no draft was expected to be worth its time on this text and device"
 
@@ -78,7 +78,7 @@ class GoodputSession:
     def offer(self, tree: DraftTree) -> Offer | None:
         """Return what a draft is expected to bring; None where there is none."""
         if not len(tree):
-            self.adviser.learn_draft([0.0] * (self.adviser.asked + 1), 0)
+            self.adviser.learn_draft([0.0] * (self.adviser.bucket + 1), 0)
             return None
         self._proposed = True
         tree = self.adviser.appraised(tree)
@@ -92,7 +92,7 @@ class GoodputSession:
 
         best: the bucket that was chosen. prices: of every bucket that was asked for, in tokens.
         """
-        request = self.adviser.asked
+        request = self.adviser.bucket
         current, last = min(best, request), offer.last
         net = [offer.gain(BUCKETS[i]) - prices[i] for i in range(request + 1)]
         self.adviser.learn_draft(net, current if BUCKETS[current] <= last else 0)
@@ -104,7 +104,7 @@ class GoodputSession:
     @property
     def drafting(self) -> float:
         """The milliseconds that this row's draft is expected to have taken."""
-        return self.experience.draft.of(BUCKETS[self.adviser.asked])
+        return self.experience.draft.of(BUCKETS[self.adviser.bucket])
 
     def _before_draw(self, size: int, last: int) -> int:
         """Return how many of `last` drawn nodes to keep, as the draft before this one has it.
@@ -112,12 +112,12 @@ class GoodputSession:
         size: what this one would have; it may depend on the tokens that were drawn, so it is for
         the next. See `trees.operations.keep_order`.
         """
-        settled, self._drawn = self._drawn, size if size < last else None
+        settled, self._samples = self._samples, size if size < last else None
         return last if settled is None else min(settled, last)
 
     def observe(self, step: Step, length: int) -> None:
         """Learn what came of the draft, and what the step before this one took."""
-        request, alive = BUCKETS[self.adviser.asked], self.cost.alive
+        request, alive = BUCKETS[self.adviser.bucket], self.cost.alive
         self._verified = self._verified or len(step.tree) > 0
         self.adviser.learn_step(step, self._line, self._rate() / alive)
         if self._last is not None:
@@ -188,7 +188,7 @@ def _widest(
     """
     dearest = max((session for session, _ in offers), key=lambda each: each._line.seconds[-1])
     alive, largest = dearest.cost.alive, max(offer.last for _, offer in offers)
-    request = max(session.adviser.asked for session, _ in offers)
+    request = max(session.adviser.bucket for session, _ in offers)
     fixed = dearest.experience.host * alive + sum(session.drafting for session in sharing)
     sizes = [min(size, largest) for size in BUCKETS[: request + 1]]
     gains = [sum(offer.gain(size) for _, offer in offers) for size in sizes]

@@ -185,7 +185,7 @@ def check_pairing(rule: Rule, drafter: Drafter) -> None:
         )
 
 
-def wanted(drafters: Iterable[Drafter | None]) -> int:
+def top_logits_needed(drafters: Iterable[Drafter | None]) -> int:
     """Return the largest k that any of the drafters declares as `top_logits`; 0 for none."""
     return max((int(getattr(drafter, "top_logits", 0)) for drafter in drafters), default=0)
 

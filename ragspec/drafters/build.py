@@ -35,7 +35,7 @@ def build_drafter(
         requests = []
     elif isinstance(drafter, Sequence) and not isinstance(drafter, str):
         requests = list(drafter)
-    sources = [instance for item in requests for instance in _made(item)]
+    sources = [instance for item in requests for instance in _create(item)]
     if draft_model is not None:
         sources.append(model_drafter(draft_model, tokenizer, target))
     check_fits(sources, target.model, tokenizer)
@@ -64,7 +64,7 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
     return joined if joined.kind in rule.accepts else drafter
 
 
-def _made(item: Any) -> Sequence[Drafter]:
+def _create(item: Any) -> Sequence[Drafter]:
     if isinstance(item, str):
         instance = build(item, Sources())
         return instance if isinstance(instance, list) else [instance]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ragspec.drafters.base import Drafter, needs_hidden, reads_prompts, wanted
+from ragspec.drafters.base import Drafter, needs_hidden, reads_prompts, top_logits_needed
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftKind
 
@@ -26,7 +26,7 @@ class Combined:
     @property
     def top_logits(self) -> int:
         """How many of the target's best tokens its drafters want to see, see `base`."""
-        return wanted(self.drafters)
+        return top_logits_needed(self.drafters)
 
     @property
     def reads_prompt(self) -> bool:

@@ -24,7 +24,7 @@ from ragspec.drafters.base import (
     needs_hidden,
     notify_prefill,
     reads_prompts,
-    wanted,
+    top_logits_needed,
 )
 from ragspec.drafters.combined import Combined, kind_of
 from ragspec.errors import InputError
@@ -147,7 +147,7 @@ class FuseSession:
                 source.faults = 1
                 _switch_off(source, error)
             source.patience = patience if _looks_up(drafter, source.session) else None
-            source.learns = source is not self._sources[0] and wanted([drafter]) > 0
+            source.learns = source is not self._sources[0] and top_logits_needed([drafter]) > 0
             source.reads_prompt = reads_prompts([drafter])
             source.hidden = needs_hidden([drafter])
         self._adviser: Adviser | None = None

@@ -269,16 +269,16 @@ class Engine:
     @contextmanager
     def _open(self, run: Run, capacity: int) -> Iterator[TargetSession]:
         """Open a session for a run; what is known of its text need not be read."""
-        if run.settings.kept is None:
+        if run.settings.prefix_cache is None:
             with self.target.open(len(run.rows), capacity) as session:
-                yield _told(session, run)
+                yield _summary(session, run)
             return
         row = run.rows[0]
-        selected, prefix = run.settings.kept, run.settings.prefix
+        selected, prefix = run.settings.prefix_cache, run.settings.prefix
         with selected.open(self.target, row.context.tokens, capacity, prefix) as (lent, known):
             row.slot, row.pending = 0, row.context.tokens[known:]
-            row.report.kept = known
-            yield _told(lent, run)
+            row.report.cached = known
+            yield _summary(lent, run)
 
     def _decode(self, run: Run) -> Iterator[list[Emission]]:
         capacity = max(len(row.context.tokens) + row.context.remaining for row in run.rows)
@@ -293,7 +293,7 @@ class Engine:
                     self.notify(generation)
 
 
-def _told(session: TargetSession, run: Run) -> TargetSession:
+def _summary(session: TargetSession, run: Run) -> TargetSession:
     """Let the session tell the caller of this run, and nobody before, what it reads."""
     if isinstance(session, CachedSession):
         session.on_read = run.settings.on_read

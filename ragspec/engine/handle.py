@@ -41,7 +41,7 @@ class RequestHandle:
         self._cancelled = False
         self._putting = threading.Lock()
         self._watcher: Callable[[], None] | None = None
-        self._told = False  # that it has ended
+        self._summary = False  # that it has ended
 
     def watch(self, watcher: Callable[[], None]) -> None:
         """Call `watcher`, in the pool's thread, whenever an emission or the end has come.
@@ -50,7 +50,7 @@ class RequestHandle:
         once, in this thread, for what has come already. It is let go at the end.
         """
         with self._putting:
-            self._watcher = None if self._told else watcher
+            self._watcher = None if self._summary else watcher
             for _ in range(self._emissions.qsize()):
                 watcher()
 
@@ -121,7 +121,7 @@ class RequestHandle:
             if self._watcher is not None:
                 self._watcher()
             if result is None:
-                self._told = True
+                self._summary = True
                 self._watcher = None  # it may hold this ticket: a cycle that would keep the text
 
 

@@ -82,8 +82,8 @@ class Loop:
         self.session = session
         self._forward = SharedForward() if forward is None else forward
         self._chunk = chunk
-        self._apart = difference
-        self._reading: list[PrefillJob] = []
+        self._isolate_errors = difference
+        self._jobs: list[PrefillJob] = []
         self._live: list[Row] = []
         self._put_back: list[PrefillJob] = []
         self._launcher = Launcher(session)
@@ -99,7 +99,7 @@ class Loop:
     @property
     def rows(self) -> list[Row]:
         """The rows that have joined and not left."""
-        return [*self._live, *(row for job in self._reading for row in job.rows)]
+        return [*self._live, *(row for job in self._jobs for row in job.rows)]
 
     def join(self, rows: Sequence[Row], rule: Rule, scope: str = "") -> None:
         """Let the rows of one prompt join; its text is read in the steps to come.
@@ -120,7 +120,7 @@ class Loop:
             self._withdraw()
         if row in self._live:
             self._live.remove(row)
-        self._reading = list(_without(row, self._reading))
+        self._jobs = list(_without(row, self._jobs))
         self._put_back = list(_without(row, self._put_back))
         if row.slot is not None:
             self.session.leave(row.slot)
@@ -133,9 +133,9 @@ class Loop:
         forward is under way by then.
         """
         while self._put_back and len(self.rows) < self._most:
-            self._reading.append(self._put_back.pop(0))
+            self._jobs.append(self._put_back.pop(0))
         advanced = self._advance() if self._live else []
-        emissions = [*advanced, *(self._read() if self._reading else [])]
+        emissions = [*advanced, *(self._read() if self._jobs else [])]
         for row in [row for row in self.rows if row.done]:
             self.leave(row)
         if self._launcher.ahead and self._live:
@@ -176,13 +176,13 @@ class Loop:
         if resumed:
             self._live.extend(rows)
         else:
-            self._reading.append(PrefillJob.of(rows))
+            self._jobs.append(PrefillJob.of(rows))
 
     @without_autograd
     def _read(self) -> list[Emission]:
         """Read a chunk of the prompts; those that end give every row its first token."""
         try:
-            readings, logits = read(self.session, list(portions(self._reading, self._chunk)))
+            readings, logits = read(self.session, list(portions(self._jobs, self._chunk)))
         except Exception as error:
             return self._make_room(error)
         ended = [place for place, job in enumerate(readings) if not job.left]
@@ -191,7 +191,7 @@ class Loop:
         for place in ended:
             rows += self._seat(readings[place])
             where += [place] * (len(rows) - len(where))
-        self._reading = [job for job in self._reading if job.left]
+        self._jobs = [job for job in self._jobs if job.left]
         return (
             self._first(rows, [readings[place] for place in where], logits[where]) if rows else []
         )
@@ -287,7 +287,7 @@ class Loop:
 
     def _make_room(self, error: Exception) -> list[Emission]:
         """Put a row back where memory has ended, before anybody was judged; raises other errors."""
-        if not (self._apart and out_of_memory(error)):
+        if not (self._isolate_errors and out_of_memory(error)):
             raise error
         lost = self.session.abandon()
         rows = self.rows
@@ -296,14 +296,14 @@ class Loop:
             return []
         for row in [row for row in self._live if row.slot in lost]:
             self._live.remove(row)
-            self._reading.append(PrefillJob.restart(row))
+            self._jobs.append(PrefillJob.restart(row))
         self._put(max(rows, key=_left))
         self._most = len(self.rows)
         return []
 
     def _put(self, row: Row) -> None:
         """Put a row back: what is to be read of it, later, is all that was."""
-        new = any(row in job.rows and not job.again for job in self._reading)
+        new = any(row in job.rows and not job.again for job in self._jobs)
         self.leave(row)
         self.session.shrink()
         self._put_back.append(PrefillJob.of([row]) if new else PrefillJob.restart(row))
@@ -330,7 +330,7 @@ class Loop:
         self, row: Row, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
         """Do something for a row; where it raises, the row has ended, if rows are apart."""
-        if not self._apart:
+        if not self._isolate_errors:
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)

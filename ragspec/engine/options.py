@@ -11,8 +11,8 @@ from typing import Any, TypedDict
 import torch
 
 from ragspec.drafters.base import KnownStates, SourceText
-from ragspec.engine.kept import PrefixCache
 from ragspec.engine.prediction import read_prediction
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.engine.prompts import check_length
 from ragspec.errors import InputError, SamplingError
 from ragspec.registry import did_you_mean
@@ -43,7 +43,7 @@ class RowSettings:
     predictions: Sequence[SourceText | None] = ()
     alone: bool = True
     defaults: Any = None
-    kept: PrefixCache | None = None
+    prefix_cache: PrefixCache | None = None
     on_read: Callable[[int, int], None] | None = None
     written: Sequence[int] = ()
     prefix: int = 0
@@ -122,7 +122,7 @@ class Options(TypedDict, total=False):
     spans: Sequence[tuple[int, int, int, int]] | None
     texts: Sequence[SourceText] | None
     prediction: Any
-    kept: PrefixCache | None
+    prefix_cache: PrefixCache | None
     on_read: Callable[[int, int], None] | None
     pause: int | None
     prefix: int
@@ -204,7 +204,7 @@ def read_options(
         read_prediction(options.get("prediction"), prompts, tokenizer, vocab_size),
         alone=alone,
         defaults=defaults,
-        kept=options.get("kept"),
+        prefix_cache=options.get("prefix_cache"),
         on_read=options.get("on_read"),
         prefix=_prefix(options, prompts),
         written=written,
@@ -226,7 +226,7 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
 def _check_counts(options: Options, prompts: int, alone: bool) -> None:
     """Refuse objects of another kind, and options of one text where there are several."""
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "kept": (lambda value: isinstance(value, PrefixCache), "a KeptContext"),
+        "prefix_cache": (lambda value: isinstance(value, PrefixCache), "a KeptContext"),
         "on_read": (callable, "a function of two numbers"),
         "transform": (
             lambda value: isinstance(value, Transform) and not isinstance(value, type),
@@ -237,7 +237,7 @@ def _check_counts(options: Options, prompts: int, alone: bool) -> None:
         value = options.get(name)
         if value is not None and not fits(value):
             raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
-    for name in ("kept", "written"):
+    for name in ("prefix_cache", "written"):
         if options.get(name) is not None and not alone:
             raise InputError(f"got {name}= with several texts; expected one prompt and n=1.")
     if prompts > 1 and options.get("draft_prompt") is not None:
@@ -296,7 +296,7 @@ def _prefix(options: Options, prompts: Sequence[Sequence[int]]) -> int:
             f"prefix is {count!r}; expected a whole number below the prompt's {len(prompts[0])} "
             "tokens, the last of which is always read"
         )
-    if count and options.get("kept") is None:
+    if count and options.get("prefix_cache") is None:
         raise InputError("got prefix without kept; expected a KeptContext, which keeps it.")
     return int(count)
 

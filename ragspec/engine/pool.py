@@ -35,7 +35,7 @@ from ragspec.errors import InputError, PoolClosedError, QueueFullError
 from ragspec.sampling.settings import Sampling
 
 CHUNK = 256  # tokens of prompts that are read between two steps
-NOT_HERE = ("kept", "prefix", "on_read")  # options: a pool keeps what was read by itself
+NOT_HERE = ("prefix_cache", "prefix", "on_read")  # options: a pool keeps what was read by itself
 
 
 @dataclass(slots=True, eq=False)

@@ -49,7 +49,7 @@ class PrefillJob:
         if first.slot is None:
             first.slot, known = session.join(self.left, first.scope)
             del self.left[:known]
-            first.report.kept = max(first.report.kept, known)
+            first.report.cached = max(first.report.cached, known)
         return first.slot
 
     def note(self, count: int, top_tokens: TopTokens | None, hidden: torch.Tensor | None) -> None:

@@ -21,7 +21,7 @@ from ragspec.drafters.base import (
     DraftSession,
     needs_hidden,
     reads_prompts,
-    wanted,
+    top_logits_needed,
 )
 from ragspec.drafters.build import with_prediction
 from ragspec.drafters.combined import required_member
@@ -241,7 +241,7 @@ class Run:
                 static=getattr(parts.target, "static", "off"),
             )
             row.drafter = self.drafter.open(request)
-            row.top = wanted([self.drafter])
+            row.top = top_logits_needed([self.drafter])
             row.reads_prompt = reads_prompts([self.drafter])
             row.hidden = needs_hidden([self.drafter])
             exact = parts.rule.label == Walk.label

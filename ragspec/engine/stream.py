@@ -34,7 +34,7 @@ class TextChunks:
         self._text = TextOutput(tokenizer)
         self._held = max((len(stop) for stop in stops), default=1) - 1
         self._text.push(written)
-        self._given = max(0, len(self._text.text) - self._held)  # by the stream before a pause
+        self._inputs = max(0, len(self._text.text) - self._held)  # by the stream before a pause
 
     def push(self, tokens: Sequence[int]) -> None:
         """Take the tokens of a step."""
@@ -45,7 +45,7 @@ class TextChunks:
         text = self._text.text[: max(0, len(self._text.text) - self._held)]
         if whole is not None:
             text = whole
-        piece, self._given = text[self._given :], max(self._given, len(text))
+        piece, self._inputs = text[self._inputs :], max(self._inputs, len(text))
         return piece
 
 

@@ -61,7 +61,7 @@ class ReportBuilder:
         self.rounded = rounded
         self.seed = seed
         self.prompt_tokens = prompt_tokens
-        self.kept = 0  # prompt tokens whose keys and values were cached
+        self.cached = 0  # prompt tokens whose keys and values were cached
         self._prefill_ms = 0.0
         self._prefill_forwards = 0
         self._extra_forwards = 0
@@ -136,7 +136,7 @@ class ReportBuilder:
             rejected_prediction_tokens=self._drafted_by["prediction"] - predicted,
             tv_excess=sum(self._excess) / max(1, len(output_tokens)) if measured else None,
             prefill_tokens=len(output_tokens) - self._emitted,
-            cached_tokens=self.kept,
+            cached_tokens=self.cached,
             drift=drift,
             static=static,
         )

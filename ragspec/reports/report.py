@@ -44,7 +44,7 @@ class Event:
     start: float
     milliseconds: float
     queries: int = 1
-    kept: bool = True
+    accepted: bool = True
 
 
 @dataclass(slots=True)

@@ -100,12 +100,12 @@ class NoiseStream:
     def keys(self, indices: torch.Tensor, stream: Stream = Stream.TARGET) -> torch.Tensor:
         """Return the keys of generated indices i64 [...] for `gumbel_of_keys`, where those are."""
         counters = (indices << 3) + _signed(int(stream) + 3 * _GOLDEN)
-        return _mixed(_mixed(counters) ^ _signed(self._own()))
+        return _mixed(_mixed(counters) ^ _signed(self._local()))
 
     def _key(self, index: int, stream: Stream) -> int:
-        return _mix(self._own() ^ _mix((index << 3) + int(stream) + 3 * _GOLDEN))
+        return _mix(self._local() ^ _mix((index << 3) + int(stream) + 3 * _GOLDEN))
 
-    def _own(self) -> int:
+    def _local(self) -> int:
         return _mix(_mix(self.seed + _GOLDEN) ^ _mix(self.sample + 2 * _GOLDEN))
 
 

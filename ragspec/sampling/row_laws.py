@@ -179,11 +179,11 @@ class BatchDistribution:
             sample = (scaled - noise).argmax(-1)
             best = torch.where(self._unfiltered, sample, best)
         if shape.candidates:
-            sample = self._drawn(shape, logits, scaled, keys, noise)
+            sample = self._samples(shape, logits, scaled, keys, noise)
             best = torch.where(self._filtered, sample, best)
         return best
 
-    def _drawn(
+    def _samples(
         self,
         shape: DistributionShape,
         logits: torch.Tensor,

@@ -202,7 +202,7 @@ class TreeSession:
         self.target = target
         self.cache = SlotCache(rows, capacity, target.copies)
         self._texts = RowTexts(rows)
-        self._given: list[tuple[Sequence[int], DraftTree]] = []
+        self._inputs: list[tuple[Sequence[int], DraftTree]] = []
         self.hidden: list[torch.Tensor] = []
         self.width = 1  # positions that a forward has at least, after the prompt
         self.on_read: OnRead | None = None
@@ -310,7 +310,7 @@ class TreeSession:
         """Return the tokens of the next forward and their view, and note what it reads."""
         self._expect_one_table(pending, trees)
         self._pending = [len(row) for row in pending]
-        self._given = list(zip(pending, trees, strict=True))
+        self._inputs = list(zip(pending, trees, strict=True))
         target = self.target
         return _layout(self.cache.book.lengths, pending, trees, target.device, width, target.piece)
 
@@ -409,7 +409,7 @@ class TreeSession:
                 for count, path in zip(self._pending, paths, strict=True)
             ]
         )
-        for row, (tokens, tree), path in zip(self.cache.line, self._given, paths, strict=True):
+        for row, (tokens, tree), path in zip(self.cache.line, self._inputs, paths, strict=True):
             self._texts.grow(row, [*tokens, *(int(tree.tokens[node]) for node in path)])
 
     def resume(self, length: int) -> int:

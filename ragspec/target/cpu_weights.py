@@ -40,7 +40,7 @@ class Pack(NamedTuple):
     size: int
     least: int
     dtype: torch.dtype
-    seen: BorrowedForwards
+    borrowed: BorrowedForwards
 
 
 _packs: dict[int, Pack] = {}
@@ -172,7 +172,7 @@ def _remember(module: nn.Linear) -> None:
 
 def _is_fresh(module: nn.Linear) -> bool:
     result = _packs.get(id(module))
-    return result is not None and result.seen == _look(module)
+    return result is not None and result.borrowed == _look(module)
 
 
 def _look(module: nn.Linear) -> BorrowedForwards:

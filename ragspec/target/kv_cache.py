@@ -116,7 +116,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             rows, columns = self.book.places(n, key_states.device)
             self.keys[rows, :, columns] = key_states.transpose(1, 2)
             self.values[rows, :, columns] = value_states.transpose(1, 2)
-        return self._seen(self.keys, read), self._seen(self.values, read)
+        return self._visible(self.keys, read), self._visible(self.values, read)
 
     def move(self, row: int, source: torch.Tensor, target: slice) -> None:
         """Copy slots `source` i64 [A] of a sequence in line to the slots of `target`."""
@@ -169,7 +169,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         copies = self.book.copies
         return states if copies == 1 else states.reshape(copies, -1, *states.shape[1:])
 
-    def _seen(self, buffer: torch.Tensor, read: int) -> torch.Tensor:
+    def _visible(self, buffer: torch.Tensor, read: int) -> torch.Tensor:
         """Return the slots that queries see: [C * B, heads, read, width].
 
         A view, but of copies of which some are out of line.

@@ -217,7 +217,7 @@ class _Lent:
 
     config: Any
     implementation: Any
-    own: bool
+    custom_attention: bool
     count: int = 0
 
 
@@ -236,7 +236,7 @@ class _Leases:
             for config, current in configs:
                 new = _Lent(config, config._attn_implementation_internal, current)
                 lent = self._lent.setdefault(id(config), new)
-                lent.own |= current
+                lent.custom_attention |= current
                 lent.count += 1
                 config._attn_implementation_internal = NAME
         return [config for config, _ in configs]
@@ -252,7 +252,7 @@ class _Leases:
 
     def explicit(self, config: Any) -> bool:
         lent = self._lent.get(id(config))
-        return lent is not None and lent.own
+        return lent is not None and lent.custom_attention
 
 
 _leases = _Leases()

@@ -96,7 +96,7 @@ class AppendLog:
         self._lock = threading.RLock()
         self._open: dict[str, _Scope] = {}
         self._taken: dict[str, _Scope] = {}
-        self._seen: dict[str, None] = {}  # scopes with segments in memory, last seen last
+        self._visible: dict[str, None] = {}  # scopes with segments in memory, last seen last
         self._waiting = 0
         self._leaving = 0
         self.dropped = 0
@@ -188,15 +188,15 @@ class AppendLog:
             gone = self._open.pop(scope, None)
             if gone is not None:
                 self._waiting -= sum(len(document) + 1 for document in gone.documents)
-            self._seen.pop(scope, None)
+            self._visible.pop(scope, None)
 
     def _keep(self, scope: str) -> None:
         """Note that a scope was looked at; let go of the segments of the one longest unseen."""
-        self._seen.pop(scope, None)
-        self._seen[scope] = None
-        while len(self._seen) > MOST_TENANTS:
-            unseen = next(iter(self._seen))
-            del self._seen[unseen]
+        self._visible.pop(scope, None)
+        self._visible[scope] = None
+        while len(self._visible) > MOST_TENANTS:
+            unseen = next(iter(self._visible))
+            del self._visible[unseen]
             for held in (self._open, self._taken):
                 for part in held[unseen].parts if unseen in held else ():
                     part.segment = None

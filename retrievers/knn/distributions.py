@@ -45,7 +45,7 @@ class Knn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class KnnQuery:
     """A place of the text that was guessed: the state f32 [H], the target's logits [1, V].
 
     index: the generated index of the token that follows.
@@ -59,7 +59,7 @@ class Asked:
 class First(NamedTuple):
     """A place whose token was searched for, and what the cache had for it before, if anything."""
 
-    place: Asked
+    place: KnnQuery
     guessed: Neighbours | None
 
 
@@ -77,7 +77,7 @@ class Searching:
         self._knn = knn
         self._cache = cache
         self._states: Floats = np.zeros((0, knn.store.width), np.float32)
-        self._found: dict[int, Neighbours] = {}
+        self._matches: dict[int, Neighbours] = {}
         self.distribution: TokenDistribution | None = None
         self.times: list[tuple[float, int, float]] = []
         self.first: First | None = None
@@ -91,20 +91,20 @@ class Searching:
         """Search for the root and the likeliest nodes together."""
         assert states is not None
         self._states = on_host(states)
-        self._found = {}
+        self._matches = {}
         together = TOGETHER if self._knn.store.near.further < 0.5 else 0  # one pass for all, or not
         self._search(range(ROOT, min(len(self._states) - 1, together)))
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
         """Return the mixed law after a node."""
-        if node not in self._found:
+        if node not in self._matches:
             self._search([node])
-        result = self._found[node]
+        result = self._matches[node]
         if self._cache is not None:
             if self.first is None:
                 state = self._states[node + 1]
                 guessed = self._cache.nearest(state, self._knn.k) if self._cache.size else None
-                self.first = First(Asked(state, logits.clone(), index), guessed)
+                self.first = First(KnnQuery(state, logits.clone(), index), guessed)
             self._cache.add(result)
         return self._knn.logits(logits, result)
 
@@ -112,7 +112,7 @@ class Searching:
         began = time.perf_counter()
         result = self._knn.search(self._states[[node + 1 for node in nodes]])
         self.times.append((began, len(nodes), 1000.0 * (time.perf_counter() - began)))
-        self._found.update(zip(nodes, result, strict=True))
+        self._matches.update(zip(nodes, result, strict=True))
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class Guessing:
     alone: bool = False
     name: str = NAME
     reads_hidden: bool = True
-    asked: list[Asked] = field(default_factory=list)
+    queries: list[KnnQuery] = field(default_factory=list)
     distribution: TokenDistribution | None = None
     _states: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
 
@@ -144,7 +144,7 @@ class Guessing:
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
         """Return the guessed law after a node."""
         state = self._states[node + 1]
-        self.asked.append(Asked(state, logits.clone(), index))
+        self.queries.append(KnnQuery(state, logits.clone(), index))
         if self.alone:
             return logits
         return self.knn.logits(logits, self.cache.nearest(state, self.knn.k))

@@ -23,7 +23,7 @@ from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.cache import NeighbourCache
-from ragspec.retrievers.knn.distributions import Asked, Guessing, Knn, Searching
+from ragspec.retrievers.knn.distributions import Guessing, Knn, KnnQuery, Searching
 from ragspec.retrievers.knn.nearest_keys import Neighbours
 from ragspec.retrievers.speculation.schedule import GLANCE, Plan, Schedule
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
@@ -54,7 +54,7 @@ class KnnText:
     prompt: Sequence[int]
     schedule: Schedule
     top: int | None = None
-    kept: Callable[[Sequence[int], Generation | None], None] = lambda tokens, last: None
+    on_accept: Callable[[Sequence[int], Generation | None], None] = lambda tokens, last: None
     waits: bool = False
     whole: bool = False
     report: Retrieval = field(default_factory=Retrieval)
@@ -77,7 +77,7 @@ class KnnText:
             # The first token always: its law says whether a place may be asked twice.
             waits = plan.strides == 1 or self.waits or not self.calls
             ended = self._wait(plan) if waits else self._guess(plan)
-            self.kept(self.known, self.calls[-1] if ended else None)
+            self.on_accept(self.known, self.calls[-1] if ended else None)
         return self.result()
 
     @property
@@ -170,7 +170,7 @@ class KnnText:
             steps.append(Step(DraftTree.empty(), (), (truth,)))
             self.report.wasted += len(new) - right
             if not right:
-                self.report.events[-2] = replace(self.report.events[-2], kept=False)
+                self.report.events[-2] = replace(self.report.events[-2], accepted=False)
         self._take(call, selected, steps, ())
         self._replaced = int(truth is not None)
         self.schedule.learn_guesses(right, truth is not None)
@@ -186,7 +186,7 @@ class KnnText:
         That is the true token in the place of the first wrong one, None where none is wrong.
         """
         began = time.perf_counter()
-        request = distribution.asked[: len(new)]
+        request = distribution.queries[: len(new)]
         result = self.knn.search(np.stack([place.state for place in request]))
         assert distribution.distribution is not None
         right, truth = 0, None
@@ -210,7 +210,11 @@ class KnnText:
         return right, truth
 
     def _true(
-        self, distribution: TokenDistribution, place: Asked, near: Neighbours, before: Sequence[int]
+        self,
+        distribution: TokenDistribution,
+        place: KnnQuery,
+        near: Neighbours,
+        before: Sequence[int],
     ) -> int:
         """Return the token that a search gives after the tokens before."""
         mixed = self.knn.logits(place.logits, near)
@@ -223,7 +227,7 @@ class KnnText:
     def _learn_rivals(
         self,
         distribution: TokenDistribution,
-        place: Asked,
+        place: KnnQuery,
         guessed: Neighbours,
         truth: int,
         *,

@@ -203,7 +203,7 @@ class NGramSession:
         self._request = request
         self._grows = drafter.pool is None
         self._pool = drafter.pool or self._begun()
-        self._seen = 0
+        self._visible = 0
         self._tail: list[int] = []
         self._holds = [Ratio() for _ in HOLDS]  # by depth
 
@@ -232,9 +232,9 @@ class NGramSession:
     def _follow(self, tokens: list[int]) -> None:
         """Bring the pool up to the committed tokens, the newest one included."""
         level = self._drafter.level
-        if self._grows and len(tokens) > self._seen:
-            self._pool.add_text(tokens[max(0, self._seen - level + 1) :])
-        self._seen = len(tokens)
+        if self._grows and len(tokens) > self._visible:
+            self._pool.add_text(tokens[max(0, self._visible - level + 1) :])
+        self._visible = len(tokens)
         self._tail = tokens[-(level - 1) :]
 
     def _tree(self, root: int, deepest: int) -> DraftTree:

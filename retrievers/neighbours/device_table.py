@@ -51,7 +51,7 @@ class _Path(NamedTuple):
     levels: list[tuple[torch.Tensor, torch.Tensor]]
 
 
-class _Told(NamedTuple):
+class TopKFeedback(NamedTuple):
     """Rows i32 [n, k + 1] that were looked up before they changed, and whom to tell of them."""
 
     rows: torch.Tensor
@@ -96,9 +96,9 @@ class DeviceNeighbourTable:
         cells[:-2, :-1] = torch.from_numpy(table.rows)
         cells[:-2, -1] = torch.from_numpy(table.sure)
         self._cells = cells.to(device)
-        self._own: torch.Tensor | None = None
+        self._local: torch.Tensor | None = None
         self._paths: dict[Shape, _Path] = {}
-        self._untold: list[_Told] = []
+        self._untold: list[TopKFeedback] = []
         self._around: tuple[tuple[int, Shape], Find] | None = None
         self._lock = Lock()
 
@@ -124,7 +124,7 @@ class DeviceNeighbourTable:
         """Return a copy for one text; what it confirms first is as sure as what nobody knew."""
         instance = copy(self)
         instance._cells = self._cells.clone()
-        instance._own = torch.zeros(len(instance._cells), dtype=torch.bool, device=self.device)
+        instance._local = torch.zeros(len(instance._cells), dtype=torch.bool, device=self.device)
         instance._untold, instance._around, instance._lock = [], None, Lock()
         instance.shared = False
         return instance
@@ -212,8 +212,8 @@ class DeviceNeighbourTable:
         opens = number == first
         before, best = cells[tokens], top[:, 0]
         held = before[:, 0]
-        if self._own is not None:
-            held = torch.where(self._own[tokens], held, NOTHING)
+        if self._local is not None:
+            held = torch.where(self._local[tokens], held, NOTHING)
         confirmed = best == torch.where(opens, held, best.roll(1))
         refuted = torch.where(confirmed, NOTHING, number).cummax(0).values
         run = number - torch.maximum(refuted, first - 1)
@@ -221,8 +221,8 @@ class DeviceNeighbourTable:
         new = torch.cat((top, run.clamp(max=SUREST).int()[:, None]), 1)
         # Every one of equal tokens writes what the last one has: no order of writing matters.
         cells[tokens] = new[last]
-        if self._own is not None:
-            self._own[tokens] = True
+        if self._local is not None:
+            self._local[tokens] = True
 
     def learn_prompt(self, tokens: Ints, top_tokens: TopTokens) -> None:
         """Learn the best tokens after a prompt's tokens i64 [T]."""
@@ -245,7 +245,7 @@ class DeviceNeighbourTable:
         known = [spot if 0 <= spot < self.vocab_size else NOTHING for spot in spots]
         with self._lock:
             rows = self._cells[_moved(torch.tensor(known, dtype=torch.int64), self.device)]
-            self._untold.append(_Told(rows, tokens, count))
+            self._untold.append(TopKFeedback(rows, tokens, count))
             self._around = None
             if len(self._untold) >= _LATE:
                 self._settle()

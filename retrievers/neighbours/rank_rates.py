@@ -29,7 +29,7 @@ class RankRates:
     def __init__(self, k: int) -> None:
         self.k = k
         self._hits: dict[int, list[float]] = {}
-        self._seen: dict[int, float] = {}
+        self._visible: dict[int, float] = {}
         self._rates: dict[int, list[float]] = {}
 
     def of(self, row: Neighbours, level: int) -> list[float]:
@@ -46,14 +46,14 @@ class RankRates:
         hits = self._hits.setdefault(key, [0.0] * self.k)
         for rank in range(self.k):
             hits[rank] *= _DECAY
-        self._seen[key] = self._seen.get(key, 0.0) * _DECAY + 1.0
+        self._visible[key] = self._visible.get(key, 0.0) * _DECAY + 1.0
         if token in row.tokens:
             hits[row.tokens.index(token)] += 1.0
         self._rates.pop(key, None)
 
     def _estimate(self, row: Neighbours, key: int) -> list[float]:
         hits = self._hits.get(key, [0.0] * self.k)
-        weight = _PRIOR + self._seen.get(key, 0.0)
+        weight = _PRIOR + self._visible.get(key, 0.0)
         first = FIRST[row.order - 1][row.sure]
         rates = [(_PRIOR * first + hits[0]) / weight]
         for rank in range(1, self.k):

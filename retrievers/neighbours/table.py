@@ -178,11 +178,11 @@ class NeighbourLayer(HostRows):
         self.k = base.k
         self.orders = base.orders
         self.shared = False
-        self._own = LongerKeys(base.longer.most + base.vocab_size)
+        self._local = LongerKeys(base.longer.most + base.vocab_size)
 
     def find(self, place: Place) -> Neighbours | None:
         """Return the row of the longest known key; see `NeighbourTable.find`."""
-        current, older = self._own, self.base.longer
+        current, older = self._local, self.base.longer
         for order in range(self.orders, 1, -1):
             result = current.get(place, order) or older.get(place, order)
             if result is not None:
@@ -192,7 +192,7 @@ class NeighbourLayer(HostRows):
     def learn(self, place: Place, best: list[int]) -> None:
         """Replace the text's own rows of the place; see `NeighbourTable.learn`."""
         for order in range(1, self.orders + 1):
-            self._own.learn(place, order, best)
+            self._local.learn(place, order, best)
 
 
 class LongerKeys:

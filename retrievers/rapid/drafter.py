@@ -125,14 +125,14 @@ class RapidSession:
         )
         self._tokens = list(current)
         self._length = len(current)
-        self._seen: int | None = None  # tokens of the text that are here, too
+        self._visible: int | None = None  # tokens of the text that are here, too
         self._session: DraftSession | None = None
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the drafter's tree below the text, as far as it sees it."""
-        known = context.prompt_length if self._seen is None else self._seen
+        known = context.prompt_length if self._visible is None else self._visible
         self._tokens += context.tokens[known:]
-        self._seen = len(context.tokens)
+        self._visible = len(context.tokens)
         if self._session is None:
             self._session = self._drafter.open(replace(self._request, prompt=tuple(self._tokens)))
         translated = DraftContext(self._tokens, self._length, context.remaining, context.adviser)

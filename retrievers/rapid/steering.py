@@ -116,7 +116,7 @@ class SteeredText:
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
         """Return the steered logits f64 [1, V] after a node; the target's own without a q."""
-        result = self._found(node)
+        result = self._matches(node)
         if result is None or not self._scale:
             self._drifts.append(0.0)
             return logits
@@ -138,11 +138,11 @@ class SteeredText:
             distribution.process(logits, self._context[: self._length], [path])
         )
 
-    def _found(self, node: int) -> torch.Tensor | None:
+    def _matches(self, node: int) -> torch.Tensor | None:
         """Return the model's logits [1, V] after a node, None where it cannot read the text."""
         if node not in self._logits and ROOT in self._logits:
             above = int(self._tree.parents[node])
-            if self._found(above) is not None:
+            if self._matches(above) is not None:
                 with self._cache.lease():
                     self._read([node])
         return self._logits.get(node)

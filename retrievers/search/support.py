@@ -25,7 +25,7 @@ class Support:
     cosine: float | None
 
     @property
-    def found(self) -> bool:
+    def covered(self) -> bool:
         """Whether an answer may rest on it: by one of both measures, or where words are unknown."""
         if self.coverage is None or self.coverage >= LEAST_COVERAGE:
             return True

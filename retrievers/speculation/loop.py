@@ -25,7 +25,7 @@ from ragspec.reports.report import Event, Retrieval
 from ragspec.retrievers.speculation.schedule import Plan, Schedule
 
 Query = TypeVar("Query")
-Found = TypeVar("Found", bound=Hashable)
+ItemT = TypeVar("ItemT", bound=Hashable)
 Written = TypeVar("Written")
 Answer = TypeVar("Answer", contravariant=True)
 Text = TypeVar("Text", contravariant=True)
@@ -42,7 +42,7 @@ class Writer(Protocol[Answer, Written]):
         ...
 
 
-class Searcher(Protocol[Query, Found, Text]):
+class Searcher(Protocol[Query, ItemT, Text]):
     """Finds answers for queries; whatever it finds depends on the query alone."""
 
     def query(self, before: Sequence[Text]) -> Query | None:
@@ -62,17 +62,17 @@ class Searcher(Protocol[Query, Found, Text]):
         """What each further query of a search adds, as a share of a single one, about."""
         ...
 
-    def search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
+    def search(self, queries: Sequence[Query], k: int) -> list[list[ItemT]]:
         """Return at most k answers to each query, best first; equal ones compare equal."""
         ...
 
-    def guess(self, query: Query, known: Sequence[Found]) -> Found | None:
+    def guess(self, query: Query, known: Sequence[ItemT]) -> ItemT | None:
         """Return the best of the known answers, None where none is any good."""
         ...
 
 
 @dataclass(slots=True)
-class Guess(Generic[Query, Found]):
+class Guess(Generic[Query, ItemT]):
     """A stride's query, asked after `end` strides of the text, and the answer that was guessed.
 
     best: of the known answers, by the measure of the search. before: the answer of the last stride.
@@ -80,30 +80,30 @@ class Guess(Generic[Query, Found]):
 
     end: int
     query: Query | None
-    answer: Found
-    best: Found
-    before: Found
+    answer: ItemT
+    best: ItemT
+    before: ItemT
 
 
 @dataclass(slots=True)
-class SpeculativeRetrieval(Generic[Query, Found, Written]):
+class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
     """One text on its way.
 
     prefetch: answers that each search brings for later guesses. kept: called with every stride that
     has become part of the text.
     """
 
-    writer: Writer[Found, Written]
-    searcher: Searcher[Query, Found, Written]
+    writer: Writer[ItemT, Written]
+    searcher: Searcher[Query, ItemT, Written]
     schedule: Schedule
     prefetch: int = 20
-    kept: Callable[[Written], None] = lambda stride: None
+    on_accept: Callable[[Written], None] = lambda stride: None
     report: Retrieval = field(default_factory=Retrieval)
     strides: list[Written] = field(default_factory=list)
-    answers: list[Found] = field(default_factory=list)
-    _known: dict[Found, None] = field(default_factory=dict)
+    answers: list[ItemT] = field(default_factory=list)
+    _known: dict[ItemT, None] = field(default_factory=dict)
     _began: float = field(default_factory=time.perf_counter)
-    _told: int = 0
+    _summary: int = 0
     _plans: list[Plan] = field(default_factory=list)
     _beginning: float = 0.0  # milliseconds of the first search and stride
     _unsearched: int = 0  # strides that ended a round, after which nothing is asked
@@ -133,13 +133,13 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
 
     def cut(self) -> bool:
         """Keep what was not to be taken back, after an interrupt; returns whether there is any."""
-        del self.strides[self._told :], self.answers[self._told :]
+        del self.strides[self._summary :], self.answers[self._summary :]
         self._settle()
         return bool(self.strides)
 
     def _round(
-        self, answer: Found, ahead: tuple[Written, bool] | None, worker: Executor
-    ) -> tuple[Found, tuple[Written, bool] | None, bool]:
+        self, answer: ItemT, ahead: tuple[Written, bool] | None, worker: Executor
+    ) -> tuple[ItemT, tuple[Written, bool] | None, bool]:
         """Write some strides, the first over a checked answer, and check the others.
 
         ahead: the first one where it was written while the round before was checked. Returns the
@@ -171,13 +171,13 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         return answer, ahead, ended
 
     def _write(
-        self, plan: Plan, answer: Found, ahead: tuple[Written, bool] | None
-    ) -> tuple[list[Guess[Query, Found]], bool]:
+        self, plan: Plan, answer: ItemT, ahead: tuple[Written, bool] | None
+    ) -> tuple[list[Guess[Query, ItemT]], bool]:
         """Write the strides of a round; return what they stand on, and whether the text ended.
 
         The last guess is that of the stride that would follow.
         """
-        guesses: list[Guess[Query, Found]] = []
+        guesses: list[Guess[Query, ItemT]] = []
         for _ in range(plan.strides):
             stride, ended = self._stride(answer) if ahead is None else ahead
             ahead = None
@@ -194,10 +194,10 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
             self._note("guess", began)
         return guesses, False
 
-    def _guess(self, query: Query | None) -> Found | None:
+    def _guess(self, query: Query | None) -> ItemT | None:
         return None if query is None else self.searcher.guess(query, tuple(self._known))
 
-    def _stride(self, answer: Found) -> tuple[Written, bool]:
+    def _stride(self, answer: ItemT) -> tuple[Written, bool]:
         began = time.perf_counter()
         written = self.writer.write(answer, self.strides)
         milliseconds = self._note("write", began)
@@ -208,8 +208,8 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         return written
 
     def _check(
-        self, plan: Plan, guesses: Sequence[Guess[Query, Found]], worker: Executor | None
-    ) -> tuple[list[list[Found]], tuple[Written, bool] | None]:
+        self, plan: Plan, guesses: Sequence[Guess[Query, ItemT]], worker: Executor | None
+    ) -> tuple[list[list[ItemT]], tuple[Written, bool] | None]:
         """Search for all queries of a round; with a worker the next stride is written meanwhile."""
         queries = [guess.query for guess in guesses if guess.query is not None]
         k = self.prefetch if plan.guesses else 1
@@ -218,7 +218,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         if worker is None:
             return _spread(guesses, self._search(queries, k)), None
         began = time.perf_counter()
-        searching: Future[list[list[Found]]] = worker.submit(self._timed, queries, k)
+        searching: Future[list[list[ItemT]]] = worker.submit(self._timed, queries, k)
         before = time.perf_counter()
         try:
             ahead = self.writer.write(guesses[-1].answer, self.strides)
@@ -229,7 +229,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         schedule.learn_overlap(schedule.stride_ms, schedule.search.of(len(queries)), both)
         return _spread(guesses, result), ahead
 
-    def _search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
+    def _search(self, queries: Sequence[Query], k: int) -> list[list[ItemT]]:
         began = time.perf_counter()
         result = self._timed(queries, k)
         self.schedule.search.learn(len(queries), 1000.0 * (time.perf_counter() - began))
@@ -237,7 +237,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
             self._known.update(dict.fromkeys(answers))
         return result
 
-    def _timed(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
+    def _timed(self, queries: Sequence[Query], k: int) -> list[list[ItemT]]:
         began = time.perf_counter()
         result = self.searcher.search(queries, max(1, k))
         self._note("search", began, len(queries))
@@ -271,13 +271,13 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         events = self.report.events
         written = [i for i, event in enumerate(events) if event.what in ("write", "ahead")]
         for i in written[len(written) - wasted :]:
-            events[i] = replace(events[i], kept=False)
+            events[i] = replace(events[i], accepted=False)
 
     def _notify(self, end: int) -> None:
         """Hand on what will not be taken back."""
-        while self._told < end:
-            self.kept(self.strides[self._told])
-            self._told += 1
+        while self._summary < end:
+            self.on_accept(self.strides[self._summary])
+            self._summary += 1
 
     def _note(self, what: str, began: float, queries: int = 1) -> float:
         """Note what was done since; returns its milliseconds."""
@@ -286,7 +286,7 @@ class SpeculativeRetrieval(Generic[Query, Found, Written]):
         return milliseconds
 
 
-def _spread(guesses: Sequence[Guess[Query, Found]], result: list[list[Found]]) -> list[list[Found]]:
+def _spread(guesses: Sequence[Guess[Query, ItemT]], result: list[list[ItemT]]) -> list[list[ItemT]]:
     """Return the answers to every guess's query, none where there was no query."""
     left = iter(result)
     return [[] if guess.query is None else next(left) for guess in guesses]

@@ -23,7 +23,7 @@ Text = TypeVar("Text")
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class RetrievedPassage:
     """A passage that was found; equal to another where both are the same place."""
 
     hit: Hit
@@ -36,7 +36,7 @@ class Found:
         return self.number, self.hit.document.name, passage.start, passage.text
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Found) and self.place == other.place
+        return isinstance(other, RetrievedPassage) and self.place == other.place
 
     def __hash__(self) -> int:
         return hash(self.place)
@@ -62,12 +62,15 @@ class IndexSearcher(Generic[Text]):
         words = self.words(before)
         return None if words is None else self.index.query(words, self.mode)
 
-    def search(self, queries: Sequence[Query], k: int) -> list[list[Found]]:
+    def search(self, queries: Sequence[Query], k: int) -> list[list[RetrievedPassage]]:
         """Return the k best passages of each query."""
         ranked = self.index.ranked(queries, k, self.mode)
-        return [[Found(hit, number) for number, hit in self.index.hits(each)] for each in ranked]
+        return [
+            [RetrievedPassage(hit, number) for number, hit in self.index.hits(each)]
+            for each in ranked
+        ]
 
-    def guess(self, query: Query, known: Sequence[Found]) -> Found | None:
+    def guess(self, query: Query, known: Sequence[RetrievedPassage]) -> RetrievedPassage | None:
         """Return the known passage that the measure of the search puts first."""
         by_number = {result.number: result for result in known}
         best = self.index.best_of(query, sorted(by_number), self.mode)
@@ -84,7 +87,7 @@ class RetrieverSearcher(Generic[Text]):
     retriever: Retriever
     words: Callable[[Sequence[Text]], str | None]
     workers: int = 8
-    _seen: tuple[Found, ...] = ()
+    _visible: tuple[RetrievedPassage, ...] = ()
     _scorer: SparseIndex | None = field(default=None)
 
     @property
@@ -101,22 +104,22 @@ class RetrieverSearcher(Generic[Text]):
         """Return the query after these strides."""
         return self.words(before)
 
-    def search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
+    def search(self, queries: Sequence[str], k: int) -> list[list[RetrievedPassage]]:
         """Return at most k passages of each query."""
         if len(queries) == 1:
             return [self._search(queries[0], k)]
         with ThreadPoolExecutor(min(self.workers, len(queries))) as pool:
             return list(pool.map(lambda query: self._search(query, k), queries))
 
-    def _search(self, query: str, k: int) -> list[Found]:
-        return [Found(hit) for hit in self.retriever.search(query, k)]
+    def _search(self, query: str, k: int) -> list[RetrievedPassage]:
+        return [RetrievedPassage(hit) for hit in self.retriever.search(query, k)]
 
-    def guess(self, query: str, known: Sequence[Found]) -> Found | None:
+    def guess(self, query: str, known: Sequence[RetrievedPassage]) -> RetrievedPassage | None:
         """Return the known passage with the best BM25 score, None where none shares a word."""
         if not known:
             return None
-        if self._scorer is None or self._seen != known:
-            self._seen = tuple(known)
+        if self._scorer is None or self._visible != known:
+            self._visible = tuple(known)
             self._scorer = SparseIndex.build([result.hit.passage.text for result in known])
         best = self._scorer.search(query, 1)
-        return self._seen[best[0][0]] if best else None
+        return self._visible[best[0][0]] if best else None

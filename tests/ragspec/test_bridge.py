@@ -119,7 +119,7 @@ def test_filters_become_settings_only_where_the_order_is_ours() -> None:
     assert (sampling.temperature, sampling.top_p, rest) == (1.0, 1.0, careful)
 
 
-def test_a_dictionary_where_it_is_asked_for(model: Any, spec: Speculation) -> None:
+def test_a_dictionary_where_it_is_requested_for(model: Any, spec: Speculation) -> None:
     ours, theirs = both(model, spec, input_ids=IDS, return_dict_in_generate=True)
     assert type(ours) is type(theirs)
     assert torch.equal(ours.sequences, theirs.sequences)
@@ -210,7 +210,7 @@ def test_what_cannot_be_served_is_refused(model: Any, spec: Speculation) -> None
     refused("already hold tokens", input_ids=IDS, past_key_values=cache)
 
 
-def test_an_engine_is_kept_while_the_fields_stay(model: Any) -> None:
+def test_an_engine_is_preserved_while_the_fields_stay(model: Any) -> None:
     spec = Speculation(drafter="context", budget=4)
     generate(model, IDS, speculation=spec, max_new_tokens=2)
     first = spec.engine(model)

@@ -38,7 +38,7 @@ class Drafter:
         self.asked.append((model, tokenizer))
 
 
-def test_fingerprints_are_of_what_is_given() -> None:
+def test_fingerprints_are_of_what_is_passed() -> None:
     model, tokenizer = tiny.model(), tiny.tokenizer()
     assert prints_of() == {}
     assert prints_of("abc") == {"model": "abc"}
@@ -48,7 +48,7 @@ def test_fingerprints_are_of_what_is_given() -> None:
     }
 
 
-def test_a_store_of_nobody_fits_all_and_others_only_their_own() -> None:
+def test_a_store_of_nobody_fits_all_and_others_only_their_its() -> None:
     check_prints("it", {}, {"model": "a"})
     check_prints("it", {"model": None}, {"model": "a"})
     check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a"})
@@ -57,7 +57,7 @@ def test_a_store_of_nobody_fits_all_and_others_only_their_own() -> None:
         check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a", "tokenizer": "u"})
 
 
-def test_only_drafters_that_know_are_asked() -> None:
+def test_only_drafters_that_know_are_requested() -> None:
     drafter = Drafter()
     check_fits([object(), drafter], "m", "t")
     assert drafter.asked == [("m", "t")]

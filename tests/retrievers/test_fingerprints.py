@@ -21,7 +21,7 @@ def test_one_tokenizer_has_one_fingerprint_whatever_it_was_used_for() -> None:
     )
 
 
-def test_a_tokenizer_without_a_backend_is_told_by_its_vocabulary() -> None:
+def test_a_tokenizer_without_a_backend_is_reported_by_its_vocabulary() -> None:
     class Slow:
         def __init__(self, **vocabulary: int) -> None:
             self.vocabulary = vocabulary

@@ -71,7 +71,7 @@ def test_a_changed_requirement_sets_up_again(
     assert installs == [False, False]
 
 
-def test_a_copied_checkout_makes_its_environment_anew(
+def test_a_copied_checkout_makes_its_environment_again(
     dev: ModuleType, installs: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dev.set_up()
@@ -110,7 +110,7 @@ def test_one_failed_stage_fails_the_run_and_the_rest_still_runs(
 @pytest.mark.parametrize(
     ("body", "code"), [("def test_it():\n    pass\n", 0), ("def test_it():\n    assert 0\n", 1)]
 )
-def test_the_summary_is_pytests_own(
+def test_the_summary_is_pytests_its(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, body: str, code: int
 ) -> None:
     monkeypatch.setattr(dev, "PYTHON", sys.executable)

@@ -85,7 +85,7 @@ def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     assert Speculation(drafter="toy").drafter == "toy"
 
 
-def test_a_rule_is_made_by_its_name_with_its_own_settings() -> None:
+def test_a_rule_is_created_by_its_name_with_its_its_settings() -> None:
     rule: Any = make_rule("nearly", codebook(64), slack=2.0)
     assert (rule.name, rule.slack) == ("nearly", 2.0)
     assert relaxed()["nearly"] == "slack"

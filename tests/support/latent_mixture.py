@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ragspec.errors import InputError
-from ragspec.visual.latents.sampler import Drawn, Sampler
+from ragspec.visual.latents.sampler import LatentSample, Sampler
 from ragspec.visual.latents.schedule import Schedule
 from ragspec.visual.latents.target import LatentTarget
 
@@ -53,7 +53,9 @@ class MixtureSampler(Sampler):
         """Normal numbers of one latent: 2 D."""
         return 2 * self.head.latent_dim
 
-    def draw(self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
+    def draw(
+        self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None
+    ) -> LatentSample:
         """Return latents of what places are told [n, 1, .] and noise [n, 2, D], in one step."""
         logs, means, deviations = self.head.distribution(message[:, 0])
         picked = torch.special.ndtr(noise[:, 1, :1])
@@ -62,7 +64,7 @@ class MixtureSampler(Sampler):
         mean = means[rows, component]
         latents = mean + deviations[rows, component] * noise[:, 0]
         path = torch.stack([latents, noise[:, 1]], 1)
-        return Drawn(path, mean[:, None], message, deviations[rows, component][:, None])
+        return LatentSample(path, mean[:, None], message, deviations[rows, component][:, None])
 
     def log_density(self, message: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
         """Return log densities f64 [n] of latents [n, D], at one place told of [1, .]."""

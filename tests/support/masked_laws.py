@@ -30,14 +30,14 @@ class LinearHead(torch.nn.Module):
         super().__init__()
         self.cond_embed = torch.nn.Linear(hidden, WIDTH)
         self.input_proj = torch.nn.Linear(WIDTH, 1)
-        self.kept = LearnedSchedule(1000).kept
+        self.alphas_cumprod = LearnedSchedule(1000).alphas_cumprod
         self.where = where
 
     def forward(
         self, noisy: torch.Tensor, times: torch.Tensor, message: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the noise, by which the clean latent is told and a share of the noisy one."""
-        selected = self.kept[times][:, None]
+        selected = self.alphas_cumprod[times][:, None]
         clean = message + 0.3 * (1.0 - selected) * noisy
         noise = (noisy - selected.sqrt() * clean) / (1.0 - selected).sqrt()
         return noise, torch.full_like(noisy, self.where)
@@ -111,7 +111,7 @@ def plain(count: int, first: int = OTHER_SEEDS, side: int = SIDE) -> torch.Tenso
     return MaskedSampler(instance, schedule, instance.places, SCALE).draw(labels, noises)
 
 
-def kept(result: list[Generation]) -> float:
+def accepted(result: list[Generation]) -> float:
     """Return the share of drafted latents that stand in the pictures."""
     drafted = sum(each.report.drafted for each in result)
     return sum(each.report.accepted for each in result) / max(1, drafted)

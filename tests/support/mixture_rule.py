@@ -34,7 +34,7 @@ class MixtureRule(Coupled):
         table = view.target.table
 
         def propose(tries: range) -> tuple[torch.Tensor, torch.Tensor]:
-            message = table.told[current].expand(len(tries), -1, -1)
+            message = table.conditioning[current].expand(len(tries), -1, -1)
             noise = fresh_noise(view, index, tries, 2).to(table.paths)
             latents = table.sampler(current).draw(message, noise).latents
             by_target = _log_density(table, current, latents)
@@ -51,4 +51,4 @@ def _log_density(table: LatentTable, number: int, latents: torch.Tensor) -> torc
         raise RuleError(
             "rule 'mixture' got a head that denoises; expected one of mixtures. Use 'path'."
         )
-    return sampler.log_density(table.told[number], latents)
+    return sampler.log_density(table.conditioning[number], latents)

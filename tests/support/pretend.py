@@ -238,7 +238,7 @@ class _Calls(TorchFunctionMode):
             return func(*args, **kwargs) if kwargs else func(*args)
         return handle(self, func, args, dict(kwargs or {}))
 
-    def _made(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _create(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """`torch.tensor` and its like: made here, then copied."""
         current = func.__name__ == "new_tensor" and isinstance(args[0], PretendTensor)
         device = kwargs.pop("device", NAME if current else None)
@@ -281,7 +281,7 @@ class _Calls(TorchFunctionMode):
 
 
 _HANDLED: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("tensor", "as_tensor", "asarray", "new_tensor"), _Calls._made),
+    **dict.fromkeys(("tensor", "as_tensor", "asarray", "new_tensor"), _Calls._create),
     **dict.fromkeys(("numpy", "__array__"), _Calls._to_numpy),
     **dict.fromkeys(("__getitem__", "__setitem__"), _Calls._item),
     "tolist": _Calls._to_list,

@@ -67,7 +67,7 @@ def believing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("believing")
-def test_a_wrong_text_is_seen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_text_is_visible(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["llama", "whisper"]) == 1
     llama, whisper, total = capsys.readouterr().out.splitlines()[2:]
     assert whisper.split()[:2] == ["whisper", "tree"]

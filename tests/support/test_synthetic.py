@@ -23,7 +23,7 @@ def propose(drafter: SyntheticDrafter, done: int, budget: int, remaining: int = 
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])
-def test_tokens_are_right_as_often_as_asked(acceptance: float) -> None:
+def test_tokens_are_right_as_often_as_requested(acceptance: float) -> None:
     drafted = propose(SyntheticDrafter(acceptance, TRUTH), 0, len(TRUTH))
     right = sum(a == b for a, b in zip(drafted, TRUTH, strict=True)) / len(TRUTH)
     assert right == pytest.approx(acceptance, abs=0.04)  # four standard errors of 2,000 draws
@@ -45,7 +45,7 @@ def test_the_draft_ends_with_budget_text_and_continuation() -> None:
     assert propose(drafter, 12, 50) == []
 
 
-def test_reach_falls_by_the_acceptance() -> None:
+def test_accept_prob_falls_by_the_acceptance() -> None:
     session = SyntheticDrafter(0.5, TRUTH).open(DraftRequest(PROMPT, 20))
     tree = session.propose(DraftContext(list(PROMPT), 3, 50), 3)
     assert tree.accept_prob.tolist() == [0.5, 0.25, 0.125]

@@ -21,7 +21,7 @@ def test_a_tiny_model_is_small_and_sure_of_itself(architecture: str) -> None:
     assert not model.training
 
 
-def test_equal_calls_share_a_model_and_seeds_tell_models_apart() -> None:
+def test_equal_calls_share_a_model_and_seeds_report_models_separately() -> None:
     state = torch.get_rng_state()
     one, two = tiny.model(), tiny.model(seed=1)
     assert tiny.model() is one
@@ -38,7 +38,7 @@ def test_a_character_is_a_token_and_text_comes_back() -> None:
     assert tokenizer.eos_token_id == len(tokenizer) - 1 == tiny.VOCAB - 1
 
 
-def test_a_chat_template_is_there_when_asked_for() -> None:
+def test_a_chat_template_is_there_when_requested_for() -> None:
     messages = [{"role": "user", "content": "hi"}]
     text = tiny.tokenizer(chat=True).apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True

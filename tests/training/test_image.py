@@ -63,7 +63,7 @@ def test_sets_are_read_and_split(built_up: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "draft_state"), [("emoji", 1.0), ("tiles", -1.0)])
-def test_augmentation_keeps_the_ground_and_the_picture(
+def test_augmentation_keeps_the_state_and_the_picture(
     built_up: Path, kind: str, draft_state: float
 ) -> None:
     data = module("image_data")
@@ -187,7 +187,9 @@ def test_target_and_draft_learn(built_up: Path, monkeypatch: pytest.MonkeyPatch,
     assert 0 < figures["entropy"] < 6.94
 
 
-def test_rare_classes_are_drawn_more_often(built_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rare_classes_are_sampled_more_often(
+    built_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = pair_trainer(built_up, monkeypatch, "tiles").rows
     sizes = torch.bincount(rows.given)[rows.given]
     assert torch.allclose(rows.odds, sizes.float().rsqrt())
@@ -195,7 +197,9 @@ def test_rare_classes_are_drawn_more_often(built_up: Path, monkeypatch: pytest.M
     assert codes.shape == (6, 64) and codes.dtype == torch.int64 and inputs.shape == (6,)
 
 
-def test_dropped_conditions_are_not_seen(built_up: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_conditions_are_not_visible(
+    built_up: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = pair_trainer(built_up, monkeypatch, "tiles")
     codes, _ = trainer.rows.draw(2, trainer.rng)
     codes = codes[:1].expand(2, -1)
@@ -262,7 +266,9 @@ def test_export_writes_the_running_mean(
         export.load_checkpoint("emoji", "target", tmp_path / "tiles.pt", [])
 
 
-def test_drawing_is_one_law_however_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_is_one_distribution_however_it_is_requested(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sheet, build = module("image_sheet"), module("image_model")
     torch.manual_seed(0)
     model = build.build_model("tiles", "draft", grid_size=2, vocab_size=16).eval()
@@ -288,7 +294,7 @@ def test_scripts_explain_themselves(
     assert stopped.value.code == 0 and "usage" in capsys.readouterr().out
 
 
-def test_latents_are_learnt_kept_and_drawn(
+def test_latents_are_learnt_preserved_and_sampled(
     built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ragspec.visual import LatentPipeline

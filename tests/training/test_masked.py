@@ -37,7 +37,7 @@ def rectangles(folder: Path) -> Path:
     return folder
 
 
-def test_masked_latents_are_learnt_kept_and_drawn(
+def test_masked_latents_are_learnt_preserved_and_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     masked = module("masked_train")

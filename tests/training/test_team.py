@@ -94,7 +94,7 @@ def test_human_questions_come_with_passages_as_a_retriever_ranks_them() -> None:
     assert first == 30, "the words of these questions stand nowhere else"
 
 
-def test_more_human_questions_are_asked_about_the_same_passages() -> None:
+def test_more_human_questions_are_requested_about_the_same_passages() -> None:
     instance, rng = answering(), random.Random(5)
     request, passages = instance.human(200, 1, rng)
     rest = instance.rest(request, passages, 1.0, rng)

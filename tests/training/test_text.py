@@ -92,7 +92,7 @@ def test_share_alike_text_is_left_out(tmp_path: Path) -> None:
     assert [(q.title, q.passage, q.answer) for q in questions] == [("b", "own text here.", "own")]
 
 
-def test_made_questions_use_words_of_their_sentence() -> None:
+def test_created_questions_use_words_of_their_sentence() -> None:
     questions = module("text_questions")
     rng = random.Random(0)
     for sentence in SENTENCES * 20:
@@ -121,7 +121,7 @@ def test_every_evidence_line_quotes_the_passage_it_names(tokenizer: Any, hardnes
             assert quote in passages[int(number) - 1]
 
 
-def test_hints_tell_the_sentence_and_the_passage_of_every_token(tokenizer: Any) -> None:
+def test_hints_report_the_sentence_and_the_passage_of_every_token(tokenizer: Any) -> None:
     answering = mix_of(tokenizer).answering
     sample = None
     rng = random.Random(4)

@@ -122,7 +122,7 @@ class JacobiSession:
             distribution = self._distributions.get(index)
             if distribution is not None:
                 self._drafted.append(
-                    _drawn(distribution, self._noise.uniform(first, Stream.DRAFT, node))
+                    _samples(distribution, self._noise.uniform(first, Stream.DRAFT, node))
                 )
             else:
                 distribution = torch.zeros(self._vocab_size, dtype=torch.float64)
@@ -222,7 +222,7 @@ def _chain(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
     return results
 
 
-def _drawn(distribution: torch.Tensor, number: float) -> int:
+def _samples(distribution: torch.Tensor, number: float) -> int:
     """Return the code at a number in (0, 1) of the law's cumulative sum: f64 [V]."""
     bounds = distribution.cumsum(0)
     return bisect_right((bounds / bounds[-1]).tolist(), number)

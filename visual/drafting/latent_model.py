@@ -78,7 +78,7 @@ class ChainSession:
 
     def __init__(self, drafter: Any) -> None:
         self._drafter = drafter
-        self._kept = _TYPICAL
+        self._selection = _TYPICAL
         self._drafted: list[int] = []
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
@@ -87,7 +87,7 @@ class ChainSession:
         drafted.clear()
         size = min(drafter.window, budget, context.remaining - 1, self.room(context))
         while len(drafted) < size and context.generated >= drafter.begin:
-            chance = self._kept ** (len(drafted) + 1)
+            chance = self._selection ** (len(drafted) + 1)
             if drafted and chance < drafter.min_expected_gain:
                 break
             number = self.next(context)
@@ -101,7 +101,7 @@ class ChainSession:
         """Learn how much of the draft the target kept."""
         judged = self._drafted[: len(step.tree)]  # a budget may have cut the rest
         for drafted, token in zip(judged, step.tokens, strict=False):
-            self._kept += _RATE * ((drafted == token) - self._kept)
+            self._selection += _RATE * ((drafted == token) - self._selection)
             if drafted != token:
                 break
 

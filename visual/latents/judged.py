@@ -14,7 +14,7 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.visual.latents.rules.coupling import Coupled
 from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView
 
-OUTCOMES = ("own", "kept", "reflected", "redrawn")
+OUTCOMES = ("target_number", "accepted", "reflected", "redrawn")
 """No draft stood there; the draft stayed; its mirror image came for it; another latent did."""
 
 
@@ -28,11 +28,11 @@ class Judged:
 
     index: int
     drafted: int | None
-    own: int
+    target_number: int
     emitted: int
 
     @property
-    def kept(self) -> bool:
+    def accepted(self) -> bool:
         """Whether the draft stayed."""
         return self.emitted == self.drafted
 
@@ -64,17 +64,17 @@ class Watching(LatentDraws):
         judged = self.judged[number]
         if judged.drafted is None:
             return 0
-        if judged.kept:
+        if judged.accepted:
             return 1
-        return 2 if hasattr(rule, "mirrored") and number != judged.own else 3
+        return 2 if hasattr(rule, "mirrored") and number != judged.target_number else 3
 
     def distances(self, numbers: Sequence[int]) -> torch.Tensor:
         """Return how far kept latents are from the target's own, in deviations; NaN of others."""
         judged = [self.judged[number] for number in numbers]
-        current = torch.tensor([each.own for each in judged])
+        current = torch.tensor([each.target_number for each in judged])
         difference = self.table.latents[torch.tensor(numbers)] - self.table.latents[current]
         result: torch.Tensor = torch.linalg.vector_norm(difference.double(), dim=-1).cpu()
-        result[[not each.kept for each in judged]] = torch.nan
+        result[[not each.accepted for each in judged]] = torch.nan
         return result
 
 

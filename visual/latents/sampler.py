@@ -16,7 +16,7 @@ from ragspec.visual.latents.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
+class LatentSample:
     """Latents and how they came about, for n places.
 
     path [n, T + 1, D]: the states x_0 (the latent) to x_T (noise). means [n, T, D], deviations
@@ -26,7 +26,7 @@ class Drawn:
 
     path: torch.Tensor
     means: torch.Tensor
-    told: torch.Tensor
+    conditioning: torch.Tensor
     deviations: torch.Tensor
 
     @property
@@ -59,12 +59,14 @@ class Sampler:
         """Normal numbers of one latent: (T + 1) D."""
         return (int(self.schedule.steps) + 1) * int(self.head.write.out_features)
 
-    def told(self, states: torch.Tensor) -> torch.Tensor:
+    def conditioning(self, states: torch.Tensor) -> torch.Tensor:
         """Return what the head is told by states [n, C, H]: [n, C, width]."""
         result: torch.Tensor = self.head.state(states)
         return result
 
-    def draw(self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None) -> Drawn:
+    def draw(
+        self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None
+    ) -> LatentSample:
         """Return latents of places [n, C, width] and noise [n, T + 1, D], by step.
 
         message: [1, C, width] where all n are of one place, which the head then reads once. start:
@@ -78,7 +80,7 @@ class Sampler:
             deviations.append(deviation.expand(len(mean), -1))
             path.append(mean + (deviation * noise[:, step - 1]).to(mean))
         parts = (torch.stack(each[::-1], 1) for each in (path, means, deviations))
-        return Drawn(next(parts), next(parts), message, next(parts))
+        return LatentSample(next(parts), next(parts), message, next(parts))
 
     def gaussian(
         self, message: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor

@@ -44,7 +44,7 @@ class Schedule:
 
         These are the factors of both in its mean, and its deviation.
         """
-        before, after = kept(self.time(step)), kept(self.time(step - 1))
+        before, after = signal_share(self.time(step)), signal_share(self.time(step - 1))
         stays = before / after  # alpha of this step
         to_clean = math.sqrt(after) * (1.0 - stays) / (1.0 - before)
         to_noisy = math.sqrt(stays) * (1.0 - after) / (1.0 - before)
@@ -52,7 +52,7 @@ class Schedule:
         return to_clean, to_noisy, max(math.sqrt(variance), self.floor)
 
 
-def kept(time: float) -> float:
+def signal_share(time: float) -> float:
     """Return the share of a latent's variance that is left at a time from 0 to 1."""
     start = math.cos(OFFSET / (1.0 + OFFSET) * math.pi / 2.0)
     angle = (time + OFFSET) / (1.0 + OFFSET) * math.pi / 2.0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ragspec.errors import InputError
-from ragspec.visual.latents.sampler import Drawn, Sampler
+from ragspec.visual.latents.sampler import LatentSample, Sampler
 
 MOST_LATENTS = 1 << 20  # numbers of a call; those from here on stand for conditions
 _FIRST = 1024
@@ -17,7 +17,7 @@ class LatentTable:
     """Every latent of a call: number 0 is the zero latent, the others are added as they are drawn.
 
     steps: T. width: D. spread: see `Sampler`. Heads of several models may draw into one table:
-    `told` [C, width of the head] and `sampler` say of each latent who drew it, told of what.
+    `conditioning` [C, width of the head] and `sampler` say of each latent who drew it, told of what.
     """
 
     def __init__(self, steps: int, width: int, like: torch.Tensor, spread: bool = False) -> None:
@@ -25,7 +25,7 @@ class LatentTable:
         self.means = like.new_zeros(_FIRST, steps, width)
         kind = torch.promote_types(like.dtype, torch.float32)
         self.deviations = like.new_ones(_FIRST, steps, width if spread else 1, dtype=kind)
-        self.told = [like.new_zeros(0, 0)]
+        self.conditioning = [like.new_zeros(0, 0)]
         self.indices = [-1]  # the generated index that each was drawn for
         self._samplers: list[Sampler | None] = [None]
 
@@ -43,7 +43,9 @@ class LatentTable:
         assert sampler is not None
         return sampler
 
-    def add(self, sample: Drawn, indices: Sequence[int], samplers: Sequence[Sampler]) -> range:
+    def add(
+        self, sample: LatentSample, indices: Sequence[int], samplers: Sequence[Sampler]
+    ) -> range:
         """Keep latents that samplers drew for these indices, one each, and return their numbers.
 
         Raises InputError where a call draws more than there are numbers for.
@@ -52,7 +54,7 @@ class LatentTable:
         self.paths[numbers.start : numbers.stop] = sample.path
         self.means[numbers.start : numbers.stop] = sample.means
         self.deviations[numbers.start : numbers.stop] = sample.deviations
-        self.told.extend(sample.told)
+        self.conditioning.extend(sample.conditioning)
         self.indices.extend(indices)
         self._samplers.extend(samplers)
         return numbers
@@ -61,7 +63,7 @@ class LatentTable:
         """Keep a latent [D] that no path led to, which is no draft of anything."""
         number = self._numbers(1).start
         self.paths[number, 0] = latent
-        self.told.append(self.told[0])
+        self.conditioning.append(self.conditioning[0])
         self.indices.append(-1)
         self._samplers.append(None)
         return number

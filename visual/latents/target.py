@@ -57,7 +57,7 @@ class LatentDraws:
 
     def draw(self, views: Sequence[LatentView]) -> None:
         """Draw the target's own latents at every place of all views, all at once."""
-        requests = [self.asked(view) for view in views]
+        requests = [self.latents_to_draw(view) for view in views]
         noise = torch.cat(
             [self.noise(view.noise, each) for view, (_, each) in zip(views, requests, strict=True)]
         )
@@ -65,17 +65,17 @@ class LatentDraws:
         numbers = self.add(torch.cat([states for states, _ in requests]), noise, indices)
         start = 0
         for view, (_, each) in zip(views, requests, strict=True):
-            view.own = numbers[start : start + len(each)]
+            view.target_number = numbers[start : start + len(each)]
             start += len(each)
 
-    def asked(self, view: LatentView) -> tuple[torch.Tensor, Sequence[int]]:
+    def latents_to_draw(self, view: LatentView) -> tuple[torch.Tensor, Sequence[int]]:
         """Return states [n, C * H] and indices of what is drawn for a view, its nodes' first."""
         return view.states, view.indices
 
     @torch.no_grad()
     def add(self, states: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> range:
         """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
-        message = self.sampler.told(states.reshape(len(states), self.copies, -1))
+        message = self.sampler.conditioning(states.reshape(len(states), self.copies, -1))
         sample = self.sampler.draw(message, noise.to(message))
         return self.table.add(sample, indices, [self.sampler] * len(indices))
 
@@ -181,14 +181,14 @@ class LatentView(RowView):
         super().__init__(states, tree, distribution, stop, context)
         self.states = states
         self.target = target
-        self.own: Sequence[int] = ()
+        self.target_number: Sequence[int] = ()
         self.indices = [self.index(node) for node in range(ROOT, len(tree))]
 
     def token(self, node: int) -> int:
         """Return the number of the target's own latent after the node."""
-        if not self.own:
+        if not self.target_number:
             self.target.draw([self])
-        return self.own[node + 1]
+        return self.target_number[node + 1]
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
         """Return the target's own latent after each of the nodes; there is no second choice."""

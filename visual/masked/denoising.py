@@ -38,7 +38,7 @@ class NoiseSampler(Sampler):
         """Normal numbers of one latent: (T + 1) D."""
         return (int(self.schedule.steps) + 1) * int(self.head.input_proj.in_features)
 
-    def told(self, states: torch.Tensor) -> torch.Tensor:
+    def conditioning(self, states: torch.Tensor) -> torch.Tensor:
         """Return what the head is told by states [..., H]: [..., width]."""
         result: torch.Tensor = self.head.cond_embed(states)
         return result

@@ -104,7 +104,9 @@ class MaskedSampler:
             ]
         ).to(states.device, kind)
         sampler = self.open_sampler(scale)
-        message = sampler.told(result.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3))
+        message = sampler.conditioning(
+            result.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3)
+        )
         return sampler.draw(message.flatten(0, 1), noise).latents.reshape(rows, count, -1)
 
     def open_sampler(self, scale: float) -> NoiseSampler:

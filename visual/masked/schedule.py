@@ -50,12 +50,12 @@ class LearnedSchedule:
         self.steps = count
         stride = (TRAINED - 1) / (count - 1)
         self.times = [round(step * stride) for step in range(count)]
-        self.kept = (1.0 - _betas()).cumprod(0)[self.times]
-        before = torch.cat([self.kept.new_ones(1), self.kept[:-1]])
-        betas = 1.0 - self.kept / before
-        self.to_clean = betas * before.sqrt() / (1.0 - self.kept)
-        self.to_noisy = (1.0 - before) * (1.0 - betas).sqrt() / (1.0 - self.kept)
-        variance = betas * (1.0 - before) / (1.0 - self.kept)
+        self.alphas_cumprod = (1.0 - _betas()).cumprod(0)[self.times]
+        before = torch.cat([self.alphas_cumprod.new_ones(1), self.alphas_cumprod[:-1]])
+        betas = 1.0 - self.alphas_cumprod / before
+        self.to_clean = betas * before.sqrt() / (1.0 - self.alphas_cumprod)
+        self.to_noisy = (1.0 - before) * (1.0 - betas).sqrt() / (1.0 - self.alphas_cumprod)
+        variance = betas * (1.0 - before) / (1.0 - self.alphas_cumprod)
         variance[0] = variance[1]  # that of the last step is 0, which has no logarithm
         self.least, self.most = variance.log(), betas.log()
 
@@ -64,8 +64,8 @@ class LearnedSchedule:
     def clean(self, step: Step, noisy: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return the latents [..., D] by states x_step and the noise that is told in them."""
         rest, selected = (
-            _at((1.0 - self.kept).sqrt(), step, noisy),
-            _at(self.kept.sqrt(), step, noisy),
+            _at((1.0 - self.alphas_cumprod).sqrt(), step, noisy),
+            _at(self.alphas_cumprod.sqrt(), step, noisy),
         )
         return (noisy - rest * noise) / selected
 

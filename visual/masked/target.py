@@ -23,7 +23,7 @@ from ragspec.sampling.transform import RowTransform
 from ragspec.target.causal import CausalTarget
 from ragspec.target.listed_rows import ListedRows
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.visual.latents.sampler import Drawn
+from ragspec.visual.latents.sampler import LatentSample
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.latents.target import LatentDraws, LatentView, expect_steps
 from ragspec.visual.masked.denoising import NoiseSampler
@@ -143,10 +143,10 @@ class MaskedTarget(LatentDraws, CausalTarget):
         super().draw(views)
         for view in views:
             assert isinstance(view, MaskedView)
-            indices = self.asked(view)[1]
-            self._guesses[view.picture] = dict(zip(indices, view.own, strict=True))
+            indices = self.latents_to_draw(view)[1]
+            self._guesses[view.picture] = dict(zip(indices, view.target_number, strict=True))
 
-    def asked(self, view: LatentView) -> tuple[torch.Tensor, Sequence[int]]:
+    def latents_to_draw(self, view: LatentView) -> tuple[torch.Tensor, Sequence[int]]:
         """Return states [n, C * H] and indices of a view's nodes, and of what lies ahead."""
         assert isinstance(view, MaskedView)
         states, indices = self._ahead[view.picture]
@@ -165,11 +165,13 @@ class MaskedTarget(LatentDraws, CausalTarget):
     def add(self, states: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> range:
         """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
         samplers = [self.sampler_at(index) for index in indices]
-        message = samplers[0].told(states.reshape(len(states), self.copies, -1))
-        sample = self._drawn(message, noise.to(self.table.paths), indices)
+        message = samplers[0].conditioning(states.reshape(len(states), self.copies, -1))
+        sample = self._samples(message, noise.to(self.table.paths), indices)
         return self.table.add(sample, indices, samplers)
 
-    def _drawn(self, message: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> Drawn:
+    def _samples(
+        self, message: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]
+    ) -> LatentSample:
         listed = [[self.scale_at(each)] for each in indices]
         scales = torch.tensor(listed, dtype=torch.float64).to(noise)
         sampler = NoiseSampler(self.model, self.schedule, scales, self.temperature)

@@ -237,7 +237,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             known = config.num_classes
             if inputs.dtype != torch.int64 or inputs.ndim != 1 or not _within(inputs, known):
                 raise InputError(
-                    f"got class labels {_told(inputs)}; expected whole numbers [B] from 0 to "
+                    f"got class labels {_summary(inputs)}; expected whole numbers [B] from 0 to "
                     f"{known - 1}, or {known} for no class."
                 )
             labelled: torch.Tensor = self.class_embedding(inputs.to(self._place))[:, None]
@@ -312,7 +312,7 @@ def _within(labels: torch.Tensor, highest: int) -> bool:
     return not labels.numel() or (int(labels.min()) >= 0 and int(labels.max()) <= highest)
 
 
-def _told(inputs: torch.Tensor) -> str:
+def _summary(inputs: torch.Tensor) -> str:
     if inputs.ndim == 1 and len(inputs) <= 8:
         return str(inputs.tolist())
     return f"of {inputs.dtype} with shape {list(inputs.shape)}"

@@ -159,7 +159,7 @@ def _config(
     layers = 1 + max(int(layer[1]) for layer in map(_LAYER.fullmatch, weights) if layer)
     captions = weights.get("caption.unconditional")
     length = 1 if captions is None else len(captions)
-    heads, grid_size = _told(dropped, settings, length, hidden, heads, grid_size)
+    heads, grid_size = _summary(dropped, settings, length, hidden, heads, grid_size)
     width, rest = divmod(hidden, heads)
     rows = len(weights["layers.0.attention.qkv_proj.weight"])
     groups = heads if rest else (rows // width - heads) // 2  # the config refuses a rest
@@ -185,7 +185,7 @@ def _config(
     )
 
 
-def _told(
+def _summary(
     dropped: Tensors,
     settings: Any,
     length: int,

@@ -121,7 +121,7 @@ class CodePipeline(DiffusersMixin):
         """Return the rule of a call, which also measures what it does."""
         return Surprising(self.rule)
 
-    def _made(
+    def _create(
         self,
         target: ImageTarget,
         drafter: Drafter | Sequence[Drafter] | None,

@@ -41,7 +41,7 @@ class Conditions:
     stands in for no condition, with padding of its own; None for what the model learned for that.
     """
 
-    given: torch.Tensor
+    condition: torch.Tensor
     padding: tuple[int, ...] = ()
     negative: torch.Tensor | None = None
     negative_padding: tuple[int, ...] = ()
@@ -49,7 +49,7 @@ class Conditions:
     def table(self, model: Any) -> ConditionTable:
         """Return what the condition ids stand for in a model; raises InputError."""
         with torch.no_grad():
-            current = model.condition(self.given)
+            current = model.condition(self.condition)
             if self.negative is None:
                 return ConditionTable.of_rows(current, model.unconditional(1)[0], self.padding)
             none = model.condition(self.negative)
@@ -67,7 +67,7 @@ class Conditions:
         return ImageTarget(model, table, scale, interval, raster=like.raster)
 
 
-class Drawn(Protocol):
+class DrafterSource(Protocol):
     """What the images of a call are of."""
 
     def table(self, model: Any) -> ConditionTable:
@@ -83,7 +83,7 @@ class DraftSource(Protocol):
     """Makes the drafter of one call, or several, which the engine fuses."""
 
     def __call__(
-        self, target: ImageTarget, conditions: Drawn
+        self, target: ImageTarget, conditions: DrafterSource
     ) -> Drafter | Sequence[Drafter] | None:
         """Return what drafts for a target under these conditions."""
         ...
@@ -99,7 +99,7 @@ class ModelSource:
     depth: int | None = None
     min_expected_gain: float | None = None
 
-    def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter:
+    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter:
         """Return a `ModelDrafter` over the draft model."""
         from ragspec.drafters.model.drafter import ModelDrafter
 
@@ -119,7 +119,7 @@ class HeadSource:
     depth: int | None = None
     min_expected_gain: float | None = None
 
-    def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter:
+    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter:
         """Return a `HeadDrafter` over the target of this call."""
         from ragspec.drafters.eagle.drafter import HeadDrafter
 
@@ -139,7 +139,7 @@ class FixedSource:
 
     drafter: Drafter | None
 
-    def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter | None:
+    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter | None:
         """Return the drafter."""
         return self.drafter
 
@@ -151,7 +151,7 @@ class JacobiSource:
     mode: str
     width: int | None = None
 
-    def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter:
+    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter:
         """Return a `JacobiDrafter` for the rows of the target."""
         from ragspec.visual.drafting.jacobi import JacobiDrafter
 
@@ -178,7 +178,7 @@ class SeveralSources:
         """The feature head among them, if there is one."""
         return next((each.head for each in self.sources if hasattr(each, "head")), None)
 
-    def __call__(self, target: ImageTarget, conditions: Drawn) -> list[Drafter]:
+    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> list[Drafter]:
         """Return a drafter of each source."""
         return [source(target, conditions) for source in self.sources]
 

@@ -44,9 +44,9 @@ class JanusPipeline(PromptPipeline):
         begin = mark(self.text_tokenizer, "boi_token", "<begin_of_image>")
         return text_ids(self.text_tokenizer, text + begin, begin)
 
-    def _asked(self, prompt: str) -> str:
+    def _request(self, prompt: str) -> str:
         if self.prompt_template is not None:
-            return super()._asked(prompt)
+            return super()._request(prompt)
         chat = getattr(self.processor, "chat_template", None)
         if chat is None:
             return TEMPLATE.replace("{prompt}", prompt)

@@ -17,7 +17,7 @@ from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.models.target import ImageTarget
-from ragspec.visual.pipeline.drafter_choice import DraftSource, Drawn, FixedSource
+from ragspec.visual.pipeline.drafter_choice import DrafterSource, DraftSource, FixedSource
 from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_latents
 
 NODES = 12  # of a draft, where nothing is said
@@ -31,7 +31,7 @@ class LatentModelSource:
 
     model: LatentModel
 
-    def __call__(self, target: ImageTarget, conditions: Drawn) -> Drafter:
+    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter:
         """Return a `LatentDrafter` over the draft model, on the target's schedule."""
         assert isinstance(target, LatentTarget)
         draft = LatentTarget(

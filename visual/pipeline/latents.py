@@ -146,8 +146,8 @@ class LatentPipeline(ImagePipeline):
         images = self._decoded(self.tokenizer.decode_latents, codes)
         return self.image_processor.postprocess(images, output_type)
 
-    def _told(self) -> dict[str, Any]:
-        return {**super()._told(), "steps": self.schedule.steps, "floor": self.schedule.floor}
+    def _summary(self) -> dict[str, Any]:
+        return {**super()._summary(), "steps": self.schedule.steps, "floor": self.schedule.floor}
 
     def _judging(self) -> Rule:
         return Watched(self.rule)

@@ -263,7 +263,7 @@ class MaskedLatentPipeline(DiffusersMixin):
             self.drafts.check(self.schedule, temperature)
         self._bring("model", "draft")
         began = time.perf_counter()
-        sample = self._drawn(sampler, labels, seeds, callback)
+        sample = self._samples(sampler, labels, seeds, callback)
         instance = self._output(sample, seeds, time.perf_counter() - began, output_type)
         return instance if return_dict else instance.to_tuple()
 
@@ -278,7 +278,7 @@ class MaskedLatentPipeline(DiffusersMixin):
         images = self._decoded(self.autoencoder.decode_latents, latents)
         return self.image_processor.postprocess(images, output_type)
 
-    def _drawn(
+    def _samples(
         self,
         sampler: MaskedSampler,
         labels: torch.Tensor,

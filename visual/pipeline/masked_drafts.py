@@ -155,7 +155,7 @@ class MaskedProgress(Progress):
         super().__init__(*args)
         self._target = target
 
-    def told(self, first: int) -> dict[str, torch.Tensor]:
+    def step_tensors(self, first: int) -> dict[str, torch.Tensor]:
         """Return the latents [b, N, D] that stand, 0 where none does."""
         return {"latents": latents_of(self._target, [row[row >= 0] for row in self._codes])}
 

@@ -172,9 +172,9 @@ class ImagePipeline(CodePipeline):
             selected = getattr(self.folder, name, None)
             if selected is not None and not (root / name).exists():
                 shutil.copytree(selected, root / name)
-        write_setup(root, self, self._told())
+        write_setup(root, self, self._summary())
 
-    def _told(self) -> dict[str, Any]:
+    def _summary(self) -> dict[str, Any]:
         """Return what a loader must be told so that the same is drawn."""
         return pipeline_record(self, source_name(self.source))
 
@@ -236,7 +236,7 @@ class ImagePipeline(CodePipeline):
         )
         self._bring("model", "draft")
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
-        rows = [row for row in range(len(conditions.given)) for _ in range(count)]
+        rows = [row for row in range(len(conditions.condition)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
         table = conditions.table(self.trunk)
         fixed = checked_codes(codes, raster.codes, int(self.trunk.config.vocab_size))
@@ -245,7 +245,7 @@ class ImagePipeline(CodePipeline):
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
         )
         drafter = self.source(target, conditions)
-        instance = self._made(target, drafter, rows, sampling, callback, output_type)
+        instance = self._create(target, drafter, rows, sampling, callback, output_type)
         return instance if return_dict else instance.to_tuple()
 
     def encode_prompt(

@@ -55,9 +55,9 @@ class Progress:
         """Take note of the end of the run."""
         self._end_of_pass()
 
-    def told(self, first: int) -> dict[str, torch.Tensor]:
+    def step_tensors(self, first: int) -> dict[str, torch.Tensor]:
         """Return what a callback hears; first: the image that begins the batch of the pass."""
-        return {"codes": self._drawn().clone()}
+        return {"codes": self._samples().clone()}
 
     def _end_of_pass(self) -> None:
         if self._last < 0:
@@ -65,13 +65,13 @@ class Progress:
         if self._callback is not None:
             first = self._last // self._side_by_side * self._side_by_side
             least = min(self._counts[first : first + self._side_by_side])
-            message, codes = self.told(first), self._raster.codes_in(least)
+            message, codes = self.step_tensors(first), self._raster.codes_in(least)
             returned = self._callback(self._pipeline, self._passes, codes, message)
-            for name, stands in self.told(first).items():
+            for name, stands in self.step_tensors(first).items():
                 check_returned(returned, name, stands)
         self._passes += 1
 
-    def _drawn(self) -> torch.Tensor:
+    def _samples(self) -> torch.Tensor:
         """Return the codes that stand, i64 [B, codes]."""
         return self._codes if not self._raster.ends else self._codes[:, self._raster.places]
 

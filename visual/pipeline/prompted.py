@@ -189,7 +189,7 @@ class PromptPipeline(CodePipeline):
         They may be changed and given back as prompt_ids and negative_prompt_ids. Raises InputError.
         """
         raster = self._sized(height, width)
-        current = [self._ids(self._asked(text), raster) for text in checked_texts(some(prompt))]
+        current = [self._ids(self._request(text), raster) for text in checked_texts(some(prompt))]
         if negative_prompt is None:
             return current, [self._nothing(ids, raster) for ids in current]
         self._check_negative()
@@ -254,7 +254,7 @@ class PromptPipeline(CodePipeline):
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
         )
         drafter = self.source(target, conditions)
-        instance = self._made(target, drafter, rows, sampling, callback, output_type)
+        instance = self._create(target, drafter, rows, sampling, callback, output_type)
         return instance if return_dict else instance.to_tuple()
 
     def _conditions(
@@ -317,7 +317,7 @@ class PromptPipeline(CodePipeline):
         """Return how the codes lie where no size is asked for."""
         raise NotImplementedError
 
-    def _asked(self, prompt: str) -> str:
+    def _request(self, prompt: str) -> str:
         """Return a prompt in the words of the template."""
         template = self.prompt_template
         return prompt if template is None else template.replace("{prompt}", prompt)

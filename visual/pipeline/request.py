@@ -66,7 +66,7 @@ def checked_features(inputs: Any, mask: Any, length: int) -> tuple[torch.Tensor,
     first. Raises InputError for what is no tensor, empty or too long.
     """
     if isinstance(inputs, list | tuple) and inputs and all(_is_matrix(each) for each in inputs):
-        return _padded([each[_own(mask, row, each)] for row, each in enumerate(inputs)], length)
+        return _padded([each[_local(mask, row, each)] for row, each in enumerate(inputs)], length)
     if not isinstance(inputs, torch.Tensor) or not inputs.numel():
         message = (
             f"of shape {list(inputs.shape)}" if isinstance(inputs, torch.Tensor) else type(inputs)
@@ -85,7 +85,7 @@ def checked_features(inputs: Any, mask: Any, length: int) -> tuple[torch.Tensor,
             f"expected "
             "a tensor [R, L] of 0 and 1, one for each feature."
         )
-    return _padded([each[_own(mask, row, each)] for row, each in enumerate(inputs)], length)
+    return _padded([each[_local(mask, row, each)] for row, each in enumerate(inputs)], length)
 
 
 def checked_codes(inputs: Any, count: int, size: int) -> torch.Tensor | None:
@@ -105,7 +105,7 @@ def checked_codes(inputs: Any, count: int, size: int) -> torch.Tensor | None:
     return flat
 
 
-def _own(mask: Any, row: int, features: torch.Tensor) -> torch.Tensor:
+def _local(mask: Any, row: int, features: torch.Tensor) -> torch.Tensor:
     """Return which features [n, d] of a row are the prompt's own: bool [n]."""
     if mask is None:
         return torch.ones(len(features), dtype=torch.bool, device=features.device)

@@ -47,7 +47,7 @@ class DraftCache:
         self._slots: dict[tuple[int, int], int] = {}
         self._depths: list[int] = []
         # seen[i, j]: draft slot i sees draft slot j. The last row is the root's, which sees none.
-        self._seen = np.zeros((_FIRST_SIZE + 1, _FIRST_SIZE), dtype=np.bool_)
+        self._visible = np.zeros((_FIRST_SIZE + 1, _FIRST_SIZE), dtype=np.bool_)
 
     def __len__(self) -> int:
         """Return the committed tokens in the cache."""
@@ -94,9 +94,9 @@ class DraftCache:
         for slot, (token, parent) in enumerate(zip(tokens, above, strict=True), start=before):
             self._slots.setdefault((parent, token), slot)
             self._depths.append(1 if parent == ROOT else self._depths[parent] + 1)
-            self._seen[slot] = self._seen[parent]
-            self._seen[slot, slot] = True
-        related = self._seen[before : before + n, : before + n]
+            self._visible[slot] = self._visible[parent]
+            self._visible[slot, slot] = True
+        related = self._visible[before : before + n, : before + n]
         root = self._root()
         positions = [root + depth for depth in self._depths]
         known = None if n == 1 and related.all() else related
@@ -167,13 +167,13 @@ class DraftCache:
         """Make ready for a forward over n tokens; nothing by default, as the slots grow."""
 
     def _grow(self, needed: int) -> None:
-        size = self._seen.shape[1]
+        size = self._visible.shape[1]
         if needed > size:
             grown = np.zeros((2 * needed + 1, 2 * needed), dtype=np.bool_)
-            grown[:size, :size] = self._seen[:size]
-            self._seen = grown
+            grown[:size, :size] = self._visible[:size]
+            self._visible = grown
         # Slots are used again step after step: clear what an earlier draft left.
-        self._seen[len(self._depths) : needed] = False
+        self._visible[len(self._depths) : needed] = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class CoupledGrowth:
         self.error = _ERROR
         self.typical = _TYPICAL
         self._nodes = CandidateNodes()
-        self._kept: list[int] = []
+        self._selection: list[int] = []
         self._known: list[tuple[Sequence[int], torch.Tensor, torch.Tensor]] = []
         self._noise: dict[int, torch.Tensor] = {}
         self._candidates = 1 if width == 1 else max(width, _CANDIDATES)
@@ -102,7 +102,7 @@ class CoupledGrowth:
         past = [index for index in self._noise if index < draft_state.context.generated]
         for index in past:
             del self._noise[index]
-        selection = self._wanted(budget)
+        selection = self._rows_selected(budget)
         self._choose(nodes, [ROOT], draft_state.logits, draft_state.context, selection)
         while True:
             selected = self._selection_of(nodes, budget)
@@ -117,7 +117,7 @@ class CoupledGrowth:
             for slot, node in enumerate(fresh, start=first):
                 nodes.slots[node] = slot
             self._choose(nodes, fresh, logits, draft_state.context, selection)
-        self._kept = sorted(selected)
+        self._selection = sorted(selected)
         return self._tree()
 
     def _begin(self) -> CandidateNodes:
@@ -125,7 +125,7 @@ class CoupledGrowth:
         self._nodes, self._known = CandidateNodes(), []
         return self._nodes
 
-    def _wanted(self, budget: int) -> int:
+    def _rows_selected(self, budget: int) -> int:
         """Return how many candidates a node gets."""
         return min(self._candidates, max(budget, 1))
 
@@ -148,7 +148,7 @@ class CoupledGrowth:
 
     def distributions(self) -> list[KnownDistribution]:
         """Return what the last draft knew at the root and at its nodes that were read."""
-        place = {node: i for i, node in enumerate(self._kept)} | {ROOT: ROOT}
+        place = {node: i for i, node in enumerate(self._selection)} | {ROOT: ROOT}
         results: list[KnownDistribution] = []
         for nodes, tokens, chances in self._known:
             for node, t, c in zip(nodes, tokens.tolist(), chances.tolist(), strict=True):
@@ -235,7 +235,7 @@ class CoupledGrowth:
         return torch.stack([self._noise[index] for index in indices])
 
     def _tree(self) -> DraftTree:
-        nodes, selected = self._nodes, self._kept
+        nodes, selected = self._nodes, self._selection
         place = {node: i for i, node in enumerate(selected)}
         place[ROOT] = ROOT
         return DraftTree.build(

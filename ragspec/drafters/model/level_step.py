@@ -97,8 +97,8 @@ class LevelStep:
             n: Counters.of(n, shape.slots, self._model.dtype, device)
             for n in (shape.pending, len(read.places))
         }
-        self.given = torch.zeros(1, shape.pending + 2, dtype=torch.int64, device=device)
-        self._staging = Staging(self.given)
+        self.packet = torch.zeros(1, shape.pending + 2, dtype=torch.int64, device=device)
+        self._staging = Staging(self.packet)
         sizes = [shape.pending, *(last - first for first, last in read.bounds)]
         self._columns = [torch.zeros(1, n, dtype=torch.int64, device=device) for n in sizes]
         self._caches = [step_cache(stacks, 1, shape.slots, columns) for columns in self._columns]
@@ -108,24 +108,24 @@ class LevelStep:
             self._run = compiler(self._run)
 
     def send(self, values: NDArray[np.int64]) -> None:
-        """Let the next call be that of these values of `given`; nobody waits."""
+        """Let the next call be that of these values of `packet`; nobody waits."""
         self._staging.send(values)
 
     def __call__(self) -> tuple[torch.Tensor]:
-        """Draft what `given` asks for; see `run`. The model is to be lent by the caller."""
+        """Draft what `packet` asks for; see `run`. The model is to be lent by the caller."""
         return (self._run(),)
 
     def run(self) -> torch.Tensor:
         """Return the packet; the committed tokens stay in the cache."""
         pending = self.shape.pending
-        lengths, count = self.given[:, pending], self.given[:, pending + 1]
+        lengths, count = self.packet[:, pending], self.packet[:, pending + 1]
         chain = self._chain.behind(lengths)
-        known = self._seen(chain, lengths - 1)
-        logits = self._forward(0, self.given[:, :pending], chain, known, (0, pending), count - 1)
+        known = self._visible(chain, lengths - 1)
+        logits = self._forward(0, self.packet[:, :pending], chain, known, (0, pending), count - 1)
         results = [self._best(logits)]
         base = lengths + count
         tree = self._tree.behind(base)
-        known = self._seen(tree, base - 1) if self._bounds else []
+        known = self._visible(tree, base - 1) if self._bounds else []
         for level, bounds in enumerate(self._bounds):
             tokens = results[-1][0].reshape(-1).index_select(0, self._picks[level])
             if self._input_size < self.shape.vocab_size:
@@ -135,7 +135,7 @@ class LevelStep:
         values = torch.cat([value for _, value in results])
         return torch.stack([torch.cat([token for token, _ in results]), values.view(torch.int64)])
 
-    def _seen(self, layout: Layout, last: torch.Tensor) -> list[torch.Tensor]:
+    def _visible(self, layout: Layout, last: torch.Tensor) -> list[torch.Tensor]:
         """Return the masks of a layout's queries, by window: [1, n, S] each.
 
         last i64 [1]: the slot of the last committed token.

@@ -39,11 +39,11 @@ class SampledGrowth:
         self.name = name
         self.widths = tuple(widths)
         self.kind = kind
-        self._drawn: SampledNodes | None = None
+        self._samples: SampledNodes | None = None
 
     def grow(self, draft_state: DraftState) -> DraftTree:
         """Return a tree of draws on this ground."""
-        sample = self._drawn = SampledNodes(draft_state)
+        sample = self._samples = SampledNodes(draft_state)
         logits, context, budget = draft_state.logits, draft_state.context, draft_state.budget
         level = [ROOT]
         for above in range(draft_state.depth):
@@ -70,10 +70,10 @@ class SampledGrowth:
 
     def distributions(self) -> list[KnownDistribution]:
         """Return what the last draft knew at the root and at its nodes that were read."""
-        if self._drawn is None:
+        if self._samples is None:
             return []
         results: list[KnownDistribution] = []
-        for node, q in self._drawn.distributions.items():
+        for node, q in self._samples.distributions.items():
             chances, tokens = q.topk(min(_CONTENDERS, len(q)))
             results.append((node, tokens.tolist(), chances.tolist()))
         return results

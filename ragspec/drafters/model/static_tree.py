@@ -116,7 +116,7 @@ class StaticGrowth(CoupledGrowth):
 
     def levels(self, budget: int, depth: int) -> int:
         """Return how many levels are read for a tree of at most these nodes and this depth."""
-        selection, depths = self._wanted(budget), self.shape.depths
+        selection, depths = self._rows_selected(budget), self.shape.depths
         filled: set[int] = {ROOT}
         for place, (parent, rank) in enumerate(self._places):
             if parent in filled and rank < selection:
@@ -136,7 +136,7 @@ class StaticGrowth(CoupledGrowth):
         """
         nodes = self._begin()
         chances = agreement(result.values, self.distribution.sampling.temperature, self.error)
-        rows = listed(result.tokens, chances, self._wanted(budget))
+        rows = listed(result.tokens, chances, self._rows_selected(budget))
         fresh, selected = [ROOT], list[int]()
         self._place_of = {ROOT: ROOT}
         while fresh:
@@ -148,7 +148,7 @@ class StaticGrowth(CoupledGrowth):
                     nodes.slots[node] = row - 1
             selected = self._selection_of(nodes, budget)
             fresh = self._unread(selected, depth)
-        self._kept = sorted(selected)
+        self._selection = sorted(selected)
         return self._tree()
 
     def _selection_of(self, nodes: CandidateNodes, budget: int) -> list[int]:

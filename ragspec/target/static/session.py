@@ -32,7 +32,7 @@ T = TypeVar("T")
 RequestDistribution = list[
     tuple[TokenDistribution, Sequence[int]]
 ]  # the law and the text of each row
-Found = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]
+StepTensors = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]
 
 
 class TakesSteps(Protocol):
@@ -50,7 +50,7 @@ class TakesSteps(Protocol):
         configs: Configs,
         *,
         hidden: bool,
-    ) -> Found:
+    ) -> StepTensors:
         """Begin a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
 
         given, packet: see `step`; they are the device's, where the step may be under way.
@@ -85,13 +85,15 @@ class StaticSession(TreeSession):
         self._steps, self._arena = steps, arena
         self.cache = StackedCache(arena.stacks, rows)
         self.chosen: list[list[int]] | None = None
-        self._wanted = list(range(rows))
+        self._rows_selected = list(range(rows))
         self._at = list(range(rows))  # of each wanted row its place in line
         self._distributions: RequestDistribution | None = None
-        self._kept: list[list[int]] | None = None  # tokens of the paths kept by the last step
+        self._selection: list[list[int]] | None = None  # tokens of the paths kept by the last step
         self._flags: list[list[int]] = []  # of each row whether a query was kept
         self._static = False  # whether the last forward was a step of fixed shape
-        self._found: tuple[torch.Tensor | None, torch.Tensor] | None = None  # of what was launched
+        self._matches: tuple[torch.Tensor | None, torch.Tensor] | None = (
+            None  # of what was launched
+        )
         self._again: Callable[[], torch.Tensor] | None = None  # makes its packet certain
         self._watch = Stopwatch(target.device)
 
@@ -104,8 +106,8 @@ class StaticSession(TreeSession):
         """Let the next forwards cover these rows; see `TargetSession.line_up`."""
         self.cache.abandon()
         place = {row: at for at, row in enumerate(self.cache.row_order)}
-        self._wanted = sorted(rows, key=place.__getitem__)
-        return list(self._wanted)
+        self._rows_selected = sorted(rows, key=place.__getitem__)
+        return list(self._rows_selected)
 
     def follow(
         self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
@@ -122,42 +124,42 @@ class StaticSession(TreeSession):
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
         """Begin a forward; see `base.StepSession`."""
         distributions, self._distributions = self._distributions, None
-        self.chosen = self._kept = None
+        self.chosen = self._selection = None
         widest = 1 + max(map(len, trees))
         fits = widest <= MOST_QUERIES and all(len(row) == 1 for row in pending)
-        self._static = fits and all(self.cache.length(row) for row in self._wanted)
+        self._static = fits and all(self.cache.length(row) for row in self._rows_selected)
         if self._static:
             with self._watch:
-                self._found = self._step([row[0] for row in pending], trees, distributions)
+                self._matches = self._step([row[0] for row in pending], trees, distributions)
             return
-        self._line(self._wanted)
+        self._line(self._rows_selected)
         logits = super().verify(self._spread(pending), self._spread(trees))
         self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
-        self._found = None, logits[self._at]
+        self._matches = None, logits[self._at]
 
     def settle(self) -> torch.Tensor:
         """Wait for the packet of the step that was launched; see `base.StepSession`."""
-        assert self._found is not None
-        (packet, logits), self._found = self._found, None
+        assert self._matches is not None
+        (packet, logits), self._matches = self._matches, None
         again, self._again = self._again, None
         if packet is not None:
             read = packet.tolist()
             if again is not None and any(_ends_unknown(read[at]) for at in self._at):
                 read = again().tolist()
-            self._settle(read, [tree for _, tree in self._given])
+            self._settle(read, [tree for _, tree in self._inputs])
         return logits
 
     @property
     def seconds(self) -> float:
         """What the device took for the last step; see `base.StepSession`."""
-        return self._watch.seconds if self._static and self._kept is not None else 0.0
+        return self._watch.seconds if self._static and self._selection is not None else 0.0
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[torch.Tensor, list[TopTokens]]:
         """Read the prompts; see `base.CachedSession`."""
         self._static = False
-        self._line(self._wanted)
+        self._line(self._rows_selected)
         logits, top_tokens = super().read_prompts(self._spread(pending), k)
         self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
         return logits[self._at], [top_tokens[at] for at in self._at] if top_tokens else []
@@ -165,7 +167,7 @@ class StaticSession(TreeSession):
     def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
         """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
         self._static = False
-        self._line(self._wanted)
+        self._line(self._rows_selected)
         return super().read_states(tokens)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -176,7 +178,7 @@ class StaticSession(TreeSession):
         accepted = self._tokens_of(paths)
         moved = [
             any(node != i for i, node in enumerate(path))
-            and (self._kept is None or not _begins(self._kept[row], accepted[row]))
+            and (self._selection is None or not _begins(self._selection[row], accepted[row]))
             for row, path in enumerate(paths)
         ]
         if any(moved):
@@ -188,7 +190,7 @@ class StaticSession(TreeSession):
             )
         lengths = self.cache.book.lengths
         for row, at, (tokens, _), current in zip(
-            self._wanted, self._at, self._given, accepted, strict=True
+            self._rows_selected, self._at, self._inputs, accepted, strict=True
         ):
             lengths[at] += 1 + len(current)
             self._texts.grow(row, [*tokens, *current])
@@ -196,7 +198,7 @@ class StaticSession(TreeSession):
 
     def abandon(self) -> list[int]:
         """Forget what was not committed; see `TargetSession.abandon`."""
-        self._distributions = self._kept = self.chosen = self._found = self._again = None
+        self._distributions = self._selection = self.chosen = self._matches = self._again = None
         return super().abandon()
 
     def _step(
@@ -212,7 +214,7 @@ class StaticSession(TreeSession):
         slots = max(book.lengths) + n
         self._reserve(slots)
         slots = slots_of(slots, self._arena.stacks.slots)
-        self._given = [([root], tree) for root, tree in zip(roots, trees, strict=True)]
+        self._inputs = [([root], tree) for root, tree in zip(roots, trees, strict=True)]
         message = (
             None
             if distributions is None
@@ -261,17 +263,17 @@ class StaticSession(TreeSession):
 
     def _settle(self, packet: list[list[int]], trees: Sequence[DraftTree]) -> None:
         """Read a packet: what the target would choose everywhere, and the paths that were kept."""
-        self.chosen, self._kept, self._flags = [], [], []
+        self.chosen, self._selection, self._flags = [], [], []
         for at, tree in zip(self._at, trees, strict=True):
             n = len(packet[at]) // 2
             flags, tokens = packet[at][:n], packet[at][n:]
             self.chosen.append(tokens[: 1 + len(tree)])
             self._flags.append(flags)
-            self._kept.append([int(tree.tokens[q - 1]) for q in range(1, n) if flags[q]])
+            self._selection.append([int(tree.tokens[q - 1]) for q in range(1, n) if flags[q]])
 
     def _row_order(self, row: int, path: Sequence[int]) -> list[int]:
         """Return by which numbers the nodes of a path lie now, less the root."""
-        if self._kept is None:
+        if self._selection is None:
             return list(path)
         flags = self._flags[row]
         order = sorted(range(len(flags)), key=lambda query: not flags[query])
@@ -289,7 +291,7 @@ class StaticSession(TreeSession):
         compact(self._arena.stacks, source, target)
 
     def _tokens_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
-        trees = [tree for _, tree in self._given]
+        trees = [tree for _, tree in self._inputs]
         return [
             [int(tree.tokens[node]) for node in path]
             for tree, path in zip(trees, paths, strict=True)
@@ -314,15 +316,15 @@ class StaticSession(TreeSession):
         """Bring rows in line and note where the wanted ones lie."""
         self.cache.line_up(rows)
         line = self.cache.line
-        self._at = [line.index(row) for row in self._wanted]
+        self._at = [line.index(row) for row in self._rows_selected]
 
     def _cover(self) -> None:
         """Bring all rows in line up to the last wanted one, or the wanted ones alone."""
         row_order = self.cache.row_order
-        last = 1 + max(row_order.index(row) for row in self._wanted)
+        last = 1 + max(row_order.index(row) for row in self._rows_selected)
         most = self._arena.stacks.rows
-        far = rows_of(last, most) > rows_of(len(self._wanted), most)
-        self._line(self._wanted if far else row_order[:last])
+        far = rows_of(last, most) > rows_of(len(self._rows_selected), most)
+        self._line(self._rows_selected if far else row_order[:last])
 
     def _spread(self, values: Sequence[T]) -> list[T]:
         """Return what is given for each wanted row, in the order in which they lie."""

@@ -70,12 +70,12 @@ class Masks:
 
 
 class FixedStep(Protocol):
-    """What may be captured: it reads `given` and buffers that stay where they are, nothing else."""
+    """What may be captured: it reads `packet` and buffers that stay where they are, nothing else."""
 
-    given: torch.Tensor
+    packet: torch.Tensor
 
     def send(self, values: NDArray[np.int64]) -> None:
-        """Let the next step be that of these values of `given`; nobody waits."""
+        """Let the next step be that of these values of `packet`; nobody waits."""
         ...
 
     def __call__(self) -> tuple[Any, ...]:
@@ -105,8 +105,8 @@ class StaticStep:
         self._distributions, self._head = distributions, head
         device = stacks.buffers[0].device
         rows, n = shape.rows, shape.queries
-        self.given = torch.zeros(rows, shape.width, dtype=torch.int64, device=device)
-        self._staging = Staging(self.given)
+        self.packet = torch.zeros(rows, shape.width, dtype=torch.int64, device=device)
+        self._staging = Staging(self.packet)
         self._counters = Counters.of(n, shape.slots, model.dtype, device)
         self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
         self._cache = step_cache(stacks, rows, shape.slots, self._columns)
@@ -116,11 +116,11 @@ class StaticStep:
             self._run = compiler(self._run)
 
     def send(self, values: NDArray[np.int64]) -> None:
-        """Let the next step be that of these values of `given`; nobody waits."""
+        """Let the next step be that of these values of `packet`; nobody waits."""
         self._staging.send(values)
 
     def __call__(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Take the step that `given` says: packet, logits (see `run`) and what the head read.
+        """Take the step that `packet` says: packet, logits (see `run`) and what the head read.
 
         The model is to be lent by the caller.
         """
@@ -141,11 +141,11 @@ class StaticStep:
         assert self._distributions is not None
         n = self.shape.queries
         layout = lay_out(
-            self.given[:, 2 * n : 3 * n], self.given[:, 3 * n], self._counters, self._columns
+            self.packet[:, 2 * n : 3 * n], self.packet[:, 3 * n], self._counters, self._columns
         )
-        tokens, parents = self.given[:, :n], self.given[:, n : 2 * n]
+        tokens, parents = self.packet[:, :n], self.packet[:, n : 2 * n]
         before, known = packet[:, :n], packet[:, n:]
-        indices = self.given[:, 3 * n + 1, None] + layout.level
+        indices = self.packet[:, 3 * n + 1, None] + layout.level
         result = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
         chosen = torch.where(known < 0, result, known)
         if n == 1:
@@ -161,8 +161,8 @@ class StaticStep:
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the packet and the logits [B, n, V]; accepted paths are kept in the cache."""
         n = self.shape.queries
-        tokens, parents, above = (self.given[:, i * n : (i + 1) * n] for i in range(3))
-        last, generated = self.given[:, 3 * n], self.given[:, 3 * n + 1]
+        tokens, parents, above = (self.packet[:, i * n : (i + 1) * n] for i in range(3))
+        last, generated = self.packet[:, 3 * n], self.packet[:, 3 * n + 1]
         layout = lay_out(above, last, self._counters, self._columns)
 
         def mask(window: Window) -> torch.Tensor:
@@ -176,9 +176,9 @@ class StaticStep:
             use_cache=True,
         ).logits
         if self._distributions is None:
-            return self.given, logits
+            return self.packet, logits
         if self.shape.reads_texts:
-            fresh = self.given[:, 3 * n + 2 :]
+            fresh = self.packet[:, 3 * n + 2 :]
             self._distributions.grow(fresh)
             fresh.fill_(self._distributions.size)  # taken again, the step does not count them twice
         indices = generated[:, None] + layout.level
@@ -201,22 +201,22 @@ class CapturedStep:
 
     def __init__(self, step: FixedStep, pool: Any) -> None:
         self.step = step
-        self.given = step.given
+        self.packet = step.packet
         self._pool = pool
         self._graph: Any = None
-        self._found: tuple[Any, ...] | None = None
+        self._matches: tuple[Any, ...] | None = None
 
     def send(self, values: NDArray[np.int64]) -> None:
         """Let the next step be that of these values; see `FixedStep`."""
         self.step.send(values)
 
     def __call__(self) -> tuple[Any, ...]:
-        """Take the step that `given` says; see `FixedStep`."""
+        """Take the step that `packet` says; see `FixedStep`."""
         if self._graph is None:
             self._capture()
         self._graph.replay()
-        assert self._found is not None
-        return self._found
+        assert self._matches is not None
+        return self._matches
 
     def _capture(self) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -228,7 +228,7 @@ class CapturedStep:
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._found = self.step()
+            self._matches = self.step()
         self._graph = graph
 
 

@@ -25,7 +25,7 @@ from ragspec.target.causal import CausalTarget
 from ragspec.target.static.arena import Arena
 from ragspec.target.static.buffers import LayerShape, Stacks
 from ragspec.target.static.layout import MOST_QUERIES, QUERIES, slots_of
-from ragspec.target.static.session import Found, StaticSession
+from ragspec.target.static.session import StaticSession, StepTensors
 from ragspec.target.static.step import CapturedStep, FixedStep, Masks, StaticStep, StepShape
 from ragspec.target.tree_attention import Configs, lease
 
@@ -98,7 +98,7 @@ class StaticTarget(CausalTarget):
         configs: Configs,
         *,
         hidden: bool,
-    ) -> Found:
+    ) -> StepTensors:
         """Take a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
 
         inputs: see `step`; for the rest `take`.
@@ -166,7 +166,7 @@ class StaticTarget(CausalTarget):
             try:
                 step = arena.steps.get(key)
                 if step is None:
-                    step = arena.steps[key] = self._made(make)
+                    step = arena.steps[key] = self._create(make)
                 step.send(inputs)
                 sent = step
                 return step()
@@ -183,14 +183,14 @@ class StaticTarget(CausalTarget):
                 stacklevel=2,
             )
             arena.steps.clear()
-            step = arena.steps[key] = self._made(make)
+            step = arena.steps[key] = self._create(make)
             if sent is None:
                 step.send(inputs)
             else:
-                step.given.copy_(sent.given)  # of which it may have told the laws already
+                step.packet.copy_(sent.packet)  # of which it may have told the laws already
             return step()
 
-    def _made(self, make: Make) -> FixedStep:
+    def _create(self, make: Make) -> FixedStep:
         compiler: Compiler | None = None
         if self.static == "compile":
             compiler = partial(torch.compile, fullgraph=True, dynamic=False, backend=self.backend)

@@ -55,7 +55,7 @@ def test_a_run_prints_a_table_and_writes_both_files(
         ("masked", "aligned,fewer@4", ["exact", "exact-for", "exact"]),
     ],
 )
-def test_images_are_drawn_in_every_variant_on_the_same_seeds(
+def test_images_are_sampled_in_every_variant_on_the_same_seeds(
     tmp_path: Path, kind: str, variants: str, labels: list[str]
 ) -> None:
     written, page = tmp_path / "rows.json", tmp_path / "page.html"

@@ -59,7 +59,7 @@ def test_decode_seconds_are_the_whole_less_the_first_token() -> None:
     assert Measurement(Outcome(FREE, 3, 1.0), [1.0], [2.0]).decode_seconds > 0
 
 
-def test_the_fastest_setting_is_kept_for_each_category() -> None:
+def test_the_fastest_setting_is_preserved_for_each_category() -> None:
     log: list[tuple[str, str, str, int]] = []
     result = benchmark(log)
     assert result.settings[("qa", "lookup")] == result.settings[("free", "lookup")] == "lookup:5"
@@ -105,7 +105,7 @@ def test_items_that_loop_are_counted_but_left_out_of_the_ratios() -> None:
     assert rows[("qa", "plain")].equal_to_plain == 1.0
 
 
-def test_other_tokens_than_plain_decoding_are_seen() -> None:
+def test_other_tokens_than_plain_decoding_are_visible() -> None:
     log: list[tuple[str, str, str, int]] = []
     variants = {
         "plain": [FakeVariant("plain", log)],

@@ -35,7 +35,7 @@ def documents() -> DocQA:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8, seed=3)])
-def test_every_turn_is_the_text_of_a_fresh_reading(sampling: Sampling) -> None:
+def test_every_turn_is_the_text_of_a_fresh_prefill(sampling: Sampling) -> None:
     talk = Conversation(engine(), system="Be brief.")
     plain = engine(drafter=None)
     for number, said in enumerate(("Hello.", "And then?", "Why is that?")):
@@ -100,7 +100,7 @@ def test_a_question_about_an_answer_is_put_without_passages(documents: DocQA) ->
     talk.ask("What does the cat eat?", max_new_tokens=4)
     simple = talk.ask("Explain simpler please.", max_new_tokens=4)
     assert simple.refused is None and simple.hits == ()
-    assert talk.turns[-1].shown == "Explain simpler please."
+    assert talk.turns[-1].prompt_text == "Explain simpler please."
 
 
 def test_a_question_that_leans_on_the_one_before_is_searched_with_it(documents: DocQA) -> None:
@@ -119,7 +119,7 @@ def test_the_oldest_turns_leave_when_the_context_is_full() -> None:
         left.append(reply.left)
         selected.append(reply.report.cached_tokens)
         assert reply.report.prompt_tokens + 24 <= 300
-        assert talk.turns[-1].asked.startswith(f"Turn {number}")
+        assert talk.turns[-1].question.startswith(f"Turn {number}")
     assert sum(left) + len(talk.turns) == 9
     assert any(left) and not all(left[4:]), "a quarter is freed, so that not every turn pays"
     assert all(known > 0 for known, gone in zip(selected[1:], left[1:], strict=True) if not gone)
@@ -135,7 +135,7 @@ def test_a_turn_that_does_not_fit_leaves_passages_out_or_is_refused(documents: D
     assert talk.ask("And the cat?", max_new_tokens=8).text == talk.turns[-1].answer
 
 
-def test_an_interrupted_answer_is_kept() -> None:
+def test_an_interrupted_answer_is_preserved() -> None:
     talk = Conversation(engine())
 
     def interrupt(piece: str) -> None:
@@ -148,7 +148,7 @@ def test_an_interrupted_answer_is_kept() -> None:
     assert after.report.cached_tokens > 0
 
 
-def test_a_turn_that_was_interrupted_while_it_was_read_is_not_kept() -> None:
+def test_a_turn_that_was_interrupted_while_it_was_read_is_not_preserved() -> None:
     talk = Conversation(engine())
     first = talk.ask("Hello.", max_new_tokens=5)
 
@@ -159,7 +159,7 @@ def test_a_turn_that_was_interrupted_while_it_was_read_is_not_kept() -> None:
     reply = talk.ask("And then?", max_new_tokens=5)
     hook.remove()
     assert reply.text == "" and reply.generation.finish_reason == "cancelled"
-    assert [turn.asked for turn in talk.turns] == ["Hello."]
+    assert [turn.question for turn in talk.turns] == ["Hello."]
     again = talk.ask("And then?", max_new_tokens=5)
     fresh = engine().generate(again.generation.prompt_tokens, max_new_tokens=5)
     assert again.generation.tokens == fresh.tokens and first.text

@@ -121,7 +121,7 @@ def test_a_predicted_text_is_copied_and_changes_nothing(
     assert "--prediction and --drafter none" in capsys.readouterr().err
 
 
-def test_generate_streams_text_and_keeps_remarks_apart(
+def test_generate_streams_text_and_keeps_remarks_separately(
     model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("A draft "))

@@ -65,7 +65,7 @@ def test_answer_is_one_object_with_the_promised_fields(
 
 
 @pytest.mark.parametrize("speculate", ["auto", "off", "4"])
-def test_a_passage_that_is_looked_up_anew_tells_its_searches(
+def test_a_passage_that_is_looked_up_again_tells_its_searches(
     index: str, model: str, capsys: Capture, speculate: str
 ) -> None:
     options = ("--iterative", "--every", "5", "--search", "sparse", "--speculate", speculate)
@@ -125,7 +125,7 @@ def test_options_that_do_not_go_together_are_refused(
     assert expected in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_prompt_of_ones_own_is_asked_and_what_was_not_quoted_is_said(
+def test_a_prompt_of_ones_its_is_requested_and_what_was_not_quoted_is_said(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "own.jinja").write_text("{{ passages[0].text }} {{ question }}")
@@ -170,7 +170,7 @@ def test_trace_names_the_passages_that_drafts_came_from(
         assert whole[citation["start"] : citation["end"]] == citation["text"]
 
 
-def test_an_interrupt_keeps_the_answer_that_is_not_shown(
+def test_an_interrupt_keeps_the_answer_that_is_not_displayed(
     index: str, model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ragspec.engine.loop import Loop
@@ -201,7 +201,7 @@ def test_people_get_text_quotations_and_figures(index: str, model: str, capsys: 
     assert "tokens in" in streamed.err and "label exact" in whole.err
 
 
-def test_bad_input_has_its_own_code(
+def test_bad_input_has_its_its_code(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -259,7 +259,7 @@ def test_index_command_writes_what_ask_opens(tmp_path: Path, model: str, capsys:
     assert len(result["passages"]) == 2
 
 
-def test_what_no_document_speaks_of_is_not_asked_unless_one_insists(
+def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
     index: str, model: str, capsys: Capture
 ) -> None:
     requests = ["ask", "Which tree grows on the mountain?", "--index", index, "--model", model]
@@ -288,7 +288,7 @@ def test_passages_that_do_not_fit_are_counted(index: str, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("command", ["ask", "generate"])
-def test_how_far_a_long_prompt_is_read_is_told_to_the_terminal(
+def test_how_far_a_long_prompt_is_read_is_reported_to_the_terminal(
     command: str, index: str, model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     message = watched(monkeypatch)
@@ -310,5 +310,5 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         yield lambda done, total: message.append((done, total))
 
     monkeypatch.setattr(target_reading, "PIECE", 3)
-    monkeypatch.setattr(Terminal, "reading", job)
+    monkeypatch.setattr(Terminal, "prefill_progress", job)
     return message

@@ -192,7 +192,7 @@ def test_a_turn_without_passages_says_so(
     assert "no passage was found for this turn" in capsys.readouterr().err
 
 
-def test_how_far_a_long_turn_is_read_is_told_to_the_terminal(
+def test_how_far_a_long_turn_is_read_is_reported_to_the_terminal(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     message = watched(monkeypatch)

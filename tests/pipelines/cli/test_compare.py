@@ -76,7 +76,7 @@ def test_greedy_margin_is_the_distance_of_the_best_two_logits(engine: Engine) ->
     assert result.margin == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-4)
 
 
-def test_sampled_margin_belongs_to_the_token_that_was_drawn(engine: Engine) -> None:
+def test_sampled_margin_belongs_to_the_token_that_was_sampled(engine: Engine) -> None:
     sampling = Sampling(temperature=0.9, top_k=20, seed=11)
     plain = generate(engine, sampling)
     margins = [margin_at(engine, plain, i, sampling) for i in range(len(plain.tokens))]

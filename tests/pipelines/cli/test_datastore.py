@@ -107,7 +107,7 @@ def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: 
         assert message in capsys.readouterr().err.replace("\n", " ")
 
 
-def test_bench_indexes_the_keys_anew(store: str, model: str, tmp_path: Path) -> None:
+def test_bench_indexes_the_keys_again(store: str, model: str, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     texts, out = tmp_path / "long.jsonl", tmp_path / "rows.json"
     texts.write_text(json.dumps({"text": "tree walks " * 60}) + "\n")

@@ -107,7 +107,7 @@ def run(
     return runs
 
 
-def test_what_is_shown(
+def test_what_is_displayed(
     run: Callable[..., None], items: list[Item], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(items, False)

@@ -32,7 +32,7 @@ def test_findings_are_json_and_name_what_is_there(tmp_path: Path) -> None:
     assert [entry["key"]["model"] for entry in result["costs"]] == ["tiny-model"]
 
 
-def test_a_model_that_is_there_is_found_by_its_path(tmp_path: Path) -> None:
+def test_a_model_that_is_there_is_detected_by_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

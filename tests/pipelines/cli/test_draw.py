@@ -80,7 +80,7 @@ def test_a_class_for_a_set_of_prompts_is_refused(tmp_path: Path, capsys: Capture
     assert "got --class 3: emoji reads prompts" in capsys.readouterr().err
 
 
-def test_figures_may_lie_in_the_folder_that_drawing_makes(
+def test_figures_may_lie_in_the_folder_that_sampling_makes(
     folder: str, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "cats"
@@ -126,7 +126,7 @@ def test_a_comparison_draws_the_images_that_one_batch_draws(folder: str, tmp_pat
 
 
 @pytest.mark.parametrize(("kind", "rule"), list(product(("latents", "masked"), (None, "near"))))
-def test_latents_are_drawn_and_compared(tmp_path: Path, kind: str, rule: str | None) -> None:
+def test_latents_are_sampled_and_compared(tmp_path: Path, kind: str, rule: str | None) -> None:
     saved = (tiny_latents if kind == "latents" else tiny_masked).save(tmp_path / kind)
     more = () if rule is None else ("--rule", rule, "-s", "r=0")
     subject = ("--class", "1", "--model", saved, "-s", "steps=4", *more)
@@ -156,7 +156,7 @@ def test_the_same_request_may_be_repeated_and_another_is_refused(
     assert picture.read_bytes() == b"no picture"
 
 
-def test_rules_have_files_of_their_own(tmp_path: Path) -> None:
+def test_rules_have_files_of_their_its(tmp_path: Path) -> None:
     saved = tiny_images.save(tmp_path / "classes")
     for rule in ("lantern", "lantern++"):
         subject = ("--class", "green/leaf", "--model", saved, "--seed", "1")

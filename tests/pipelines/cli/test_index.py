@@ -28,7 +28,7 @@ def made(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
     return out, folder, embedder
 
 
-def test_an_index_is_replaced_only_when_told(
+def test_an_index_is_replaced_only_when_reported(
     instance: tuple[str, Path, str], capsys: Capture
 ) -> None:
     out, folder, embedder = instance

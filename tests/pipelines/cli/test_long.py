@@ -38,10 +38,10 @@ def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
     return result
 
 
-def test_a_document_is_read_kept_and_not_read_again(
+def test_a_document_is_read_preserved_and_not_read_again(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    keep = str(tmp_path / "kept")
+    keep = str(tmp_path / "prefix_cache")
     first = said(capsys, "--docs", report, "--long", "--keep", keep, "--model", model)
     again = said(capsys, "--long", "--keep", keep, "--model", model, "--compare")
     assert first["answer"] == again["answer"] and again["compare"]["equal"]
@@ -66,7 +66,7 @@ def test_modes_by_name(model: str, tmp_path: Path, drafter: str, capsys: Capture
     assert steered["answer"] != exact["answer"]
 
 
-def test_the_published_way_and_a_model_that_reads_the_chunks(
+def test_the_published_variant_and_a_model_that_reads_the_chunks(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     other = tmp_path / "other"
@@ -81,10 +81,10 @@ def test_the_published_way_and_a_model_that_reads_the_chunks(
     assert plain["compare"]["equal"] and plain["report"]["drafted_by_source"]["rapid"] > 0
 
 
-def test_it_streams_and_says_what_it_kept(
+def test_it_streams_and_says_what_it_preserved(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    keep = str(tmp_path / "kept")
+    keep = str(tmp_path / "prefix_cache")
     inputs = ["ask", "What?", "--docs", report, "--long", "--keep", keep, "--model", model]
     assert main([*inputs, "--max-new-tokens", "12"]) == 0
     out, err = capsys.readouterr()
@@ -92,7 +92,7 @@ def test_it_streams_and_says_what_it_kept(
 
 
 def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
-    keep = str(tmp_path / "kept")
+    keep = str(tmp_path / "prefix_cache")
     base = ["ask", "What?", "--model", model, "--max-new-tokens", "5"]
     assert main([*base, "--docs", report, "--long", "--keep", keep, "--json"]) == 0
     capsys.readouterr()

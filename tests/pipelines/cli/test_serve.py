@@ -35,7 +35,7 @@ def start(*options: str) -> tuple[subprocess.Popen[str], str]:
     return server, address
 
 
-def test_it_serves_and_lets_texts_end_when_told_to_stop(tmp_path: Path) -> None:
+def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> None:
     (tmp_path / "rules.txt").write_text("A draft is a guess at the next tokens of a text.")
     server, address = start("--docs", str(tmp_path), "--key", "alpha")
     results: list[httpx.Response] = []
@@ -69,7 +69,7 @@ def test_it_serves_and_lets_texts_end_when_told_to_stop(tmp_path: Path) -> None:
     assert server.returncode in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def test_what_cannot_be_served_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_served_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -103,7 +103,7 @@ def test_damage_ends_verify_with_code_8(
     assert run("info", str(out)) == 0  # compares sizes only
 
 
-def test_reading_stops_at_the_limit(tmp_path: Path, model: str, capsys: Capture) -> None:
+def test_prefill_stops_at_the_limit(tmp_path: Path, model: str, capsys: Capture) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"body": "x" * 50}) + "\n" for _ in range(99)))
     out = str(tmp_path / "c.store")
@@ -122,7 +122,7 @@ def test_a_build_without_text_leaves_the_older_store(
     assert len(held(out)) == 3
 
 
-def test_answers_are_kept_with_the_fingerprint_of_their_model(
+def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     tmp_path: Path, model: str, capsys: Capture
 ) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
@@ -166,7 +166,7 @@ def test_a_build_replaces_documents_alone(
     instance: dict[str, Any] = {"model": "a" * 64} if what == "answers" else {}
     if what == "a tenant's":
         instance = {"scope": "acme"}
-    with CorpusIndex.build(["kept"], tiny.tokenizer(), out, **instance) as store:
+    with CorpusIndex.build(["prefix_cache"], tiny.tokenizer(), out, **instance) as store:
         if what == "appended":
             store.append([1, 2, 3], scope="global")
     before = held(out, "acme")

@@ -63,7 +63,7 @@ def test_texts_become_a_head(model: Path, texts: Path, tmp_path: Path, capsys: C
     assert any(len(step.tree) for step in result.steps)
 
 
-def test_a_person_is_told_how_good_it_is(
+def test_a_person_is_reported_how_good_it_is(
     model: Path, texts: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     code, printed, err = run(capsys, *small(model, texts, tmp_path / "head"))
@@ -75,7 +75,7 @@ def test_a_person_is_told_how_good_it_is(
     assert code == 0  # a head may be replaced
 
 
-def test_reading_may_end_early(model: Path, texts: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_prefill_may_end_early(model: Path, texts: Path, tmp_path: Path, capsys: Capture) -> None:
     more = ["--json", "--max-tokens", "40"]
     code, printed, _ = run(capsys, *small(model, texts, tmp_path / "head", *more))
     assert code == 0
@@ -135,7 +135,7 @@ def test_what_cannot_be_done_is_said(
     ("option", "value"),
     [("--minutes", "0"), ("--minutes", "-1"), ("--rate", "-1"), ("--rate", "nan")],
 )
-def test_numbers_out_of_range_are_told_by_their_option(
+def test_numbers_out_of_range_are_reported_by_their_option(
     option: str, value: str, model: Path, texts: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     code, _, err = run(capsys, *small(model, texts, tmp_path / "head", option, value))

@@ -34,7 +34,7 @@ def test_a_new_or_empty_folder_will_do(tmp_path: Path) -> None:
         check_out(tmp_path)
 
 
-def test_some_texts_are_kept_apart_where_there_are_many(tmp_path: Path) -> None:
+def test_some_texts_are_preserved_separately_where_there_are_many(tmp_path: Path) -> None:
     """And texts that the model could not read at once are cut to its context."""
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
     tiny.model(max_position_embeddings=40).save_pretrained(model)
@@ -155,7 +155,7 @@ def test_a_state_is_the_whole_training(some: tuple[str, Path]) -> None:
         assert torch.equal(weight, second.head.state_dict()[name])
 
 
-def test_the_best_head_on_texts_kept_apart_is_written(
+def test_the_best_head_on_texts_preserved_separately_is_written(
     some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ragspec.pipelines.cli import train_head_run
@@ -209,7 +209,7 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
         make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
 
 
-def test_what_a_kill_in_the_first_minute_leaves_is_in_nobodys_way(
+def test_what_a_kill_in_the_first_minute_leaves_is_in_nobodys_variant(
     some: tuple[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "head"

@@ -9,7 +9,7 @@ from ragspec.pipelines.console.terminal import Terminal, printable
 from ragspec.pipelines.page.run_view import Span
 
 
-def test_control_characters_of_a_document_never_reach_the_terminal() -> None:
+def test_control_characters_of_a_document_never_accept_prob_the_terminal() -> None:
     assert printable("a\x1b[31mb\x07\rc\u202ed") == "a\ufffd[31mb\ufffd\ufffdc\ufffdd"
     harmless = "tab\tline\nünïcode 中文\u00a0\u2009\u200d!"
     assert printable(harmless) == harmless
@@ -28,12 +28,12 @@ def test_results_go_to_stdout_and_remarks_to_stderr(capsys: pytest.CaptureFixtur
     assert err == "[red]remark\nerror: wrong\n"
 
 
-def test_reading_is_shown_on_a_terminal_until_all_is_read() -> None:
+def test_prefill_is_displayed_on_a_terminal_until_all_is_read() -> None:
     from rich.console import Console
 
     terminal, err = Terminal(), io.StringIO()
     terminal.err = Console(file=err, force_terminal=True, width=80)
-    with terminal.reading() as on_progress:
+    with terminal.prefill_progress() as on_progress:
         on_progress(0, 7500)
         assert terminal.err._live_stack
         on_progress(2048, 7500)
@@ -45,8 +45,10 @@ def test_reading_is_shown_on_a_terminal_until_all_is_read() -> None:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_reading_is_not_shown_in_a_pipe(quiet: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    with Terminal(quiet=quiet).reading() as on_progress:
+def test_prefill_is_not_displayed_in_a_pipe(
+    quiet: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Terminal(quiet=quiet).prefill_progress() as on_progress:
         for done in (0, 1024, 2000):
             on_progress(done, 2000)
     assert capsys.readouterr() == ("", "")

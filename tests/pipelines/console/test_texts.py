@@ -64,7 +64,7 @@ def test_a_data_set_by_name_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None
     assert requests == [("owner/name", "en", "test", {"streaming": True})]
 
 
-def test_a_hub_that_does_not_answer_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_answer_is_not_requested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
     from huggingface_hub import constants
 
@@ -150,7 +150,7 @@ def test_prompts_are_texts_turns_or_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, None, "", [], [1.5], ["a", "b"], {"a": 1}, [1, {"a": 1}]])
-def test_what_is_no_prompt_is_told_with_its_row(tmp_path: Path, wrong: Any) -> None:
+def test_what_is_no_prompt_is_reported_with_its_row(tmp_path: Path, wrong: Any) -> None:
     path = write_rows(tmp_path / "p.jsonl", [{"prompt": "a"}, {"prompt": wrong}])
     with pytest.raises((DocumentError, InputError), match="row 2"):
         list(read_prompts(path))
@@ -186,7 +186,7 @@ def test_a_folder_in_hub_layout_is_a_data_set(tmp_path: Path) -> None:
         read(tmp_path / "b")
 
 
-def test_the_data_card_says_what_a_data_set_is_made_of(tmp_path: Path) -> None:
+def test_the_data_card_says_what_a_data_set_is_created_of(tmp_path: Path) -> None:
     card = ["---", "configs:"]
     for name in ("de", "en"):
         (tmp_path / name).mkdir()

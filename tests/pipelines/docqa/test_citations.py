@@ -101,7 +101,7 @@ def test_neighbouring_spans_become_one_citation() -> None:
     assert result[0].answer_end - result[0].answer_start > 50
 
 
-def test_quotation_without_a_draft_is_found_by_matching() -> None:
+def test_quotation_without_a_draft_is_detected_by_matching() -> None:
     prompt = prompt_of([FOX, CAT])
     answer = "It says: quick brown fox jumps over the lazy cats; all day on the warm one."
     result = cite(answer, prompt, [plain(answer)], decode)
@@ -130,7 +130,7 @@ def test_answer_proper_is_cited_from_the_passage_that_is_quoted() -> None:
     assert result[-1].start == len(BEFORE) + FOX.index("lazy dog")
 
 
-def test_runs_follow_one_document_and_break_at_the_targets_own_token() -> None:
+def test_runs_follow_one_document_and_break_at_the_targets_its_token() -> None:
     origin = [(0, 5), (0, 6), (-1, -1), (1, 0), (1, 2)]
     tree = DraftTree.chain([1, 2, 3, 4, 5], "context", origin=origin)
     steps = [Step(tree, (0, 1, 2, 3, 4), (1, 2, 3, 4, 5, 6)), Step(tree, (0, 1), (1,))]

@@ -149,7 +149,7 @@ def test_the_engine_gets_ids_spans_and_options(folder: Path, embedder: Path) -> 
     assert engine.tokenizer.decode(call["prompt"]).endswith("Question: draft?\nEvidence:")
 
 
-def test_streamed_pieces_are_the_text(folder: Path, embedder: Path) -> None:
+def test_streamed_chunks_are_the_text(folder: Path, embedder: Path) -> None:
     chunks: list[str] = []
     answer = ask(folder, embedder, " [1] one two three", stream=chunks.append)
     assert "".join(chunks) == answer.text == " [1] one two three"

@@ -22,7 +22,7 @@ OF_MODEL = (
 
 @pytest.mark.parametrize("name", list(WORDINGS))
 @pytest.mark.parametrize("chat", [False, True])
-def test_every_wording_shows_the_passages_and_the_question(name: str, chat: bool) -> None:
+def test_every_template_shows_the_passages_and_the_question(name: str, chat: bool) -> None:
     tokenizer = bpe(chat)
     prompt = build_prompt(tokenizer, "What is it?", hits_of(TEXTS), template=WORDINGS[name])
     check_spans(prompt, tokenizer)
@@ -34,7 +34,7 @@ def test_every_wording_shows_the_passages_and_the_question(name: str, chat: bool
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_template_writes_the_prompt_and_its_passages_are_found(
+def test_a_template_writes_the_prompt_and_its_passages_are_detected(
     chat: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "own.jinja"
@@ -59,7 +59,7 @@ def test_a_template_that_cannot_be_filled_is_refused(source: str) -> None:
         PromptTemplate("own.jinja", template=source).write(bpe(), "What?", [("Title", "Text.")])
 
 
-def test_what_is_no_wording_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_template_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="'quote'"):
         find_template("qoute")
     with pytest.raises(InputError, match=r"missing\.jinja cannot be read"):

@@ -21,7 +21,7 @@ from ragspec.pipelines.iterative.writers import Writer
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.retrievers.speculation.passages import Found, IndexSearcher
+from ragspec.retrievers.speculation.passages import IndexSearcher, RetrievedPassage
 from ragspec.sampling.repetition import EndRepetition
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
@@ -142,7 +142,7 @@ def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:
 
 
 @pytest.mark.parametrize("mutant", ["noise", "rank"])
-def test_what_would_change_the_text_is_seen(
+def test_what_would_change_the_text_is_visible(
     mutant: str, index: PassageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mutant == "noise":  # other noise once strides are written on guesses
@@ -230,7 +230,7 @@ def test_an_answer_tells_what_was_searched_and_streams_what_stays(index: Passage
     )
 
 
-def test_any_function_serves_and_is_asked_in_threads() -> None:
+def test_any_function_serves_and_is_requested_in_threads() -> None:
     pages = documents(twice=False)
     requests: list[str] = []
 
@@ -314,7 +314,7 @@ def test_foreign_hits_are_refused() -> None:
         IterativeRag(engine(), wrong).ask(QUESTION)
 
 
-def test_an_interrupt_keeps_what_was_shown(index: PassageIndex) -> None:
+def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
     rag = IterativeRag(engine(), index, speculate=3, search="sparse", overlap=False)
     whole = rag.ask(QUESTION, max_new_tokens=40, ignore_eos=True, refuse=False)
     text: list[str] = []
@@ -414,7 +414,7 @@ def in_rounds(
         hit = index.search(query, 1)[0]
         places.append(hit.passage.document)
         prompts = StridePrompts(request.tokenizer, QUESTION, rag.template)
-        ids = list(prompts.of(Found(hit)).ids)
+        ids = list(prompts.of(RetrievedPassage(hit)).ids)
         result = request.generate(
             ids, sampling, max_new_tokens=30, stop=rag.template.stop,
             stopping_criteria=[EndRepetition(len(ids))],
@@ -462,7 +462,7 @@ def test_rounds_that_cannot_be_are_refused(index: PassageIndex) -> None:
         IterativeRag(engine(), index, rounds=2, flare=0.5)
 
 
-def test_listeners_hear_of_the_answer_that_stays_alone(index: PassageIndex) -> None:
+def test_listeners_receive_of_the_answer_that_stays_alone(index: PassageIndex) -> None:
     request, heard = engine(), list[Any]()
     request.on_finish(heard.append)
     for options in ({"speculate": 8}, {"rounds": 3}):

@@ -37,7 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Datastore:
 
 
 @pytest.mark.parametrize("speculate", ["off", "auto", 3])
-def test_pieces_are_the_text(store: Datastore, speculate: Any) -> None:
+def test_chunks_are_the_text(store: Datastore, speculate: Any) -> None:
     lm = KnnLM(engine(), store, k=8, speculate=speculate)
     inputs: list[dict[str, Any]] = [{}, {"stop": ["e"]}]
     for options in inputs:
@@ -51,7 +51,7 @@ def test_pieces_are_the_text(store: Datastore, speculate: Any) -> None:
 @pytest.mark.parametrize(
     ("speculate", "after"), [("auto", 1), ("auto", 2), (4, 1), (4, 2), (4, 5), (4, 9)]
 )
-def test_an_interrupt_keeps_what_was_shown(
+def test_an_interrupt_keeps_what_was_displayed(
     store: Datastore, speculate: Any, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blind = Neighbours(np.asarray([0]), np.zeros(1))  # so that guesses are wrong, and replaced
@@ -73,7 +73,7 @@ def test_an_interrupt_keeps_what_was_shown(
     assert whole.text.startswith(result.text[:-1])
 
 
-def test_listeners_hear_of_the_text_that_stays(store: Datastore) -> None:
+def test_listeners_receive_of_the_text_that_stays(store: Datastore) -> None:
     request, heard = engine(), list[Generation]()
     request.on_finish(heard.append)
     lm = KnnLM(request, store, k=8, speculate=6)

@@ -45,15 +45,15 @@ def text_file(folder: Path, text: str = TEXT) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prefix_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long")
-    LongDocument.open(text_file(folder), engine()).save(folder / "kept")
-    return folder / "kept"
+    LongDocument.open(text_file(folder), engine()).save(folder / "prefix_cache")
+    return folder / "prefix_cache"
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", [None, "context", "auto"])
-def test_answers_are_those_of_reading_it_anew(
+def test_answers_are_those_of_prefill_it_again(
     selected: Path, drafter: Any, sampling: Sampling, tmp_path: Path
 ) -> None:
     request, plain = engine(drafter), engine(None)
@@ -135,8 +135,8 @@ def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
         opened.ask("What? " * 60, max_new_tokens=200)
     middle = LongDocument.open(long, small, part=(20, 60))
     assert middle.hit.passage.start > 0 and middle.tokens < opened.tokens
-    middle.save(tmp_path / "kept")
-    assert LongDocument.open(tmp_path / "kept", small).part == (20, 60)
+    middle.save(tmp_path / "prefix_cache")
+    assert LongDocument.open(tmp_path / "prefix_cache", small).part == (20, 60)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_document_in_memory_serves_too() -> None:
     assert opened.document.title == "Trees"
 
 
-def test_a_kept_document_of_something_else_is_refused(selected: Path, tmp_path: Path) -> None:
+def test_a_preserved_document_of_something_else_is_refused(selected: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another model"):
         LongDocument.open(selected, engine(seed=3))
     other = copy.deepcopy(tiny.model(dtype=torch.float64)).to(torch.float32)
@@ -194,7 +194,7 @@ def test_a_kept_document_of_something_else_is_refused(selected: Path, tmp_path: 
         LongDocument.open(tmp_path, engine())
 
 
-def test_a_model_whose_cache_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_cache_cannot_be_preserved_is_refused(tmp_path: Path) -> None:
     request = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
     with pytest.raises(RagspecError, match="cannot be kept"):
         LongDocument.open(text_file(tmp_path), request)
@@ -217,7 +217,7 @@ def test_damage_to_any_file_is_a_typed_error(selected: Path, tmp_path: Path) -> 
         shutil.rmtree(twin)
 
 
-def test_a_drafter_with_a_context_of_its_own_reads_what_the_question_finds(
+def test_a_drafter_with_a_context_of_its_its_reads_what_the_question_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample = random.Random(3)

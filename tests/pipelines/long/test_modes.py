@@ -45,14 +45,14 @@ def reader() -> Any:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_kept(
+def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
     sampling: Sampling, tmp_path: Path
 ) -> None:
     plain = engine(None)
     small = (reader(), tiny.tokenizer())
     steered: dict[str, Any] = {"mode": "steered", "eta": 20.0, "draft_model": small}
     opened = LongDocument.open(parts(), plain, **steered)
-    opened.save(tmp_path / "kept")
+    opened.save(tmp_path / "prefix_cache")
     result = opened.over(Engine(plain.target, plain.tokenizer, None)).ask(
         QUESTION, sampling, **GIVEN
     )
@@ -71,7 +71,9 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_kept(
     for drafter in ("context", "auto", "rapid", ["context", "rapid"]):
         for budget in (0, 4, "auto"):
             request = Engine(plain.target, plain.tokenizer, "auto", budget=budget)
-            again = LongDocument.open(tmp_path / "kept", request, drafter=drafter, **steered)
+            again = LongDocument.open(
+                tmp_path / "prefix_cache", request, drafter=drafter, **steered
+            )
             other = again.ask(QUESTION, sampling, **GIVEN)
             assert other.generation.tokens == tokens and other.label == result.label
 
@@ -97,7 +99,7 @@ def test_a_drafter_by_name_and_eta_0_give_the_targets_text(sampling: Sampling) -
     assert result.report.drift is None
 
 
-def test_the_published_way_is_said_to_be_approximate() -> None:
+def test_the_published_variant_is_said_to_be_approximate() -> None:
     sampling, small = Sampling(temperature=1.0, seed=1), (reader(), tiny.tokenizer())
     opened = LongDocument.open(parts(), engine(), mode="paper", eta=20.0, draft_model=small)
     result = opened.ask(QUESTION, sampling, **GIVEN)

@@ -16,7 +16,7 @@ from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import RagspecError, StoreError
 from ragspec.pipelines import LongDocument
-from ragspec.pipelines.long.kept import STATES
+from ragspec.pipelines.long.saved import STATES
 from ragspec.retrievers import Document
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget
@@ -51,8 +51,8 @@ def opened() -> LongDocument:
 
 
 @pytest.fixture(scope="module")
-def kept(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("states") / "kept"
+def prefix_cache(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("states") / "prefix_cache"
     opened.save(folder)
     return folder
 
@@ -92,7 +92,7 @@ def test_answers_are_those_of_the_target_alone(
         assert result.report.drafted_by_source["head"] > 0 and not result.report.faults
 
 
-def test_states_are_the_targets_own(opened: LongDocument) -> None:
+def test_states_are_the_targets_its(opened: LongDocument) -> None:
     states = opened._about.states
     assert states is not None and states.shape[1] == opened.tokens
     expected = heads.states(opened.engine.target, opened.prefix.token_ids)
@@ -123,7 +123,7 @@ def test_a_head_hears_of_the_chunks_that_the_question_finds(
     assert with_chunks == result[0] + heard
 
 
-def test_a_document_that_was_kept_without_states_is_read_without(
+def test_a_document_that_was_preserved_without_states_is_read_without(
     selected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = LongDocument.open(document(), engine(head=False))

@@ -122,7 +122,7 @@ def test_what_was_written_and_searched_lies_in_two_lanes_along_the_time() -> Non
         Event("search", 0.0, 50.0),
         Event("write", 50.0, 30.0),
         Event("guess", 80.0, 1.0),
-        Event("write", 80.0, 20.0, kept=False),
+        Event("write", 80.0, 20.0, accepted=False),
         Event("search", 100.0, 60.0, 2),
         Event("ahead", 100.0, 40.0),
     ]

@@ -94,7 +94,7 @@ def test_page_is_self_contained_and_runs_nothing(tmp_path: Path) -> None:
     assert EVIL in "".join(Elements(page).text)
 
 
-def test_page_with_drafts_runs_its_own_script_alone(tmp_path: Path) -> None:
+def test_page_with_drafts_runs_its_its_script_alone(tmp_path: Path) -> None:
     page = trace_page(sample_trace(tmp_path, question=EVIL))
     policy = refuses_all(page)
     scripts = re.findall("<script>(.*?)</script>", page, re.DOTALL)
@@ -107,7 +107,7 @@ def test_page_with_drafts_runs_its_own_script_alone(tmp_path: Path) -> None:
     assert EVIL in "".join(Elements(page).text)
 
 
-def test_one_draft_is_shown_and_every_step_can_be_chosen(tmp_path: Path) -> None:
+def test_one_draft_is_displayed_and_every_step_can_be_chosen(tmp_path: Path) -> None:
     elements = Elements(trace_page(sample_trace(tmp_path)))
     drafts = [each for each in elements.named("figure") if each.get("class") == "draft"]
     assert [each["data-step"] for each in drafts] == ["0", "1", "2", "3"]
@@ -129,7 +129,7 @@ def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> Non
     nodes = elements.named("g")
     assert len(nodes) == 4 + 7 + 4  # a root a step, the drafted nodes, the target's own tokens
     assert all(node.get("aria-label") and "tabindex" in node for node in nodes)
-    selected = [node for node in nodes if "kept" in str(node["class"])]
+    selected = [node for node in nodes if "prefix_cache" in str(node["class"])]
     assert len(selected) == 5
     tip = "“draft·” · context · a.md, token 4\nclaimed reach 1 · accepted"
     assert selected[0]["aria-label"] == tip
@@ -189,7 +189,7 @@ def schemes() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 @pytest.mark.parametrize("eye", EYES)
-def test_colours_are_told_apart_by_every_eye(scheme: int, eye: str) -> None:
+def test_colours_are_reported_separately_by_every_eye(scheme: int, eye: str) -> None:
     assert f".s{COLOURS - 1} {{" in render_template("base.html.j2")
     names = schemes()[scheme]
     colours = [names[f"c{slot}"] for slot in range(COLOURS)]
@@ -198,7 +198,7 @@ def test_colours_are_told_apart_by_every_eye(scheme: int, eye: str) -> None:
     assert nearest(["#2c8a6b", "#c0446b"], "deuteranopia") < 0.03  # the check can fail
 
 
-def test_comparison_is_shown(tmp_path: Path) -> None:
+def test_comparison_is_displayed(tmp_path: Path) -> None:
     compare: dict[str, Any] = {"seconds_plain": 2.0, "seconds": 0.5, "ratio": 4.0, "equal": False}
     compare["first_divergence"] = {"index": 7, "margin": 0.0003}
     page = render(run_view(sample_trace(tmp_path, compare=compare)))
@@ -241,7 +241,7 @@ def test_names_that_are_no_utf_8_can_stand_in_a_page(tmp_path: Path) -> None:
         {"report": {"label": 1}},
     ],
 )
-def test_a_trace_that_cannot_be_shown_is_called_damaged(
+def test_a_trace_that_cannot_be_displayed_is_called_damaged(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
     sample_trace(tmp_path)

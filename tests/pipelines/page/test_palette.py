@@ -32,7 +32,7 @@ def test_no_two_of_a_page_look_alike(names: list[str]) -> None:
     assert slots == slots_of(names[::-1])
 
 
-def test_more_sources_than_colours_are_still_shown() -> None:
+def test_more_sources_than_colours_are_still_displayed() -> None:
     slots = slots_of([f"source {i}" for i in range(3 * COLOURS)])
     assert set(slots.values()) == set(range(COLOURS))
 

@@ -51,7 +51,7 @@ def test_leading_space_gets_no_colour() -> None:
     ("document", "name", "place"),
     [(PREDICTION, "prediction", " · token 4–5"), (LAYOUT, "layout", "")],
 )
-def test_what_was_copied_from_no_document_has_its_own_colour(
+def test_what_was_copied_from_no_document_has_its_its_colour(
     document: int, name: str, place: str
 ) -> None:
     origin = [(document, 4), (document, 5), (0, 7)]

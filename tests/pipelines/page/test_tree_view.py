@@ -49,7 +49,7 @@ def view_of(step: Step) -> DraftView:
 
 def test_the_accepted_path_is_bold_and_reads_along_the_top() -> None:
     view = view_of(Step(branching(), (1, 3), (1, 2, 9)))
-    selected = [node for node in view.nodes if "kept" in node.css.split()]
+    selected = [node for node in view.nodes if "prefix_cache" in node.css.split()]
     assert [node.text for node in selected] == ["·the", "·draft"]
     assert view.accepted == 2
     top = sorted((node for node in view.nodes if node.y == view.nodes[0].y), key=lambda n: n.x)
@@ -59,7 +59,7 @@ def test_the_accepted_path_is_bold_and_reads_along_the_top() -> None:
     assert view.edges.count("H") >= 3 and view.edges.count("M") == 3
 
 
-def test_every_node_says_source_reach_and_origin() -> None:
+def test_every_node_says_source_accept_prob_and_origin() -> None:
     tips = [node.tip for node in view_of(Step(branching(), (1, 3), (1, 2, 9))).nodes]
     assert tips[1] == "“·a” · recycling\nclaimed reach 0.4 · not accepted"
     assert tips[2] == "“·the” · context · a.md, token 40\nclaimed reach 0.9 · accepted"
@@ -86,7 +86,7 @@ def test_a_text_that_ends_with_the_path_has_no_token_of_the_target() -> None:
     assert view.caption == "5 drafted, 2 accepted, then the end"
 
 
-def test_the_end_token_is_shown_as_the_end() -> None:
+def test_the_end_token_is_displayed_as_the_end() -> None:
     def trace(*texts: str) -> Trace:
         steps = (
             Step(DraftTree.chain([1, 0], "context"), (0,), (1, 2)),
@@ -196,6 +196,6 @@ def test_no_box_overlaps_another_and_every_edge_ends_at_its_box(step: Step) -> N
         sample = f"{view.edges}{view.path}"
         ends = [float(end) for end in re.findall(r"H([\d.]+)(?=M|$)", sample)]
         assert sorted(ends) == sorted(float(node.x) for node in view.nodes[1:])
-        bold = {box for box, node in enumerate(view.nodes) if "kept" in node.css}
+        bold = {box for box, node in enumerate(view.nodes) if "prefix_cache" in node.css}
         assert bold == {node + 1 for node in step.path}
         assert view.path.count("M") == len(step.path) + 1

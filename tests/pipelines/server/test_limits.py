@@ -32,7 +32,7 @@ SHORT = {**LONG, "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def made() -> Engine:
+def created() -> Engine:
     return engine()
 
 
@@ -42,7 +42,7 @@ def begun(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
         yield result
 
 
-def test_the_surplus_is_told_to_come_again(begun: tuple[httpx.Client, Serving]) -> None:
+def test_the_surplus_is_reported_to_come_again(begun: tuple[httpx.Client, Serving]) -> None:
     client, serving = begun
     results: list[httpx.Response] = []
 
@@ -106,7 +106,7 @@ def test_a_caller_that_leaves_frees_its_row(
     assert float(ended.split()[-1]) == 5
 
 
-def test_a_caller_that_reads_nothing_is_given_up() -> None:
+def test_a_caller_that_reads_nothing_is_passed_up() -> None:
     closed: list[bool] = []
 
     async def lines() -> AsyncGenerator[bytes, None]:
@@ -190,7 +190,7 @@ def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> Non
             assert bad.status_code == 400 and bad.json()["error"]["message"]
 
 
-def test_tenants_have_drafters_of_their_own(instance: Engine) -> None:
+def test_tenants_have_drafters_of_their_its(instance: Engine) -> None:
     with served(instance) as (client, serving):
         body = {**LONG, "max_tokens": 40, "drafter": "recycling", "budget": 6}
 
@@ -224,7 +224,7 @@ def test_a_prefix_of_another_tenant_is_read_again(instance: Engine) -> None:
         assert cached("ann") > 100
 
 
-def test_texts_under_way_end_when_the_server_stops(instance: Engine) -> None:
+def test_texts_under_variant_end_when_the_server_stops(instance: Engine) -> None:
     results: list[httpx.Response] = []
     with served(instance) as (client, serving):
         thread = threading.Thread(
@@ -266,7 +266,7 @@ def test_what_can_never_be_served_is_no_matter_of_trying_again(instance: Engine)
         assert client.head("/health").status_code == 200
 
 
-def test_a_text_that_cannot_be_told_fails_alone(
+def test_a_text_that_cannot_be_reported_fails_alone(
     instance: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served(instance) as (client, serving):
@@ -287,7 +287,7 @@ def test_a_text_that_cannot_be_told_fails_alone(
         assert serving.pool.live == 0
 
 
-def test_callers_hear_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:
+def test_callers_receive_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:
     settings = ServerSettings(drain=0.05)
     serving = Serving(instance, NAME)
     app = build_app(serving, settings)

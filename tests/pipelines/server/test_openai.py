@@ -19,7 +19,7 @@ MESSAGES: Any = [{"role": "user", "content": "Where does a draft come from?"}]
 
 
 @pytest.fixture(scope="module")
-def made() -> Engine:
+def created() -> Engine:
     return engine()
 
 

@@ -26,7 +26,7 @@ from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
-def made() -> Engine:
+def created() -> Engine:
     return engine()
 
 
@@ -62,7 +62,7 @@ def test_pictures(
         assert client.post("/v1/images/generations", json={"prompt": "x"}).status_code == 404
 
 
-def test_pictures_of_a_caller_that_has_left_are_not_drawn_to_their_end(
+def test_pictures_of_a_caller_that_has_left_are_not_sampled_to_their_end(
     pair: tuple[httpx.Client, Serving], pipe: ImagePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, serving = pair
@@ -94,12 +94,12 @@ def test_pictures_of_a_caller_that_has_left_are_not_drawn_to_their_end(
         sample.sendall(head.encode() + raw)
         assert first.wait(20)
         waits.sendall(head.encode() + raw)
-        until(lambda: serving._drawn == 2)
-    until(lambda: serving._drawn == 1)  # the one that waited is never begun
+        until(lambda: serving._samples == 2)
+    until(lambda: serving._samples == 1)  # the one that waited is never begun
     counted = 'ragspec_requests_total{route="/v1/images/generations",status="499"} '
     until(lambda: f"{counted}2.0" in serving.metrics.page().decode())
     on.set()
-    until(lambda: serving._drawn == 0)
+    until(lambda: serving._samples == 0)
     assert passes[0] <= 3  # it is known in the next pass, which is told of too, as the end is
     assert [out.label for out in outs] == ["unfinished"]
 
@@ -123,6 +123,6 @@ def test_requests_for_pictures_are_counted_and_those_that_wait_end_with_the_serv
     with pytest.raises(QueueFullError):
         serving.submit_images(dict)
     serving.close(0.0)
-    assert sample[1].cancelled() and serving._drawn == 1
+    assert sample[1].cancelled() and serving._samples == 1
     on.set()
-    until(lambda: serving._drawn == 0)
+    until(lambda: serving._samples == 0)

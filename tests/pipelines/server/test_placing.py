@@ -17,7 +17,7 @@ PROMPT = "A draft tree"
 
 
 @pytest.fixture(scope="module")
-def made() -> Engine:
+def created() -> Engine:
     """Return an engine whose tokens are several characters."""
     tokenizer = tiny.bpe_tokenizer()
     return Engine(tiny.model("llama", vocab_size=len(tokenizer), seed=4), tokenizer, drafter=None)
@@ -29,7 +29,7 @@ def client(instance: Engine) -> Iterator[httpx.Client]:
         yield client
 
 
-def asked(instance: Engine) -> dict[str, Any]:
+def requests(instance: Engine) -> dict[str, Any]:
     """Return a request whose text has no half-written character."""
     count = len(instance.tokenizer)
     broken = [n for n in range(count) if not instance.tokenizer.decode([n]).isprintable()]
@@ -41,7 +41,7 @@ def asked(instance: Engine) -> dict[str, Any]:
 
 def whole(instance: Engine) -> tuple[str, list[str]]:
     """Return the text that is written where nothing stops it, and its tokens."""
-    bias = {int(token): value for token, value in asked(instance)["logit_bias"].items()}
+    bias = {int(token): value for token, value in requests(instance)["logit_bias"].items()}
     sampling = Sampling(temperature=0.8, seed=3, logit_bias=bias)
     result = instance.generate(PROMPT, sampling, max_new_tokens=24, ignore_eos=True)
     return result.text, [instance.tokenizer.decode([token]) for token in result.tokens]
@@ -62,7 +62,7 @@ def told(client: httpx.Client, body: dict[str, Any], stream: bool) -> tuple[str,
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tokens_of_a_stop_are_left_out_and_one_that_is_cut_is_kept(
+def test_tokens_of_a_stop_are_left_out_and_one_that_is_cut_is_preserved(
     client: httpx.Client, instance: Engine, stream: bool
 ) -> None:
     text, tokens = whole(instance)
@@ -70,7 +70,7 @@ def test_tokens_of_a_stop_are_left_out_and_one_that_is_cut_is_kept(
     cut = next(at for at in range(8, 20) if len(tokens[at]) > 2)
     stop = text[starts[cut] + 1 : starts[cut + 3] + 1]  # from within a token to within a later one
     assert text.index(stop) == starts[cut] + 1
-    result, logprobs = told(client, {**asked(instance), "stop": stop}, stream)
+    result, logprobs = told(client, {**requests(instance), "stop": stop}, stream)
     assert result == text[: starts[cut] + 1]
     assert logprobs["tokens"] == tokens[: cut + 1]
     assert logprobs["text_offset"] == starts[: cut + 1]
@@ -82,7 +82,7 @@ def test_a_chunk_tells_of_the_tokens_that_begin_in_it(
 ) -> None:
     text, tokens = whole(instance)
     starts = [len("".join(tokens[:at])) for at in range(len(tokens))]
-    body = {**asked(instance), "stop": ["never written"], "stream": True}
+    body = {**requests(instance), "stop": ["never written"], "stream": True}
     inputs, known = "", 0
     for each in events(client.post("/v1/completions", json=body)):
         for choice in each["choices"]:
@@ -93,17 +93,17 @@ def test_a_chunk_tells_of_the_tokens_that_begin_in_it(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_all_tokens_are_told_where_nothing_is_cut(
+def test_all_tokens_are_reported_where_nothing_is_cut(
     client: httpx.Client, instance: Engine, stream: bool
 ) -> None:
     text, tokens = whole(instance)
-    result, logprobs = told(client, {**asked(instance), "stop": ["never written"]}, stream)
+    result, logprobs = told(client, {**requests(instance), "stop": ["never written"]}, stream)
     assert (result, logprobs["tokens"]) == (text, tokens)
     assert logprobs["text_offset"] == [len("".join(tokens[:at])) for at in range(len(tokens))]
 
 
 def test_a_chat_tells_of_its_text_alone(client: httpx.Client, instance: Engine) -> None:
-    body: dict[str, Any] = {**asked(instance), "logprobs": True}
+    body: dict[str, Any] = {**requests(instance), "logprobs": True}
     body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
     free = client.post("/v1/chat/completions", json=body).json()["choices"][0]
     content = [each["token"] for each in free["logprobs"]["content"]]

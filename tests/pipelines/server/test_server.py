@@ -22,7 +22,7 @@ SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=11)
 
 
 @pytest.fixture(scope="module")
-def made() -> Engine:
+def created() -> Engine:
     return engine()
 
 
@@ -133,13 +133,13 @@ def test_special_tokens_of_callers_stay_text(client: httpx.Client, instance: Eng
     assert result["usage"]["prompt_tokens"] > shorter["usage"]["prompt_tokens"] + 1
 
 
-def test_half_of_a_surrogate_pair_is_told_of(client: httpx.Client) -> None:
+def test_half_of_a_surrogate_pair_is_reported_of(client: httpx.Client) -> None:
     raw = b'{"model": "tiny", "messages": [{"role": "user", "content": "a \\ud83d b"}]}'
     result = client.post("/v1/chat/completions", content=raw, headers=JSON)
     assert result.status_code == 400 and "unicode" in result.json()["error"]["message"]
 
 
-def test_a_body_of_another_type_is_told_of(client: httpx.Client) -> None:
+def test_a_body_of_another_type_is_reported_of(client: httpx.Client) -> None:
     result = client.post("/v1/completions", content=b'{"model": "tiny", "prompt": "a"}')
     assert result.status_code == 400 and "application/json" in result.json()["error"]["message"]
 
@@ -220,7 +220,7 @@ def test_the_right_prediction_pays(client: httpx.Client) -> None:
     assert wrong.json()["choices"][0]["text"] == text
 
 
-def test_documents_of_a_request_are_shown_and_cited(instance: Engine) -> None:
+def test_documents_of_a_request_are_displayed_and_cited(instance: Engine) -> None:
     passage = "The verified tokens are the same, whatever the draft was."
     with served(instance) as (client, _):
         body = {
@@ -300,7 +300,7 @@ def test_models_health_and_metrics(client: httpx.Client) -> None:
         ({"echo": True}, 400, "echo"),
     ],
 )
-def test_bad_requests_are_told_in_openais_form(
+def test_bad_requests_are_reported_in_openais_form(
     client: httpx.Client, body: dict[str, Any], status: int, word: str
 ) -> None:
     result = complete(client, **body)

@@ -58,7 +58,7 @@ def test_published_shape_of_gain() -> None:
     assert mean_length(Block(), distributions, chain(2)) - 1 == pytest.approx(11 / 9, abs=EXACT)
 
 
-def test_draws_keyed_by_token_meet_again_in_the_next_step() -> None:
+def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
     def by_token(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
         number = noise.uniform(place.index, Stream.DRAFT)
         return [0 if number < float(q[0]) else 1]

@@ -47,7 +47,7 @@ def test_division_factor_at_the_ends() -> None:
     assert division_factor(p, p.flip(0), 3) == pytest.approx(3.0)
 
 
-def test_disjoint_laws_leave_the_target_alone() -> None:
+def test_disjoint_distributions_leave_the_target_alone() -> None:
     distributions = Laws(4, 0)
     distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
     distributions.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)

@@ -102,7 +102,7 @@ BROKEN_RULES: list[tuple[ModuleType, str, Tokens, str, str]] = [
 
 
 @pytest.mark.parametrize(("module", "name", "widths", "old", "new"), BROKEN_RULES)
-def test_broken_rules_change_the_law(
+def test_broken_rules_change_the_distribution(
     mutate: Mutate, module: ModuleType, name: str, widths: Tokens, old: str, new: str
 ) -> None:
     distinct = name == "WithoutReplacement"
@@ -148,7 +148,7 @@ BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
 
 
 @pytest.mark.parametrize(("module", "name", "widths", "old", "new"), BROKEN_NOISE)
-def test_noise_that_serves_twice_is_seen(
+def test_noise_that_serves_twice_is_visible(
     mutate: Mutate, module: ModuleType, name: str, widths: Tokens, old: str, new: str
 ) -> None:
     def deviation(rule: Rule) -> float:
@@ -195,7 +195,9 @@ def without_twins(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> 
         (KSeq(), without_twins, 2),
     ],
 )
-def test_drafts_not_drawn_as_declared_change_the_law(rule: Rule, draw: Draw, width: int) -> None:
+def test_drafts_not_sampled_as_declared_change_the_distribution(
+    rule: Rule, draw: Draw, width: int
+) -> None:
     kind = next(iter(rule.accepts))
     honest = draw_distinct if kind is DISTINCT else draw_independent
     assert worst(rule, (width,), honest, kind) <= EXACT
@@ -246,7 +248,9 @@ def test_a_walk_that_emits_the_draft_is_caught(mutate: Mutate) -> None:
         ("+ lane * _GOLDEN", ""),
     ],
 )
-def test_noise_that_forgets_a_part_of_its_key_is_seen(mutate: Mutate, old: str, new: str) -> None:
+def test_noise_that_forgets_a_part_of_its_key_is_visible(
+    mutate: Mutate, old: str, new: str
+) -> None:
     def distinct(module: ModuleType) -> bool:
         uses = list(itertools.product((0, 1), (0, 1), (0, 1), Stream, (0, 1)))
         values = {module.NoiseStream(s, n).uniform(i, t, lane) for s, n, i, t, lane in uses}

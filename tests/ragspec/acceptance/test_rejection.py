@@ -138,7 +138,7 @@ def test_a_draft_like_the_target_is_always_accepted(rule: Rule) -> None:
 
 
 @each(independent(1, 1), independent(1, 1), distinct(1, 1), independent(2), independent(1, 1))
-def test_real_noise_gives_the_law(rule: Rule, tree: Grow) -> None:
+def test_real_noise_gives_the_distribution(rule: Rule, tree: Grow) -> None:
     result, bound = sampled_deviation(rule, Laws(3, 5), tree, length=2, samples=400)
     assert result <= bound
 

@@ -51,7 +51,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("chosen", SETTINGS)
-def test_asked_one_by_one_or_together_the_tokens_are_the_same(chosen: dict[str, Any]) -> None:
+def test_requested_one_by_one_or_together_the_tokens_are_the_same(chosen: dict[str, Any]) -> None:
     mine = distribution(**chosen)
     alone = [view(mine).token(node) for node in (3, 0, ROOT, 2, 1)]
     together = _choose_all(logits(), TREE, mine, CONTEXT).tolist()
@@ -78,7 +78,7 @@ def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() ->
     assert choose_together(rows, [TREE, small], [lazy, lazy], [CONTEXT, CONTEXT]) is None
 
 
-def test_a_node_is_processed_once_however_often_it_is_asked() -> None:
+def test_a_node_is_processed_once_however_often_it_is_requested() -> None:
     calls: list[list[int]] = []
 
     def count(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ def test_tokens_that_were_chosen_together_are_used_as_they_are() -> None:
     "chosen",
     [{"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"no_repeat_ngram_size": 2}],
 )
-def test_a_view_that_is_asked_late_answers_as_before(chosen: dict[str, Any]) -> None:
+def test_a_view_that_is_requested_late_answers_as_before(chosen: dict[str, Any]) -> None:
     """Committed tokens are added to the very list that the view was given."""
     mine, context = distribution(**chosen), list(CONTEXT)
     early = view(mine)

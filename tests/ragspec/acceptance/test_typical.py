@@ -59,7 +59,7 @@ def test_greedy_target_gives_the_walk() -> None:
         assert typical.token == walk.token
 
 
-def test_label_says_that_the_law_changes() -> None:
+def test_label_says_that_the_distribution_changes() -> None:
     assert Typical().label == "approximate"
     assert law_deviation(Typical(), Laws(3, 1), partial(grow, widths=(1,)), length=2) > 0.02
 

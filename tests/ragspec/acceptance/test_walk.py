@@ -118,21 +118,21 @@ def test_walk_accepts_all_that_it_can() -> None:
 
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize("widths", [(), (1, 1), (2, 1), (3, 3)])
-def test_walk_keeps_the_law_for_deterministic_drafts(widths: Tokens, zeros: bool) -> None:
+def test_walk_keeps_the_distribution_for_deterministic_drafts(widths: Tokens, zeros: bool) -> None:
     for seed in range(3):
         distributions = Laws(3, seed, zeros=zeros)
         tree = partial(grow, widths=widths, draw=likeliest, kind=DraftKind.DETERMINISTIC)
         assert law_deviation(Walk(), distributions, tree, length=len(widths) + 1) <= EXACT
 
 
-def test_walk_keeps_the_law_for_drawn_drafts() -> None:
+def test_walk_keeps_the_distribution_for_sampled_drafts() -> None:
     tree = partial(grow, widths=(2, 1))
     assert law_deviation(Walk(), Laws(3, 3), tree, length=3) <= EXACT
     assert law_deviation(Walk(), Laws(2, 3), partial(grow, widths=(1,)), 4, steps=2) <= EXACT
 
 
 @pytest.mark.parametrize("draw", [with_the_targets_noise, likeliest])
-def test_walk_keeps_the_law_under_real_noise(draw: Draw) -> None:
+def test_walk_keeps_the_distribution_under_real_noise(draw: Draw) -> None:
     tree = partial(grow, widths=(2,), draw=draw)
     result, bound = sampled_deviation(Walk(), Laws(3, 4), tree, length=2, samples=1000)
     assert result <= bound

@@ -60,7 +60,7 @@ def test_settings_of_a_run_win_and_n_gives_several_replies() -> None:
     assert [reply.meta["index"] for reply in result["replies"]] == [0, 1]
 
 
-def test_pieces_reach_the_callback_of_the_run_or_of_the_component() -> None:
+def test_chunks_accept_prob_the_callback_of_the_run_or_of_the_component() -> None:
     chunks: list[StreamingChunk] = []
     result = generator(streaming_callback=told).run(ASKED, streaming_callback=chunks.append)
     assert "".join(chunk.content for chunk in chunks) == result["replies"][0].text
@@ -140,7 +140,7 @@ def test_a_retriever_of_haystack_serves_doc_qa() -> None:
         passages_from(generator())
 
 
-def test_bad_input_is_told_by_our_errors() -> None:
+def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(InputError, match="got 0 of model"):
         RagspecChatGenerator()
     with pytest.raises(InputError, match="got 2 of model"):

@@ -147,14 +147,14 @@ def test_a_retriever_of_langchain_serves_doc_qa() -> None:
         passages_from(lambda query: [])
 
 
-def test_a_cache_tells_models_and_settings_apart() -> None:
+def test_a_cache_tells_models_and_settings_separately() -> None:
     cache = InMemoryCache()
     assert chat(cache=cache).invoke(ASKED).content == chatting.alone(TURN).text
     short = chat(cache=cache, max_tokens=2).invoke(ASKED)
     assert short.usage_metadata["output_tokens"] == 2
 
 
-def test_bad_input_is_told_by_our_errors() -> None:
+def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(InputError, match="got 0 of model"):
         ChatRagspec()
     with pytest.raises(SamplingError, match="temperature"):

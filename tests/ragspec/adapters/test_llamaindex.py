@@ -138,7 +138,7 @@ def test_a_retriever_of_llamaindex_serves_doc_qa() -> None:
         passages_from(3)
 
 
-def test_bad_input_is_told_by_our_errors() -> None:
+def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(InputError, match="got 0 of model"):
         RagspecLLM()
     with pytest.raises(SamplingError, match="top_p"):

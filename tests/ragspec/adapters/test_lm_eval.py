@@ -48,7 +48,7 @@ def test_speculative_and_plain_generations_are_identical(settings: dict[str, Any
     assert len(set(result)) > 1
 
 
-def test_greedy_generations_are_those_of_lm_evals_own_model() -> None:
+def test_greedy_generations_are_those_of_lm_evals_its_model() -> None:
     stops = {**GREEDY, "until": ["e", "\n"]}
     request = requests("generate_until", *((text, s) for text in CONTEXTS for s in (GREEDY, stops)))
     result = model().generate_until(request, disable_tqdm=True)
@@ -170,12 +170,12 @@ def test_a_task_of_the_harness_gives_the_same_scores_with_and_without_drafts(
         ({"dtype": "float32"}, "Engine with settings"),
     ],
 )
-def test_bad_arguments_are_told_by_our_errors(inputs: dict[str, Any], error: str) -> None:
+def test_bad_arguments_are_reported_by_our_errors(inputs: dict[str, Any], error: str) -> None:
     with pytest.raises(InputError, match=error):
         model(**inputs)
 
 
-def test_bad_requests_are_told_by_our_errors() -> None:
+def test_bad_requests_are_reported_by_our_errors() -> None:
     lm = model()
     for settings, error in (
         ("greedy", "generation arguments"),

@@ -17,7 +17,7 @@ def test_a_beginning_goes_to_the_pool_that_read_most_of_it() -> None:
     assert routes.busy[first] == 3
 
 
-def test_token_ids_are_told_apart_as_text_is() -> None:
+def test_token_ids_are_reported_separately_as_text_is() -> None:
     routes = PrefixRoutes(2, uneven=8)
     first = routes.choose(list(range(200)))
     assert routes.choose(list(range(100, 300))) != first

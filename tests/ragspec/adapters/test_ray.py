@@ -64,8 +64,8 @@ def maker(guide: str, pids: str) -> Any:
 
 def test_a_batch_keeps_its_columns_and_gets_answers(guide: str) -> None:
     qa = DocQA.from_documents(guide)
-    batch = {"n": np.arange(2), "asked": np.array(QUESTIONS[:2], object)}
-    answerer = AnswerBatch(lambda: qa, "asked", None, {"max_new_tokens": 20})
+    batch = {"n": np.arange(2), "request": np.array(QUESTIONS[:2], object)}
+    answerer = AnswerBatch(lambda: qa, "request", None, {"max_new_tokens": 20})
     result = answerer(batch)
     assert result["n"].tolist() == [0, 1]
     for question, text, cited in zip(

@@ -126,7 +126,7 @@ def target() -> SimpleNamespace:
     return SimpleNamespace(model_runner=SimpleNamespace(model_config=config), tokenizer=None)
 
 
-def test_the_plugin_is_found_by_its_entry_point() -> None:
+def test_the_plugin_is_detected_by_its_entry_point() -> None:
     project = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]
     (line,) = project["entry-points"]["sglang.srt.plugins"].values()
     module, _, name = line.partition(":")
@@ -205,7 +205,7 @@ def test_options_are_checked(options: dict[str, Any], error: type[Exception]) ->
         register("OTHER", **options)
 
 
-def test_an_unknown_drafter_is_told_when_the_worker_starts() -> None:
+def test_an_unknown_drafter_is_reported_when_the_worker_starts() -> None:
     register("OTHER", drafter="contxt")
     args = arguments(speculative_num_draft_tokens=8, speculative_eagle_topk=1)
     with pytest.raises(UnknownNameError):
@@ -240,7 +240,7 @@ def test_another_worker_is_refused_by_name(
     factory(arguments())
 
 
-def test_no_sglang_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sglang_is_reported_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, ALGORITHMS, None)
     with pytest.raises(HostError, match="Install"):
         register()

@@ -36,7 +36,7 @@ def test_texts_that_say_the_same_have_a_session_each() -> None:
     assert known.take(ids(*ENDING)) not in pair
 
 
-def test_a_text_is_found_by_what_it_says_now() -> None:
+def test_a_text_is_detected_by_what_it_says_now() -> None:
     known = texts()
     text = known.take(ids(1, 2))
     text.refresh([3])

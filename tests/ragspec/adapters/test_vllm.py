@@ -63,15 +63,15 @@ def test_neither_order_nor_company_moves_a_draft() -> None:
     assert [each.steps for each in together] == [each.steps for each in alone]
 
 
-def test_what_is_not_decoded_is_kept_within_limits() -> None:
+def test_what_is_not_decoded_is_preserved_within_limits() -> None:
     proposer, request = Proposer(config(rows=4, idle=1)), requests(12)
     for each in request:
         drive(proposer, [each])
-    assert proposer.stats()["kept"] <= 2
+    assert proposer.stats()["prefix_cache"] <= 2
     proposer = Proposer(config(rows=4, idle_tokens=0))
     for each in requests(5):
         drive(proposer, [each])
-    assert proposer.stats()["kept"] == 1
+    assert proposer.stats()["prefix_cache"] == 1
 
 
 def test_a_text_that_was_forgotten_is_read_again() -> None:
@@ -164,7 +164,7 @@ def test_options_are_checked_at_start(
         Proposer(config(**options))
 
 
-def test_missing_stores_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_stores_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragspec.adapters.vllm._tokenizer", lambda model: None)
     with pytest.raises(StoreError):
         Proposer(config(store=str(tmp_path / "nowhere")))
@@ -201,7 +201,7 @@ def test_a_call_by_keywords_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyP
     check_host()
 
 
-def test_no_vllm_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_vllm_is_reported_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(HostError, match="Install"):
         Proposer(config())

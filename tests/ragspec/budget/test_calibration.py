@@ -39,7 +39,7 @@ def test_an_unknown_source_is_believed() -> None:
 
 
 @given(trees(), st.lists(st.integers(0, 12), max_size=6), st.integers(1, 4))
-def test_reach_is_a_probability_and_never_grows_downwards(
+def test_accept_prob_is_a_probability_and_never_grows_downwards(
     tree: DraftTree, tokens: list[int], rounds: int
 ) -> None:
     calibration = Calibration()
@@ -137,7 +137,9 @@ def test_copies_that_end_with_a_certain_token_are_believed_less_after_it() -> No
 
 
 @pytest.mark.parametrize("kind", list(DraftKind))
-def test_what_is_kept_of_a_sampled_draft_never_hangs_on_the_tokens_drawn(kind: DraftKind) -> None:
+def test_what_is_preserved_of_a_sampled_draft_never_hangs_on_the_tokens_sampled(
+    kind: DraftKind,
+) -> None:
     # A first node that is verified only where its token makes the second one promising is no draw
     # from q any more, and rejection rules would be biased.
     calibration = Calibration()
@@ -165,7 +167,7 @@ def test_a_claim_that_is_raised_most_is_certain() -> None:
     assert Ratio(1.0, 1.0, 0.5, 2.0).apply(0.5) == 1.0
 
 
-def test_the_first_the_second_and_all_other_siblings_are_told_apart() -> None:
+def test_the_first_the_second_and_all_other_siblings_are_reported_separately() -> None:
     """The third and the fourth child fail alike; the first two of the same claim do not suffer."""
     tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "a", accept_prob=[0.2] * 4)
     calibration = Calibration()

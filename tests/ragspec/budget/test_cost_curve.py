@@ -297,7 +297,7 @@ def test_cached_round_trip(tmp_path: Path) -> None:
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]
 
 
-def test_a_curve_that_names_its_rows_was_kept_by_another_version(tmp_path: Path) -> None:
+def test_a_curve_that_names_its_rows_was_preserved_by_another_version(tmp_path: Path) -> None:
     old = {"rows": [1, 2], "lengths": list(LENGTHS), "seconds": [[1.0, 2.0]] * len(LENGTHS)}
     cached(tmp_path, KEY, Timer(), LENGTHS)
     (path,) = tmp_path.iterdir()
@@ -310,7 +310,7 @@ def test_a_curve_that_names_its_rows_was_kept_by_another_version(tmp_path: Path)
     assert len(timer.calls) > KEPT_CHECKS, "it was measured again"
 
 
-def test_a_kept_curve_of_another_shape_is_measured_again(tmp_path: Path) -> None:
+def test_a_preserved_curve_of_another_shape_is_measured_again(tmp_path: Path) -> None:
     def flat(n: int, length: int) -> float:
         return 0.01  # what a busy moment may have looked like
 
@@ -325,7 +325,7 @@ def test_a_kept_curve_of_another_shape_is_measured_again(tmp_path: Path) -> None
     assert np.array_equal(selected.table, curve.table)
 
 
-def test_a_curve_that_forwards_disagree_with_is_measured_again_before_it_is_kept(
+def test_a_curve_that_forwards_disagree_with_is_measured_again_before_it_is_preserved(
     tmp_path: Path,
 ) -> None:
     timer = Timer()

@@ -242,7 +242,7 @@ each_rule = pytest.mark.parametrize(("rule", "kind", "widths"), RULES, ids=name_
     ],
     ids=name_of,
 )
-def test_no_policy_changes_the_law(
+def test_no_policy_changes_the_distribution(
     rule: Rule, kind: DraftKind, widths: tuple[int, ...], policy: str, cost: str
 ) -> None:
     for telling in (False, True) if kind is DISTINCT else (True,):
@@ -251,7 +251,7 @@ def test_no_policy_changes_the_law(
 
 
 @each_rule
-def test_drafts_that_are_pruned_freely_change_the_law(
+def test_drafts_that_are_pruned_freely_change_the_distribution(
     rule: Rule, kind: DraftKind, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prune_freely(monkeypatch)
@@ -291,14 +291,16 @@ def test_the_first_of_a_pair_stays_where_the_second_was_right(
     ("rule", "kind", "widths"),
     [case for case in RULES if case[1] is INDEPENDENT and case[2] != (2,)],
 )
-def test_a_size_chosen_after_the_draw_changes_the_law(
+def test_a_size_chosen_after_the_draw_changes_the_distribution(
     rule: Rule, kind: DraftKind, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GoodputSession, "_before_draw", lambda self, size, last: size)
     assert seen(rule, kind, widths, [each for each in POLICIES if not each[0].isdigit()])
 
 
-def test_a_size_does_not_follow_how_many_tokens_a_law_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_does_not_follow_how_many_tokens_a_distribution_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Without replacement a law of one token bears one child: the shape tells what was drawn."""
     distributions = Laws(3, 5)
     distributions.cache["target", ()] = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)
@@ -333,7 +335,7 @@ def test_what_a_step_taught_may_size_the_next(rule: Rule) -> None:
     assert bias(row, rule, drafter, steps=2) <= EXACT
 
 
-def test_a_target_of_chains_keeps_those_drawn_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_of_chains_keeps_those_sampled_first(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = Drawn(LAWS, DISTINCT, (3,), telling=False)
     row = row_of("3", "flat", drafter)
     assert bias(row, WithoutReplacement(), drafter, chains=True) <= EXACT

@@ -113,7 +113,7 @@ def line(call: float, node: float) -> DraftCost:
     return cost
 
 
-def test_as_much_is_asked_as_pays_for_its_drafting() -> None:
+def test_as_much_is_requested_as_pays_for_its_drafting() -> None:
     gain = SizedGain()
     for _ in range(100):
         gain.learn_sizes([0.0, 0.8, 1.4, 1.9, 2.3, 2.9, 3.2], 6)

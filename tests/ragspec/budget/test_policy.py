@@ -44,7 +44,7 @@ def test_a_number_is_a_fixed_budget(spec: int | str) -> None:
     assert not policy.needs_cost
 
 
-def test_auto_and_ready_made_policies() -> None:
+def test_auto_and_ready_created_policies() -> None:
     auto = make_budget("auto")
     assert isinstance(auto, AutoBudget) and auto.needs_cost
     assert make_budget(auto) is auto

@@ -76,7 +76,7 @@ def curious(experience: Experience) -> SourceChoice:
     return choice(experience, share=0.02)
 
 
-def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
+def test_a_costly_source_that_adds_nothing_is_requested_seldom() -> None:
     adviser = choice(Experience())
     requests = [ask(adviser, NONE, OTHER, (9, 9, 9)) for _ in range(600)]
     assert requests[0] == 32, "its cost is not known yet"
@@ -91,13 +91,13 @@ def test_a_source_that_proposes_nothing_adds_nothing() -> None:
     assert sum(map(bool, requests)) == 3
 
 
-def test_a_costly_source_that_pays_is_asked_every_time_but_for_little() -> None:
+def test_a_costly_source_that_pays_is_requested_every_time_but_for_little() -> None:
     adviser = choice(Experience())
     requests = [ask(adviser, NONE, OTHER, (5, 6, 7, 8)) for _ in range(50)]
     assert requests[1:] == [COSTLY_NODES] * 49
 
 
-def test_it_is_asked_only_where_the_others_promise_little() -> None:
+def test_it_is_requested_only_where_the_others_promise_little() -> None:
     adviser = choice(Experience(), share=0.0)
     for _ in range(120):
         ask(adviser, SURE, SURE, (1, 2, 3))
@@ -121,7 +121,7 @@ def test_a_source_pays_for_the_nodes_that_only_it_offered() -> None:
     assert experience.source("model").gains[0].mean == pytest.approx(2 - 3 * 0.25)
 
 
-def test_a_cheap_source_is_always_asked_for_all() -> None:
+def test_a_cheap_source_is_always_requested_for_all() -> None:
     adviser = choice(Experience())
     requests = [ask(adviser, NONE, NONE, (7,), milliseconds=0.001 * PLAIN) for _ in range(20)]
     assert requests == [32] * 20
@@ -192,7 +192,7 @@ def draft_at(adviser: SourceChoice, expected_acceptance: float | None, gain: flo
 
 
 @pytest.mark.parametrize("poor", [0.05, None])
-def test_where_drafts_did_not_pay_none_is_made_but_now_and_then(poor: float | None) -> None:
+def test_where_drafts_did_not_pay_none_is_created_but_now_and_then(poor: float | None) -> None:
     adviser = choice(drafting(0.2 * PLAIN))
     tried = [draft_at(adviser, poor, 0.0) for _ in range(600)]
     rich = [draft_at(adviser, 0.95, 1.5) for _ in range(300)]
@@ -201,7 +201,7 @@ def test_where_drafts_did_not_pay_none_is_made_but_now_and_then(poor: float | No
     assert all(rich), "another outlook is not to suffer for it"
 
 
-def test_a_draft_that_was_not_made_teaches_nothing() -> None:
+def test_a_draft_that_was_not_created_teaches_nothing() -> None:
     experience = drafting(0.2 * PLAIN)
     adviser = choice(experience, share=0.0)
     while draft_at(adviser, 0.4, 0.0):
@@ -219,7 +219,9 @@ def test_outlooks_that_began_to_pay_are_drafted_at_again() -> None:
     assert all(later[-30:])
 
 
-def test_a_dear_drafter_without_an_outlook_is_asked_for_the_size_that_pays() -> None:
+def test_a_dear_drafter_without_an_expected_acceptance_is_requested_for_the_size_that_pays() -> (
+    None
+):
     """A first ask of 7 nodes costs more than it brings, one of 3 does not."""
     experience = Experience()
     adviser = choice(experience)
@@ -285,7 +287,7 @@ def test_a_source_rests_where_teaching_it_does_not_pay_but_some_texts_try_it() -
     assert not Adviser(Calibration()).rests("learner")
 
 
-def test_who_was_left_alone_is_told_with_the_reason() -> None:
+def test_who_was_left_alone_is_reported_with_the_reason() -> None:
     experience = Experience()
     adviser = choice(experience, share=0.0)
     assert adviser.rested == {}

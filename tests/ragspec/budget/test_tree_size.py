@@ -104,13 +104,13 @@ class Drafter:
     def __init__(self, claim: float, milliseconds: float, source: str = "a") -> None:
         self.claim, self.milliseconds, self.source = claim, milliseconds, source
         self.reading = 0.0  # milliseconds that the first draft of a row takes besides
-        self.asked: list[int] = []
+        self.bucket: list[int] = []
         self.verified: list[int] = []
 
     def step(self, session: GoodputSession, cost: CostCurve, right: int) -> float:
         """Take one step of which `right` tokens can be accepted; returns its milliseconds."""
         allowed = session.adviser.nodes(None, session.allowance(128))
-        self.asked.append(allowed)
+        self.bucket.append(allowed)
         tree = DraftTree.empty()
         if allowed:
             claims = [self.claim ** (i + 1) for i in range(allowed)]
@@ -142,11 +142,11 @@ def test_switches_off_for_a_useless_drafter_and_on_when_it_becomes_useful() -> N
     session = AutoBudget().open(linear())
     drafter = Drafter(claim=0.9, milliseconds=5.0)
     play(drafter, session, [0] * 120)
-    assert drafter.asked[-40:].count(0) >= 36
-    while drafter.asked[-1]:
+    assert drafter.bucket[-40:].count(0) >= 36
+    while drafter.bucket[-1]:
         play(drafter, session, [0])
     play(drafter, session, [8] * 300)
-    assert all(request > 0 for request in drafter.asked[-20:])
+    assert all(request > 0 for request in drafter.bucket[-20:])
     assert session.reason is None
 
 
@@ -161,11 +161,11 @@ def test_the_time_lost_to_a_useless_drafter_is_bounded(milliseconds: float) -> N
     assert later <= 1.015 * sum(lengths) * plain + plain + milliseconds
 
 
-def test_a_free_drafter_is_asked_at_every_step_yet_costs_no_verification() -> None:
+def test_a_free_drafter_is_requested_at_every_step_yet_costs_no_verification() -> None:
     session = AutoBudget().open(linear())
     drafter = Drafter(claim=0.6, milliseconds=0.02)
     play(drafter, session, [0] * 120)
-    assert 0 not in drafter.asked
+    assert 0 not in drafter.bucket
     assert drafter.verified.count(0) > 80
 
 
@@ -177,7 +177,7 @@ def test_a_free_drafter_is_trusted_again_without_any_verification() -> None:
     assert sum(size >= 6 for size in drafter.verified[100:]) >= 15
 
 
-def test_no_proposals_are_told_apart_from_poor_ones() -> None:
+def test_no_proposals_are_reported_separately_from_poor_ones() -> None:
     session = AutoBudget().open(linear())
     session.allowance(128)
     session.observe(Step(session.fit(DraftTree.empty(), 128), (), (5,), {"draft": 0.0}), 128)
@@ -192,11 +192,11 @@ def test_no_proposals_are_told_apart_from_poor_ones() -> None:
     assert session.reason is None, "a draft was verified"
 
 
-def test_never_more_than_the_maximum_is_asked_for_or_kept() -> None:
+def test_never_more_than_the_maximum_is_requested_for_or_preserved() -> None:
     session = AutoBudget(maximum=6).open(linear())
     drafter = Drafter(claim=1.0, milliseconds=0.0)
     play(drafter, session, [64] * 40)
-    assert max(drafter.asked) == 5
+    assert max(drafter.bucket) == 5
     assert len(session.fit(DraftTree.chain(list(range(20)), "a"), 128)) <= 5
 
 
@@ -219,7 +219,7 @@ def step(
     return nodes
 
 
-def test_a_step_at_a_poor_outlook_counts_as_one_without_a_draft() -> None:
+def test_a_step_at_a_poor_expected_acceptance_counts_as_one_without_a_draft() -> None:
     experience = Experience()
     session = GoodputSession(SETTINGS, experience, linear())
     spent = {"draft": 4.0, "verify": 10.0, "host": HOST}

@@ -35,7 +35,7 @@ def names(result: Fuse) -> list[str]:
     return [drafter.name for drafter in result.drafters]
 
 
-def test_nothing_asked_is_plain_decoding() -> None:
+def test_nothing_requested_is_plain_decoding() -> None:
     assert build(None) is None
     assert build([]) is None
     assert build(()) is None

@@ -37,7 +37,7 @@ def test_what_is_held_is_declared() -> None:
     assert Pair(MixingDrafter({})).top_logits == 0 and not Pair(MixingDrafter({})).reads_prompt
 
 
-def test_every_store_is_asked_whether_it_fits() -> None:
+def test_every_store_is_requested_whether_it_fits() -> None:
     pair = Pair(MixingDrafter({}), Pair(Stored({})))  # type: ignore[arg-type]
     pair.fits("a")
     with pytest.raises(StoreError, match="another model"):

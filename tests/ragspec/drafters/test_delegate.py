@@ -53,12 +53,12 @@ def test_one_source_that_stalls_does_not_take_its_holder_along(
     assert list(session.faults.values()) == [3]
 
 
-def test_the_faults_within_a_source_are_told() -> None:
+def test_the_faults_within_a_source_are_reported() -> None:
     source = Source(Fuse([BrokenDrafter(), FixedDrafter([4])]), REQUEST)
     assert source.propose(PLACE, 5).tokens.tolist() == [4]
     assert source.faults == {"broken": 1}
 
 
-def test_a_patience_that_nothing_could_meet_is_refused() -> None:
+def test_a_patience_that_nothing_could_prepare_is_refused() -> None:
     with pytest.raises(InputError, match=r"a patience of 0 s; expected more"):
         Source(FixedDrafter([4]), REQUEST, 0)

@@ -55,7 +55,7 @@ def chain(tokens: list[int], name: str, accept_prob: list[float]) -> DraftTree:
     return DraftTree.chain(tokens, name, accept_prob=accept_prob)
 
 
-def test_the_best_nodes_of_all_sources_are_kept() -> None:
+def test_the_best_nodes_of_all_sources_are_preserved() -> None:
     one = Fixed(chain([3, 4, 5], "a", [0.9, 0.8, 0.1]), "a")
     two = Fixed(chain([3, 6, 7], "b", [0.95, 0.5, 0.4]), "b")
     tree = Fuse([one, two]).open(REQUEST).propose(PLACE, 4)
@@ -66,7 +66,7 @@ def test_the_best_nodes_of_all_sources_are_kept() -> None:
     assert tree.accept_prob[0] == np.float32(0.95)
 
 
-def test_a_single_drafter_keeps_its_kind_and_its_law() -> None:
+def test_a_single_drafter_keeps_its_kind_and_its_distribution() -> None:
     q = torch.ones(3, 20, dtype=torch.float64) / 20
     sample = DraftTree.chain([3, 4], "m", kind=DraftKind.SAMPLED, q=q)
     fuse = Fuse([Fixed(sample, "m", DraftKind.SAMPLED)])
@@ -192,7 +192,7 @@ def test_a_source_that_cannot_open_is_off_at_once() -> None:
     assert session.faults == {"synthetic": 1}
 
 
-def test_sources_hear_of_steps() -> None:
+def test_sources_receive_of_steps() -> None:
     sources = [Fixed(DraftTree.chain([3], "a")), Fixed(DraftTree.chain([4], "b"))]
     session = Fuse(sources).open(REQUEST)
     step = Step(session.propose(PLACE, 5), (0,), (3, 9))
@@ -206,7 +206,7 @@ def test_no_source_at_all_is_refused() -> None:
         Fuse([])
 
 
-def test_sources_of_one_name_are_told_apart() -> None:
+def test_sources_of_one_name_are_reported_separately() -> None:
     liar, honest = chain([9], "rest", [0.9]), chain([1], "rest", [0.9])
     session = Fuse([Fixed(each, "rest") for each in (liar, honest, fail)]).open(REQUEST)
     claims = Adviser(Calibration())
@@ -248,7 +248,7 @@ class Choosy(Adviser):
         return budget if expected_acceptance is None or expected_acceptance >= self.least else 0
 
 
-def test_nobody_drafts_where_even_the_best_outlook_is_too_poor() -> None:
+def test_nobody_drafts_where_even_the_best_expected_acceptance_is_too_poor() -> None:
     one = Looking(chain([3], "one", [0.2]), lambda: 0.2, "one")
     two = Looking(chain([4], "two", [0.6]), lambda: 0.6, "two")
     mute = Fixed(chain([5], "mute", [0.9]), "mute")
@@ -264,7 +264,7 @@ def test_nobody_drafts_where_even_the_best_outlook_is_too_poor() -> None:
     assert choosy.told[-1] is None
 
 
-def test_an_outlook_that_fails_counts_as_a_fault() -> None:
+def test_an_expected_acceptance_that_fails_counts_as_a_fault() -> None:
     def broken() -> float:
         raise ValueError("blind")
 

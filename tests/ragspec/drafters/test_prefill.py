@@ -22,7 +22,7 @@ from ragspec.drafters.base import (
     needs_hidden,
     notify_prefill,
     reads_prompts,
-    wanted,
+    top_logits_needed,
 )
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
@@ -128,7 +128,7 @@ def generate(drafter: Drafter) -> None:
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_each_is_told_of_the_prompt_what_it_asked_for(holder: str) -> None:
+def test_each_is_reported_of_the_prompt_what_it_requested_for(holder: str) -> None:
     best, hidden = Asking("best", top_logits=2), Asking("hidden", needs_hidden=True)
     generate(HOLDERS[holder](best, hidden))
     ((first, *steps), (second, *more)) = best.heard, hidden.heard
@@ -168,7 +168,7 @@ def row_of(drafter: Drafter, prompt: list[int]) -> Row:
         stop=StopRule(frozenset(), 4).open(None, prompt),
         report=ReportBuilder("exact", 0, len(prompt)),
         pending=list(prompt),
-        top=wanted([drafter]),
+        top=top_logits_needed([drafter]),
         hidden=needs_hidden([drafter]),
     )
     row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, distribution=distribution))
@@ -176,7 +176,7 @@ def row_of(drafter: Drafter, prompt: list[int]) -> Row:
     return row
 
 
-def test_of_several_rows_those_are_told_that_asked() -> None:
+def test_of_several_rows_those_are_reported_that_requested() -> None:
     best, hidden, steps = Asking("best", 2), Asking("hidden", needs_hidden=True), StepsAlone()
     drafters: list[Drafter] = [best, hidden, steps]
     prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
@@ -206,7 +206,7 @@ def test_of_several_rows_those_are_told_that_asked() -> None:
         SuffixDrafter(NeighbourDrafter()),
     ],
 )
-def test_the_librarys_own_sessions_understand_what_they_asked_for(drafter: Drafter) -> None:
+def test_the_librarys_its_sessions_understand_what_they_requested_for(drafter: Drafter) -> None:
     session = drafter.open(DraftRequest((1, 2), 9))
     best = TopTokens.of(torch.tensor([[3], [4]]).expand(2, 8))
     prefill = Prefill(np.array([1, 2]), best, torch.zeros(1, 2, 4))
@@ -222,7 +222,7 @@ def test_a_session_may_leave_out_what_it_does_not_learn() -> None:
 
 @pytest.mark.parametrize("best", [True, False])
 @pytest.mark.parametrize("hidden", [True, False])
-def test_nothing_is_told_where_nothing_is_there(best: bool, hidden: bool) -> None:
+def test_nothing_is_reported_where_nothing_is_there(best: bool, hidden: bool) -> None:
     tokens = np.zeros(1, dtype=np.int64)
     drafter = Asking("any")
     session = Hearing(drafter)

@@ -54,7 +54,7 @@ def test_a_source_that_rests_is_left_alone_for_the_text_and_no_fault_of_it() -> 
     assert len(again.propose(replace(PLACE, adviser=Strict()), 8)) == 2
 
 
-def test_the_time_of_teaching_is_told_for_sources_that_learn_and_are_not_the_first() -> None:
+def test_the_time_of_teaching_is_reported_for_sources_that_learn_and_are_not_the_first() -> None:
     first = Learner(chain([3], "first", [0.9]), lambda: 0.9, "first")
     learner = Learner(chain([4], "learner", [0.6]), lambda: 0.6, "learner")
     mute = Fixed(chain([5], "mute", [0.5]), "mute")

@@ -95,7 +95,7 @@ def test_samples_of_one_prompt_share_a_prefill_and_differ(model: Any, plain: Eng
     assert first.tokens == samples[0].tokens
 
 
-def test_a_seed_is_drawn_and_reported(plain: Engine) -> None:
+def test_a_seed_is_sampled_and_reported(plain: Engine) -> None:
     one = plain.generate(PROMPTS[0], Sampling(temperature=1.0), max_new_tokens=8)
     again = plain.generate(
         PROMPTS[0], Sampling(temperature=1.0, seed=one.report.seed), max_new_tokens=8
@@ -218,7 +218,7 @@ def test_a_ready_target_is_taken_as_it_is(model: Any, plain: Engine) -> None:
         engine.generate([tiny.VOCAB + 1])
 
 
-def test_the_model_is_left_as_it_was_found(model: Any) -> None:
+def test_the_model_is_left_as_it_was_detected(model: Any) -> None:
     before = model.config._attn_implementation
     engine = Engine(model, tiny.tokenizer(), budget=8)
     stream = engine.stream("ab cd", max_new_tokens=NEW)
@@ -279,7 +279,7 @@ def test_refusals_say_what_to_do(model: Any, plain: Engine) -> None:
         Sampling(temperature=-1.0)
 
 
-def test_finished_texts_are_told_until_that_is_ended(plain: Engine) -> None:
+def test_finished_texts_are_reported_until_that_is_ended(plain: Engine) -> None:
     message: list[Generation] = []
     twice = [plain.on_finish(message.append) for _ in range(2)]
     result = plain.generate(PROMPTS[:2], Sampling(temperature=0.8, n=2, seed=1), max_new_tokens=5)
@@ -313,7 +313,7 @@ def test_a_failing_callback_changes_nothing(plain: Engine) -> None:
     assert result.tokens == message[0].tokens == plain.generate(PROMPTS[0], max_new_tokens=5).tokens
 
 
-def test_ranks_of_one_model_must_not_plan_by_their_own_clocks(
+def test_ranks_of_one_model_must_not_plan_by_their_its_clocks(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "_tp_size", 4, raising=False)

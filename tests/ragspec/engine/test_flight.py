@@ -71,7 +71,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield results
 
 
-def test_a_forward_is_under_way_while_tokens_are_handed_on(
+def test_a_forward_is_under_variant_while_tokens_are_handed_on(
     target: CausalTarget, expected: list[list[int]], message: list[str]
 ) -> None:
     known: list[list[str]] = []

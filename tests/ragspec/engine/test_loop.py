@@ -105,7 +105,7 @@ def test_a_cache_that_keeps_the_wrong_node_is_noticed(
     assert tokens_of(drafted) != expected
 
 
-def test_rows_end_at_their_own_time(drafted: Engine, expected: list[list[int]]) -> None:
+def test_rows_end_at_their_its_time(drafted: Engine, expected: list[list[int]]) -> None:
     ends = [tokens[cut] for tokens, cut in zip(expected, (2, 9), strict=False)]
     results = drafted.generate(
         PROMPTS, SAMPLED, max_new_tokens=NEW, ignore_eos=True, stop_token_ids=ends

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import PrefixCache
 from ragspec.engine.output import Generation
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
@@ -56,7 +56,9 @@ def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -
             options["stop"] = request.tokenizer.decode(whole.tokens[17:20]) or "e"
         whole = request.generate(prompt, sampling, **options)
         cache = PrefixCache() if keeps else None
-        parts = in_strides(request, prompt, sampling, random.Random(seed), kept=cache, **options)
+        parts = in_strides(
+            request, prompt, sampling, random.Random(seed), prefix_cache=cache, **options
+        )
         assert parts[-1].tokens == whole.tokens
         assert parts[-1].text == whole.text
         assert parts[-1].finish_reason == whole.finish_reason
@@ -66,7 +68,7 @@ def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -
         assert all(whole.tokens[: len(part.tokens)] == part.tokens for part in parts)
 
 
-def test_a_stride_has_as_many_tokens_as_were_asked_for() -> None:
+def test_a_stride_has_as_many_tokens_as_were_requested_for() -> None:
     request = engine("auto")
     first = request.generate(tiny.prompt(), pause=4, max_new_tokens=20, ignore_eos=True)
     assert (len(first.tokens), first.finish_reason) == (4, "paused")
@@ -126,7 +128,7 @@ def test_streams_with_pauses_give_the_text_without_any_part_of_a_stop_string() -
     assert written == whole.tokens
 
 
-def test_listeners_hear_of_whole_texts_alone() -> None:
+def test_listeners_receive_of_whole_texts_alone() -> None:
     request, heard = engine(), list[Generation]()
     request.on_finish(heard.append)
     parts = in_strides(request, tiny.prompt(), Sampling(), random.Random(1), max_new_tokens=12)

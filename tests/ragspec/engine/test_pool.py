@@ -512,7 +512,7 @@ def test_a_request_may_bring_an_engine_over_the_same_target(
     assert sorted(message) == sorted(expected[1::2])
 
 
-def test_steps_are_told_as_they_are_taken(plain: Engine) -> None:
+def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
     steps: list[Step] = []
     with Pool(plain) as pool:
         handle = pool.submit("a tree", max_new_tokens=7, ignore_eos=True, on_step=steps.append)
@@ -522,7 +522,7 @@ def test_steps_are_told_as_they_are_taken(plain: Engine) -> None:
     assert list(handle) == [] and handle.result(timeout=1).text == tiny.tokenizer().decode(tokens)
 
 
-def test_who_watches_a_ticket_is_told_of_its_end_and_let_go(plain: Engine) -> None:
+def test_who_watches_a_handle_is_reported_of_its_end_and_let_go(plain: Engine) -> None:
     class Watcher:
         times = 0
 
@@ -543,7 +543,7 @@ def test_who_watches_a_ticket_is_told_of_its_end_and_let_go(plain: Engine) -> No
     assert len(list(handle)) == steps
 
 
-def test_who_watches_between_the_result_and_its_telling_is_told(plain: Engine) -> None:
+def test_who_watches_between_the_result_and_its_telling_is_reported(plain: Engine) -> None:
     message: list[int] = []
     with Pool(plain, slots=1) as pool:
         handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
@@ -551,7 +551,7 @@ def test_who_watches_between_the_result_and_its_telling_is_told(plain: Engine) -
     assert len(message) == len(handle.result().steps) + 1
 
 
-def test_a_ticket_streams_text(plain: Engine) -> None:
+def test_a_handle_streams_text(plain: Engine) -> None:
     whole = plain.generate("a tree", max_new_tokens=16, ignore_eos=True).text
     stop = whole[9:11]
     with Pool(plain, slots=2) as pool:
@@ -578,7 +578,7 @@ def test_a_ticket_streams_text(plain: Engine) -> None:
         pool.submit([1], max_new_tokens=1).stream()
 
 
-def test_a_device_that_stays_away_is_asked_for_by_callers_alone(
+def test_a_device_that_stays_away_is_requested_for_by_callers_alone(
     target: CausalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []

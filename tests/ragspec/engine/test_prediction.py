@@ -73,7 +73,7 @@ def test_the_end_of_the_prompt_leads_into_it() -> None:
         (["a", "b"], "2 predictions for 1 prompts"),
     ],
 )
-def test_other_forms_are_told(form: Any, message: str) -> None:
+def test_other_forms_are_reported(form: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(form)
     with pytest.raises(InputError, match="no tokenizer"):
@@ -127,7 +127,7 @@ def test_it_is_joined_only_where_nothing_else_reads_it_and_the_rule_can_judge_bo
     assert with_prediction(sample, chain) is sample
 
 
-def test_each_prompt_of_a_batch_has_its_own() -> None:
+def test_each_prompt_of_a_batch_has_its_its() -> None:
     model = tiny.model("llama", dtype=torch.float64)
     prompts = [tiny.prompt(9, seed=seed) for seed in range(3)]
     plain = Engine(model, drafter=None).generate(prompts, max_new_tokens=NEW, ignore_eos=True)

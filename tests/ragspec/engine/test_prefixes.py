@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import PrefixCache, SharedPrefixes
+from ragspec.engine.prefix_cache import PrefixCache, SharedPrefixes
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from ragspec.target.base import Beginning
@@ -22,7 +22,7 @@ def engine(architecture: str = "llama", drafter: Any = None) -> Engine:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.1, seed=4)])
 @pytest.mark.parametrize("drafter", [None, "auto"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
-def test_texts_over_kept_beginnings_are_those_of_fresh_ones(
+def test_texts_over_preserved_beginnings_are_those_of_fresh_ones(
     architecture: str, drafter: str | None, sampling: Sampling
 ) -> None:
     request, prefixes = engine(architecture, drafter), SharedPrefixes()
@@ -33,7 +33,7 @@ def test_texts_over_kept_beginnings_are_those_of_fresh_ones(
         prompt = [*passages[number], *tiny.prompt(6, seed=50 + turn)]
         options: dict[str, Any] = {"max_new_tokens": 10}
         result = request.generate(
-            prompt, sampling, kept=cache, prefix=len(passages[number]), **options
+            prompt, sampling, prefix_cache=cache, prefix=len(passages[number]), **options
         )
         assert result.tokens == request.generate(prompt, sampling, **options).tokens
         assert (result.report.cached_tokens >= len(passages[number])) is (number in known)
@@ -63,28 +63,28 @@ def test_the_longest_unused_leave_first() -> None:
         SharedPrefixes(-1)
 
 
-def test_nothing_is_kept_without_room_and_nothing_of_another_model_is_used() -> None:
+def test_nothing_is_preserved_without_room_and_nothing_of_another_model_is_used() -> None:
     request, cache = engine(), PrefixCache(SharedPrefixes(0))
     prompt = tiny.prompt(30)
     for _ in range(2):
-        request.generate(prompt, kept=cache, prefix=20, max_new_tokens=4)
+        request.generate(prompt, prefix_cache=cache, prefix=20, max_new_tokens=4)
     assert len(cache.prefixes) == 0
     cache = PrefixCache()
-    request.generate(prompt, kept=cache, prefix=20, max_new_tokens=4)
+    request.generate(prompt, prefix_cache=cache, prefix=20, max_new_tokens=4)
     other = Engine(tiny.model(seed=5, dtype=torch.float64), tiny.tokenizer(), None)
-    result = other.generate(prompt, kept=cache, prefix=20, max_new_tokens=4)
+    result = other.generate(prompt, prefix_cache=cache, prefix=20, max_new_tokens=4)
     assert result.report.cached_tokens == 0
     assert result.tokens == other.generate(prompt, max_new_tokens=4).tokens
 
 
-def test_keys_of_another_text_would_be_seen() -> None:
+def test_keys_of_another_text_would_be_visible() -> None:
     request, cache = engine(), PrefixCache()
     prompt, wrong = tiny.prompt(30), tiny.prompt(30, seed=9)
-    request.generate(wrong, kept=cache, prefix=20, max_new_tokens=4)
+    request.generate(wrong, prefix_cache=cache, prefix=20, max_new_tokens=4)
     result = cache.prefixes.find(request.target, wrong[:20])
     assert result is not None
     cache.prefixes.keep(request.target, prompt[:20], result)
-    message = request.generate(prompt, kept=cache, prefix=20, max_new_tokens=12).tokens
+    message = request.generate(prompt, prefix_cache=cache, prefix=20, max_new_tokens=12).tokens
     assert message != request.generate(prompt, max_new_tokens=12).tokens
 
 
@@ -92,9 +92,15 @@ def test_keys_of_another_text_would_be_seen() -> None:
     ("options", "expected"),
     [
         ({"prefix": 3}, "got prefix without kept"),
-        ({"prefix": -1, "kept": PrefixCache()}, "prefix is -1; expected a whole number below"),
-        ({"prefix": 24, "kept": PrefixCache()}, "prefix is 24; expected a whole number below"),
-        ({"prefix": "all", "kept": PrefixCache()}, "prefix is 'all'"),
+        (
+            {"prefix": -1, "prefix_cache": PrefixCache()},
+            "prefix is -1; expected a whole number below",
+        ),
+        (
+            {"prefix": 24, "prefix_cache": PrefixCache()},
+            "prefix is 24; expected a whole number below",
+        ),
+        ({"prefix": "all", "prefix_cache": PrefixCache()}, "prefix is 'all'"),
     ],
 )
 def test_bad_prefixes_are_refused(options: dict[str, Any], expected: str) -> None:

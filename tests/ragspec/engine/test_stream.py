@@ -32,7 +32,7 @@ def bytewise() -> Engine:
     return Engine(tiny.model("llama", vocab_size=320), tiny.bpe_tokenizer(), drafter=None)
 
 
-def test_pieces_are_the_text_of_generate(engine: Engine, bytewise: Engine) -> None:
+def test_chunks_are_the_text_of_generate(engine: Engine, bytewise: Engine) -> None:
     for using in (engine, bytewise):
         for seed in range(3):
             sampling = Sampling(temperature=1.5, seed=seed)
@@ -88,7 +88,7 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end(engine: Engine) -> No
     assert early.result.finish_reason == "cancelled"
 
 
-def test_a_draft_gives_larger_pieces_and_the_same_text(engine: Engine) -> None:
+def test_a_draft_gives_larger_chunks_and_the_same_text(engine: Engine) -> None:
     whole = engine.generate("ab cd", max_new_tokens=NEW)
     drafter = MixingDrafter({tuple(whole.prompt_tokens): whole.tokens}, right=1.0)
     chunks = list(

@@ -58,7 +58,7 @@ def by_hand(tilt: Tilt, prompt: list[int], new: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def test_the_text_is_that_of_the_changed_law() -> None:
+def test_the_text_is_that_of_the_changed_distribution() -> None:
     prompt = tiny.prompt()
     options: dict[str, Any] = {"max_new_tokens": 25, "ignore_eos": True}
     result = engine().generate(prompt, transform=Tilt(), **options)

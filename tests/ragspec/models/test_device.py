@@ -34,7 +34,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
             pick_device(name)
 
 
-def test_ids_go_to_where_an_offloaded_embedding_is_brought() -> None:
+def test_ids_go_to_where_an_offloaded_embedding_is_supplied() -> None:
     embedding = torch.nn.Embedding(2, 2, device="meta")
     assert input_device(embedding) == torch.device("meta")
     hook = SimpleNamespace(execution_device="cpu")

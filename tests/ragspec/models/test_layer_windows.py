@@ -55,7 +55,7 @@ def test_a_window_counts_the_query_itself() -> None:
     assert [int(row.nonzero().min()) for row in reached] == [0, 0, 0, 1, 2, 3]
 
 
-def test_a_chunk_begins_anew() -> None:
+def test_a_chunk_begins_again() -> None:
     places = torch.arange(6)
     reached = Window(chunk=4).reaches(places[:, None], places[None])
     assert reached[3].nonzero().flatten().tolist() == [0, 1, 2, 3]

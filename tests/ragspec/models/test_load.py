@@ -56,7 +56,7 @@ def test_cut_weights_are_refused(size: int, folder: Path) -> None:
         load_model(folder)
 
 
-def test_weights_that_are_missing_are_not_made_up(folder: Path) -> None:
+def test_weights_that_are_missing_are_not_created_up(folder: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     weights = load_file(folder / "model.safetensors")

@@ -8,7 +8,7 @@ import torch
 from ragspec.models import packed
 
 
-def test_free_memory_is_told() -> None:
+def test_free_memory_is_reported() -> None:
     assert packed.free_memory() > 1 << 20
 
 

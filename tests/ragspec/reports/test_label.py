@@ -39,7 +39,11 @@ def test_fast_float32_rounds_too() -> None:
     ("rule", "label", "kind"),
     [
         ("exact", "exact up to rounding", "exact up to rounding"),
-        ("exact-for(distribution)", "exact-for(distribution) up to rounding", "exact-for up to rounding"),
+        (
+            "exact-for(distribution)",
+            "exact-for(distribution) up to rounding",
+            "exact-for up to rounding",
+        ),
         ("bounded(tv<=0.5)", "bounded(tv<=0.5)", "bounded"),
         ("approximate", "approximate", "approximate"),
     ],

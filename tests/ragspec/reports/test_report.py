@@ -150,7 +150,11 @@ def test_excess_is_the_mean_over_all_tokens() -> None:
     assert "0.200 total variation" in relaxed.summary()
     assert Report.from_dict(json.loads(json.dumps(relaxed.to_dict()))) == relaxed
     assert on_progress("approximate", (), ()).tv_excess is None
-    assert on_progress("exact-for(distribution)", (), ()).tv_excess == on_progress("exact").tv_excess == 0.0
+    assert (
+        on_progress("exact-for(distribution)", (), ()).tv_excess
+        == on_progress("exact").tv_excess
+        == 0.0
+    )
 
 
 def test_summary_names_the_main_figures() -> None:
@@ -193,7 +197,7 @@ def test_loop_share_equals_the_definition(tokens: list[int]) -> None:
     assert loop_share(tokens, 4, 3) == pytest.approx(naive_loop_share(tokens, 4, 3))
 
 
-def test_a_step_keeps_no_law_alive_and_costs_little() -> None:
+def test_a_step_keeps_no_distribution_alive_and_costs_little() -> None:
     step = two_source_step()
     builder = ReportBuilder("exact", 0, 1)
     start = time.perf_counter()

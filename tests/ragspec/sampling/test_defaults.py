@@ -164,7 +164,7 @@ def test_a_model_without_a_config_asks_for_nothing() -> None:
     )
 
 
-def test_the_margin_of_a_choice_is_that_of_the_model_s_own_settings() -> None:
+def test_the_margin_of_a_choice_is_that_of_the_model_s_its_settings() -> None:
     model = model_that_asks(repetition_penalty=1.5, suppress_tokens=[plain()[0][2]])
     engine = Engine(model, drafter=None)
     text = engine.generate(PROMPTS[0], max_new_tokens=NEW)

@@ -91,7 +91,7 @@ def test_ties_beyond_the_candidates_still_weigh() -> None:
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 9}, {"top_p": 0.7}, {"min_p": 0.2}])
-def test_the_token_is_the_argmax_of_the_perturbed_law(filters: dict[str, Any]) -> None:
+def test_the_token_is_the_argmax_of_the_perturbed_distribution(filters: dict[str, Any]) -> None:
     values, indices = scores(6, 1000), [0, 1, 2, 50, 51, 52]
     mine = distribution(seed=4, **filters)
     noise = NoiseStream(4).gumbel_rows(indices, torch.arange(1000).expand(6, 1000))
@@ -115,7 +115,7 @@ def test_the_best_begin_with_the_token_and_carry_their_probability(
         torch.testing.assert_close(chances, values.softmax(-1).gather(-1, tokens))
 
 
-def test_samples_follow_the_law() -> None:
+def test_samples_follow_the_distribution() -> None:
     values = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5]])
     mine = distribution(seed=9, temperature=0.8, top_k=4)
     count = 20_000
@@ -142,7 +142,7 @@ def test_half_precision_scores_are_filtered_in_double() -> None:
     assert torch.equal(mine.select(values, [0, 1, 2]), mine.select(values.double(), [0, 1, 2]))
 
 
-def test_forbidden_tokens_are_never_drawn() -> None:
+def test_forbidden_tokens_are_never_sampled() -> None:
     values = torch.full((1, 1000), float("-inf"))
     values[0, [3, 700]] = torch.tensor([0.0, 1.0])
     for filters in ({}, {"top_k": 50}, {"top_p": 0.99}, {"top_k": 50, "top_p": 0.99}):
@@ -150,7 +150,7 @@ def test_forbidden_tokens_are_never_drawn() -> None:
         assert set(sample.tolist()) == {3, 700}
 
 
-def test_drafters_get_the_law_without_processors_that_may_keep_state() -> None:
+def test_drafters_get_the_distribution_without_processors_that_may_keep_state() -> None:
     sampling = Sampling(temperature=1.0, repetition_penalty=1.2, no_repeat_ngram_size=2)
     mine = TokenDistribution(sampling, NoiseStream(0), 3)
     assert mine.lazy

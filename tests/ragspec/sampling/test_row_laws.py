@@ -162,7 +162,9 @@ def named(names: Sequence[str | None]) -> list[TokenDistribution | None]:
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(("size", "n"), [(50, 40), (1000, 20), (9000, 8), (128_000, 2)])
-def test_mixed_rows_get_the_tokens_of_their_own_laws(size: int, n: int, kind: torch.dtype) -> None:
+def test_mixed_rows_get_the_tokens_of_their_its_distributions(
+    size: int, n: int, kind: torch.dtype
+) -> None:
     logits = random_logits(len(MIXED), n, size).to(kind)
     beyond = check(named(MIXED), logits)
     certain = [i for i, name in enumerate(MIXED) if name in (None, "greedy", "temperature", "hot")]
@@ -198,7 +200,7 @@ def test_ties_and_forbidden_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("what", [float("nan"), float("-inf"), float("inf")])
-def test_what_no_law_can_judge_is_left_to_the_reference(name: str, what: float) -> None:
+def test_what_no_distribution_can_judge_is_left_to_the_reference(name: str, what: float) -> None:
     logits = random_logits(2, 3, 700)
     logits[0, 1, 5:] = what
     logits[0, 1, :5] = float("-inf")
@@ -207,7 +209,7 @@ def test_what_no_law_can_judge_is_left_to_the_reference(name: str, what: float) 
     assert bool(check([mine, mine], logits)[0]) is filtered
 
 
-def test_flat_laws_are_beyond_the_candidates_and_never_wrong() -> None:
+def test_flat_distributions_are_beyond_the_candidates_and_never_wrong() -> None:
     distributions = named(["top-p", "top-k", "min-p", "temperature", "greedy", None])
     flat = random_logits(len(distributions), 3, 3000, scale=0.01)
     assert check(distributions, flat).tolist() == [True, False, True, False, False, False]
@@ -221,7 +223,7 @@ def test_flat_laws_are_beyond_the_candidates_and_never_wrong() -> None:
     ]
 
 
-def test_a_tie_beyond_the_candidates_that_weighs_is_seen() -> None:
+def test_a_tie_beyond_the_candidates_that_weighs_is_visible() -> None:
     logits = torch.full((1, 1, 3000), -5.0, dtype=torch.float64)
     logits[..., :1000], logits[..., 7] = 0.0, float(torch.tensor(150.0).log())
     assert check([distribution(0, {"top_k": 5, "top_p": 0.1})], logits).tolist() == [True]
@@ -237,7 +239,7 @@ def test_one_node_that_is_left_to_the_host_leaves_the_others_certain() -> None:
     assert torch.equal(tokens, batch.wanted(logits).where(known, -1))
 
 
-def test_texts_grow_by_the_tokens_that_were_kept() -> None:
+def test_texts_grow_by_the_tokens_that_were_preserved() -> None:
     distributions = named([*PENALTIES, "greedy", None])
     batch = Batch.of(distributions, 6, 500)
     grown = batch.made(500)
@@ -334,7 +336,7 @@ def test_few_kernels(name: str, most: int) -> None:
     assert kernels.count <= most, kernels.count
 
 
-def test_laws_that_need_the_host_are_not_taken() -> None:
+def test_distributions_that_need_the_host_are_not_taken() -> None:
     assert all(BatchDistribution.takes(each) for each in named([*ALL]) if each is not None)
     sampling, noise = Sampling(repetition_penalty=1.2), NoiseStream(0)
     forbid = TokenBias({4: float("-inf")})

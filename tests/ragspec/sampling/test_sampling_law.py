@@ -70,7 +70,7 @@ def test_probabilities_are_those_of_transformers(
 
 @pytest.mark.parametrize("size", [12, 1500])
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_tokens_are_drawn_from_these_probabilities(sampling: Sampling, size: int) -> None:
+def test_tokens_are_sampled_from_these_probabilities(sampling: Sampling, size: int) -> None:
     rows, seeds = 400, 6
     scores = logits(1, size, 2.0, seed=3)
     distribution = theirs(scores, sampling)[0].numpy()
@@ -94,7 +94,7 @@ def test_tokens_are_drawn_from_these_probabilities(sampling: Sampling, size: int
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_a_row_is_drawn_alike_alone_and_among_others(sampling: Sampling) -> None:
+def test_a_row_is_sampled_alike_alone_and_among_others(sampling: Sampling) -> None:
     scores, distribution = (
         logits(16, 1500, 2.0, seed=5),
         TokenDistribution(sampling, NoiseStream(9)),
@@ -105,7 +105,7 @@ def test_a_row_is_drawn_alike_alone_and_among_others(sampling: Sampling) -> None
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_filters_do_not_change_which_survivor_is_drawn(sampling: Sampling) -> None:
+def test_filters_do_not_change_which_survivor_is_sampled(sampling: Sampling) -> None:
     # The noise belongs to the token: the draw is the best of log p + g over the whole vocabulary.
     scores, noise = logits(8, 1500, 2.0, seed=6), NoiseStream(2)
     distribution = TokenDistribution(sampling, noise)

@@ -67,7 +67,7 @@ SIZES = st.lists(st.integers(0, 4), max_size=8)
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS, sizes=SIZES, skip=st.booleans(), ends=st.lists(st.integers(0, 24), max_size=3))
 @settings(max_examples=60, deadline=None)
-def test_pieces_join_to_the_whole_and_have_no_half_character(
+def test_chunks_join_to_the_whole_and_have_no_half_character(
     kind: str, text: str, sizes: list[int], skip: bool, ends: list[int]
 ) -> None:
     tokens = encode(text, kind)
@@ -86,7 +86,7 @@ def test_pieces_join_to_the_whole_and_have_no_half_character(
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data(), sizes=SIZES, skip=st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_both_ways_give_the_same_pieces_of_any_tokens(
+def test_both_ways_give_the_same_chunks_of_any_tokens(
     kind: str, data: st.DataObject, sizes: list[int], skip: bool
 ) -> None:
     """Also where bytes are no UTF-8. There byte fallback may change earlier text, so that the

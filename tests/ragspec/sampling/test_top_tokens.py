@@ -38,14 +38,14 @@ def test_the_best_tokens_are_those_of_a_full_sort(shape: tuple[int, ...], k: int
     assert torch.equal(best_tokens(logits, k)[1], logits.argsort(-1, descending=True)[..., :k])
 
 
-def test_the_last_tokens_of_a_ragged_vocabulary_are_found() -> None:
+def test_the_last_tokens_of_a_ragged_vocabulary_are_detected() -> None:
     size = BLOCK * 20 + 3
     logits = torch.zeros(SMALL // size + 1, size)
     logits[:, -1], logits[:, 4] = 2.0, 1.0
     assert best_tokens(logits, 2)[1].tolist() == [[size - 1, 4]] * len(logits)
 
 
-def test_no_more_tokens_are_asked_for_than_there_are() -> None:
+def test_no_more_tokens_are_requested_for_than_there_are() -> None:
     assert best_tokens(torch.tensor([0.0, 2.0, 1.0]), 8)[1].tolist() == [1, 2, 0]
 
 

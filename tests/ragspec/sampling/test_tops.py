@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ragspec.acceptance.base import Step
-from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill, wanted
+from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill, top_logits_needed
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.sampling.settings import Sampling
@@ -62,8 +62,8 @@ def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
 
 def test_the_largest_wish_counts() -> None:
     plain = FixedDrafter([1])
-    assert wanted([plain, None]) == 0
-    assert wanted([plain, Learner(3), Learner(5)]) == 5
+    assert top_logits_needed([plain, None]) == 0
+    assert top_logits_needed([plain, Learner(3), Learner(5)]) == 5
     assert Fuse([plain, Learner(4)]).top_logits == 4
     assert Fuse([plain]).top_logits == 0
 
@@ -89,7 +89,7 @@ def test_steps_and_prompts_come_with_the_best_tokens(batch: int) -> None:
     assert all(step.top is None for result in results for step in result.steps)
 
 
-def test_samples_of_one_prompt_all_hear_of_it() -> None:
+def test_samples_of_one_prompt_all_receive_of_it() -> None:
     model, drafter = tiny.model("llama", dtype=torch.float64), Learner()
     engine = Engine(model, drafter=drafter, budget=3)
     engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)
@@ -153,7 +153,7 @@ def test_what_processors_do_to_scores_is_not_what_the_target_thought() -> None:
         assert known[0].tolist() == best_after(model, text, 3)[-1]
 
 
-def test_path_targets_tell_of_steps_only() -> None:
+def test_path_targets_report_of_steps_only() -> None:
     drafter = Learner()
     model = build("qwen3_5_text")
     engine = Engine(model, drafter=drafter, budget=3)

@@ -33,7 +33,7 @@ def test_a_reserved_file_has_its_room_on_the_disk(
     assert (tmp_path / "x").read_bytes() == b""
 
 
-def test_a_full_disk_is_told_before_anything_is_mapped(
+def test_a_full_disk_is_reported_before_anything_is_mapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:

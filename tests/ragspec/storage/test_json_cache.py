@@ -13,7 +13,7 @@ KEY: json_cache.Key = {"model": "a", "threads": 2}
 FIELDS = {"seconds": [0.5, 1.5], "why": "ä"}
 
 
-def test_what_is_kept_comes_back_under_its_key_alone(tmp_path: Path) -> None:
+def test_what_is_preserved_comes_back_under_its_key_alone(tmp_path: Path) -> None:
     folder = tmp_path / "not" / "there"
     assert json_cache.read(folder, "cost", KEY) is None
     json_cache.write(folder, "cost", KEY, {"seconds": "replaced"})

@@ -205,7 +205,7 @@ def test_folder_of_other_things_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
-def test_a_writer_waits_for_another_as_long_as_it_is_told(tmp_path: Path) -> None:
+def test_a_writer_waits_for_another_as_long_as_it_is_reported(tmp_path: Path) -> None:
     build(tmp_path, "one")
     released = threading.Event()
 
@@ -257,7 +257,7 @@ def test_unchanged_files_are_carried_over(
     assert (store.file("inner/more.txt").stat().st_ino == inode) is links
 
 
-def test_damage_to_a_carried_file_is_not_made_official(tmp_path: Path) -> None:
+def test_damage_to_a_carried_file_is_not_created_official(tmp_path: Path) -> None:
     first = build(tmp_path, "one")
     damage_flip(first.path / "inner/more.txt")
     carried_on(tmp_path, "two")
@@ -293,7 +293,9 @@ def test_a_first_generation_that_fails_leaves_no_folder(tmp_path: Path) -> None:
         ("[1]", r"CURRENT is damaged \(list, expected an object\)"),
     ],
 )
-def test_what_is_wrong_with_the_pointer_is_told(tmp_path: Path, pointer: str, message: str) -> None:
+def test_what_is_wrong_with_the_pointer_is_reported(
+    tmp_path: Path, pointer: str, message: str
+) -> None:
     build(tmp_path, "one")
     (tmp_path / POINTER).write_text(pointer)
     with pytest.raises(StoreError, match=message):
@@ -301,7 +303,7 @@ def test_what_is_wrong_with_the_pointer_is_told(tmp_path: Path, pointer: str, me
 
 
 @pytest.mark.parametrize("blocked", ["LOCK", "build"])
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, blocked: str) -> None:
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path, blocked: str) -> None:
     # Stands for a folder that may only be read, which nobody can be kept from as root.
     root = tmp_path / "s"
     root.mkdir()

@@ -108,7 +108,7 @@ def test_rows_leave_and_are_copied() -> None:
             session.abandon()
 
 
-def test_only_wanted_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_expected_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(build("llama"))
     known: list[int] = []
     head = model.lm_head.forward
@@ -128,7 +128,7 @@ def test_only_wanted_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("most", [1, 3 * VOCAB * 5, 1 << 24])
 @pytest.mark.parametrize("keeps", [True, False])
-def test_prompts_tell_the_best_tokens_of_their_ends(
+def test_prompts_report_the_best_tokens_of_their_ends(
     keeps: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target_module, "MOST_LOGITS", most)
@@ -204,7 +204,7 @@ def by_slot(count: int, visible: np.ndarray[Any, Any] | None) -> np.ndarray[Any,
 @pytest.mark.parametrize(
     ("part", "mutant"), [("_related", chains_only), ("_places", by_slot)], ids=["mask", "position"]
 )
-def test_a_mutant_is_seen(part: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_is_visible(part: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = build("llama"), [1, 2, 3, 4]
     tree = DraftTree.build([5, 6, 7], [-1, -1, 1], "test")
     with CausalTarget(model).open(1, 32) as session:

@@ -43,7 +43,7 @@ def model() -> Two:
 
 
 @pytest.fixture
-def seen() -> Iterator[None]:
+def borrowed() -> Iterator[None]:
     place = torch.tensor([[0]])
     with tree_view(TreeView(place[0], place, place, related=None)):
         yield
@@ -70,7 +70,7 @@ def right(model: Two, states: torch.Tensor) -> torch.Tensor:
     return functional.linear(inner, model.two.weight.double())
 
 
-@pytest.mark.usefixtures("seen")
+@pytest.mark.usefixtures("borrowed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("positions", [3, 16, 60])
 def test_a_product_with_packs_is_the_module_s(
@@ -87,7 +87,7 @@ def test_a_product_with_packs_is_the_module_s(
     assert error < (1e-5 if dtype == torch.float32 else 0.03)
 
 
-@pytest.mark.usefixtures("seen")
+@pytest.mark.usefixtures("borrowed")
 def test_strided_states_are_read_right(model: Two, calls: list[int]) -> None:
     states = torch.randn(1, WIDTH, 8).transpose(1, 2)
     with Packed(pack(model)):
@@ -107,7 +107,7 @@ def test_outside_a_view_and_for_little_work_the_module_answers_itself(
     assert calls == []
 
 
-@pytest.mark.usefixtures("seen")
+@pytest.mark.usefixtures("borrowed")
 def test_autocast_gradients_and_other_types_are_left_to_the_module(
     model: Two, calls: list[int]
 ) -> None:
@@ -119,7 +119,7 @@ def test_autocast_gradients_and_other_types_are_left_to_the_module(
     assert calls == []
 
 
-def test_modules_are_found_as_they_were(model: Two) -> None:
+def test_modules_are_detected_as_they_were(model: Two) -> None:
     modules = pack(model)
     with pytest.raises(KeyError), Packed(modules):
         with Packed(modules):
@@ -166,7 +166,7 @@ def _bias(model: Two) -> None:
     model.one.bias = nn.Parameter(torch.randn(OUTPUTS), requires_grad=False)
 
 
-@pytest.mark.usefixtures("seen")
+@pytest.mark.usefixtures("borrowed")
 @pytest.mark.parametrize("change", [_add, _row, _column, _all, _other, _bias])
 def test_changed_weights_are_packed_again(model: Two, change: Any, calls: list[int]) -> None:
     states = torch.randn(1, 8, WIDTH)
@@ -188,7 +188,7 @@ def test_the_look_meets_every_row_and_column(shape: tuple[int, int]) -> None:
     assert {i % columns for i in met} == set(range(columns))
 
 
-def test_packs_are_kept_while_nothing_changes(model: Two) -> None:
+def test_packs_are_preserved_while_nothing_changes(model: Two) -> None:
     pack(model)
     before = packing._packs[id(model.one)]
     pack(model)
@@ -203,7 +203,7 @@ def test_not_a_number_counts_as_unchanged(model: Two) -> None:
     assert packing._packs[id(model.one)] is before
 
 
-def test_none_are_made_without_the_memory_and_stale_ones_go(
+def test_none_are_created_without_the_memory_and_stale_ones_go(
     model: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack(model)
@@ -213,7 +213,7 @@ def test_none_are_made_without_the_memory_and_stale_ones_go(
     assert id(model.one) not in packing._packs
 
 
-def test_none_are_made_where_the_kernels_are_missing(
+def test_none_are_created_where_the_kernels_are_missing(
     model: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: "arm64")
@@ -245,8 +245,8 @@ def test_packs_go_with_the_model(model: Two) -> None:
     assert key not in packing._packs
 
 
-@pytest.mark.usefixtures("seen")
-def test_a_copy_made_meanwhile_uses_its_own_weights(model: Two) -> None:
+@pytest.mark.usefixtures("borrowed")
+def test_a_copy_created_meanwhile_uses_its_its_weights(model: Two) -> None:
     states = torch.randn(1, 8, WIDTH)
     with Packed(pack(model)):
         other = copy.deepcopy(model)

@@ -143,7 +143,7 @@ def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) ->
     )
 
 
-def test_the_laws_of_a_view_belong_to_its_tokens() -> None:
+def test_the_distributions_of_a_view_belong_to_its_tokens() -> None:
     watcher = Watcher()
     watch(watcher)
     for _, _, _, chosen, distributions in watcher.sessions[0].seen:
@@ -153,7 +153,7 @@ def test_the_laws_of_a_view_belong_to_its_tokens() -> None:
         assert all(distributions[i, token] > 0 for i, token in enumerate(chosen))
 
 
-def test_samples_of_one_prompt_all_hear_of_it() -> None:
+def test_samples_of_one_prompt_all_receive_of_it() -> None:
     watcher = Watcher()
     engine = Engine(model(), drafter=watcher, budget=3)
     engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)
@@ -161,7 +161,7 @@ def test_samples_of_one_prompt_all_hear_of_it() -> None:
     assert heard == [p for p in PROMPTS[:2] for _ in range(2)]
 
 
-def test_processors_with_a_memory_are_not_asked_out_of_turn() -> None:
+def test_processors_with_a_memory_are_not_requested_out_of_turn() -> None:
     watcher = Watcher()
     calls: list[int] = []
 
@@ -194,7 +194,7 @@ def test_drafters_of_drafters_hand_states_on(hold: Any) -> None:
     assert session.seen
 
 
-def test_nothing_is_kept_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_preserved_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> None:
         raise AssertionError("nobody asked")
 
@@ -205,7 +205,7 @@ def test_nothing_is_kept_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> N
     assert not needs_hidden([FixedDrafter([1]), None])
 
 
-def test_a_model_is_left_as_it_was_found() -> None:
+def test_a_model_is_left_as_it_was_detected() -> None:
     instance, watcher = model(), Watcher()
     head = instance.get_output_embeddings()
     engine = Engine(instance, drafter=watcher, budget=3)
@@ -245,7 +245,7 @@ def test_other_threads_do_not_disturb_a_tap() -> None:
     assert inputs.taken() is None  # not those of the block before
 
 
-def test_the_ends_of_long_prompts_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ends_of_long_prompts_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragspec.target.causal.MOST_LOGITS", 4 * tiny.VOCAB)
     watcher = Watcher()
     watch(watcher)
@@ -254,7 +254,7 @@ def test_the_ends_of_long_prompts_are_told(monkeypatch: pytest.MonkeyPatch) -> N
     torch.testing.assert_close(hidden[0], states(PROMPTS[0])[-4:])
 
 
-def test_targets_without_a_tree_tell_of_nothing() -> None:
+def test_targets_without_a_tree_report_of_nothing() -> None:
     watcher, instance = Watcher(), build("qwen3_5_text")
     result = Engine(instance, drafter=watcher, budget=3).generate([3, 4, 5, 6], max_new_tokens=6)
     plain = Engine(instance, drafter=None).generate([3, 4, 5, 6], max_new_tokens=6)
@@ -263,7 +263,7 @@ def test_targets_without_a_tree_tell_of_nothing() -> None:
     assert all(step.hidden is None for step in watcher.sessions[0].steps)
 
 
-def test_models_that_give_all_logits_tell_of_the_right_places() -> None:
+def test_models_that_give_all_logits_report_of_the_right_places() -> None:
     target = CausalTarget(model())
     target.keeps_logits = False
     with target.open(2, 64) as session:
@@ -275,7 +275,7 @@ def test_models_that_give_all_logits_tell_of_the_right_places() -> None:
             torch.testing.assert_close(session.hidden[row][0, : len(tree) + 1], expected)
 
 
-def test_a_target_makes_the_same_logits_of_kept_states() -> None:
+def test_a_target_makes_the_same_logits_of_preserved_states() -> None:
     target = CausalTarget(model())
     with target.open(1, 64) as session:
         session.keep_hidden()

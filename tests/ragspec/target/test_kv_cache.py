@@ -140,7 +140,9 @@ def test_rows_that_lie_side_by_side_are_not_moved(monkeypatch: pytest.MonkeyPatc
     assert len(moved) == 1, "the row of one that has left is filled by one other"
 
 
-def test_nothing_is_moved_where_the_first_slots_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_moved_where_the_first_slots_are_preserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cache = SlotCache(1, 8)
     write(cache, [[1, 2, 3, 4]])
     monkeypatch.setattr(cache, "_move", lambda *a: pytest.fail("copied slots that were in place"))

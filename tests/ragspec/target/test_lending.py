@@ -110,7 +110,7 @@ def _lent(module: torch.nn.Linear) -> bool:
     return getattr(module.forward, "__func__", None) is forward
 
 
-def test_packs_may_be_given_back_in_any_order() -> None:
+def test_packs_may_be_passed_back_in_any_order() -> None:
     one, two, three = _modules(3)
     first, second = Packed([one, two]), Packed([two, three])
     first.__enter__()

@@ -37,7 +37,7 @@ def forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return known
 
 
-def test_a_model_that_verifies_trees_is_told_so() -> None:
+def test_a_model_that_verifies_trees_is_reported_so() -> None:
     verdict = probe(CausalTarget(build("llama", torch.float32)))
     assert verdict.mode == "tree"
     assert verdict.error < 1e-5 < verdict.tolerance < 0.01
@@ -125,7 +125,7 @@ def test_a_broken_target_is_caught(
     assert "logits are off by" in verdict.reason
 
 
-def test_a_model_that_no_way_fits_is_refused() -> None:
+def test_a_model_that_no_variant_fits_is_refused() -> None:
     model = changed("bloom")
     model.forward = lambda **kwargs: without_cache(model, **kwargs)
     target = CausalTarget(model)
@@ -151,7 +151,7 @@ def without_cache(model: Any, **kwargs: Any) -> Any:
     return out
 
 
-def test_a_model_whose_own_forward_fails_is_refused() -> None:
+def test_a_model_with_its_forward_fails_is_refused() -> None:
     model = changed()
     model.model.layers[0].self_attn.q_proj = torch.nn.Linear(7, 7)
     verdict = probe(CausalTarget(model))

@@ -11,7 +11,7 @@ import torch
 import ragspec.target.reading as reading
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import PrefixCache
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import CausalTarget, TreeSession
@@ -43,7 +43,7 @@ def expect_close(name: str, one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("n", "most"), [(1, 1), (7, 3), (8, 4), (1025, 1024), (5, 100)])
-def test_pieces_are_equal_and_cover_everything(n: int, most: int) -> None:
+def test_chunks_are_equal_and_cover_everything(n: int, most: int) -> None:
     result = list(reading.chunks(n, most))
     assert [place for start, end in result for place in range(start, end)] == list(range(n))
     sizes = [end - start for start, end in result]
@@ -53,7 +53,7 @@ def test_pieces_are_equal_and_cover_everything(n: int, most: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_pieces_give_the_logits_of_one_forward(name: str, rows: int) -> None:
+def test_chunks_give_the_logits_of_one_forward(name: str, rows: int) -> None:
     model, texts = build(name), TEXTS[:rows]
     trees = [DraftTree.build([5, 6, 7], [-1, -1, 1], "test")] * rows
     results: list[list[torch.Tensor]] = []
@@ -71,7 +71,7 @@ def test_pieces_give_the_logits_of_one_forward(name: str, rows: int) -> None:
 
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("keeps", [True, False])
-def test_prompts_in_pieces_tell_what_one_forward_does(k: int, keeps: bool) -> None:
+def test_prompts_in_chunks_report_what_one_forward_does(k: int, keeps: bool) -> None:
     results = []
     for piece in (None, 5):
         target = pieced(build("llama"), piece)
@@ -102,7 +102,7 @@ class Widths:
         return self.seen
 
 
-def test_only_wanted_logits_are_kept_of_pieces() -> None:
+def test_only_expected_logits_are_preserved_of_chunks() -> None:
     model = copy.deepcopy(build("llama"))
     widths, message = Widths(model), []
     with pieced(model).open(1, 32) as session:
@@ -164,7 +164,7 @@ def test_texts_are_the_same_however_prompts_are_read(name: str, drafter: str | N
     assert chunks.generate(ids, max_new_tokens=12).tokens == theirs[0, 40:].tolist()
 
 
-def test_a_drafter_is_told_the_states_of_all_pieces() -> None:
+def test_a_drafter_is_reported_the_states_of_all_chunks() -> None:
     watchers = [Watcher(), Watcher()]
     for watcher, piece in zip(watchers, (None, 4), strict=True):
         target = pieced(tiny.model("llama", dtype=torch.float64), piece)
@@ -174,7 +174,7 @@ def test_a_drafter_is_told_the_states_of_all_pieces() -> None:
     torch.testing.assert_close(one, other)
 
 
-def test_what_was_kept_is_not_counted_and_the_rest_is_read_in_pieces() -> None:
+def test_what_was_preserved_is_not_counted_and_the_rest_is_read_in_chunks() -> None:
     _, request = engines()
     cache, message = PrefixCache(), list[tuple[int, int]]()
 
@@ -182,17 +182,17 @@ def test_what_was_kept_is_not_counted_and_the_rest_is_read_in_pieces() -> None:
         message.append((done, total))
 
     text = tiny.prompt(30)
-    first = request.generate(text, max_new_tokens=8, kept=cache, on_read=note)
+    first = request.generate(text, max_new_tokens=8, prefix_cache=cache, on_read=note)
     assert message == [(0, 30), (6, 30), (12, 30), (18, 30), (24, 30), (30, 30)]
     text = [*text, *first.tokens, *tiny.prompt(9, seed=2)]
     message.clear()
     widths = Widths(request.model)
-    again = request.generate(text, max_new_tokens=8, kept=cache, on_read=note)
+    again = request.generate(text, max_new_tokens=8, prefix_cache=cache, on_read=note)
     assert widths.taken()[:3] == [5, 5, 1]
     assert message == [(0, 10), (5, 10), (10, 10)]  # with the last token of the text before
     assert again.tokens == request.generate(text, max_new_tokens=8).tokens
     assert message[2:] == [(10, 10)], "a call that does not ask is not told"
-    request.generate([*text, *again.tokens, *tiny.prompt(9)], max_new_tokens=2, kept=cache)
+    request.generate([*text, *again.tokens, *tiny.prompt(9)], max_new_tokens=2, prefix_cache=cache)
     assert message[2:] == [(10, 10)], "nor is the caller before"
 
 
@@ -213,7 +213,7 @@ def test_a_stream_tells_and_short_prompts_do_not() -> None:
         request.generate([1, 2, 3], max_new_tokens=4, on_read=3)  # type: ignore[arg-type]
 
 
-def test_what_a_watcher_raises_ends_the_reading_alone() -> None:
+def test_what_a_watcher_raises_ends_the_prefill_alone() -> None:
     _, request = engines()
     cache, text = PrefixCache(), tiny.prompt(30)
 
@@ -222,9 +222,9 @@ def test_what_a_watcher_raises_ends_the_reading_alone() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        request.generate(text, max_new_tokens=4, kept=cache, on_read=stop)
+        request.generate(text, max_new_tokens=4, prefix_cache=cache, on_read=stop)
     expected = request.generate(text, max_new_tokens=4).tokens
-    assert request.generate(text, max_new_tokens=4, kept=cache).tokens == expected
+    assert request.generate(text, max_new_tokens=4, prefix_cache=cache).tokens == expected
 
 
 def test_models_that_keep_states_read_whole() -> None:
@@ -238,14 +238,14 @@ def test_models_that_keep_states_read_whole() -> None:
     assert widths.taken()[0] == 19 and message == []
 
 
-def test_a_cpu_reads_in_pieces_unless_told_otherwise() -> None:
+def test_a_cpu_reads_in_chunks_unless_reported_otherwise() -> None:
     target = CausalTarget(build("llama"))
     assert target.piece == reading.PIECE
     with target.open(1, 4) as session:
         assert isinstance(session, TreeSession) and session.on_read is None
 
 
-def test_accelerators_read_in_pieces_too_in_larger_ones() -> None:
+def test_accelerators_read_in_chunks_too_in_larger_ones() -> None:
     assert reading.piece_of(torch.device("cpu")) == reading.PIECE
     for other in ("cuda", "mps", "xpu"):
         assert reading.piece_of(torch.device(other)) == reading.LARGE_PIECE > reading.PIECE

@@ -22,7 +22,7 @@ def left(*texts: tuple[str, str]) -> RowTexts:
     return rows
 
 
-def test_the_longest_common_beginning_is_found_in_the_same_scope_alone() -> None:
+def test_the_longest_common_beginning_is_detected_in_the_same_scope_alone() -> None:
     rows = left(("abcdef", "one"), ("abx", "two"), ("abcd", "two"))
     assert rows.join(ids("abcdef"), "two")[1:] == (2, 4)
     assert rows.join(ids("abcdef"), "three").known == 0
@@ -42,7 +42,7 @@ def test_a_row_that_is_being_written_shares_its_beginning_too() -> None:
     assert rows.join([1, 2, 3, 9], "") == (1, first, 3)
 
 
-def test_a_text_may_go_on_in_its_own_row() -> None:
+def test_a_text_may_go_on_in_its_its_row() -> None:
     rows = RowTexts(1)
     rows.grow(rows.join([1, 2], "").row, [1, 2, 3])
     rows.leave(0)
@@ -59,7 +59,7 @@ def test_what_was_forgotten_serves_nobody() -> None:
     assert rows.join([1, 2], "").known == 0
 
 
-def test_memory_that_was_given_up_is_taken_last() -> None:
+def test_memory_that_was_passed_up_is_taken_last() -> None:
     rows = left(("a", ""), ("b", ""))
     assert rows.free() == [0, 1, 2] and rows.free() == []
     first = rows.join([1], "").row

@@ -71,7 +71,7 @@ def allowed_by_hand(lengths: list[int], slots: int, window: int | None) -> torch
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("lengths", [[7], [7, 2], [0, 5], [3, 3, 9]])
-def test_the_mask_is_that_made_by_hand(rule: str, lengths: list[int]) -> None:
+def test_the_mask_is_that_created_by_hand(rule: str, lengths: list[int]) -> None:
     function, local = RULES[rule]
     slots = max(lengths) + 6
     with tree_view(view(lengths)):
@@ -82,7 +82,7 @@ def test_the_mask_is_that_made_by_hand(rule: str, lengths: list[int]) -> None:
     assert torch.isneginf(mask[mask != 0]).all()
 
 
-def test_chunks_are_asked_about_logical_positions() -> None:
+def test_chunks_are_requested_about_logical_positions() -> None:
     lengths, slots = [6], 12
     rule = chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
     with tree_view(view(lengths)):
@@ -332,7 +332,7 @@ def test_small_ragged_and_single_forwards_keep_their_mask(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom", "gptj"])
-def test_trees_are_right_whatever_is_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trees_are_right_whatever_is_separately(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = build(name), ids(6)[0].tolist()
     tree = DraftTree.build([5, 6, 7, 8], [-1, -1, 1, 0], "test")
     results = []
@@ -399,7 +399,7 @@ def test_models_may_share_a_configuration() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom"])
-def test_the_model_is_left_as_it_was_found(name: str, tmp_path: Path) -> None:
+def test_the_model_is_left_as_it_was_detected(name: str, tmp_path: Path) -> None:
     model = copy.deepcopy(build(name))
     before = own(model)
     configuration, names = model.config.to_dict(), set(vars(model))

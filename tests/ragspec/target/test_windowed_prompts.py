@@ -119,7 +119,7 @@ def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("piece", [8, 1000])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_the_models_own_at_every_border(
+def test_logits_are_the_models_its_at_every_border(
     name: str, lengths: str, piece: int, everything_is_long: list[int]
 ) -> None:
     assert worst(name, lengths, piece) < (1e-5 if name in FLOAT32 else 1e-12)
@@ -160,7 +160,7 @@ def test_no_mask_grows_with_the_prompt(name: str) -> None:
     assert largest.bytes < n * (n + before)
 
 
-def test_ragged_chains_are_read_in_pieces() -> None:
+def test_ragged_chains_are_read_in_chunks() -> None:
     target, message = CausalTarget(build("gemma3")), list[tuple[int, int]]()
     target.piece = 8
     with target.open(2, 8) as session:

@@ -76,7 +76,7 @@ def test_ancestors_and_depths_are_those_of_a_walk_to_the_root(tree: DraftTree) -
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 150])
-def test_ancestors_of_few_and_of_many_nodes_are_found_alike(n: int) -> None:
+def test_ancestors_of_few_and_of_many_nodes_are_detected_alike(n: int) -> None:
     parents = np.array([-1, *(random.Random(n).randrange(-1, i) for i in range(1, n))])
     above = ancestors(parents)
     assert above.dtype == np.bool_ and above.shape == (n, n)
@@ -104,7 +104,7 @@ def conditional(tree: DraftTree, node: int) -> float:
 
 
 @given(trees("a"), trees("b"), trees("a"))
-def test_merge_holds_every_path_once_with_the_best_reach_and_first_source(
+def test_merge_holds_every_path_once_with_the_best_accept_prob_and_first_source(
     one: DraftTree, two: DraftTree, three: DraftTree
 ) -> None:
     merged = merge([one, two, three])
@@ -151,7 +151,7 @@ def test_merge_of_nothing_is_empty_and_of_mixed_kinds_is_coupled() -> None:
 
 
 @given(trees(most=16), st.integers(0, 17))
-def test_keep_best_keeps_the_largest_sum_of_reach_that_is_a_tree(
+def test_keep_best_keeps_the_largest_sum_of_accept_prob_that_is_a_tree(
     tree: DraftTree, budget: int
 ) -> None:
     accepted = keep_best(tree, budget)
@@ -188,7 +188,7 @@ drawn_kinds = pytest.mark.parametrize("kind", sorted(SAMPLED_KINDS))
 
 @drawn_kinds
 @given(tree=trees(most=12), size=st.integers(0, 13))
-def test_of_a_drawn_draft_the_draws_that_came_first_are_kept(
+def test_of_a_sampled_draft_the_draws_that_came_first_are_preserved(
     kind: DraftKind, tree: DraftTree, size: int
 ) -> None:
     sample = replace(tree, kind=kind)
@@ -199,7 +199,7 @@ def test_of_a_drawn_draft_the_draws_that_came_first_are_kept(
 
 @drawn_kinds
 @given(tree=trees(most=12), most=st.integers(1, 6))
-def test_of_the_paths_of_a_drawn_draft_the_first_are_kept(
+def test_of_the_paths_of_a_sampled_draft_the_first_are_preserved(
     kind: DraftKind, tree: DraftTree, most: int
 ) -> None:
     sample = replace(tree, kind=kind)

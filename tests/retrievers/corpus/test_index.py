@@ -114,7 +114,7 @@ def test_a_closed_corpus_says_so(tmp_path: Path) -> None:
 # --- appending, sealing, merging, evicting --------------------------------------------------------
 
 
-def test_appended_text_is_seen_at_once_and_is_on_disk_after_sealing(store: CorpusIndex) -> None:
+def test_appended_text_is_visible_at_once_and_is_on_disk_after_sealing(store: CorpusIndex) -> None:
     new = rows(5, seed=1)
     for row in new:
         store.append(row, scope="global")
@@ -186,7 +186,7 @@ def test_a_hundred_thousand_answers_stay_bounded(tmp_path: Path) -> None:
     assert selected[1:] == answers[-(len(selected) - 1) :].tolist()
 
 
-def test_what_cannot_be_written_is_kept_bounded_and_told(
+def test_what_cannot_be_written_is_preserved_bounded_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = build(tmp_path / "c", seal_tokens=50)
@@ -234,7 +234,7 @@ def test_a_batch_larger_than_the_limit_keeps_its_newest(tmp_path: Path) -> None:
         assert text_of(store) == [[number % 90] * 10 for number in range(50, 150)]
 
 
-def test_text_that_is_lost_is_told(tmp_path: Path) -> None:
+def test_text_that_is_lost_is_reported(tmp_path: Path) -> None:
     store = build(tmp_path / "c")
     store.append([1, 2, 3], scope="global")
     with pytest.warns(ResourceWarning, match="4 appended tokens are lost"):

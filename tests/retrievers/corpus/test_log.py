@@ -41,7 +41,7 @@ def test_a_segment_in_memory_is_the_one_that_would_be_on_disk(
 
 
 @given(st.lists(st.sampled_from("abltdgf"), max_size=60), st.integers(0, 2**16))
-def test_every_document_is_seen_once_and_in_order(actions: list[str], seed: int) -> None:
+def test_every_document_is_visible_once_and_in_order(actions: list[str], seed: int) -> None:
     """Whatever is appended, looked at, taken, done, given back or forgotten."""
     rng = np.random.default_rng(seed)
     log = make()
@@ -132,7 +132,7 @@ def test_the_caller_keeps_its_array() -> None:
     assert text(log) == [[1, 2, 3]]
 
 
-def test_memory_is_kept_for_the_scopes_seen_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_preserved_for_the_scopes_visible_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_log, "MOST_TENANTS", 2)
     log = make()
     for scope in "abc":

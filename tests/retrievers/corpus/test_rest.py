@@ -111,7 +111,7 @@ def test_large_ids_do_not_overflow() -> None:
     assert propose(result, [70_001, 70_002]).tokens.tolist() == [70_003]
 
 
-def test_no_more_is_drafted_than_is_wanted() -> None:
+def test_no_more_is_drafted_than_is_expected() -> None:
     text = [list(range(40))]
     assert len(propose(session(text), [0, 1], 5)) == 5
     assert len(propose(session(text), [0, 1], 50)) == 16
@@ -147,7 +147,7 @@ def test_segments_answer_as_one_text(texts: Texts, cut: int, context: list[int])
 
 @given(WORDS, st.integers(1, 7), st.lists(st.integers(0, 3), min_size=1, max_size=5), st.data())
 @settings(max_examples=200)
-def test_reach_is_a_probability_whatever_was_learned(
+def test_accept_prob_is_a_probability_whatever_was_learned(
     texts: Texts, cut: int, context: list[int], data: st.DataObject
 ) -> None:
     groups = [group for group in (texts[:cut], texts[cut:]) if group]
@@ -175,7 +175,7 @@ def test_a_segment_with_a_shorter_match_has_a_word_too() -> None:
 # --- learning -----------------------------------------------------------------------------------
 
 
-def test_reach_follows_what_the_target_accepts() -> None:
+def test_accept_prob_follows_what_the_target_accepts() -> None:
     text = [list(range(90))]
     first = propose(session(text), [3, 4]).accept_prob[0]
     trusting, doubting = session(text), session(text)
@@ -189,7 +189,7 @@ def test_reach_follows_what_the_target_accepts() -> None:
     doubting.observe(Step(DraftTree.empty(), (), (1,)))  # nothing was drafted: nothing learned
 
 
-def test_reach_is_what_happens() -> None:
+def test_accept_prob_is_what_happens() -> None:
     """A target that leaves the corpus with probability 0.4 a token: expected equals accepted."""
     rng = np.random.default_rng(0)
     text = rng.integers(0, 60, 20_000).tolist()
@@ -279,7 +279,7 @@ def test_answers_that_were_recorded_are_drafted_for_the_next_request(tmp_path: P
     assert second.report.forwards < 0.5 * first.report.forwards
 
 
-def test_recording_what_the_engine_never_reads_is_told(tmp_path: Path) -> None:
+def test_recording_what_the_engine_never_reads_is_reported(tmp_path: Path) -> None:
     model = tiny.model(dtype=torch.float64)
     with CorpusIndex.build([], tiny.tokenizer(), tmp_path / "c") as store:
         other = Engine(model, tiny.tokenizer(), drafter=AutoDrafter(store.drafter(name="corpus")))

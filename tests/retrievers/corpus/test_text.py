@@ -36,7 +36,7 @@ def test_no_special_tokens_and_no_warning_for_long_texts(
     assert not caplog.text and not capsys.readouterr().err
 
 
-def test_pieces_end_with_whole_documents() -> None:
+def test_chunks_end_with_whole_documents() -> None:
     rows = tokenized([[1] * 3, [2] * 3, [3] * 10, [4]], None)
     results = [[document.tolist() for document in piece] for piece in chunks(rows, 5)]
     assert results == [[[1] * 3, [2] * 3], [[3] * 10], [[4]]]

@@ -42,7 +42,7 @@ def test_a_closed_corpus_records_nothing(tmp_path: Path) -> None:
 # --- scopes -------------------------------------------------------------------------------------
 
 
-def test_nothing_of_one_tenant_is_seen_by_another(tmp_path: Path) -> None:
+def test_nothing_of_one_tenant_is_visible_by_another(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tenants = ["a", "b", "global"]
     current: dict[str, list[list[int]]] = {name: [] for name in tenants}
@@ -202,7 +202,7 @@ def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(
 
 
 @pytest.mark.parametrize("error", [OSError("too many open files"), KeyboardInterrupt()])
-def test_a_seal_whose_result_cannot_be_looked_at_writes_once_and_goes_on(
+def test_a_seal_with_result_cannot_be_looked_at_writes_once_and_goes_on(
     store: CorpusIndex, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -218,7 +218,7 @@ def test_a_seal_whose_result_cannot_be_looked_at_writes_once_and_goes_on(
     assert text_of(reopen(store.path)) == [*rows(3), [4, 5, 6], [7, 8, 9]]
 
 
-def test_what_comes_while_a_corpus_closes_is_kept_or_refused(
+def test_what_comes_while_a_corpus_closes_is_preserved_or_refused(
     store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = [[4, 5, 6]]
@@ -302,7 +302,7 @@ def test_answers_are_recorded_until_that_is_ended(tmp_path: Path, engine: Engine
         again.record(foreign, scope="tenant-7")
 
 
-def test_an_engine_that_is_recorded_no_more_is_not_kept(store: CorpusIndex) -> None:
+def test_an_engine_that_is_recorded_no_more_is_not_preserved(store: CorpusIndex) -> None:
     engine = Engine(tiny.model(), tiny.tokenizer(), drafter=None)
     selected = weakref.ref(engine)
     stop = store.record(engine, scope="global")

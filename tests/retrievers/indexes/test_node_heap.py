@@ -19,7 +19,7 @@ candidates = st.lists(
 
 
 @given(candidates)
-def test_the_largest_reach_comes_first_then_the_shallowest_then_the_first_row(
+def test_the_largest_accept_prob_comes_first_then_the_shallowest_then_the_first_row(
     inputs: list[tuple[float, int, int]],
 ) -> None:
     accept_prob = np.array([r for r, _, _ in inputs])

@@ -91,7 +91,7 @@ def test_counts_and_matches_are_those_of_naive_counting(texts: list[Text], conte
 
 @settings(max_examples=200)
 @given(documents, contexts, st.integers(1, 12))
-def test_the_kept_nodes_are_the_best_and_stand_where_they_say(
+def test_the_preserved_nodes_are_the_best_and_stand_where_they_say(
     texts: list[Text], context: Text, budget: int
 ) -> None:
     with TemporaryDirectory() as name:
@@ -109,7 +109,7 @@ def test_the_kept_nodes_are_the_best_and_stand_where_they_say(
             assert tuple(texts[document][start : offset + 1]) == path
 
 
-def test_reach_is_share_times_the_chance_of_the_match(tmp_path: Path) -> None:
+def test_accept_prob_is_share_times_the_chance_of_the_match(tmp_path: Path) -> None:
     segment = make(tmp_path, [[1, 2, 3], [1, 2, 3], [1, 2, 0], [3, 2, 2]])
     options = DraftOptions(
         contexts=2, followed=(0.0, 0.5, 0.8, 0.9), followed_after_miss=(0.0, 0.25)

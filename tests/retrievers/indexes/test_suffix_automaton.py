@@ -66,7 +66,7 @@ def test_match_is_the_longest_suffix_that_occurred_before(parts: list[Text], gro
 
 
 @given(st.lists(texts, min_size=1, max_size=2), texts, texts)
-def test_every_substring_is_found_and_nothing_else(
+def test_every_substring_is_detected_and_nothing_else(
     parts: list[Text], grown: Text, probe: Text
 ) -> None:
     automaton = make(parts, grown)

@@ -70,7 +70,7 @@ def test_long_texts_are_read_in_windows_that_overlap(
     )
 
 
-def test_it_stops_at_the_most_that_is_wanted(tmp_path: Path) -> None:
+def test_it_stops_at_the_most_that_is_expected(tmp_path: Path) -> None:
     result = Datastore.build(texts(), engine(), tmp_path / "store", max_tokens=100)
     whole = [token for text in texts() for token in text[1:]]
     assert result.values.tolist() == whole[:100]
@@ -144,7 +144,7 @@ def test_the_cache_forgets_the_oldest_and_holds_what_follows(store: Datastore) -
         ([[4, 500]], {}, "document 0 holds ids from 4 to 500"),
     ],
 )
-def test_texts_that_cannot_be_kept_leave_nothing(
+def test_texts_that_cannot_be_preserved_leave_nothing(
     inputs: Any, options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises((InputError, DocumentError), match=message):

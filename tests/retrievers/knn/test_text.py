@@ -167,7 +167,7 @@ def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
     assert guessed >= 3
 
 
-def test_a_guess_that_is_kept_would_be_noticed(
+def test_a_guess_that_is_preserved_would_be_noticed(
     store: Datastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings: dict[str, Any] = {"k": 16, "weight": 0.9, "temperature": 40.0}
@@ -204,17 +204,17 @@ def test_an_approximate_index_gives_one_text_too(
             assert results[0].tokens == results[1].tokens == results[2].tokens
 
 
-def test_a_processor_with_a_memory_is_asked_once_for_each_token(store: Datastore) -> None:
+def test_a_processor_with_a_memory_is_requested_once_for_each_token(store: Datastore) -> None:
     class Counts:
         """Forbids a token after it was asked so often: what it says depends on being asked."""
 
         def __init__(self) -> None:
-            self.asked: list[int] = []
+            self.queries: list[int] = []
 
         def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            self.asked.append(ids.shape[1])
+            self.queries.append(ids.shape[1])
             scores = scores.clone()
-            scores[:, len(self.asked) % tiny.VOCAB] = -torch.inf
+            scores[:, len(self.queries) % tiny.VOCAB] = -torch.inf
             return scores
 
     instance = []
@@ -226,7 +226,7 @@ def test_a_processor_with_a_memory_is_asked_once_for_each_token(store: Datastore
             tiny.prompt(), max_new_tokens=25, ignore_eos=True, logits_processor=[counts]
         )
         instance.append(result.tokens)
-        assert counts.asked == list(range(len(tiny.prompt()), len(tiny.prompt()) + 25))
+        assert counts.queries == list(range(len(tiny.prompt()), len(tiny.prompt()) + 25))
     assert instance[0] == instance[1] == instance[2]
 
 

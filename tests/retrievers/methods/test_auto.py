@@ -15,7 +15,7 @@ from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity
 from tests.support.mixing import MixingDrafter
 
 
-def test_everything_at_hand_becomes_one_tree_of_equals() -> None:
+def test_everything_available_becomes_one_tree_of_equals() -> None:
     drafter = AutoDrafter(MixingDrafter({}))
     assert [each.name for each in drafter.drafters] == ["context", "mixing", "recycling"]
     target = CausalTarget(tiny.model())

@@ -51,7 +51,7 @@ def test_a_full_source_starves_no_other() -> None:
     assert [result.count(name) for name in "abc"] == [6, 2, 2]
 
 
-def test_what_nobody_is_sure_of_is_taken_by_reach() -> None:
+def test_what_nobody_is_sure_of_is_taken_by_accept_prob() -> None:
     unsure, little = wide(range(10, 30), "a", 0.01), wide(range(30, 40), "b", 0.05)
     tree = Cascade([unsure, little]).open(REQUEST).propose(PLACE, 12)
     result = list(names(tree).values())
@@ -71,7 +71,7 @@ def test_shared_beginnings_are_counted_once() -> None:
     assert names(tree) == {5: "a", 6: "a", 7: "a", 8: "b"}
 
 
-def test_all_sources_are_told() -> None:
+def test_all_sources_are_reported() -> None:
     one, two = FixedDrafter([5], "a"), FixedDrafter([6], "b")
     session = Cascade([one, two]).open(REQUEST)
     step = Step(session.propose(PLACE, 4), (), (9,))

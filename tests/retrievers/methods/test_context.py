@@ -148,7 +148,7 @@ def test_two_continuations_become_two_branches() -> None:
     assert sorted(roots[:2]) == [4, 5]
 
 
-def test_a_longer_match_has_more_reach() -> None:
+def test_a_longer_match_has_more_accept_prob() -> None:
     prompt = (1, 2, 3, 4, 5, 6, 7)
     session = ContextDrafter().open(DraftRequest(prompt, 100))
     short = session.propose(context(prompt, (50, 3)), 1).accept_prob[0]
@@ -157,7 +157,7 @@ def test_a_longer_match_has_more_reach() -> None:
     assert long > short > 0
 
 
-def test_reach_learns_from_what_the_target_refuses() -> None:
+def test_accept_prob_learns_from_what_the_target_refuses() -> None:
     prompt = (1, 2, 3, 4)
     session = ContextDrafter().open(DraftRequest(prompt, 100))
     place = context(prompt)
@@ -255,7 +255,7 @@ def test_fewer_steps_than_prompt_lookup_on_quoted_evidence(shared: Path) -> None
 
 
 @given(st.lists(tokens, min_size=1, max_size=40), st.lists(tokens, max_size=10))
-def test_the_outlook_is_the_reach_of_the_best_draft_of_the_longest_match(
+def test_the_expected_acceptance_is_the_accept_prob_of_the_best_draft_of_the_longest_match(
     prompt: list[int], output: list[int]
 ) -> None:
     session = ContextDrafter(NO_STARTS).open(DraftRequest(tuple(prompt), VOCAB))

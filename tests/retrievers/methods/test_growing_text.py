@@ -34,7 +34,7 @@ def spelled(tree: DraftTree) -> object:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @given(texts, texts, st.lists(texts, min_size=1, max_size=5))
-def test_what_was_followed_drafts_as_what_is_made_anew(
+def test_what_was_followed_drafts_as_what_is_created_again(
     name: str, source: list[int], prompt: list[int], chunks: list[list[int]]
 ) -> None:
     request = DraftRequest(tuple(prompt), VOCAB, texts=(SourceText(tuple(source), 5),))

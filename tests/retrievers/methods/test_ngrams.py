@@ -42,7 +42,7 @@ def test_the_text_stays_as_it_is(settings: str, batch: int) -> None:
     check_identity(NGramDrafter(), settings, batch)
 
 
-def test_a_full_list_forgets_what_was_seen_the_longest_ago() -> None:
+def test_a_full_list_forgets_what_was_visible_the_longest_ago() -> None:
     pool = NGramPool(level=2, guess=3)
     for last in (1, 2, 3, 1, 4):
         pool.add((9, last))
@@ -156,7 +156,7 @@ def test_a_fixed_pool_is_never_changed() -> None:
     assert NGramDrafter().top_logits == 1
 
 
-def test_reach_learns_from_what_the_target_refuses() -> None:
+def test_accept_prob_learns_from_what_the_target_refuses() -> None:
     text = [1, 2, 3, 1]
     session = NGramDrafter(level=3, lookahead=False).open(request(*text))
     known = []

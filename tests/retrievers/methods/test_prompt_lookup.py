@@ -95,7 +95,7 @@ def test_it_keeps_to_the_budget_and_tells_its_match() -> None:
     assert session.matched == 2
 
 
-def test_reach_never_rises_and_is_larger_for_longer_matches() -> None:
+def test_accept_prob_never_rises_and_is_larger_for_longer_matches() -> None:
     short, long = propose([1, 2, 3, 9, 2], 3), propose([1, 2, 3, 9, 1, 2], 1)
     assert (short.accept_prob[1:] <= short.accept_prob[:-1]).all()
     assert long.accept_prob[0] > short.accept_prob[0] > 0
@@ -104,7 +104,7 @@ def test_reach_never_rises_and_is_larger_for_longer_matches() -> None:
 @pytest.mark.parametrize(
     "knobs", [{"longest": 0}, {"shortest": 4}, {"tokens": 0}, {"place": "middle"}]
 )
-def test_wrong_knobs_are_told(knobs: dict[str, Any]) -> None:
+def test_wrong_knobs_are_reported(knobs: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):
         LookupDrafter(**knobs)
 

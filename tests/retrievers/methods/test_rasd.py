@@ -58,14 +58,14 @@ def test_shared_prefixes_are_fused_and_the_tail_is_grafted() -> None:
     assert tree.kind is DraftKind.COUPLED
 
 
-def test_a_shared_node_keeps_the_larger_reach_and_the_origin_of_the_text() -> None:
+def test_a_shared_node_keeps_the_larger_accept_prob_and_the_origin_of_the_text() -> None:
     text = found([5], [0.6], origin=(3, 40))
     tree = propose(Rasd(model([5, 6], [0.8, 0.4]), [text]))
     assert spelled(tree)[5,] == pytest.approx(0.8, abs=1e-6)
     assert tree.origin[tree.tokens.tolist().index(5)].tolist() == [3, 40]
 
 
-def test_the_budget_keeps_the_nodes_of_largest_reach() -> None:
+def test_the_budget_keeps_the_nodes_of_largest_accept_prob() -> None:
     tree = propose(Rasd(model([5, 6], [0.8, 0.1]), [found([7, 8], [0.7, 0.6])]), budget=3)
     assert set(spelled(tree)) == {(5,), (7,), (7, 8)}
 
@@ -73,7 +73,7 @@ def test_the_budget_keeps_the_nodes_of_largest_reach() -> None:
 LAWS = [(ROOT, [5, 9, 7], [0.9, 0.05, 0.02]), (0, [6, 4], [0.7, 0.2])]
 
 
-def test_the_law_prunes_what_the_draft_model_would_not_say() -> None:
+def test_the_distribution_prunes_what_the_draft_model_would_not_say() -> None:
     draft = model([5, 6], [0.9, 0.6], distributions=LAWS)
     text = found([5, 3, 8], [0.6, 0.5, 0.4])  # 3 is not among what follows 5
     tree = propose(Rasd(draft, [text], grace=None))
@@ -95,7 +95,7 @@ def test_rank_and_probability_either_let_a_branch_live() -> None:
     assert selected(prune_rank=0, prune_probability=0.0)
 
 
-def test_a_pruned_branch_keeps_a_share_of_its_reach() -> None:
+def test_a_pruned_branch_keeps_a_share_of_its_accept_prob() -> None:
     draft = model([5, 6], [0.9, 0.27], distributions=LAWS)
     text = found([5, 3, 8], [0.6, 0.3, 0.24])
     accept_prob = spelled(propose(Rasd(draft, [text], grace=0.25)))
@@ -116,7 +116,7 @@ def test_the_share_follows_what_the_target_accepts(token: int, grows: bool) -> N
     assert session.pruned == 10
 
 
-def test_without_laws_it_is_a_merge() -> None:
+def test_without_distributions_it_is_a_merge() -> None:
     tree = propose(Rasd(found([5, 6], [0.8, 0.4]), [found([5, 7], [0.9, 0.5])]))
     assert set(spelled(tree)) == {(5,), (5, 6), (5, 7)}
     assert tree.kind is DraftKind.DETERMINISTIC
@@ -155,7 +155,7 @@ def test_one_that_fails_never_takes_the_others_along(broken: str) -> None:
     assert session.faults["broken"] == 3
 
 
-def test_laws_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
+def test_distributions_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
     draft = model([5], [0.9], distributions=[(ROOT, [5, 6], [0.9])])
     session = opened(Rasd(draft, [found([7], [0.6])]))
     tree = session.propose(DraftContext([1, 2], 2, 50), 8)
@@ -188,7 +188,7 @@ def test_everyone_hears_of_the_step() -> None:
     st.lists(st.tuples(st.integers(-1, 5), st.permutations(range(5))), max_size=4),
     st.integers(0, 8),
 )
-def test_any_trees_and_laws_give_a_tree(
+def test_any_trees_and_distributions_give_a_tree(
     drafted: list[int], copied: list[int], known: list[tuple[int, list[int]]], budget: int
 ) -> None:
     chances = [0.5, 0.3, 0.1, 0.005, 0.001]
@@ -215,7 +215,7 @@ def test_any_trees_and_laws_give_a_tree(
         {"patience": 0},
     ],
 )
-def test_wrong_settings_are_told(settings: dict[str, Any]) -> None:
+def test_wrong_settings_are_reported(settings: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {
         "drafter": LookupDrafter(),
         "retrievers": [ContextDrafter()],

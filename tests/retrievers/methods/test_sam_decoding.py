@@ -99,7 +99,7 @@ def test_the_choice_may_be_by_expected_accepted_tokens() -> None:
     assert chosen(Select([sure], model, by="accept_prob", threshold=1.0), [1]) == ("model",)
 
 
-def test_a_source_without_a_match_length_is_told() -> None:
+def test_a_source_without_a_match_length_is_reported() -> None:
     session = Select([FixedDrafter([7], "mute")]).open(DraftRequest((1,), 100))
     with pytest.raises(InputError, match=r"'mute' does not tell.*by='reach'"):
         session.propose(at([1]), 8)
@@ -126,7 +126,7 @@ def test_the_kind_is_coupled_where_one_drafter_is() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"sources": []}, {"by": "x"}, {"discounts": [1]}])
-def test_wrong_settings_are_told(arguments: dict[str, Any]) -> None:
+def test_wrong_settings_are_reported(arguments: dict[str, Any]) -> None:
     settings = {"sources": [LookupDrafter(), LookupDrafter()]} | arguments
     with pytest.raises(InputError, match="expected"):
         Select(**settings)

@@ -111,7 +111,7 @@ def test_a_shorter_suffix_wins_where_it_promises_more() -> None:
     assert session.matched in (1, 2)
 
 
-def test_reach_follows_what_the_target_accepts() -> None:
+def test_accept_prob_follows_what_the_target_accepts() -> None:
     prompt = [0, 1, 2, 3, 0, 1]
     session = SuffixDrafter().open(DraftRequest(tuple(prompt), VOCAB))
     place, known = at(prompt), []
@@ -156,7 +156,7 @@ def test_a_text_of_the_request_is_continued_with_its_origin() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"factor": -1}, {"depth": 0}, {"least": 2}, {"score": "x"}])
-def test_wrong_settings_are_told(settings: dict[str, Any]) -> None:
+def test_wrong_settings_are_reported(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):
         SuffixDrafter(**settings)
 

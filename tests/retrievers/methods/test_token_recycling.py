@@ -194,7 +194,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
     assert NeighbourDrafter(table({}, 4)).top_logits == 4
 
 
-def test_the_outlook_is_the_reach_of_the_first_draft() -> None:
+def test_the_expected_acceptance_is_the_accept_prob_of_the_first_draft() -> None:
     session = NeighbourDrafter(table({2: [5, 6, 7]})).open(REQUEST)
     tree = session.propose(at([1, 2]), 4)
     assert session.expected_acceptance(at([1, 2])) == pytest.approx(float(tree.accept_prob[0]))

@@ -104,7 +104,7 @@ def step_after(draft: tuple[Any, ...], random: Any) -> Step:
     return Step(tree, tuple(path), tokens, best=TopTokens.of(top))
 
 
-def test_trees_grown_by_reach_keep_to_what_is_known() -> None:
+def test_trees_grown_by_accept_prob_keep_to_what_is_known() -> None:
     host, there = both(lambda table: NeighbourDrafter(table, scope="global"))
     generator = np.random.default_rng(0)
     lesson = [(t, generator.permutation(VOCAB)[:K].tolist()) for t in range(VOCAB)]
@@ -250,7 +250,7 @@ def test_rows_of_a_forward_share_one_copy() -> None:
     assert Step(DraftTree.empty(), (), (1,)).top is None
 
 
-def test_drafters_are_told_where_the_target_is() -> None:
+def test_drafters_are_reported_where_the_target_is() -> None:
     known: list[Sequence[Any]] = []
 
     class Curious(NeighbourDrafter):

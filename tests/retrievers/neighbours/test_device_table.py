@@ -164,7 +164,7 @@ def test_a_draft_finds_the_rows_of_its_shape(lesson: Lesson, data: st.DataObject
         assert find(place(token)) == (host.find(place(token)) if token in expected else None)
 
 
-def test_rows_are_told_as_they_were_in_the_order_of_the_steps() -> None:
+def test_rows_are_reported_as_they_were_in_the_order_of_the_steps() -> None:
     there, shape = DeviceNeighbourTable(VOCAB, K, device=CPU), Shape((), leaves=True)
     heard: list[tuple[list[int], int, int]] = []
 

@@ -10,7 +10,7 @@ from ragspec.retrievers.neighbours.rank_rates import RankRates
 from ragspec.retrievers.neighbours.rows import SUREST, Neighbours
 
 
-def test_rates_go_from_what_is_assumed_to_what_was_seen() -> None:
+def test_rates_go_from_what_is_assumed_to_what_was_visible() -> None:
     rates, row = RankRates(3), Neighbours([4, 5, 6], 1, 0)
     assumed = rates.of(row, 0)
     assert assumed[0] > assumed[1] > assumed[2] > 0

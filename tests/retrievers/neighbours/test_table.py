@@ -40,7 +40,7 @@ def naive(text: list[tuple[int, list[int]]], ending: list[int], orders: int) -> 
 
 
 @given(texts, st.lists(tokens, min_size=1, max_size=3), st.integers(1, 3), st.booleans())
-def test_the_longest_known_key_is_found(
+def test_the_longest_known_key_is_detected(
     text: list[tuple[int, list[int]]], ending: list[int], orders: int, layered: bool
 ) -> None:
     table = NeighbourTable(VOCAB, K, orders=orders)

@@ -37,7 +37,7 @@ def expected(p: torch.Tensor, q: torch.Tensor, eta: float) -> tuple[torch.Tensor
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("eta", [0.0, 2.0, 10.0])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_its_law_is_the_formulas_and_its_drift_the_distance(
+def test_its_distribution_is_the_formulas_and_its_drift_the_distance(
     seed: int, eta: float, zeros: bool
 ) -> None:
     distributions, rule = Laws(5, seed, zeros=zeros), Published(eta)
@@ -56,7 +56,7 @@ def test_its_law_is_the_formulas_and_its_drift_the_distance(
     assert len(verdict.excess) == len(verdict.path) + 1
 
 
-def test_without_eta_it_is_rejection_sampling_and_with_it_another_law() -> None:
+def test_without_eta_it_is_rejection_sampling_and_with_it_another_distribution() -> None:
     record = {
         eta: law_deviation(Published(eta), Laws(4, 3, alike=0.3), CHAIN, 3) for eta in (0.0, 10.0)
     }

@@ -137,7 +137,7 @@ def test_greedy_text_is_steered_by_kappa() -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
-def test_where_the_model_cannot_read_on_the_law_is_the_targets(sampling: Sampling) -> None:
+def test_where_the_model_cannot_read_on_the_distribution_is_the_targets(sampling: Sampling) -> None:
     prompt, current = tiny.prompt(30), tiny.prompt(20, seed=3)
     short = tiny.model(seed=1, dtype=torch.float64, max_position_embeddings=32)
     few = tiny.model(seed=1, dtype=torch.float64, vocab_size=40)

@@ -73,7 +73,7 @@ def test_search_equals_a_full_sort(tmp_path: Path) -> None:
     assert len(index.search("cat", 99)) == len(texts)
 
 
-def test_fingerprints_tell_models_apart_and_wrong_widths_are_refused(tmp_path: Path) -> None:
+def test_fingerprints_report_models_separately_and_wrong_widths_are_refused(tmp_path: Path) -> None:
     first = load_embedder(make_embedder(tmp_path / "a", seed=0))
     same = load_embedder(make_embedder(tmp_path / "b", seed=0))
     other = load_embedder(make_embedder(tmp_path / "c", seed=1))

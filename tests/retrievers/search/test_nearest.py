@@ -59,7 +59,7 @@ def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("precision")
 @pytest.mark.parametrize("spread", [1.0, 0.05, 0.001])
 @pytest.mark.parametrize("count", [1, 9, 500, 3000])
-def test_exact_search_is_exact_whatever_else_is_asked(count: int, spread: float) -> None:
+def test_exact_search_is_exact_whatever_else_is_requested(count: int, spread: float) -> None:
     vectors, queries = unit(count, 1, spread), unit(64, 2, spread)
     instance = index(vectors)
     for k in (1, 7, 20, count, count + 5):
@@ -242,7 +242,7 @@ def test_lists_are_searched_on_a_gpu_where_they_fit(
     assert len(faiss.searched) == before  # more than its kernels choose from
 
 
-def test_unknown_kinds_and_a_missing_faiss_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_kinds_and_a_missing_faiss_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="dense is 'flat'; expected one of exact, hnsw, ivf"):
         build_nearest(unit(5, 1), "flat")
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)

@@ -100,7 +100,7 @@ def test_damaged_index_is_refused(
         PassageIndex.open(tmp_path / "idx")
 
 
-def test_file_made_by_somebody_else_under_a_right_manifest_is_refused(
+def test_file_created_by_somebody_else_under_a_right_manifest_is_refused(
     index: PassageIndex, tmp_path: Path
 ) -> None:
     from ragspec.storage.store import publish
@@ -149,7 +149,7 @@ def test_an_index_of_before_is_searched_exactly(index: PassageIndex, tmp_path: P
     assert again.search("train wheel", 2) == index.search("train wheel", 2)
 
 
-def test_what_is_found_hangs_on_the_query_alone(embedder: Path) -> None:
+def test_what_is_detected_hangs_on_the_query_alone(embedder: Path) -> None:
     sample, words = (
         random.Random(4),
         ["cat", "dog", "train", "wheel", "draft", "token", "tree", "pet", "rail", "model"],

@@ -22,7 +22,7 @@ def document(text: str, headings: tuple[tuple[int, str], ...] = ()) -> Document:
 
 
 @given(TEXTS, st.integers(10, 40))
-def test_passages_are_pieces_that_cover_every_word_in_order(text: str, words: int) -> None:
+def test_passages_are_chunks_that_cover_every_word_in_order(text: str, words: int) -> None:
     passages = split_document(document(text), 3, words)
     end = 0
     for passage in passages:

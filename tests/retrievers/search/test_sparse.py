@@ -36,7 +36,7 @@ def test_save_and_load_give_the_same_results(tmp_path: Path) -> None:
         assert again.search(query, 3) == index.search(query, 3)
 
 
-def test_texts_without_words_are_indexed_and_never_found() -> None:
+def test_texts_without_words_are_indexed_and_never_detected() -> None:
     index = SparseIndex.build(["...", "the of"])
     assert index.search("the", 2) == []
 

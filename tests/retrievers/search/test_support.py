@@ -35,7 +35,7 @@ def test_coverage_is_the_share_of_words_by_rarity_in_the_best_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("coverage", "cosine", "found"),
+    ("coverage", "cosine", "covered"),
     [
         (LEAST_COVERAGE, 0.0, True),
         (LEAST_COVERAGE - 0.01, LEAST_COSINE, True),
@@ -47,7 +47,7 @@ def test_coverage_is_the_share_of_words_by_rarity_in_the_best_text() -> None:
 def test_one_of_two_measures_is_enough(
     coverage: float | None, cosine: float | None, result: bool
 ) -> None:
-    assert Support(coverage, cosine).found is result
+    assert Support(coverage, cosine).covered is result
 
 
 def test_an_index_tells_what_its_best_passages_have(tmp_path: Path) -> None:
@@ -58,6 +58,6 @@ def test_an_index_tells_what_its_best_passages_have(tmp_path: Path) -> None:
     embedder = make_embedder(tmp_path / "toy")
     dense = PassageIndex.build(documents, embedder=embedder, sparse=False)
     assert dense.support("cat moon").coverage is None
-    assert dense.support("cat moon").found
+    assert dense.support("cat moon").covered
     both = PassageIndex.build(documents, embedder=embedder).support("moon")
     assert both.coverage == 0.0 and both.cosine is not None

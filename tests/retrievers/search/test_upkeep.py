@@ -187,7 +187,7 @@ def test_an_index_without_a_dense_part_grows(folder: Path, tmp_path: Path) -> No
     assert max(sizes) <= 40
 
 
-def test_progress_is_told_with_counts(folder: Path, embedder: Path, tmp_path: Path) -> None:
+def test_progress_is_reported_with_counts(folder: Path, embedder: Path, tmp_path: Path) -> None:
     message: list[tuple[str, int, int]] = []
     receive: Callable[[str, int, int], None] = lambda *inputs: message.append(inputs)  # noqa: E731
     DocQA.from_documents(folder, embedder=embedder, on_progress=receive).save(tmp_path / "idx")
@@ -266,7 +266,7 @@ def test_a_path_that_is_gone_keeps_its_documents_until_it_is_removed(
     assert not change and not change.missing
 
 
-def test_files_whose_names_are_no_utf_8_are_refreshed_and_kept_apart(
+def test_files_with_names_are_no_utf_8_are_refreshed_and_preserved_separately(
     embedder: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "foreign"

@@ -35,27 +35,27 @@ class World:
     further: float = 0.5
     most: int = 16
 
-    def _drawn(self, *what: object) -> random.Random:
+    def _samples(self, *what: object) -> random.Random:
         return random.Random(repr((self.seed, *what)))
 
     def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
         self.written += 1
         text = [token for stride in before for token in stride]
         for _ in range(min(self.every, self.length - len(text))):
-            text.append(self._drawn("token", answer, tuple(text[-6:])).randrange(50))
-            if self._drawn("end", len(text), text[-1]).random() < 0.01:
+            text.append(self._samples("token", answer, tuple(text[-6:])).randrange(50))
+            if self._samples("end", len(text), text[-1]).random() < 0.01:
                 return tuple(text[len(text) - len(text) % self.every or -self.every :]), True
         start = sum(map(len, before))
         return tuple(text[start:]), len(text) >= self.length
 
     def query(self, before: Sequence[Stride]) -> tuple[int, ...] | None:
         text = tuple(token for stride in before for token in stride)
-        if before and self._drawn("sure", text[-4:]).random() < self.sure:
+        if before and self._samples("sure", text[-4:]).random() < self.sure:
             return None
         return text[-8:]
 
     def truth(self, query: tuple[int, ...]) -> list[int]:
-        sample = self._drawn("search", query[-3:])
+        sample = self._samples("search", query[-3:])
         if query and sample.random() < self.silent:
             return []
         return sample.sample(range(self.answers), self.answers)
@@ -67,9 +67,9 @@ class World:
     def guess(self, query: tuple[int, ...], known: Sequence[int]) -> int | None:
         right = next(iter(self.truth(query)), None)
         if self.guess_right is not None:
-            if self._drawn("guess", query).random() < self.guess_right:
+            if self._samples("guess", query).random() < self.guess_right:
                 return right
-            return self._drawn("wrong", query).choice([a for a in range(9) if a != right])
+            return self._samples("wrong", query).choice([a for a in range(9) if a != right])
         ranked = [answer for answer in self.truth(query) if answer in known]
         return ranked[0] if ranked else None
 
@@ -112,7 +112,7 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
             world,
             schedules(sample),
             prefetch=sample.choice([1, 3, 20]),
-            kept=selected.append,
+            on_accept=selected.append,
         )
         strides, answers = plain(World(case, **options))  # type: ignore[arg-type]
         assert loop.run() == strides
@@ -121,12 +121,14 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
         assert report.strides == len(strides)
         assert world.written == len(strides) + report.wasted
         sample_events = [e for e in report.events if e.what in ("write", "ahead")]
-        assert sum(not event.kept for event in sample_events) == report.wasted
-        assert sum(event.kept for event in sample_events) == len(strides)
+        assert sum(not event.accepted for event in sample_events) == report.wasted
+        assert sum(event.accepted for event in sample_events) == len(strides)
         assert (report.calls, report.queries) == (len(world.asked), sum(world.asked))
 
 
-def test_a_guess_that_is_kept_is_seen_by_the_test_above(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guess_that_is_preserved_is_visible_by_the_test_above(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(SpeculativeRetrieval, "_take_back", lambda self, end, ahead: None)
     with pytest.raises(AssertionError):
         test_the_text_is_that_of_a_search_before_every_stride(0)
@@ -275,7 +277,7 @@ def test_an_interrupt_keeps_what_would_not_have_been_taken_back() -> None:
     assert len(loop.answers) == len(loop.strides) == loop.report.strides > 0
 
 
-def test_a_slow_search_is_asked_less_often_and_a_fast_one_every_time() -> None:
+def test_a_slow_search_is_requested_less_often_and_a_fast_one_every_time() -> None:
     """On a clock of sleeps: ratios of 100; a stall of the machine may spoil one run, not three."""
 
     class Slow(World):

@@ -71,7 +71,7 @@ def test_strides_grow_with_the_chance_and_the_search(chance: float, most: int) -
     assert lengths[-1] > 3
 
 
-def test_a_search_that_takes_as_long_for_each_query_is_not_worth_a_batch() -> None:
+def test_a_search_that_takes_as_long_for_each_query_is_not_gain_a_batch() -> None:
     gated = schedule(20.0, 20.0, 20.0, 0.8, overlap=False)
     plans = [gated.next() for _ in range(2 * GLANCE)]
     assert {plan.strides for plan in plans} == {1}
@@ -97,7 +97,7 @@ def test_outliers_and_old_guesses_fade() -> None:
     assert instance.next().strides <= 2
 
 
-def test_a_batch_that_was_not_seen_costs_by_the_nearest_that_was() -> None:
+def test_a_batch_that_was_not_visible_costs_by_the_nearest_that_was() -> None:
     instance = Schedule()
     instance.search.further = 0.1
     assert instance.search.of(3) == 0.0

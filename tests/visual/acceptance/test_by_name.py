@@ -37,14 +37,14 @@ def test_defaults_fit_the_code_book() -> None:
 
 
 @pytest.mark.parametrize("name", relaxed())
-def test_every_relaxed_rule_is_made_by_its_name(name: str) -> None:
+def test_every_relaxed_rule_is_created_by_its_name(name: str) -> None:
     rule = make_rule(name, BOOK)
     assert isinstance(rule, Rule)
     assert (rule.name, rule.label) == (name, "approximate")
     assert name in NAMES["rule"]
 
 
-def test_settings_reach_the_rule() -> None:
+def test_settings_accept_prob_the_rule() -> None:
     lantern = make_rule("lantern", BOOK, neighbours=7, delta=0.2, tv_budget=0.5, positions=64)
     assert isinstance(lantern, Lantern) and isinstance(lantern.relation, NearestWithin)
     assert (lantern.relation.k, lantern.relation.delta) == (7, 0.2)
@@ -61,7 +61,7 @@ def test_settings_reach_the_rule() -> None:
     assert make_rule("rejection", BOOK).name == "rejection"
 
 
-def test_tables_made_before_are_used_and_checked() -> None:
+def test_tables_created_before_are_used_and_checked() -> None:
     table = CodeNeighbours.build(BOOK, 9)
     rule: Any = make_rule("lantern", BOOK, neighbours=table)
     assert rule.relation.neighbours is table and rule.relation.k == 9

@@ -124,7 +124,7 @@ def test_a_foreign_code_book_is_refused(tmp_path: Path) -> None:
         CodeNeighbours.open(tmp_path / "nowhere")
 
 
-def test_damage_is_seen(tmp_path: Path) -> None:
+def test_damage_is_visible(tmp_path: Path) -> None:
     CodeNeighbours.build(codebook(30), 6).save(tmp_path)
     path = next(tmp_path.rglob(FILE))
     path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")

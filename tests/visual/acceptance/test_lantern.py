@@ -108,7 +108,7 @@ def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: G
 
 @given(tree=trees(vocab=CODES), seed=st.integers(0, 10**6), gain=st.floats(0.0, 3.0))
 @settings(max_examples=120, deadline=None)
-def test_codes_stand_for_others_only_above_what_is_worth_it(
+def test_codes_stand_for_others_only_above_what_is_gain_it(
     tree: DraftTree, seed: int, gain: float
 ) -> None:
     distributions, noise = Laws(CODES, seed % 5), NoiseStream(seed)
@@ -124,7 +124,7 @@ def test_codes_stand_for_others_only_above_what_is_worth_it(
     assert (huge.path, huge.token, sum(huge.excess)) == (walk.path, walk.token, 0.0)
 
 
-def test_what_is_worth_it_bounds_as_before() -> None:
+def test_what_is_gain_it_bounds_as_before() -> None:
     # Codes that may not stand for others keep their own mass: the figure is what is moved.
     for seed in range(60):
         distributions, noise = Laws(CODES, seed % 9), NoiseStream(seed)
@@ -150,7 +150,7 @@ def test_kinds_choose_the_same_codes() -> None:
 
 
 @pytest.mark.parametrize("tree", [fixed(1), fixed(2), coupled(1), coupled(2), sampled(2)])
-def test_clusters_keep_their_law(tree: Grow) -> None:
+def test_clusters_keep_their_distribution(tree: Grow) -> None:
     rule, clusters, moved = GSD(PARTITION), PARTITION.clusters, 0
     for seed in range(120):
         distributions, noise = Laws(CODES, seed % 4), NoiseStream(seed)
@@ -196,7 +196,7 @@ def test_a_relaxed_rule_says_so(rule: RelaxedWalk) -> None:
         check_pairing(rule, Fixed(kind))
 
 
-def test_rows_are_opened_apart() -> None:
+def test_rows_are_opened_separately() -> None:
     rule = Lantern(TABLE, tv_budget=0.5)
     one, two = open_rule(rule), open_rule(rule)
     assert one is not two
@@ -229,7 +229,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("old", "new"), BROKEN)
-def test_broken_rules_are_seen(old: str, new: str) -> None:
+def test_broken_rules_are_visible(old: str, new: str) -> None:
     def deviation(where: Any) -> float:
         """How far the figure lies from the true variation, or the short way from the full."""
         worst = 0.0

@@ -40,7 +40,7 @@ from tests.visual.acceptance.test_lantern import CODES, RELAXED, TABLE
 
 
 @pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
-def test_one_deterministic_candidate_gives_the_relaxed_law(rule: RelaxedWalk) -> None:
+def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: RelaxedWalk) -> None:
     masses = []
     for seed in range(6):
         distributions = Laws(CODES, seed)
@@ -75,7 +75,7 @@ def test_with_siblings_the_excess_is_the_variation(rule: RelaxedWalk, width: int
             assert excess <= width * 0.15
 
 
-def test_sampled_candidates_shift_the_law_by_the_mean_excess_at_most() -> None:
+def test_sampled_candidates_shift_the_distribution_by_the_mean_excess_at_most() -> None:
     rule = RELAXED[0]
     for seed in range(3):
         distributions = Laws(CODES, seed)

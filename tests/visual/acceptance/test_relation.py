@@ -102,7 +102,7 @@ def test_a_cluster_is_related_whatever_it_weighs() -> None:
     assert result.mass == pytest.approx(p[inside].sum() - p[9])
 
 
-def test_a_code_that_the_law_excludes_stands_for_none_of_its_cluster() -> None:
+def test_a_code_that_the_distribution_excludes_stands_for_none_of_its_cluster() -> None:
     relation = SameCluster(CodePartition.build(codebook(CODES), 4))
     code = next(c for c in range(relation.size) if len(relation.near(c)))
     p = np.zeros(relation.size)
@@ -130,7 +130,7 @@ def test_another_code_book_is_refused() -> None:
         ("neighbours.rows[:, : self.k]", "neighbours.rows"),
     ],
 )
-def test_prefixes_off_by_one_are_seen(old: str, new: str) -> None:
+def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
     # The published repository counts k + 1 although its list leaves the code itself out.
     wrong = broken(module, old, new)
 

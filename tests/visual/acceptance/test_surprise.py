@@ -14,7 +14,7 @@ from ragspec.visual.pipeline.pipeline import ImagePipeline
 from tests.support import tiny_images
 
 
-def test_its_mean_over_a_law_is_none_by_enumeration() -> None:
+def test_its_mean_over_a_distribution_is_none_by_enumeration() -> None:
     sample = torch.Generator().manual_seed(0)
     for size in (1, 2, 30):
         distribution = torch.randn(size, generator=sample, dtype=torch.float64).mul(2.0).softmax(0)

@@ -77,7 +77,9 @@ def test_the_mean_excess_bounds_what_enumeration_finds(tree: Grow, seed: int) ->
 
 @pytest.mark.parametrize("budget", [0.02, 0.1, TVBudget(0.1, positions=3), 0.5])
 @pytest.mark.parametrize("tree", [fixed(2, 1), fixed(1, 1, 1)])
-def test_a_budget_holds_for_every_picture_and_for_their_law(budget: Any, tree: Grow) -> None:
+def test_a_budget_holds_for_every_picture_and_for_their_distribution(
+    budget: Any, tree: Grow
+) -> None:
     total = budget.total if isinstance(budget, TVBudget) else budget
     rules: list[RelaxedWalk] = [
         Lantern(TABLE, delta=0.4, tv_budget=budget),
@@ -157,7 +159,7 @@ def test_one_draft_of_another_kind_ends_the_bound() -> None:
         assert row.label == label
 
 
-def test_a_budget_that_is_not_kept_is_seen() -> None:
+def test_a_budget_that_is_not_preserved_is_visible() -> None:
     lax = broken(lantern, "left - spent, side", "left, side").Lantern(
         TABLE, delta=0.5, tv_budget=0.1
     )

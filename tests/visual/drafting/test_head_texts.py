@@ -20,7 +20,7 @@ def seeded() -> torch.Generator:
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])
-def test_a_picture_stands_below_its_own_condition(condition: str) -> None:
+def test_a_picture_stands_below_its_its_condition(condition: str) -> None:
     model = image_models.model(condition)
     inputs = image_models.given(model)[[2, 0, 2, 1]]
     target, texts = code_texts(model, CODES, inputs, seeded(), dropped=0.0)
@@ -69,7 +69,7 @@ def test_they_show_the_guided_target_of_the_same_model() -> None:
         (CODES, torch.full((4,), 9)),
     ],
 )
-def test_what_the_model_was_not_made_for_is_refused(
+def test_what_the_model_was_not_created_for_is_refused(
     codes: torch.Tensor, inputs: torch.Tensor
 ) -> None:
     with pytest.raises(InputError, match="expected"):

@@ -69,13 +69,15 @@ def test_pictures_stay_as_they_are(scale: float, start: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["coupled", "sampled"])
-def test_rows_that_end_with_a_token_end_so_before_any_forward_has_seen_it(form: Any) -> None:
+def test_rows_that_end_with_a_token_end_so_before_any_forward_has_visible_it(form: Any) -> None:
     opened = session(JacobiDrafter(8, form, width=4, end=19))
     assert opened.propose(at([5]), 8).tokens.tolist() == [5, 5, 19, 5, 5, 5, 19, 5]
 
 
 @pytest.mark.parametrize("drafter", [JacobiDrafter(8), [JacobiDrafter(5), "context"]])
-def test_it_saves_forwards_where_laws_hardly_depend_on_the_last_codes(drafter: Any) -> None:
+def test_it_saves_forwards_where_distributions_hardly_depend_on_the_last_codes(
+    drafter: Any,
+) -> None:
     model = faint()
     options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
     sampling = Sampling(temperature=1.0, seed=4)
@@ -128,7 +130,9 @@ def written(distributions: Laws, noise: NoiseStream, drafter: JacobiDrafter, ste
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("window", "steps", "length"), [(1, 4, 4), (2, 3, 4), (2, 4, 3)])
-def test_the_sampled_form_keeps_the_law(seed: int, window: int, steps: int, length: int) -> None:
+def test_the_sampled_form_keeps_the_distribution(
+    seed: int, window: int, steps: int, length: int
+) -> None:
     """By enumeration; no number of the noise serves two draws, in one step or across steps."""
     distributions = Laws(2 if window == 2 else 3, seed)
     drafter = JacobiDrafter(window, "sampled")
@@ -138,7 +142,9 @@ def test_the_sampled_form_keeps_the_law(seed: int, window: int, steps: int, leng
     assert deviation(outcomes, distributions, length) < 1e-9
 
 
-def test_a_stale_law_passed_off_as_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_distribution_passed_off_as_another_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The check of the law can fail: a q that is not what the code was drawn from biases it."""
     propose = JacobiSession.propose
 
@@ -155,7 +161,7 @@ def test_a_stale_law_passed_off_as_another_is_noticed(monkeypatch: pytest.Monkey
     assert deviation(outcomes, distributions, 3) > 1e-3
 
 
-def test_sampled_codes_follow_the_law_of_plain_sampling() -> None:
+def test_sampled_codes_follow_the_distribution_of_plain_sampling() -> None:
     """End to end, through engine, processors and budget: a chi-square over the third code."""
     model = tiny.model("llama", vocab_size=8, dtype=torch.float64)
     sampling = Sampling(temperature=1.0, top_k=5, n=400, seed=2)
@@ -269,7 +275,7 @@ def test_without_a_view_it_starts_afresh() -> None:
     assert opened.propose(at([1, 6]), 9).tokens.tolist() == [6, 6]
 
 
-def test_reach_follows_what_came_true() -> None:
+def test_accept_prob_follows_what_came_true() -> None:
     opened = session(JacobiDrafter(3), vocab=200)
     before = opened.propose(at([1]), 9).accept_prob.tolist()
     codes = [1]

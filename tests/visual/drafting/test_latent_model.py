@@ -59,7 +59,7 @@ def generate(
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
-def test_a_seed_fixes_the_latents_whatever_else_is_drawn(rule: Any) -> None:
+def test_a_seed_fixes_the_latents_whatever_else_is_sampled(rule: Any) -> None:
     first, result = generate(rule)
     again, _ = generate(rule)
     one_by_one, _ = generate(rule, batch_size=1)
@@ -95,7 +95,7 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
     with torch.no_grad():
         conditions = instance.trunk.condition(torch.arange(1)), instance.trunk.unconditional(1)
         states = [instance.states(drafted[None], each)[0] for each in conditions]
-        message = drafter.draft.sampler.told(torch.stack(states, 1))
+        message = drafter.draft.sampler.conditioning(torch.stack(states, 1))
         noise = target.noise(NoiseStream(5), range(4))
         alone = drafter.draft.sampler.draw(message, noise)
     assert torch.allclose(alone.latents, drafted, atol=1e-9)
@@ -104,7 +104,7 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
     assert [target.table.indices[number] for number in numbers] == [0, 1, 2, 3]
 
 
-def test_chains_grow_with_what_is_kept_and_end_with_the_picture() -> None:
+def test_chains_grow_with_what_is_preserved_and_end_with_the_picture() -> None:
     latents, result = generate(Near(50.0), window=99, min_gain=0.1)  # all are kept
     sizes = [len(step.tree) for step in result[0].steps if len(step.tree)]
     assert sizes[0] == 3 and sum(sizes) < CODES  # 0.5, 0.25 and 0.125 are worth it

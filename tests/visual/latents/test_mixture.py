@@ -53,11 +53,11 @@ class FreshDraw(MixtureRule):
 
 
 @torch.no_grad()
-def test_latents_follow_the_density_that_is_told() -> None:
+def test_latents_follow_the_density_that_is_reported() -> None:
     inputs = mixtures()
     sampler = inputs.target.sampler
     assert isinstance(sampler, MixtureSampler)
-    message = sampler.told(inputs.p[None, None])[0]
+    message = sampler.conditioning(inputs.p[None, None])[0]
     axis = torch.arange(-7.975, 8.0, 0.05, dtype=torch.float64)  # the middles of cells
     places = torch.cartesian_prod(axis, axis)
     weights = sampler.log_density(message, places).exp() * 0.05**2
@@ -75,7 +75,7 @@ def test_latents_follow_the_density_that_is_told() -> None:
             )
 
 
-def test_the_rule_keeps_the_targets_law() -> None:
+def test_the_rule_keeps_the_targets_distribution() -> None:
     inputs = mixtures()
     selection = plain(inputs.target, inputs.p, 4 * SAMPLES)
     result, selected = emitted(MixtureRule(), inputs, SAMPLES)
@@ -83,19 +83,19 @@ def test_the_rule_keeps_the_targets_law() -> None:
     assert differs(plain(inputs.draft, inputs.q, 4 * SAMPLES), selection) < 1e-5
 
 
-def test_a_rule_that_draws_anew_is_found() -> None:
+def test_a_rule_that_draws_again_is_detected() -> None:
     inputs = mixtures(0.6)
     selection = plain(inputs.target, inputs.p, 4 * SAMPLES)
     assert differs(emitted(FreshDraw(), inputs, SAMPLES)[0], selection) < 1e-5
 
 
-def test_kept_drafts_are_as_many_as_the_laws_overlap() -> None:
+def test_preserved_drafts_are_as_many_as_the_distributions_overlap() -> None:
     inputs = mixtures()
     table, count = inputs.target.table, 4000
     result = plain(inputs.draft, inputs.q, count)
     with torch.no_grad():
         p, q = (
-            each.sampler.log_density(each.sampler.told(inputs.p[None, None])[0], result)  # type: ignore[attr-defined]
+            each.sampler.log_density(each.sampler.conditioning(inputs.p[None, None])[0], result)  # type: ignore[attr-defined]
             for each in (inputs.target, inputs.draft)
         )
     overlap = float((p - q).exp().clamp(max=1.0).mean())
@@ -104,7 +104,7 @@ def test_kept_drafts_are_as_many_as_the_laws_overlap() -> None:
     assert len(table) > count
 
 
-def test_pictures_are_drawn_by_mixtures() -> None:
+def test_pictures_are_sampled_by_mixtures() -> None:
     def draw(drafter: Any, rule: Any) -> Any:
         target = models.target(model(1), 2, steps=1, built_by=MixtureTarget)
         engine = Engine(target, None, drafter, budget=4, rule=rule)

@@ -84,7 +84,7 @@ def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> 
         assert drafter.draft.prompt(1) == target.prompt(1)
 
 
-def test_a_model_may_be_given_by_itself_or_by_its_folder(folder: Path, tmp_path: Path) -> None:
+def test_a_model_may_be_passed_by_itself_or_by_its_folder(folder: Path, tmp_path: Path) -> None:
     named = pipeline(folder, "model")
     first = drawn(named)
     for inputs in (folder / "draft", str(folder / "draft"), named.draft, [named.draft]):
@@ -135,12 +135,12 @@ def test_plain_pictures_and_near_0_are_the_same(folder: Path) -> None:
     assert near.label == "exact" and plain.stats.forwards == 4 * models.SIDE**2
 
 
-def test_what_became_of_drafts_is_told(folder: Path) -> None:
+def test_what_became_of_drafts_is_reported(folder: Path) -> None:
     plain = drawn(pipeline(folder, None))
     assert (plain.stats.outcomes == 0).all() and plain.stats.acceptance is None
     near = drawn(pipeline(folder, rule="near", r=0.3))
     stats = near.stats
-    selected = stats.outcomes == OUTCOMES.index("kept")
+    selected = stats.outcomes == OUTCOMES.index("accepted")
     assert 0 < selected.sum() == sum(report.accepted for report in stats.reports)
     assert (~np.isnan(stats.distances) == selected).all()
     assert 0.0 < stats.distance_mean < stats.distance_most <= 0.3

@@ -16,7 +16,7 @@ from ragspec.visual.latents.rules.path import Path
 from ragspec.visual.latents.target import LatentView
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support.latent_laws import differs
-from tests.support.masked_laws import OTHER_SEEDS, drawn, kept, plain
+from tests.support.masked_laws import OTHER_SEEDS, accepted, drawn, plain
 
 SAMPLES = 240
 SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ
@@ -38,12 +38,12 @@ def wanted() -> torch.Tensor:
     ],
     ids=["aligned", "aligned-unequal", "horizon", "path", "path-model"],
 )
-def test_pictures_follow_the_targets_law(
+def test_pictures_follow_the_targets_distribution(
     rule: Any, drafts: str, inputs: dict[str, Any], selection: torch.Tensor
 ) -> None:
     result, generations = drawn(rule, drafts, SAMPLES, **inputs)
     assert differs(result.flatten(1), selection) > SAME
-    assert 0.1 < kept(generations) < 0.99 and generations[0].label == "exact-for(distribution)"
+    assert 0.1 < accepted(generations) < 0.99 and generations[0].label == "exact-for(distribution)"
 
 
 class FreshDraw(Horizon):
@@ -86,7 +86,7 @@ class Unmasked(MaskedTarget):
     ],
     ids=["fresh", "mirrored", "sigma", "twice", "unmasked"],
 )
-def test_what_breaks_the_law_is_found(
+def test_what_breaks_the_distribution_is_detected(
     rule: Any, drafts: str | None, inputs: dict[str, Any], selection: torch.Tensor
 ) -> None:
     result, _ = drawn(rule, drafts, SAMPLES, **inputs)

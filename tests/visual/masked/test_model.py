@@ -27,7 +27,7 @@ def plain() -> plain_mar.Plain:
 
 @torch.no_grad()
 @pytest.mark.parametrize("known", [0, 1, 4, PLACES])
-def test_states_are_those_of_the_plain_reading(
+def test_states_are_those_of_the_plain_prefill(
     model: MaskedModel, plain: plain_mar.Plain, known: int
 ) -> None:
     dice = torch.Generator().manual_seed(known)
@@ -45,7 +45,7 @@ def test_states_are_those_of_the_plain_reading(
 
 @torch.no_grad()
 @pytest.mark.parametrize("time", [0, 10, 999])
-def test_the_head_is_that_of_the_plain_reading(
+def test_the_head_is_that_of_the_plain_prefill(
     model: MaskedModel, plain: plain_mar.Plain, time: int
 ) -> None:
     dice = torch.Generator().manual_seed(time)
@@ -60,7 +60,7 @@ def test_the_head_is_that_of_the_plain_reading(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "conditioning"),
     [
         ({"num_attention_heads": 5}, "5 attention heads for a width of 768"),
         ({"grid_size": 0}, "grid_size is 0"),

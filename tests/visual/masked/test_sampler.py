@@ -65,7 +65,7 @@ def drawn(model: MaskedModel, plain: plain_mar.Plain, **changed: Any) -> tuple[A
 @pytest.mark.parametrize(
     "changed", [{}, {"iterations": PLACES}, {"iterations": 1}, {"scale": 1.0}, {"temperature": 1.0}]
 )
-def test_pictures_are_those_of_the_plain_reading(
+def test_pictures_are_those_of_the_plain_prefill(
     model: MaskedModel, plain: plain_mar.Plain, changed: dict[str, Any]
 ) -> None:
     result, expected = drawn(model, plain, **changed)
@@ -105,7 +105,7 @@ class Constant(MaskedSampler):
 
 
 @pytest.mark.parametrize("mutant", [VarianceGuided, Constant])
-def test_another_guidance_is_found(
+def test_another_guidance_is_detected(
     model: MaskedModel, plain: plain_mar.Plain, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "MaskedSampler", mutant)
@@ -113,7 +113,7 @@ def test_another_guidance_is_found(
     assert np.abs(result - expected).max() > 1e-2
 
 
-def test_a_seed_fixes_the_latents_whatever_else_is_drawn(model: MaskedModel) -> None:
+def test_a_seed_fixes_the_latents_whatever_else_is_sampled(model: MaskedModel) -> None:
     sampler = MaskedSampler(model, LearnedSchedule(8), 4, 2.0)
     noises = [NoiseStream(seed) for seed in (3, 4, 5)]
     labels = torch.tensor([0, 1, 1])
@@ -127,7 +127,7 @@ def test_a_seed_fixes_the_latents_whatever_else_is_drawn(model: MaskedModel) -> 
     assert sorted(order_of(noises[0], PLACES).tolist()) == list(range(PLACES))
 
 
-def test_a_latents_noise_is_its_own(model: MaskedModel) -> None:
+def test_a_latents_noise_is_its_its(model: MaskedModel) -> None:
     sampler, seed = MaskedSampler(model, LearnedSchedule(8), 4), NoiseStream(3)
     noise = sampler.noise(seed, range(PLACES))
     assert noise.shape == (PLACES, 9, plain_mar.WIDTH)
@@ -145,7 +145,7 @@ def test_half_precision_gives_numbers(model: MaskedModel) -> None:
     assert float((result - whole).abs().median()) < 0.02
 
 
-def test_drawing_can_be_ended(model: MaskedModel) -> None:
+def test_sampling_can_be_ended(model: MaskedModel) -> None:
     message: list[int] = []
 
     def first(done: int, latents: torch.Tensor) -> bool:

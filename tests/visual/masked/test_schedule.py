@@ -14,7 +14,7 @@ from tests.support import plain_mar
 
 
 @pytest.mark.parametrize("steps", [2, 3, 10, 37, 100, 1000])
-def test_steps_are_those_of_a_plain_reading(steps: int) -> None:
+def test_steps_are_those_of_a_plain_prefill(steps: int) -> None:
     schedule = LearnedSchedule(steps)
     times, selected = plain_mar.respaced(steps)
     assert schedule.times == times and times[0] == 0 and times[-1] == 999
@@ -67,7 +67,7 @@ def test_as_many_iterations_as_places_draw_one_each() -> None:
     assert masked_counts(256, 256) == list(range(255, -1, -1))
 
 
-def test_guidance_rises_linearly_with_what_is_drawn() -> None:
+def test_guidance_rises_linearly_with_what_is_sampled() -> None:
     for left in range(257):
         expected = 1 + (2.9 - 1) * (256 - max(left, 1)) / 256
         assert guidance_at(2.9, 256, left) == pytest.approx(expected, abs=1e-12)

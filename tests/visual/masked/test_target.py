@@ -20,7 +20,7 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support import plain_mar, tiny_masked
-from tests.support.masked_laws import FLOOR, SCALE, STEPS, drawn, kept, model, plain
+from tests.support.masked_laws import FLOOR, SCALE, STEPS, accepted, drawn, model, plain
 
 RULES = (Near(0.3), Aligned(), Horizon(2), Path(), CspdPaper())
 
@@ -64,7 +64,7 @@ def test_a_seed_fixes_a_picture_whatever_is_beside_it(rule: Any, drafts: str) ->
     assert torch.equal(together, again)
     assert torch.allclose(together, one_by_one, atol=1e-9)
     assert torch.allclose(together[1:2], alone, atol=1e-9)
-    assert kept(message) > 0.0 and message[0].label == rule.label
+    assert accepted(message) > 0.0 and message[0].label == rule.label
 
 
 def test_nothing_is_drafted_before_drafting_begins() -> None:
@@ -74,7 +74,7 @@ def test_nothing_is_drafted_before_drafting_begins() -> None:
     assert len(at_once[0].steps[1].tree) == 3 < len(message[0].steps)
 
 
-def test_what_was_foreseen_is_drawn_under_the_deepest_prefix() -> None:
+def test_what_was_foreseen_is_sampled_under_the_deepest_prefix() -> None:
     instance, noises = model(side=3), [NoiseStream(5)]
     schedule = LearnedSchedule(STEPS, FLOOR)
     target = MaskedTarget(instance, schedule, torch.tensor([1]), noises, SCALE, ahead=3)

@@ -57,7 +57,7 @@ def naive(model: Any, states: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("condition", ["class", "features"])
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_it_computes_what_a_naive_reading_computes(condition: str, implementation: str) -> None:
+def test_it_computes_what_a_naive_prefill_computes(condition: str, implementation: str) -> None:
     model = copy.deepcopy(image_models.model(condition))
     model.set_attn_implementation(implementation)
     ids = torch.randint(image_models.BOOK, (3, 9), generator=torch.Generator().manual_seed(1))

@@ -60,7 +60,7 @@ def check(result: Any, model: Any) -> None:
 
 @pytest.mark.parametrize("condition", ["class", "features"])
 @pytest.mark.parametrize("place", ["model", "module", "state_dict", "ema", None])
-def test_weights_are_found_wherever_they_lie(
+def test_weights_are_detected_wherever_they_lie(
     place: str | None, condition: str, tmp_path: Path
 ) -> None:
     model = image_models.model(condition)
@@ -119,7 +119,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         "cls_embedding.embedding_table.weight",
     ],
 )
-def test_weights_that_lack_are_told(name: str, tmp_path: Path) -> None:
+def test_weights_that_lack_are_reported(name: str, tmp_path: Path) -> None:
     weights = published(image_models.model())
     del weights[name]
     torch.save({"model": weights}, tmp_path / "c.pt")
@@ -127,7 +127,7 @@ def test_weights_that_lack_are_told(name: str, tmp_path: Path) -> None:
         load_llamagen(tmp_path / "c.pt", **SIZES)
 
 
-def test_weights_of_two_models_are_told(tmp_path: Path) -> None:
+def test_weights_of_two_models_are_reported(tmp_path: Path) -> None:
     weights = published(image_models.model())
     weights["layers.1.attention.wo.weight"] = torch.zeros(16, 20)
     torch.save({"model": weights}, tmp_path / "c.pt")
@@ -135,7 +135,7 @@ def test_weights_of_two_models_are_told(tmp_path: Path) -> None:
         load_llamagen(tmp_path / "c.pt", **SIZES)
 
 
-def test_sizes_that_cannot_be_known_are_asked_for(tmp_path: Path) -> None:
+def test_sizes_that_cannot_be_known_are_requested_for(tmp_path: Path) -> None:
     torch.save({"model": published(image_models.model())}, tmp_path / "c.pt")
     with pytest.raises(InputError, match="num_attention_heads"):
         load_llamagen(tmp_path / "c.pt", grid_size=4)
@@ -170,7 +170,7 @@ def test_heads_that_do_not_divide_the_width_are_refused(heads: int, tmp_path: Pa
         ("norm.weight", [16, 1]),
     ],
 )
-def test_weights_of_another_shape_are_told(name: str, shape: list[int], tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_reported(name: str, shape: list[int], tmp_path: Path) -> None:
     weights = published(image_models.model())
     weights[name] = torch.zeros(shape)
     torch.save({"model": weights}, tmp_path / "c.pt")
@@ -195,7 +195,7 @@ def test_weights_that_are_not_finite_are_refused(value: float, tmp_path: Path) -
         load_llamagen(tmp_path / "c.pt", **SIZES)
 
 
-def test_a_dtype_may_be_asked_for(tmp_path: Path) -> None:
+def test_a_dtype_may_be_requested_for(tmp_path: Path) -> None:
     model = copy.deepcopy(image_models.model()).bfloat16()
     torch.save({"model": published(model)}, tmp_path / "c.pt")
     assert load_llamagen(tmp_path / "c.pt", **SIZES).dtype == torch.bfloat16

@@ -48,7 +48,7 @@ def test_half_precision_is_turned_in_float32() -> None:
     assert torch.equal(rotate(states, rotation), expected)
 
 
-def test_positions_reach_beyond_the_last_code_for_timing_only() -> None:
+def test_positions_accept_prob_beyond_the_last_code_for_timing_only() -> None:
     rotary = GridRotary(1, 2, 4)
     rotary.rotation(torch.tensor([[len(rotary) + SPARE - 1]]), torch.float32)
     with pytest.raises(IndexError):

@@ -235,7 +235,7 @@ def test_fewer_condition_positions_leave_the_codes_where_they_were() -> None:
     )
 
 
-def test_codes_may_be_given() -> None:
+def test_codes_may_be_passed() -> None:
     """A prompt of a condition and the first codes goes on from there."""
     model = image_models.model()
     target = image_models.target(model)

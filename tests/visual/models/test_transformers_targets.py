@@ -213,7 +213,7 @@ def rows_of(kind: str) -> list[int]:
 
 
 @KINDS
-def test_greedy_decoding_is_the_models_own(kind: str) -> None:
+def test_greedy_decoding_is_the_models_its(kind: str) -> None:
     rows = rows_of(kind)
     result = draw(Engine(target(kind), None, drafter=None), rows, Sampling())
     assert result == [OF_MODEL[kind](row) for row in rows]
@@ -237,7 +237,7 @@ def test_trees_draw_what_plain_decoding_draws(kind: str, sampling: Sampling) -> 
 
 
 @KINDS
-def test_the_model_is_left_as_it_was_found(kind: str) -> None:
+def test_the_model_is_left_as_it_was_detected(kind: str) -> None:
     instance = model(kind)
     before = instance.config._attn_implementation
     draw(Engine(target(kind), None, drafter=None), [0], Sampling())
@@ -345,7 +345,7 @@ def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:
     assert sample[0] == sample[1]
 
 
-def test_what_a_model_asks_of_text_is_not_asked_of_its_pictures() -> None:
+def test_what_a_model_asks_of_text_is_not_requested_of_its_pictures() -> None:
     instance: Any = target("janus", seed=17)
     plain = draw(Engine(instance, drafter=None), [0], Sampling())
     config = instance.model.generation_config

@@ -108,7 +108,7 @@ def test_two_published_files_make_a_pipeline(tmp_path: Path) -> None:
     assert beside.tokenizer.vocab_size == CODES
 
 
-def test_files_of_the_training_script_tell_the_size_of_their_pictures(tmp_path: Path) -> None:
+def test_files_of_the_training_script_report_the_size_of_their_pictures(tmp_path: Path) -> None:
     settings = argparse.Namespace(image_size=512, vq_model="VQ-16")
     file = saved(tmp_path / "vq.pt", args=settings, optimizer={"state": {}}, steps=3)
     with pytest.raises(ModelError, match="allow_namespace=True"):
@@ -132,7 +132,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         VQTokenizer.from_pretrained(saved(tmp_path / "vq.pt", weights))
 
 
-def test_a_generator_is_told_from_a_tokenizer(tmp_path: Path) -> None:
+def test_a_generator_is_reported_from_a_tokenizer(tmp_path: Path) -> None:
     torch.save({"model": published_generator(image_models.model())}, tmp_path / "c2i.pt")
     with pytest.raises(ModelError, match="open it with load_llamagen"):
         VQTokenizer.from_pretrained(tmp_path / "c2i.pt")

@@ -19,7 +19,7 @@ WEIGHTS = {"norm.weight": torch.ones(3), "output.weight": torch.ones(2, 3)}
 
 
 @pytest.mark.parametrize("place", [*PLACES, None])
-def test_weights_are_found_wherever_they_lie(place: str | None, tmp_path: Path) -> None:
+def test_weights_are_detected_wherever_they_lie(place: str | None, tmp_path: Path) -> None:
     file = tmp_path / "c.pt"
     torch.save({place: WEIGHTS, "steps": 7} if place else WEIGHTS | {"steps": 7}, file)
     result, settings = read_checkpoint(file)
@@ -69,7 +69,7 @@ class Command:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_nobody_is_told_how_to_run_what_a_file_holds(tmp_path: Path) -> None:
+def test_nobody_is_reported_how_to_run_what_a_file_holds(tmp_path: Path) -> None:
     file = tmp_path / "c.pt"
     torch.save({"model": Command()}, file)
     contents = {

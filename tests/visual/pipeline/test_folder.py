@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_images.save(tmp_path_factory.mktemp("images") / "set")
 
 
-def test_the_parts_of_a_folder_are_found(folder: Path) -> None:
+def test_the_parts_of_a_folder_are_detected(folder: Path) -> None:
     result = find_folder(folder)
     assert result.target == folder / "target" and result.draft == folder / "draft"
     assert result.tokenizer == folder / "tokenizer" and result.head is None
@@ -64,7 +64,7 @@ def test_a_missing_model_says_what_was_tried(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
-def test_a_target_without_tokenizer_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_target_without_tokenizer_is_reported(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "target").symlink_to(folder / "target")
     with pytest.raises(ModelNotFoundError, match="tokenizer=PATH"):

@@ -18,7 +18,7 @@ from ragspec.visual.pipeline.pipeline import ImagePipeline
 from tests.support import tiny_images, tiny_masked
 
 
-def test_one_device_may_be_told_in_every_form() -> None:
+def test_one_device_may_be_reported_in_every_form() -> None:
     for where in ("cpu", {"": "cpu"}, {"model": "cpu", "vq": "cpu"}, torch.device("cpu")):
         assert check_loading({"device_map": where}, "auto") == (torch.device("cpu"), False)
     assert check_loading({"device_map": "auto"}, "cpu") == ("auto", False)
@@ -47,7 +47,7 @@ def test_no_keyword_of_diffusers_is_taken_for_a_setting_of_a_rule(name: str) -> 
             check_loading(settings, "cpu")
 
 
-def test_what_cannot_be_turned_off_is_told() -> None:
+def test_what_cannot_be_turned_off_is_reported() -> None:
     for name in ("use_safetensors", "low_cpu_mem_usage"):
         assert check_loading({name: None}, "cpu") == ("cpu", False)
         with pytest.raises(InputError, match=f"got {name}=False; weights are"):

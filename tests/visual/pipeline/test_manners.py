@@ -63,7 +63,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @every
-def test_whole_models_are_brought_before_they_work_and_sent_away_after(
+def test_whole_models_are_supplied_before_they_work_and_sent_away_after(
     make: Maker, tmp_path: Path, moves: list[str]
 ) -> None:
     pipe = make(tmp_path)
@@ -98,7 +98,7 @@ def test_the_target_leaves_before_the_decoder_comes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("condition", ["class", "features"])
 @pytest.mark.parametrize("drafter", ["model", "jacobi"])
-def test_layers_are_brought_one_by_one(
+def test_layers_are_supplied_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, condition: str
 ) -> None:
     real = hooks.set_module_tensor_to_device
@@ -188,7 +188,9 @@ def test_encoded_prompts_draw_what_the_prompts_draw(tmp_path: Path) -> None:
         of_codes(tmp_path / "classes").encode_prompt("red")
 
 
-def test_the_text_encoder_is_brought_to_encode_and_leaves(tmp_path: Path, moves: list[str]) -> None:
+def test_the_text_encoder_is_supplied_to_encode_and_leaves(
+    tmp_path: Path, moves: list[str]
+) -> None:
     class Encoder(torch.nn.Linear):
         pass
 

@@ -111,7 +111,7 @@ def test_it_draws_again_from_what_it_saved(
         assert type(again.autoencoder) is type(pipe.autoencoder)
 
 
-def test_a_callback_is_told_and_may_end_it(folder: Path) -> None:
+def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
     message: list[tuple[int, int, int]] = []
 
     def note(pipe: Any, iteration: int, latents: int, tensors: dict[str, torch.Tensor]) -> None:
@@ -137,7 +137,7 @@ def test_half_precision_draws(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("condition", "step_tensors"),
     [
         ({"iterations": 10}, "10 iterations for 9 latents"),
         ({"iterations": 0}, "0 iterations"),
@@ -189,7 +189,7 @@ def test_drafts_are_judged_by_rules_of_latents(folder: Path) -> None:
     assert not torch.allclose(drawn(pipeline(folder, iterations=9)).latents, plain.latents)
 
 
-def test_what_came_of_drafts_is_told_by_place(folder: Path) -> None:
+def test_what_came_of_drafts_is_reported_by_place(folder: Path) -> None:
     out = drawn(pipeline(folder, **DRAFTED, rule="near", r=9.0, prefill=0.3, window=3), 2)
     for row, seed in enumerate(out.stats.seeds):
         order = order_of(NoiseStream(seed), 9)
@@ -217,7 +217,7 @@ def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
     assert drawn(pipe, 3).label == "exact-for(distribution)"
 
 
-def test_a_draft_model_is_saved_and_found(folder: Path, tmp_path: Path) -> None:
+def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> None:
     pipe = pipeline(folder, **DRAFTED | {"drafter": smaller(folder)})
     pipe.save_pretrained(tmp_path / "both")
     again = pipeline(tmp_path / "both", **DRAFTED | {"drafter": "model"})
@@ -234,7 +234,7 @@ def test_a_draft_model_is_saved_and_found(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "given", "told"),
+    ("labels", "condition", "step_tensors"),
     [
         ([3], {}, "got the class 3; expected a whole number from 0 to 2"),
         (["purple"], {}, "expected one of red, green/leaf, blue"),

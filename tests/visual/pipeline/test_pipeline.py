@@ -56,7 +56,7 @@ def test_an_exact_rule_draws_what_plain_decoding_draws(
     assert fast.stats.tv_excess == 0.0
 
 
-def test_an_image_depends_on_its_own_seed_alone(folder: Path) -> None:
+def test_an_image_depends_on_its_its_seed_alone(folder: Path) -> None:
     pipe = opened(folder)
     four = pipe(class_labels=[1, 2], generator=dice(), num_images_per_prompt=2)
     one = pipe(class_labels=1, generator=dice())
@@ -184,7 +184,7 @@ def test_a_saved_pipeline_keeps_the_drafters_of_its_folder(
     assert sample[0].stats.forwards == sample[1].stats.forwards
 
 
-def test_what_loaders_of_diffusers_are_told_is_understood(folder: Path) -> None:
+def test_what_loaders_of_diffusers_are_reported_is_understood(folder: Path) -> None:
     for where in ("cpu", {"": "cpu"}, torch.device("cpu")):
         assert opened(folder, device_map=where).model.device.type == "cpu"
     inputs = {"local_files_only": True, "use_safetensors": True, "torch_dtype": torch.float64}
@@ -194,7 +194,7 @@ def test_what_loaders_of_diffusers_are_told_is_understood(folder: Path) -> None:
             opened(folder, **wrong)
 
 
-def test_the_callback_is_told_the_tensors_that_it_asks_for(folder: Path) -> None:
+def test_the_callback_is_reported_the_tensors_that_it_asks_for(folder: Path) -> None:
     pipe, known = opened(folder), []
 
     def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> None:
@@ -224,7 +224,7 @@ def test_without_a_generator_the_global_seed_decides(folder: Path) -> None:
     assert sample[0].stats.seeds == sample[1].stats.seeds != later.stats.seeds
 
 
-def test_a_dtype_may_be_asked_for_by_both_names(folder: Path) -> None:
+def test_a_dtype_may_be_requested_for_by_both_names(folder: Path) -> None:
     for name in ("dtype", "torch_dtype"):
         assert opened(folder, **{name: torch.bfloat16}).model.dtype == torch.bfloat16
     assert opened(folder, torch_dtype=None).model.dtype == torch.float32
@@ -239,7 +239,7 @@ def test_a_saved_pipeline_draws_the_same(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(one.codes, two.codes) and one.stats.forwards == two.stats.forwards
 
 
-def test_parts_can_be_given_one_by_one(folder: Path) -> None:
+def test_parts_can_be_passed_one_by_one(folder: Path) -> None:
     model, tokenizer = tiny_images.model(), tiny_images.tokenizer()
     pipe = ImagePipeline(model, tokenizer, tiny_images.model(layers=1), Walk(), budget=4)
     pipe.set_progress_bar_config(disable=True)
@@ -315,7 +315,7 @@ def test_so_many_side_by_side_cannot_be(folder: Path, count: Any) -> None:
 
 
 @pytest.mark.parametrize("drafter", [None, "jacobi", "starter"])
-def test_given_codes_stand_and_the_rest_is_drawn_after_them(folder: Path, drafter: Any) -> None:
+def test_passed_codes_stand_and_the_rest_is_sampled_after_them(folder: Path, drafter: Any) -> None:
     pipe = opened(folder, drafter)
     whole = pipe(class_labels=[1], generator=dice(3), guidance_scale=2.0).codes
     inputs = whole[0].clone()
@@ -335,7 +335,7 @@ def test_given_codes_stand_and_the_rest_is_drawn_after_them(folder: Path, drafte
             pipe(class_labels=0, codes=wrong)
 
 
-def test_every_truncation_of_the_law_can_be_asked_for(folder: Path) -> None:
+def test_every_truncation_of_the_distribution_can_be_requested_for(folder: Path) -> None:
     greedy = opened(folder, None)(class_labels=[1], temperature=0.0).codes
     for name, value in (("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)):
         for drafter in (None, "jacobi"):

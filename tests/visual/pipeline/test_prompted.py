@@ -86,7 +86,7 @@ def own_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor:
     return sample
 
 
-def test_janus_draws_what_its_own_generate_draws() -> None:
+def test_janus_draws_what_its_its_generate_draws() -> None:
     pipe = opened("janus")
     out = pipe(PROMPTS, temperature=0.0, guidance_scale=SCALE, output_type="pt")
     read = pipe.text_tokenizer(
@@ -102,7 +102,7 @@ def test_janus_draws_what_its_own_generate_draws() -> None:
     assert out.label == "exact" and out.stats.forwards < len(PROMPTS) * SIDE**2
 
 
-def test_sampled_janus_has_the_law_of_its_own_generate() -> None:
+def test_sampled_janus_has_the_distribution_of_its_its_generate() -> None:
     for inputs in (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=5)):
         pipe = opened("janus")
         request = {"temperature": inputs.temperature, "top_k": inputs.top_k}
@@ -151,7 +151,7 @@ def own_emu3(
 
 @pytest.mark.parametrize("size", [(SIDE, SIDE), (2, 5), (4, 1)])
 @pytest.mark.parametrize("negative", ["", "blue cat a tree"])
-def test_emu3_draws_what_its_own_generate_draws(size: tuple[int, int], negative: str) -> None:
+def test_emu3_draws_what_its_its_generate_draws(size: tuple[int, int], negative: str) -> None:
     pipe = opened("emu3")
     record = {"temperature": 0.0, "guidance_scale": SCALE, **sized("emu3", *size)}
     out = pipe(PROMPTS, negative_prompt=negative, output_type="pt", **record)
@@ -168,7 +168,7 @@ def test_emu3_draws_what_its_own_generate_draws(size: tuple[int, int], negative:
         assert torch.equal(pipe(PROMPTS, **record).codes, out.codes)
 
 
-def test_sampled_emu3_has_the_law_of_its_own_generate() -> None:
+def test_sampled_emu3_has_the_distribution_of_its_its_generate() -> None:
     pipe, size = opened("emu3"), (2, 3)
     request = {"temperature": 0.9, "top_k": 7, "guidance_scale": SCALE, **sized("emu3", *size)}
     out = pipe(PROMPTS, negative_prompt="cat", generator=dice(), **request)
@@ -247,7 +247,7 @@ def test_relaxed_rules_are_named_and_repeat(kind: str, rule: str) -> None:
     assert torch.equal(again.codes[0], out.codes[0])
 
 
-def test_codes_that_look_alike_are_those_of_the_models_own_book() -> None:
+def test_codes_that_look_alike_are_those_of_the_models_its_book() -> None:
     for kind in PIPELINES:
         rule = opened(kind, rule="lantern", neighbours=3).rule
         book = tiny_prompted.model(kind).model.vqmodel.quantize.embedding.weight.detach()
@@ -261,7 +261,7 @@ def test_codes_that_look_alike_are_those_of_the_models_own_book() -> None:
 
 
 @KINDS
-def test_given_codes_stand_and_the_rest_is_drawn_after_them(kind: str) -> None:
+def test_passed_codes_stand_and_the_rest_is_sampled_after_them(kind: str) -> None:
     record = {"guidance_scale": 2.0, **sized(kind)}
     whole = opened(kind)("a cat", generator=dice(), **record).codes
     inputs = whole[0].clone()
@@ -438,7 +438,7 @@ def test_all_models_move_together() -> None:
 
 
 @KINDS
-def test_templates_and_ids_can_be_given(kind: str) -> None:
+def test_templates_and_ids_can_be_passed(kind: str) -> None:
     record = {"generator": dice(), **sized(kind)}
     pipe, request = opened(kind), opened(kind, prompt_template="a red {prompt}")
     current, none = pipe.encode_prompt("a red cat", **sized(kind))
@@ -455,7 +455,7 @@ def test_templates_and_ids_can_be_given(kind: str) -> None:
         assert request.encode_prompt("cat")[0][0] != current[0]
 
 
-def test_a_callback_is_told_codes_alone() -> None:
+def test_a_callback_is_reported_codes_alone() -> None:
     pipe, known = opened("emu3"), []
 
     def look(pipe: Any, step: int, codes: int, kwargs: dict[str, Any]) -> None:
@@ -468,7 +468,7 @@ def test_a_callback_is_told_codes_alone() -> None:
 
 
 @KINDS
-def test_a_folder_keeps_how_it_was_drawn_with(kind: str, tmp_path: Path) -> None:
+def test_a_folder_keeps_how_it_was_sampled_with(kind: str, tmp_path: Path) -> None:
     instance = PIPELINES[kind]
     first = tiny_prompted.save(tmp_path / "model", kind)
     inputs: dict[str, Any] = {"rule": "lantern", "delta": 0.9, "neighbours": 20, "budget": 5}

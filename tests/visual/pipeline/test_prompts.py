@@ -150,7 +150,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_text_encoder_is_named_and_its_padding_is_not_seen(model: Any, encoder: Path) -> None:
+def test_a_text_encoder_is_named_and_its_padding_is_not_visible(model: Any, encoder: Path) -> None:
     pipe = opened(model, text_encoder=encoder)
     texts = ["red", "blue heart red cat"]
     features = pipe.captions(texts)

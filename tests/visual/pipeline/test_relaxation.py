@@ -43,7 +43,7 @@ def test_a_rule_named_alone_takes_what_was_measured_for_the_model(
     "text",
     ["", "[]", "{}", '{"format": 2, "rules": {}}', '{"format": 1, "rules": {"lantern": 3}}'],
 )
-def test_a_broken_file_is_refused_and_can_be_written_anew(folder: Path, text: str) -> None:
+def test_a_broken_file_is_refused_and_can_be_written_again(folder: Path, text: str) -> None:
     (folder / FILE).write_text(text)
     with pytest.raises(ModelError, match="--tune"):
         rule_of(folder, "lantern")

@@ -22,20 +22,20 @@ NAMES = ("wall/stone", "cat", "spell/fire", "item/fire")
 
 
 @pytest.mark.parametrize(
-    ("given", "number"), [(0, 0), (3, 3), ("2", 2), ("cat", 1), ("CAT ", 1), ("stone", 0)]
+    ("condition", "number"), [(0, 0), (3, 3), ("2", 2), ("cat", 1), ("CAT ", 1), ("stone", 0)]
 )
 def test_a_class_is_a_number_or_a_name(inputs: int | str, number: int) -> None:
     assert class_number(inputs, NAMES, 4) == number
 
 
-@pytest.mark.parametrize("given", [np.int64(2), torch.tensor(2), np.array(2), " 2 "])
+@pytest.mark.parametrize("condition", [np.int64(2), torch.tensor(2), np.array(2), " 2 "])
 def test_a_class_may_be_any_whole_number(inputs: Any) -> None:
     assert class_number(inputs, NAMES, 4) == 2
     assert [class_number(each, NAMES, 4) for each in some(inputs)] == [2]
 
 
 @pytest.mark.parametrize(
-    "given",
+    "condition",
     [
         *[4, -1, "4", "dog", "fire", "", "--3", "1.0", "9" * 5000, 1.9, 1.0, None, [1]],
         *[True, False, np.bool_(True), torch.tensor(True)],
@@ -51,7 +51,7 @@ def test_names_of_a_model_without_names_are_refused() -> None:
         class_number("cat", (), 10)
 
 
-def test_seeds_are_drawn_one_an_image_whatever_follows() -> None:
+def test_seeds_are_sampled_one_an_image_whatever_follows() -> None:
     def dice() -> torch.Generator:
         return torch.Generator().manual_seed(7)
 
@@ -76,7 +76,7 @@ def test_without_a_generator_seeds_come_from_the_global_one() -> None:
     assert first[0] == seeds_of(torch.Generator().manual_seed(3), 2)
 
 
-def test_a_callback_is_told_what_it_asks_for() -> None:
+def test_a_callback_is_reported_what_it_asks_for() -> None:
     known: list[Any] = []
 
     def look(*inputs: Any) -> str:

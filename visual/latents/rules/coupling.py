@@ -96,7 +96,7 @@ def left_of_paths(
     def propose(tries: range) -> tuple[torch.Tensor, torch.Tensor]:
         fresh = fresh_noise(view, index, tries, s).to(table.paths)
         start = table.paths[current][s].expand(len(tries), 1, width)
-        message = table.told[current][None]
+        message = table.conditioning[current][None]
         sample = table.sampler(current).draw(message, torch.cat([fresh, start], 1), s)
         by_target = log_density(sample.path[:, :s], sample.means, sample.deviations)
         by_draft = log_density(sample.path[:, :s], *gaussians_of(table, drafted, sample.path, s))
@@ -152,7 +152,7 @@ def gaussians_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -
         return next(first), next(first)
     between = paths[:, 1:s].flatten(0, 1)
     steps = torch.arange(1, s).repeat(count)
-    result = table.sampler(number).gaussian(table.told[number][None], between, steps)
+    result = table.sampler(number).gaussian(table.conditioning[number][None], between, steps)
     rest = (each.expand(len(between), -1).reshape(count, s - 1, -1) for each in result)
     means, deviations = (torch.cat(parts, 1) for parts in zip(rest, first, strict=True))
     return means, deviations

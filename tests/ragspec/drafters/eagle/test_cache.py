@@ -34,7 +34,7 @@ def opened(head: FeatureHead, target: CausalTarget) -> HeadCache:
 
 
 @PICTURE
-def test_laws_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
+def test_distributions_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
     head, target, prompt, text = setting(picture)
     cache = opened(head, target)
     cache.notify(heads.states(target, prompt))
@@ -52,7 +52,7 @@ def test_laws_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
 
 
 @PICTURE
-def test_accepted_tokens_are_read_again_with_the_targets_own_states(picture: bool) -> None:
+def test_accepted_tokens_are_read_again_with_the_targets_its_states(picture: bool) -> None:
     head, target, prompt, text = setting(picture)
     cache = opened(head, target)
     cache.notify(heads.states(target, prompt))

@@ -14,7 +14,7 @@ from ragspec.drafters.base import DraftContext, DraftRequest, KnownStates, Prefi
 from ragspec.drafters.eagle.drafter import HeadDrafter, HeadSession
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import PrefixCache
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnsupportedModelError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
@@ -101,7 +101,7 @@ def test_drafts_with_the_noise_are_accepted_more_often_than_blind_ones() -> None
     ("mode", "rule", "width"),
     [("sampled", "rejection", 1), ("sampled-without-replacement", "without-replacement", 3)],
 )
-def test_drawn_drafts_serve_the_classical_rules(mode: str, rule: str, width: int) -> None:
+def test_sampled_drafts_serve_the_classical_rules(mode: str, rule: str, width: int) -> None:
     target = CausalTarget(heads.model())
     instance = HeadDrafter(heads.trained(), target, mode=mode, width=(width, width))
     assert accepted(target, instance, SAMPLED, rule=rule) > 1.0
@@ -173,7 +173,7 @@ def session(target: CausalTarget) -> tuple[HeadSession, list[int]]:
     return opened, prompt
 
 
-def test_a_prompt_is_read_when_it_is_told_and_not_in_the_first_draft() -> None:
+def test_a_prompt_is_read_when_it_is_reported_and_not_in_the_first_draft() -> None:
     opened, prompt = session(CausalTarget(heads.model()))
     states = heads.states(CausalTarget(heads.model()), prompt)
     opened.observe(Prefill(np.array(prompt, dtype=np.int64), hidden=states))
@@ -258,7 +258,7 @@ def test_bad_settings_are_refused(options: dict[str, Any]) -> None:
         HeadDrafter(heads.trained(), heads.model(), **options)
 
 
-def test_a_shape_may_be_given() -> None:
+def test_a_shape_may_be_passed() -> None:
     shape = TreeShape((-1, -1, 0), (0, 1, 0))
     instance = HeadDrafter(heads.trained(), heads.model(), tree=shape)
     assert instance.shape is shape
@@ -276,7 +276,7 @@ def test_what_it_knows_of_a_prompt_moves_no_token(settings: str) -> None:
         engine = Engine(target, drafter=drafter(target), budget=6)
         options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
         plain = Engine(target, drafter=None).generate(prompt, SAMPLINGS[settings], **options)
-        engine.generate([*prompt[:20], 3], max_new_tokens=1, kept=cache)
+        engine.generate([*prompt[:20], 3], max_new_tokens=1, prefix_cache=cache)
         options |= {"kept": cache, "known_states": parts}
         result = engine.generate(prompt, SAMPLINGS[settings], **options)
         assert result.tokens == plain.tokens

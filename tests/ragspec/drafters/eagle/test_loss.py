@@ -21,7 +21,7 @@ def text(length: int, seed: int) -> list[int]:
     return tiny.prompt(length, vocab_size=heads.VOCAB, seed=seed)
 
 
-def test_a_place_sees_the_text_and_its_own_way() -> None:
+def test_a_place_sees_the_text_and_its_its_variant() -> None:
     """Spelled out for three places and three rounds."""
     rows = [
         "".join("x" if visible else "." for visible in row) for row in round_mask(3, 3).tolist()
@@ -91,7 +91,7 @@ def test_later_rounds_begin_where_there_is_something_to_learn(target: CausalTarg
         torch.testing.assert_close(result[number][:, number:], sound, atol=1e-5, rtol=1e-4)
 
 
-def test_gaps_between_tokens_are_seen(target: CausalTarget) -> None:
+def test_gaps_between_tokens_are_visible(target: CausalTarget) -> None:
     head, read = heads.trained(), StateReader(target, [text(14, 5)]).read([0])
     even = torch.arange(14)[None]
     losses = []

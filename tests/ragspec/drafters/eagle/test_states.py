@@ -19,7 +19,7 @@ def target() -> CausalTarget:
     return CausalTarget(heads.model(torch.float32))
 
 
-def test_states_are_the_targets_own_and_padding_is_told(target: CausalTarget) -> None:
+def test_states_are_the_targets_its_and_padding_is_reported(target: CausalTarget) -> None:
     read = StateReader(target, MIXED).read([3, 1, 2])
     assert read.real.sum(1).tolist() == [17, 24, 5]
     for row, number in enumerate((3, 1, 2)):
@@ -33,7 +33,7 @@ def test_states_are_the_targets_own_and_padding_is_told(target: CausalTarget) ->
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_copies_are_rows_of_their_own(scale: float) -> None:
+def test_copies_are_rows_of_their_its(scale: float) -> None:
     instance = image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
     codes = [tiny.prompt(15, vocab_size=heads.VOCAB, seed=seed) for seed in range(3)]
     prompts = [[*instance.prompt(row), *some] for row, some in enumerate(codes)]

@@ -52,7 +52,7 @@ def test_the_loss_falls() -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_rounds_teach_the_head_to_go_on_from_its_own_guesses(depth: int) -> None:
+def test_rounds_teach_the_head_to_go_on_from_its_its_guesses(depth: int) -> None:
     instance, inputs = target(), texts(24, 24)
     read = StateReader(instance, texts(8, 40)).read(range(8))
     settings = replace(FEW, steps=120, batch_size=8)
@@ -66,7 +66,7 @@ def test_rounds_teach_the_head_to_go_on_from_its_own_guesses(depth: int) -> None
     assert last_round(train_head(instance, inputs, replace(settings, depth=depth))) < once
 
 
-def test_cached_states_give_the_head_that_reading_again_gives() -> None:
+def test_cached_states_give_the_head_that_prefill_again_gives() -> None:
     chunks = HeadTrainer(target(), texts(), FEW).batches.chunks
     trainers = [
         HeadTrainer(target(), texts(), FEW, reader=StateReader(target(), chunks, room))

@@ -33,7 +33,7 @@ def test_frequent_tokens_come_first_and_low_ids_fill_up() -> None:
         frequent_tokens(texts, 13, 12)
 
 
-def test_logits_are_rows_of_the_targets_own(target: CausalTarget) -> None:
+def test_logits_are_rows_of_the_targets_its(target: CausalTarget) -> None:
     few = DraftVocabulary(target, torch.tensor([2, 5, 11]))
     states = torch.randn(2, 3, 32, generator=seeded(0, 0, 0))
     whole, instance = target.output_head(states), few.spread(few(states))
@@ -67,7 +67,9 @@ def test_text_stays_exact_and_only_the_heads_tokens_are_drafted(
         assert instance.tokens == plain.tokens
 
 
-def test_tokens_are_kept_with_the_head_and_checked(target: CausalTarget, tmp_path: Path) -> None:
+def test_tokens_are_preserved_with_the_head_and_checked(
+    target: CausalTarget, tmp_path: Path
+) -> None:
     head = FeatureHead.fresh(target, seeded(1, 0, 0), tokens=[2, 5, 11])
     head.save(tmp_path, torch.bfloat16)
     read = FeatureHead.load(tmp_path)

@@ -101,7 +101,7 @@ def test_many_nodes_outgrow_the_first_mask() -> None:
 
 
 @pytest.mark.parametrize("size", [tiny.VOCAB - 7, tiny.VOCAB + 9])
-def test_laws_are_over_the_vocabulary_of_the_target(size: int) -> None:
+def test_distributions_are_over_the_vocabulary_of_the_target(size: int) -> None:
     text, cache = tiny.prompt(8), opened(vocab_size=size)
     with lease(model()):
         logits = cache.read(text)
@@ -111,7 +111,7 @@ def test_laws_are_over_the_vocabulary_of_the_target(size: int) -> None:
     assert (logits[0, shared:] == float("-inf")).all()
 
 
-def test_text_beyond_the_model_is_told() -> None:
+def test_text_beyond_the_model_is_reported() -> None:
     cache = opened()
     assert cache.readable([1] * 512)
     assert cache.room([1] * 512) == 1  # a candidate below the root needs no place of its own

@@ -38,7 +38,7 @@ def propose(session: ModelSession, budget: int) -> DraftTree:
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_every_first_child_is_the_choice_of_the_law(settings: str) -> None:
+def test_every_first_child_is_the_choice_of_the_distribution(settings: str) -> None:
     session, growth = opened(SAMPLINGS[settings])
     tree = propose(session, 16)
     check(tree, tiny.VOCAB)
@@ -54,7 +54,7 @@ def test_every_first_child_is_the_choice_of_the_law(settings: str) -> None:
         assert int(tree.tokens[best]) == chosen
 
 
-def test_reach_never_grows_downwards_and_siblings_share_one_chance() -> None:
+def test_accept_prob_never_grows_downwards_and_siblings_share_one_chance() -> None:
     for seed in range(5):
         tree = propose(opened(SAMPLINGS["sampled"], seed=seed)[0], 24)
         assert len(tree) == 24
@@ -98,7 +98,9 @@ def test_a_smaller_error_makes_the_first_choice_surer(temperature: float) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_choices_are_those_of_the_law_whether_noise_is_kept_or_new(dtype: torch.dtype) -> None:
+def test_choices_are_those_of_the_distribution_whether_noise_is_preserved_or_new(
+    dtype: torch.dtype,
+) -> None:
     generator = torch.Generator().manual_seed(0)
     distribution = TokenDistribution(SAMPLINGS["sampled"], NoiseStream(3), 0)
     growth = CoupledGrowth(distribution, "model", 4)
@@ -122,7 +124,7 @@ def test_noise_of_the_past_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_laws_name_the_nodes_of_the_tree_that_were_read(settings: str) -> None:
+def test_distributions_name_the_nodes_of_the_tree_that_were_read(settings: str) -> None:
     session, _ = opened(SAMPLINGS[settings], width=3)
     assert session.distributions() == []
     tree = propose(session, 12)

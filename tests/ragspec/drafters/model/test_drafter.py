@@ -124,7 +124,7 @@ def test_a_model_that_is_nearly_the_target_is_accepted_for_the_most_part(setting
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
-def test_a_draft_is_the_same_whether_the_cache_was_kept_or_is_new(settings: str) -> None:
+def test_a_draft_is_the_same_whether_the_cache_was_preserved_or_is_new(settings: str) -> None:
     drafter, prompt = ModelDrafter(alike(), width=3, min_gain=0.0), tiny.prompt()
     plain, _ = write(None, SAMPLINGS[settings])
     request = DraftRequest(
@@ -257,7 +257,7 @@ def test_the_models_are_left_as_they_were() -> None:
     assert draft.config._attn_implementation == before
 
 
-def test_a_forward_is_worth_what_its_time_is() -> None:
+def test_a_forward_is_gain_what_its_time_is() -> None:
     assert DraftCostEstimate(0.25).min_expected_gain(100.0) == 0.25
     draft_cost = DraftCostEstimate(None)
     assert draft_cost.min_expected_gain(0.2) == MIN_EXPECTED_GAIN, "nothing is known of the time"
@@ -283,7 +283,7 @@ def test_a_higher_rate_makes_smaller_drafts() -> None:
 
 
 @pytest.mark.parametrize("mode", ["coupled", "sampled", "sampled-without-replacement"])
-def test_laws_are_told_of_the_last_proposal_only(mode: str) -> None:
+def test_distributions_are_reported_of_the_last_proposal_only(mode: str) -> None:
     prompt = tiny.prompt()
     settings = distribution(SAMPLINGS["sampled"], prompt)
     drafter = ModelDrafter(alike(), width=2, mode=mode, min_gain=0.0)
@@ -310,7 +310,7 @@ def test_laws_are_told_of_the_last_proposal_only(mode: str) -> None:
         ({"depth": 0}, "depth 0"),
     ],
 )
-def test_wrong_settings_are_told(arguments: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_reported(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         ModelDrafter(model() if arguments else None, **arguments)
 

@@ -70,7 +70,7 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
         session.commit([()])
         session.follow([distribution], [[*PROMPT, root]])
         session.verify([[root]], [tree])
-        assert session._kept == [[a, b, c]]
+        assert session._selection == [[a, b, c]]
         assert session.chosen is not None
         chosen = session.chosen[0]
         assert len(chosen) == 6

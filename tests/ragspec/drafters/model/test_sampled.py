@@ -72,7 +72,7 @@ def test_distinct_draws_follow_what_the_ones_before_left() -> None:
     check_counts(Counter(orders.index((draw[0], draw[1])) for draw in draws), expected)
 
 
-def test_every_node_draws_with_noise_of_its_own() -> None:
+def test_every_node_draws_with_noise_of_its_its() -> None:
     """All draws of a step are independent: by enumeration, which refuses to serve noise twice."""
     q = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 
@@ -109,7 +109,7 @@ def check_counts(counts: Counter[int], p: torch.Tensor) -> None:
         ((2, 2), WITHOUT, [-1, -1, 0, 0, 1, 1, 2]),
     ],
 )
-def test_the_shape_is_known_before_anything_is_drawn(
+def test_the_shape_is_known_before_anything_is_sampled(
     width: int | tuple[int, ...] | None, mode: str, parents: list[int]
 ) -> None:
     drafter = ModelDrafter(model(1), width=width, mode=mode)
@@ -121,7 +121,7 @@ def test_the_shape_is_known_before_anything_is_drawn(
 
 
 @pytest.mark.parametrize("mode", ["sampled", WITHOUT])
-def test_q_is_the_law_of_the_draft_model_after_every_node(mode: str) -> None:
+def test_q_is_the_distribution_of_the_draft_model_after_every_node(mode: str) -> None:
     for seed in range(6):  # with equal siblings in some of them
         tree = propose(ModelDrafter(model(1), width=(3, 2), mode=mode), 20, seed)
         assert tree.q is not None and tree.q.shape == (21, V)
@@ -155,7 +155,7 @@ RULES: list[tuple[Rule, str, int | tuple[int, ...]]] = [
 
 
 @pytest.mark.parametrize(("rule", "mode", "width"), RULES, ids=lambda v: getattr(v, "name", str(v)))
-def test_the_text_follows_the_law_of_the_target(
+def test_the_text_follows_the_distribution_of_the_target(
     rule: Rule, mode: str, width: int | tuple[int, ...]
 ) -> None:
     drafter = Fuse([ModelDrafter(model(1), width=width, mode=mode)])

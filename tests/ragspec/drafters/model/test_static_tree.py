@@ -110,7 +110,7 @@ def test_broken_shapes_are_refused(parents: tuple[int, ...], ranks: tuple[int, .
         TreeShape(parents, ranks)
 
 
-def test_a_static_tree_learns_what_its_first_choices_are_worth() -> None:
+def test_a_static_tree_learns_what_its_first_choices_are_gain() -> None:
     distribution = TokenDistribution(SAMPLED, NoiseStream(4), len(PROMPT))
     growth = StaticGrowth(distribution, "static", _shape())
     cache = DraftCache(CausalTarget(model()), tiny.VOCAB)

@@ -146,7 +146,7 @@ def test_a_second_look_leaves_the_others_their_tokens() -> None:
 
 
 @pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16), ("flat", 3)])
-def test_what_is_kept_moves_without_the_host(name: str, rows: int) -> None:
+def test_what_is_preserved_moves_without_the_host(name: str, rows: int) -> None:
     new, sampling = 16, {**SETTINGS, "flat": FLAT}[name]
     plain = Engine(model(), drafter=None)
     results = plain.generate(prompts(rows), sampling, max_new_tokens=new, ignore_eos=True)
@@ -162,7 +162,7 @@ def test_what_is_kept_moves_without_the_host(name: str, rows: int) -> None:
     hold(steps, rows, 15, looks=1 + (name == "flat"))
 
 
-def test_rows_of_all_laws_at_once() -> None:
+def test_rows_of_all_distributions_at_once() -> None:
     rows, result, tree = 16, Steps(), DraftTree.chain(list(range(15)), "test")
     distributions = [
         TokenDistribution(MIXED[row % len(MIXED)], NoiseStream(row), 9) for row in range(rows)

@@ -73,7 +73,7 @@ def test_ancestors_depths_and_places_are_those_of_the_trees(seed: int) -> None:
             assert layout.columns[row, query] == length + query
 
 
-def test_the_longest_chain_is_seen_whole() -> None:
+def test_the_longest_chain_is_visible_whole() -> None:
     parents = torch.arange(-1, 63).clamp(min=0)[None]
     layout = layout_of(parents, torch.tensor([5]))
     assert torch.equal(layout.see[0], torch.ones(64, 64).tril().bool())
@@ -81,7 +81,7 @@ def test_the_longest_chain_is_seen_whole() -> None:
 
 
 @pytest.mark.parametrize("window", [Window(), Window(size=5), Window(chunk=6)])
-def test_queries_attend_to_the_text_and_their_own_path(window: Window) -> None:
+def test_queries_attend_to_the_text_and_their_its_path(window: Window) -> None:
     parents, lengths, _, layout = laid(7)
     plain = plain_mask(layout, lengths - 1, counters(N))
     mask = windowed(plain, layout, counters(N), window)
@@ -143,7 +143,7 @@ def test_of_equal_siblings_the_longer_path_counts() -> None:
     assert selected.tolist() == [[True, False, True, True, False]]
 
 
-def test_what_is_kept_comes_first_in_its_order() -> None:
+def test_what_is_preserved_comes_first_in_its_order() -> None:
     selected = torch.tensor([[True, False, True, False], [True, True, True, True]])
     assert accepted_first(selected).tolist() == [[0, 2, 1, 3], [0, 1, 2, 3]]
 

@@ -86,7 +86,7 @@ def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
         assert results[i].tokens == expected.tokens
 
 
-def test_threads_over_one_engine_get_their_own_texts(model: Any) -> None:
+def test_threads_over_one_engine_get_their_its_texts(model: Any) -> None:
     engine = Engine(model, budget=3, static="eager")
     expected = _tokens(Engine(model, drafter=None).generate(PROMPTS, max_new_tokens=12))
     record: dict[int, list[int]] = {}
@@ -102,7 +102,7 @@ def test_threads_over_one_engine_get_their_own_texts(model: Any) -> None:
     assert [record[number] for number in range(4)] == expected
 
 
-def test_weights_that_change_in_place_or_move_are_seen() -> None:
+def test_weights_that_change_in_place_or_move_are_visible() -> None:
     model = copy.deepcopy(tiny.model("llama", dtype=torch.float64))
     engine = Engine(model, drafter=None, static="eager")
     engine.generate(PROMPTS[0], max_new_tokens=8)
@@ -214,7 +214,7 @@ def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: s
     assert text.report.static.startswith("off: " if why else "eager") and why in text.report.static
 
 
-def test_a_model_that_reads_masks_its_own_way_fails_the_trial(
+def test_a_model_that_reads_masks_its_its_variant_fails_the_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = copy.deepcopy(architectures.build("llama"))
@@ -232,7 +232,7 @@ def test_a_model_that_reads_masks_its_own_way_fails_the_trial(
     assert "goes wrong here (logits are off by" in target.static
 
 
-def test_a_target_that_is_ready_is_taken_as_asked(model: Any) -> None:
+def test_a_target_that_is_ready_is_taken_as_requested(model: Any) -> None:
     assert isinstance(Engine(CausalTarget(model), budget=3, static="eager").target, StaticTarget)
     assert type(Engine(CausalTarget(model), budget=3).target) is CausalTarget
     constant = ConstantWidthTarget(tiny.model("llama"))

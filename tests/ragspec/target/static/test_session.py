@@ -242,7 +242,7 @@ def test_buffers_and_steps_outlive_a_session() -> None:
         static.take_back(again)
 
 
-def test_two_sessions_at_once_have_buffers_of_their_own() -> None:
+def test_two_sessions_at_once_have_buffers_of_their_its() -> None:
     plain, static = targets()
     rng = np.random.default_rng(1)
     openings = static.open(1, 40), static.open(1, 40), plain.open(1, 40)
@@ -303,7 +303,7 @@ def test_hidden_states_are_those_of_the_plain_session() -> None:
             assert float(difference.abs().max()) < CLOSE
 
 
-def test_the_model_is_left_as_it_was_found() -> None:
+def test_the_model_is_left_as_it_was_detected() -> None:
     """Between steps, too, and whoever left the session in whatever way."""
     result = architectures.build("llama")
     before = state_of(result)
@@ -353,7 +353,7 @@ def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
                 assert float((expected - result).abs().max()) < CLOSE
 
 
-def test_what_fills_a_step_up_is_never_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fills_a_step_up_is_never_preserved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the target's own token is the one that stands in it."""
     _, static = targets()
 

@@ -85,7 +85,7 @@ def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> No
 
 
 @pytest.mark.parametrize(("change", "kept"), [(replace_a_weight, False), (change_a_weight, True)])
-def test_steps_are_made_anew_where_weights_lie_elsewhere(change: Any, selected: bool) -> None:
+def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, selected: bool) -> None:
     """A captured step reads addresses: it sees what is written there, not what lies elsewhere."""
     model = own_model()
     target = opened(model)
@@ -168,13 +168,13 @@ def test_buffers_that_are_too_small_are_not_lent() -> None:
 
 
 @pytest.mark.parametrize("when", ["made", "taken"])
-def test_memory_that_ends_is_told_and_the_text_goes_on(
+def test_memory_that_ends_is_reported_and_the_text_goes_on(
     when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = own_model()
     target = opened(model, "compile")
     where: Any = target if when == "made" else StaticStep
-    name = "_made" if when == "made" else "__call__"
+    name = "_create" if when == "made" else "__call__"
     current, calls = getattr(where, name), 0
 
     def short_of_memory(*args: Any, **options: Any) -> Any:
@@ -198,7 +198,7 @@ def test_memory_that_ends_is_told_and_the_text_goes_on(
         assert written(target) == text.tokens
 
 
-def test_a_step_that_cannot_be_compiled_is_told_and_the_text_goes_on() -> None:
+def test_a_step_that_cannot_be_compiled_is_reported_and_the_text_goes_on() -> None:
     model = own_model()
     current = model.model.layers[0].forward
 
@@ -216,7 +216,7 @@ def test_a_step_that_cannot_be_compiled_is_told_and_the_text_goes_on() -> None:
     assert text.tokens == written(own_model(), static="off")
 
 
-def test_an_error_of_the_model_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_model_is_its_its(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is as it was found, and the next text is right."""
     model = own_model()
     before = state_of(model)

@@ -94,7 +94,7 @@ def test_rows_that_nobody_asks_for_are_padding() -> None:
     assert noted[-1] == (2, None)
 
 
-def test_laws_that_look_at_no_text_are_told_nothing_more() -> None:
+def test_distributions_that_look_at_no_text_are_reported_nothing_more() -> None:
     message, _ = text_laws()
     grown: list[Any] = []
     message.distributions.grow = lambda *inputs: grown.append(inputs)  # type: ignore[method-assign]

@@ -27,7 +27,7 @@ def test_the_papers_factor_is_that_of_the_earlier_deviations() -> None:
     assert factor == pytest.approx(4 * float((wide / narrow).log().sum())) and factor > 0.0
 
 
-def test_with_shared_deviations_the_paper_keeps_the_law_and_what_aligned_keeps() -> None:
+def test_with_shared_deviations_the_paper_keeps_the_distribution_and_what_aligned_keeps() -> None:
     inputs = pair("linear", "model")
     result, accepted = emitted(CspdPaper(), inputs, SAMPLES)
     assert differs(result, plain(inputs.target, inputs.p, 4 * SAMPLES)) > 1e-4

@@ -49,7 +49,7 @@ class Mirrored(Aligned):
 @pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: str(rule.name))
 @pytest.mark.parametrize("drafter", ["jacobi", "model"])
 @pytest.mark.parametrize(("kind", "scale"), [("linear", 1.0), ("nonlinear", 2.0)])
-def test_what_comes_out_follows_the_targets_law(
+def test_what_comes_out_follows_the_targets_distribution(
     kind: str, scale: float, drafter: str, rule: Any
 ) -> None:
     inputs = pair(kind, drafter, scale=scale)
@@ -60,7 +60,7 @@ def test_what_comes_out_follows_the_targets_law(
 
 
 @pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: str(rule.name))
-def test_deviations_of_the_drafts_own_are_judged_too(rule: Any) -> None:
+def test_deviations_of_the_drafts_its_are_judged_too(rule: Any) -> None:
     inputs = pair("linear", "model", spread=1.2)
     result, _ = emitted(rule, inputs, SAMPLES)
     assert differs(result, plain(inputs.target, inputs.p, 4 * SAMPLES)) > SAME
@@ -77,7 +77,9 @@ def test_deviations_of_the_drafts_own_are_judged_too(rule: Any) -> None:
     ],
     ids=["fresh-1", "fresh-3", "lenient", "sigma", "mirrored"],
 )
-def test_a_rule_that_breaks_the_coupling_is_found(mutant: Any, drafter: str, spread: float) -> None:
+def test_a_rule_that_breaks_the_coupling_is_detected(
+    mutant: Any, drafter: str, spread: float
+) -> None:
     inputs = pair("linear", drafter, spread=spread)
     result, _ = emitted(mutant, inputs, SAMPLES)
     assert differs(result, plain(inputs.target, inputs.p, 4 * SAMPLES)) < OTHER
@@ -121,16 +123,16 @@ def expected(count: int = 900) -> torch.Tensor:
     for index in range(3):
         states = instance.states(latents[:, : index + 1], condition)[:, index:]
         noise = torch.randn(count, 4, models.WIDTH, generator=sample, dtype=torch.float64)
-        latents[:, index] = sampler.draw(sampler.told(states), noise).latents
+        latents[:, index] = sampler.draw(sampler.conditioning(states), noise).latents
     return latents.flatten(1)
 
 
 @pytest.mark.parametrize("rule", [Aligned(), Path()], ids=lambda rule: str(rule.name))
-def test_latents_of_a_text_follow_their_joint_law(rule: Any) -> None:
+def test_latents_of_a_text_follow_their_joint_distribution(rule: Any) -> None:
     selection = expected()
     for drafts in ("jacobi", "model"):
         assert differs(texts(rule, drafts), selection) > SAME
 
 
-def test_noise_of_an_index_that_is_used_twice_is_found() -> None:
+def test_noise_of_an_index_that_is_used_twice_is_detected() -> None:
     assert differs(texts(Aligned(), "model", instance=TwiceUsed), expected()) < OTHER

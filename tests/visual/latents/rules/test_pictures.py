@@ -50,14 +50,14 @@ def test_plain_latents_are_those_of_whole_forwards() -> None:
     with torch.no_grad():
         both = [instance.states(latents, condition) for condition in (inputs, none)]
         for row in range(3):
-            message = target.sampler.told(torch.stack([states[row] for states in both], 1))
+            message = target.sampler.conditioning(torch.stack([states[row] for states in both], 1))
             noise = target.noise(NoiseStream(4 + row), range(CODES))
             again = target.sampler.draw(message, noise).latents
             assert torch.allclose(again, latents[row], atol=1e-9)
     assert result[0].label == "exact" and result[0].report.forward_passes == CODES
 
 
-def test_near_0_is_the_plain_picture_and_some_way_off_is_near() -> None:
+def test_near_0_is_the_plain_picture_and_some_variant_off_is_near() -> None:
     plain, _ = generate("walk", None)
     same, result = generate(Near(0.0), JacobiDrafter(6, width=models.SIDE))
     assert torch.allclose(same, plain, atol=1e-9) and result[0].label == "exact"
@@ -69,7 +69,7 @@ def test_near_0_is_the_plain_picture_and_some_way_off_is_near() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
-def test_a_seed_fixes_the_latents_whatever_else_is_drawn(rule: Any) -> None:
+def test_a_seed_fixes_the_latents_whatever_else_is_sampled(rule: Any) -> None:
     drafter = JacobiDrafter(6, width=models.SIDE)
     first, result = generate(rule, drafter)
     again, _ = generate(rule, drafter)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.kept import PrefixCache
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 from ragspec.target.causal import TreeSession
@@ -35,14 +35,14 @@ def engine(architecture: str = "llama", drafter: Any = None) -> Engine:
 @pytest.mark.parametrize("sampling", SETTINGS)
 @pytest.mark.parametrize("drafter", [None, "context"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
-def test_turns_that_are_kept_equal_turns_that_are_read_afresh(
+def test_turns_that_are_preserved_equal_turns_that_are_read_afresh(
     architecture: str, drafter: str | None, sampling: Sampling
 ) -> None:
     request, cache = engine(architecture, drafter), PrefixCache()
     text = tiny.prompt(20, seed=1)
     for turn in range(6):
         fresh = request.generate(text, sampling, max_new_tokens=12)
-        result = request.generate(text, sampling, max_new_tokens=12, kept=cache)
+        result = request.generate(text, sampling, max_new_tokens=12, prefix_cache=cache)
         assert result.tokens == fresh.tokens
         assert result.report.prompt_tokens == len(text)
         assert (result.report.cached_tokens > 0) is (turn not in (0, 5))
@@ -53,7 +53,7 @@ def test_turns_that_are_kept_equal_turns_that_are_read_afresh(
 
 def test_only_what_is_new_is_read() -> None:
     request, cache = engine(), PrefixCache()
-    first = request.generate(tiny.prompt(30), max_new_tokens=8, kept=cache)
+    first = request.generate(tiny.prompt(30), max_new_tokens=8, prefix_cache=cache)
     # The last token that was written has not been read by the model.
     assert cache.tokens == (*tiny.prompt(30), *first.tokens[:-1])
     text = [*tiny.prompt(30), *first.tokens, 5, 6]
@@ -61,7 +61,7 @@ def test_only_what_is_new_is_read() -> None:
     hook = request.model.register_forward_pre_hook(
         lambda module, args, inputs: read.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
-    again = request.generate(text, max_new_tokens=4, kept=cache)
+    again = request.generate(text, max_new_tokens=4, prefix_cache=cache)
     hook.remove()
     assert read[0] == 3
     assert again.report.cached_tokens == len(text) - 3
@@ -70,7 +70,9 @@ def test_only_what_is_new_is_read() -> None:
 
 def test_the_same_prompt_again_reads_its_last_token() -> None:
     request, cache = engine(), PrefixCache()
-    results = [request.generate(tiny.prompt(30), max_new_tokens=8, kept=cache) for _ in range(3)]
+    results = [
+        request.generate(tiny.prompt(30), max_new_tokens=8, prefix_cache=cache) for _ in range(3)
+    ]
     assert [each.report.cached_tokens for each in results] == [0, 29, 29]
     assert results[0].tokens == results[1].tokens == results[2].tokens
 
@@ -90,43 +92,43 @@ def test_an_interrupt_within_a_forward_keeps_what_was_committed(speculates: bool
 
     hook = request.model.model.layers[1].register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        interrupted.generate(text, max_new_tokens=40, kept=cache)
+        interrupted.generate(text, max_new_tokens=40, prefix_cache=cache)
     hook.remove()
     assert len(cache.tokens) > len(text)
     longer = [*cache.tokens, 4, 5]
     fresh = request.generate(longer, max_new_tokens=20)
-    result = request.generate(longer, max_new_tokens=20, kept=cache)
+    result = request.generate(longer, max_new_tokens=20, prefix_cache=cache)
     assert result.tokens == fresh.tokens
     assert result.report.cached_tokens == len(longer) - 2
 
 
 def test_a_stream_that_is_left_keeps_what_was_written() -> None:
     request, cache = engine(), PrefixCache()
-    stream = request.stream(tiny.prompt(25), max_new_tokens=40, kept=cache)
+    stream = request.stream(tiny.prompt(25), max_new_tokens=40, prefix_cache=cache)
     next(stream)
     next(stream)
     with pytest.raises(InputError, match="in use by another call"):
-        request.generate(tiny.prompt(25), max_new_tokens=4, kept=cache)
+        request.generate(tiny.prompt(25), max_new_tokens=4, prefix_cache=cache)
     stream.close()
     written = stream.result.tokens
     assert cache.tokens == (*tiny.prompt(25), *written[:-1])
-    request.generate(tiny.prompt(25), max_new_tokens=4, kept=cache)
+    request.generate(tiny.prompt(25), max_new_tokens=4, prefix_cache=cache)
     del stream
     gc.collect()
 
 
-def test_another_model_begins_anew() -> None:
+def test_another_model_begins_again() -> None:
     cache, text = PrefixCache(), tiny.prompt(25)
     one = engine()
     other = Engine(tiny.model("llama", dtype=FLOAT64, seed=5), tiny.tokenizer(), None)
-    one.generate(text, max_new_tokens=5, kept=cache)
+    one.generate(text, max_new_tokens=5, prefix_cache=cache)
     fresh = other.generate(text, max_new_tokens=5)
-    result = other.generate(text, max_new_tokens=5, kept=cache)
+    result = other.generate(text, max_new_tokens=5, prefix_cache=cache)
     assert result.tokens == fresh.tokens
     assert result.report.cached_tokens == 0
     cache.clear()
     assert cache.tokens == ()
-    assert other.generate(text, max_new_tokens=5, kept=cache).report.cached_tokens == 0
+    assert other.generate(text, max_new_tokens=5, prefix_cache=cache).report.cached_tokens == 0
 
 
 def test_what_cannot_be_cut_short_is_read_again() -> None:
@@ -139,23 +141,23 @@ def test_what_cannot_be_cut_short_is_read_again() -> None:
         cache, request = PrefixCache(), Engine(model, None, None)
         for length in (40, 66):
             fresh = request.generate(text[:length], max_new_tokens=5)
-            result = request.generate(text[:length], max_new_tokens=5, kept=cache)
+            result = request.generate(text[:length], max_new_tokens=5, prefix_cache=cache)
             assert result.tokens == fresh.tokens
             assert result.report.cached_tokens == 0
 
 
-def test_a_kept_context_serves_one_text_at_a_time() -> None:
+def test_a_preserved_context_serves_one_text_at_a_time() -> None:
     request, cache = engine(), PrefixCache()
     for prompts, sampling in (([[1, 2], [3, 4]], Sampling()), ([1, 2], Sampling(n=2, seed=1))):
         with pytest.raises(InputError, match="expected one prompt and n=1"):
-            request.generate(prompts, sampling, max_new_tokens=2, kept=cache)
+            request.generate(prompts, sampling, max_new_tokens=2, prefix_cache=cache)
     with pytest.raises(InputError, match="expected a KeptContext"):
-        request.generate([1, 2], max_new_tokens=2, kept="yes")  # type: ignore[arg-type]
+        request.generate([1, 2], max_new_tokens=2, prefix_cache="yes")  # type: ignore[arg-type]
     failed: list[BaseException] = []
 
     def ask(seed: int) -> None:
         try:
-            request.generate(tiny.prompt(20, seed=seed), max_new_tokens=30, kept=cache)
+            request.generate(tiny.prompt(20, seed=seed), max_new_tokens=30, prefix_cache=cache)
         except InputError as error:
             failed.append(error)
 
@@ -165,9 +167,9 @@ def test_a_kept_context_serves_one_text_at_a_time() -> None:
     for thread in threads:
         thread.join()
     fresh = request.generate(tiny.prompt(20, seed=9), max_new_tokens=9)
-    assert request.generate(tiny.prompt(20, seed=9), max_new_tokens=9, kept=cache).tokens == (
-        fresh.tokens
-    )
+    assert request.generate(
+        tiny.prompt(20, seed=9), max_new_tokens=9, prefix_cache=cache
+    ).tokens == (fresh.tokens)
     assert all("in use" in str(error) for error in failed)
 
 
@@ -190,22 +192,24 @@ def test_a_session_is_entered_once_for_many_calls_in_a_row() -> None:
         patched.setattr(TreeSession, "__exit__", leaving)
         with cache.held():
             result = request.generate(
-                prompt, kept=cache, max_new_tokens=12, pause=4, ignore_eos=True
+                prompt, prefix_cache=cache, max_new_tokens=12, pause=4, ignore_eos=True
             )
             while result.finish_reason == "paused":
                 options: dict[str, Any] = {"max_new_tokens": 12, "pause": 4, "ignore_eos": True}
-                result = request.generate(prompt, kept=cache, written=result.tokens, **options)
+                result = request.generate(
+                    prompt, prefix_cache=cache, written=result.tokens, **options
+                )
             assert entered == ["enter"]
         assert entered == ["enter", "leave"]
     assert result.tokens == request.generate(prompt, max_new_tokens=12, ignore_eos=True).tokens
-    again = request.generate(prompt, kept=cache, max_new_tokens=12, ignore_eos=True)
+    again = request.generate(prompt, prefix_cache=cache, max_new_tokens=12, ignore_eos=True)
     assert again.tokens == result.tokens
 
 
 def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
     request, cache = engine(drafter="context"), PrefixCache()
     prompt = tiny.prompt(40)[:20] * 3
-    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "kept": cache}
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "prefix_cache": cache}
     first = request.generate(prompt, pause=8, **options)
     second = request.generate(prompt, written=first.tokens, **options)
     assert (first.report.prefill_forwards, second.report.prefill_forwards) == (1, 0)
@@ -227,7 +231,7 @@ def test_a_session_that_serves_one_call_is_left_with_it() -> None:
 
         patched.setattr(type(request.target), "open", opening)
         for turn in range(3):
-            request.generate(tiny.prompt(12, seed=turn), kept=cache, max_new_tokens=4)
+            request.generate(tiny.prompt(12, seed=turn), prefix_cache=cache, max_new_tokens=4)
         gc.collect()
         assert len(opened) == 3
         assert all(session() is None for session in opened)

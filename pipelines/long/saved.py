@@ -31,7 +31,7 @@ LAYERS, DOCUMENT, STATES = "layers.bin", "document.json", "states.bin"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class SavedDocument:
     """A document that was read: its text, how questions over it are put, and what was kept.
 
     tokens: of the prompt up to the end of the document. part: of the document's own tokens, from
@@ -48,7 +48,7 @@ class Kept:
     states: torch.Tensor | None = None
 
 
-def save_document(path: Path, selected: Kept, engine: Engine) -> None:
+def save_document(path: Path, selected: SavedDocument, engine: Engine) -> None:
     """Write what was read of a document; raises StoreError."""
 
     def fill(folder: Path) -> Contents:
@@ -93,7 +93,7 @@ def _write(path: Path, parts: Sequence[torch.Tensor]) -> list[list[int]]:
     return [list(part.shape) for part in parts]
 
 
-def open_document(path: Path, engine: Engine, verify: Verify = "full") -> Kept:
+def open_document(path: Path, engine: Engine, verify: Verify = "full") -> SavedDocument:
     """Open what `save_document` wrote with this model.
 
     Raises StoreError where it is missing, damaged, of another model, tokenizer or type of numbers.
@@ -109,7 +109,7 @@ def open_document(path: Path, engine: Engine, verify: Verify = "full") -> Kept:
         raise StoreError(f"{path} cannot be read ({error}); keep the document again.") from error
 
 
-def _read(store: OpenStore, engine: Engine, what: str) -> Kept:
+def _read(store: OpenStore, engine: Engine, what: str) -> SavedDocument:
     facts, dtype = store.manifest.parameters, engine.target.dtype
     if facts["dtype"] != str(dtype):
         raise StoreError(
@@ -125,7 +125,7 @@ def _read(store: OpenStore, engine: Engine, what: str) -> Kept:
         raise ValueError(f"{LAYERS} has {len(layers)} parts, which are no pairs")
     shape = facts.get("states")  # which stores of before, and of other drafters, do not have
     states = _mapped(store.file(STATES), shape, dtype, engine.target.device) if shape else [None]
-    return Kept(
+    return SavedDocument(
         read_document(record["document"]),
         PromptTemplate(**template),
         tuple(int(token) for token in record["tokens"]),
