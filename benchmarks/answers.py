@@ -59,7 +59,7 @@ class Row:
     question: str
     text: str
     gold: bool
-    found: bool
+    result: bool
     cited: bool
     names: bool
     ends: bool
@@ -99,7 +99,7 @@ def judged(prompt: str, kind: str, question: Question, answer: Answer, seconds: 
         question=question.text,
         text=answer.text,
         gold=holds(answer.short or answer.text, question.gold),
-        found=any(holds(hit.passage.text, question.gold) for hit in answer.passages),
+        result=any(holds(hit.passage.text, question.gold) for hit in answer.passages),
         cited=answer.supported,
         names=answer.supported or bool(NAMED.search(answer.text)),
         ends=not answer.cut,
@@ -118,7 +118,7 @@ def table(rows: Sequence[Row]) -> str:
         for kind in SETS:
             some = [row for row in rows if (row.prompt, row.kind) == (prompt, kind)]
             if some:
-                named = ("found", "gold", "cited", "names", "ends", "loops")
+                named = ("result", "gold", "cited", "names", "ends", "loops")
                 shares = " | ".join(
                     f"{fmean(getattr(row, name) for row in some):.0%}" for name in named
                 )
@@ -131,7 +131,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def refused(index: PassageIndex, request: Sequence[Question]) -> float:
     """Return the share of questions that are not put to the model."""
-    return fmean(not index.support(question.text).found for question in request)
+    return fmean(not index.support(question.text).result for question in request)
 
 
 def main() -> None:

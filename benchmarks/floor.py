@@ -28,7 +28,7 @@ from ragspec.pipelines.bench.prompts import FREE_TEMPERATURE, turn_ids
 from ragspec.pipelines.console.options import be_quiet
 from ragspec.sampling.settings import Sampling
 
-ASKED = ("writing", "roleplay", "reasoning")
+REQUESTS = ("writing", "roleplay", "reasoning")
 PLAIN = "plain"
 Times = list[tuple[float, float]]
 
@@ -37,7 +37,7 @@ def questions(folder: Path, tokenizer: Any, most: int) -> list[list[int]]:
     """Return prompts whose answers cannot be copied, as token ids."""
     with (folder / "spec_bench" / "question_dev.jsonl").open(encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
-    requests = [row["turns"][0] for row in rows if row["category"] in ASKED][:most]
+    requests = [row["turns"][0] for row in rows if row["category"] in REQUESTS][:most]
     return [turn_ids(tokenizer, text) for text in requests]
 
 

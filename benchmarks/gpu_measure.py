@@ -120,7 +120,7 @@ class Probe:
                 reasons = dict.fromkeys(modes, _bearable(error, modes))
                 self._forget(modes)
         for mode in modes:
-            row = {**cell.told, "mode": mode}
+            row = {**cell.reported, "mode": mode}
             if mode in record and self.engine(mode, cell).target.static != mode:
                 reasons[mode] = "memory ended while a step was captured"
                 self._forget([mode])
@@ -158,7 +158,7 @@ def _bearable(error: Exception, modes: Sequence[str]) -> str:
     raise error
 
 
-Tell = Callable[[Row], None]
+Report = Callable[[Row], None]
 Work = Callable[[Probe, Cell, dict[str, Seat]], dict[str, Row]]
 
 
@@ -209,7 +209,7 @@ def both(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
 
 
 def measure(
-    probe: Probe, parts: Sequence[str], modes: Sequence[str], notify: Tell
+    probe: Probe, parts: Sequence[str], modes: Sequence[str], notify: Report
 ) -> Iterator[Row]:
     """Yield a row for each cell and mode; they are printed by `notify` as they are found."""
     selection = [cell for cell in probe.cells if cell.part in parts]
@@ -221,7 +221,7 @@ def measure(
     # The profiler leaves launches slower behind it, so that all is timed before.
     places = {_key(row): row for row in results}
     for cell in selection:
-        if all("skipped" in places[_key({**cell.told, "mode": mode})] for mode in plain):
+        if all("skipped" in places[_key({**cell.reported, "mode": mode})] for mode in plain):
             continue
         for row in probe.rows(cell, plain, counts):
             place = places[_key(row)]
@@ -230,7 +230,7 @@ def measure(
                 place.update({k: v for k, v in row.items() if k not in place and k != "skipped"})
     yield from map(_idle, results)
     if "compile" in parts and "compile" in modes:
-        for cell in _by_worth(probe.cells):
+        for cell in _by_gain(probe.cells):
             yield from map(_idle, _summary(probe.rows(cell, ["compile"], both), notify))
 
 
@@ -238,7 +238,7 @@ def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("part", "batch", "length", "rows", "distribution", "mode"))
 
 
-def _by_worth(every: Sequence[Cell]) -> list[Cell]:
+def _by_gain(every: Sequence[Cell]) -> list[Cell]:
     """Return the cells with those first that bars are about: to compile one takes a minute."""
 
     def about(cell: Cell) -> bool:
@@ -248,7 +248,7 @@ def _by_worth(every: Sequence[Cell]) -> list[Cell]:
     return sorted(every, key=lambda cell: not about(cell))
 
 
-def _summary(rows: Iterator[Row], notify: Tell) -> Iterator[Row]:
+def _summary(rows: Iterator[Row], notify: Report) -> Iterator[Row]:
     for row in rows:
         notify(row)
         yield row

@@ -25,7 +25,7 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 ACCEPTED = 2  # nodes of a stub's tree
 ROOM = 512  # tokens that a session has beyond its first ones
-LAWS = {"greedy": Sampling(seed=0), "top-p": Sampling(temperature=0.8, top_p=0.9, seed=0)}
+DISTRIBUTIONS = {"greedy": Sampling(seed=0), "top-p": Sampling(temperature=0.8, top_p=0.9, seed=0)}
 
 
 class Stub:
@@ -73,7 +73,7 @@ class Cell:
     drafter: str = "stub"
 
     @property
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """The cell as a row of the table begins."""
         return {
             "part": self.part,
@@ -106,7 +106,7 @@ class Seat:
     @contextmanager
     def begun(self) -> Iterator[Loop]:
         """Lend a loop over the cell's texts, one step after they were read."""
-        sample = LAWS[self.cell.distribution]
+        sample = DISTRIBUTIONS[self.cell.distribution]
         options: Any = {"max_new_tokens": ROOM, "ignore_eos": True}
         encoded, settings = self.engine.prepare(self._prompts, sample, options)
         run = Run(self.engine.parts, encoded.ids, settings, 0)

@@ -141,7 +141,7 @@ def draw_figures(model: Any, tokenizer: VQTokenizer, k: int) -> list[dict[str, A
         plain = out.codes if plain is None else plain
         rows.append(
             {
-                "way": name,
+                "variant": name,
                 "label": out.label,
                 "forwards": out.stats.forwards,
                 "the plain codes": float((out.codes == plain).float().mean()),

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from harness.image_timing import ImageConfig, time_ways
 from harness.latent_table import make_latent_rows
-from harness.latent_ways import build_latent_way, parse_latent_ways
+from harness.latent_ways import build_latent_variant, parse_latent_ways
 
 from ragspec.visual import LatentPipeline
 
@@ -61,13 +61,13 @@ def measure(
         folder=pipe.folder,
     )
     ways = {
-        direction: build_latent_way(direction, base, settings["window"], 1)
+        direction: build_latent_variant(direction, base, settings["window"], 1)
         for direction in parse_latent_ways(rules)
     }
     classes = list(range(int(base.trunk.config.num_classes)))
     timed = time_ways(ways, ImageConfig(classes, True, 2.0, 1.0, 0, 0), images, lambda line: None)
     selection = (
-        "way",
+        "variant",
         "codes_per_forward",
         "ratio",
         "accepted",
@@ -95,7 +95,8 @@ def main() -> None:
             results.append({"moved": moved, "images": inputs.images} | row)
             print(
                 f"{moved:7} T {row['steps']:<3} floor {row['floor']:<5} window {row['window']:<3} "
-                f"{row['way']:10} {row['codes_per_forward']:.2f} a forward, {row['ratio']:.2f}x",
+                f"{row['variant']:10} {row['codes_per_forward']:.2f} a forward, "
+                f"{row['ratio']:.2f}x",
                 flush=True,
             )
         if inputs.json is not None:

@@ -39,7 +39,7 @@ LONG, CLIENTS, NEW = 1500, 8, 96
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requests:
     """One request: what `generate` and `submit` take."""
 
     prompt: list[int]
@@ -47,7 +47,7 @@ class Asked:
     options: dict[str, Any]
 
 
-def requests(items: Sequence[BenchItem], count: int, seed: int) -> list[Asked]:
+def requests(items: Sequence[BenchItem], count: int, seed: int) -> list[Requests]:
     """Return random requests over the prompts of the items, or parts of them."""
     rng = random.Random(seed)
     results = []
@@ -61,11 +61,11 @@ def requests(items: Sequence[BenchItem], count: int, seed: int) -> list[Asked]:
             seed=number,
         )
         options = {"max_new_tokens": rng.randrange(1, 48), "stop": rng.choice([(), (".",)])}
-        results.append(Asked(prompt, sampling, options))
+        results.append(Requests(prompt, sampling, options))
     return results
 
 
-def differing(engine: Engine, request: Sequence[Asked], seed: int) -> int:
+def differing(engine: Engine, request: Sequence[Requests], seed: int) -> int:
     """Return how many of the requests get other tokens in a pool than alone."""
     rng = random.Random(seed)
     alone = [engine.generate(a.prompt, a.sampling, **a.options).tokens for a in request]
@@ -85,7 +85,7 @@ def differing(engine: Engine, request: Sequence[Asked], seed: int) -> int:
     return wrong
 
 
-def served(pool: Pool, request: Sequence[Asked], clients: int) -> float:
+def served(pool: Pool, request: Sequence[Requests], clients: int) -> float:
     """Return the tokens a second of so many clients that ask in turn."""
     left, tokens, lock = list(request), [0], threading.Lock()
 
@@ -108,7 +108,7 @@ def served(pool: Pool, request: Sequence[Asked], clients: int) -> float:
     return tokens[0] / (time.perf_counter() - began)
 
 
-def rate(engine: Engine, request: Sequence[Asked], repeats: int) -> tuple[float, float, float]:
+def rate(engine: Engine, request: Sequence[Requests], repeats: int) -> tuple[float, float, float]:
     """Return tokens a second of one client and of eight, and the median of their ratios."""
     ones, eights = [], []
     for _ in range(repeats):
@@ -232,7 +232,7 @@ def show_rate(draft_state: DraftState, repeats: int) -> None:
     """Print tokens a second of one client and of eight, on free text and on questions."""
     most = max(CLIENTS, 32 // draft_state.scale)
     sampled = [
-        Asked(
+        Requests(
             list(item.prompt),
             Sampling(temperature=0.8, seed=seed),
             {"max_new_tokens": NEW, "ignore_eos": True},
@@ -241,7 +241,7 @@ def show_rate(draft_state: DraftState, repeats: int) -> None:
         for item in draft_state.free
     ][:most]
     asking = [
-        Asked(list(item.prompt), Sampling(), {"max_new_tokens": NEW})
+        Requests(list(item.prompt), Sampling(), {"max_new_tokens": NEW})
         for item in draft_state.questions[:most]  # each once: what was read is not read again
     ]
     for what, request in (("free text", sampled), ("questions", asking)):

@@ -45,7 +45,7 @@ from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 NEW_TOKENS = 96
 BUDGETS = "4,13,59,auto"
 PLAIN = "plain"
-ASKED = ("context-all", "model")  # only where named: slow, and of a pair of models
+REQUESTS = ("context-all", "model")  # only where named: slow, and of a pair of models
 PROMPTS = 30
 Texts = tuple[SourceText, ...]
 
@@ -66,7 +66,7 @@ class Probe:
         return cls([row["ids"] for row in rows], _unzipped(folder / "store.json.gz"), history)
 
     @classmethod
-    def asked(cls, folder: Path) -> Probe:
+    def queries(cls, folder: Path) -> Probe:
         """Return questions about documents, with the passages that were found, and no texts."""
         items = spread(docqa(folder, Engine.from_pretrained("starter", None), top_k=3), PROMPTS)
         return cls([list(item.prompt) for item in items], [], [])
@@ -269,7 +269,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--methods", default=",".join(m for m in VARIANTS if m not in ASKED))
+    parser.add_argument("--methods", default=",".join(m for m in VARIANTS if m not in REQUESTS))
     parser.add_argument("--budgets", default=BUDGETS, help="positions a forward, or auto")
     parser.add_argument("--limit", type=int, help="only the first prompts")
     parser.add_argument("--repeats", type=int, default=1, help="for the seconds: best of so many")
@@ -280,7 +280,7 @@ def main() -> None:
             raise UnknownNameError(unknown("method", name, VARIANTS))
     torch.set_num_threads(1)
     pair = not (options.data / "prompts.json").exists()
-    probe = Probe.asked(options.data) if pair else Probe.read(options.data)
+    probe = Probe.queries(options.data) if pair else Probe.read(options.data)
     probe.prompts[:] = probe.prompts[: options.limit]
     model, _ = load_model("starter" if pair else options.data, "cpu", "float32")
     with tempfile.TemporaryDirectory() as folder:

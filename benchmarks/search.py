@@ -82,7 +82,7 @@ def main() -> None:
     torch.set_num_threads(1)
     stored, queries = vectors(inputs.vectors, 0), vectors(BATCH, 1)
     timed = ways(stored, queries)
-    clocks = {"wall": time.perf_counter, "own": time.process_time}
+    clocks = {"wall": time.perf_counter, "local": time.process_time}
     spent: dict[str, defaultdict[str, list[float]]] = {on: defaultdict(list) for on in clocks}
     for _ in range(inputs.turns + 1):
         for name, direction in timed.items():

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-PARTS = ("plain", "proposer", "own")
+PARTS = ("plain", "proposer", "local")
 NEW = 64
 MAX_LENGTH = 2048
 WITHIN = 0.1
@@ -64,7 +64,7 @@ def in_vllm(args: argparse.Namespace, proposer: bool) -> dict[str, Any]:
     return (json.loads(stats.read_text()) if proposer else {}) | record
 
 
-def own(args: argparse.Namespace) -> dict[str, Any]:
+def local(args: argparse.Namespace) -> dict[str, Any]:
     """Return texts and figures of our engine with chains, cut from trees of the same size."""
     from ragspec.adapters.vllm import WIDTH
     from ragspec.engine.engine import Engine
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.part:
-        instance = own(args) if args.part == "own" else in_vllm(args, args.part == "proposer")
+        instance = local(args) if args.part == "local" else in_vllm(args, args.part == "proposer")
         args.out.write_text(json.dumps(instance))
         return 0
     record = {}

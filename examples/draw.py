@@ -24,7 +24,7 @@ print("the same images:", torch.equal(one.codes, two.codes))
 print(f"{one.stats.forwards} forward passes instead of {two.stats.forwards}, label {one.label}")
 print(f"lantern: {three.stats.forwards}, label {three.label}, {three.stats.summary()}")
 
-folder = Path("drawn")
+folder = Path("sampled")
 folder.mkdir(exist_ok=True)
 for number, image in enumerate(one.images):
     image.save(folder / f"tile-{number}.png")

@@ -26,10 +26,10 @@ from ragspec.sampling.repetition import repeats
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands where a user's words go in the template
 OF_MODEL, PASSAGES = 64, 32  # prompts of a round
 NEW_TOKENS = 192
-LONGEST_OWN = 120
+LONGEST_LOCAL = 120
 PASSAGE = (300, 1600)  # characters
 MOST_TRIES = 100  # of cutting one, where paragraphs are too long for it
-ASKED = (
+REQUESTS = (
     "Summarize: {passage}",
     "Summarize the following text in two sentences.\n\n{passage}",
     "What are the main points of this passage?\n\n{passage}",
@@ -52,13 +52,13 @@ def turn_parts(tokenizer: Any) -> tuple[str, str]:
     return before, after
 
 
-def own_prompts(engine: Engine, before: str, count: int, seed: int) -> list[str]:
+def local_prompts(engine: Engine, before: str, count: int, seed: int) -> list[str]:
     """Return prompts that the model writes itself where a user's turn begins."""
     ids = engine.tokenizer(before, add_special_tokens=False)["input_ids"]
     written = engine.generate(
         [ids] * count,
         Sampling(temperature=1.0, top_p=0.95, seed=range(seed * count, (seed + 1) * count)),
-        max_new_tokens=LONGEST_OWN,
+        max_new_tokens=LONGEST_LOCAL,
     )
     sound = (w for w in written if w.finish_reason == "stop" and not repeats(w.tokens[:-1]))
     return [text for w in sound if len(text := w.text.strip()) >= 12]
@@ -74,7 +74,7 @@ def passage_prompts(documents: list[Document], count: int, random_: random.Rando
         blocks = document.text[random_.randrange(max(1, len(document.text) - PASSAGE[1])) :]
         passage = "\n\n".join(blocks[: random_.randint(*PASSAGE)].split("\n\n")[1:-1]).strip()
         if len(passage) >= PASSAGE[0]:
-            template = random_.choice(ASKED)
+            template = random_.choice(REQUESTS)
             results.append(template.format(passage=passage, title=document.title))
     return results
 
@@ -116,7 +116,7 @@ def main() -> None:
     parts = turn_parts(engine.tokenizer)
     began, number = time.monotonic(), next_round(args.out)
     while time.monotonic() - began < 60.0 * args.minutes:
-        prompts = own_prompts(engine, parts[0], OF_MODEL, number)
+        prompts = local_prompts(engine, parts[0], OF_MODEL, number)
         prompts += passage_prompts(documents, PASSAGES, random.Random(number))
         instance = list(answered(engine, sorted(set(prompts), key=len), parts))
         with args.out.open("a", encoding="utf-8") as stream:

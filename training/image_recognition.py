@@ -19,7 +19,7 @@ from pathlib import Path
 import benchmark_path  # noqa: F401
 import torch
 from evaluation.pictures import sheet
-from image_sheet import PROMPTS, draw, to_images, wanted
+from image_sheet import PROMPTS, draw, selection, to_images
 from PIL import Image
 
 from ragspec.errors import InputError
@@ -38,7 +38,7 @@ def pictures_of(
     """Draw so many pictures of each name with a seed; return them with their names, shuffled."""
     tokenizer = VQTokenizer.from_pretrained(folder / "tokenizer")
     model = LlamaGenModel.from_pretrained(folder / "emoji" / "target", dtype=torch.float32).eval()
-    inputs, names = wanted("emoji", model, embedder)
+    inputs, names = selection("emoji", model, embedder)
     rng = torch.Generator().manual_seed(seed)
     codes, _ = draw(model, inputs.repeat_interleave(each, 0), GUIDANCE, TEMPERATURE, TOP_K, rng)
     images = to_images(tokenizer.decode(codes))

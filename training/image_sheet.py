@@ -101,7 +101,7 @@ def to_images(pictures: Tensor) -> list[Image.Image]:
     return [Image.fromarray(one.permute(1, 2, 0).numpy()) for one in bytes_]
 
 
-def wanted(kind: str, model: Any, embedder: Path) -> tuple[Tensor, list[str]]:
+def selection(kind: str, model: Any, embedder: Path) -> tuple[Tensor, list[str]]:
     """Give the conditions of a sheet with their names: prompts, or every class."""
     if kind == "tiles":
         names = [model.config.id2label[number] for number in range(model.config.num_classes)]
@@ -128,7 +128,7 @@ def samples(folder: Path, kind: str, args: argparse.Namespace) -> dict[str, Any]
         LlamaGenModel.from_pretrained(folder / kind / name, dtype=torch.float32).eval()
         for name in ("target", "draft")
     ]
-    inputs, names = wanted(kind, models[0], args.embedder)
+    inputs, names = selection(kind, models[0], args.embedder)
     inputs = inputs.repeat_interleave(args.each, 0)
     names = [name for name in names for _ in range(args.each)]
     figures: dict[str, Any] = {"set": kind, "guidance": args.guidance, "top_k": args.top_k}

@@ -42,7 +42,7 @@ from ragspec.retrievers.search.documents import Document
 from ragspec.target.base import CachedSession
 from ragspec.target.causal import CausalTarget
 
-APART = 12  # one document in so many is kept apart
+DISTANCE = 12  # one document in so many is kept apart
 JUDGED = 64  # answers over them
 ENDLESS = 1_000_000  # steps: the minutes end the training
 
@@ -133,7 +133,7 @@ def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
     return result
 
 
-def kept_answers(engine: Engine, records: Sequence[dict[str, Any]], work: Path) -> list[Answer]:
+def accepted_answers(engine: Engine, records: Sequence[dict[str, Any]], work: Path) -> list[Answer]:
     """Return the answers over some documents, those that were read before from a file."""
     results = []
     for record in records:
@@ -175,10 +175,12 @@ def main() -> None:
     records = [json.loads(line) for line in args.answers.read_text("utf-8").splitlines()]
     engine = Engine.from_pretrained(args.model, drafter=None, dtype=args.dtype)
     engine = Engine(engine.target, engine.tokenizer, HeadDrafter(args.start, engine.target))
-    learned = [record for number, record in enumerate(records) if number % APART]
-    answers = kept_answers(engine, learned, args.work)
+    learned = [record for number, record in enumerate(records) if number % DISTANCE]
+    answers = accepted_answers(engine, learned, args.work)
     answers += [without_chunks(answer) for answer in answers]
-    judged = AnswerReader(engine.target, kept_answers(engine, records[::APART], args.work)[:JUDGED])
+    judged = AnswerReader(
+        engine.target, accepted_answers(engine, records[::DISTANCE], args.work)[:JUDGED]
+    )
     if args.out is None:
         return
     settings = HeadTraining(

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from text_data import Document, GoldQuestion, sentence_spans
-from text_passages import Asked, Cutter, Passage, rank
+from text_passages import Cutter, Passage, Requests, rank
 from text_questions import clean, heading_question, is_askable, is_content, make_question
 from text_sample import EOS_ID, Disguise, Sample
 
@@ -87,7 +87,7 @@ class Answering:
 
     def human(
         self, words: int, count: int, rng: random.Random
-    ) -> tuple[Asked, list[Passage]] | None:
+    ) -> tuple[Requests, list[Passage]] | None:
         """Choose a human question, with passages of its article as BM25 ranks them, as in use."""
         if not self.questions:
             return None
@@ -102,16 +102,16 @@ class Answering:
         passages = order[:count]
         if passage not in passages:
             passages[-1] = passage
-        return Asked(passage, gold.question, gold.evidence, gold.answer), passages
+        return Requests(passage, gold.question, gold.evidence, gold.answer), passages
 
     def invented(
         self, words: int, count: int, hardness: float, rng: random.Random
-    ) -> tuple[Asked, list[Passage]] | None:
+    ) -> tuple[Requests, list[Passage]] | None:
         """Make a question about a passage and add others, mostly in the order of their rank."""
         for _ in range(5):
             document = self.cutter.draw(rng)
             passage = self.cutter.anywhere(document, words, rng)
-            if instance := self.made([passage], hardness, rng):
+            if instance := self.create([passage], hardness, rng):
                 break
         else:
             return None
@@ -125,15 +125,15 @@ class Answering:
         return first, [passages[i] for i in order]
 
     def rest(
-        self, first: Asked, passages: list[Passage], hardness: float, rng: random.Random
-    ) -> list[Asked]:
+        self, first: Requests, passages: list[Passage], hardness: float, rng: random.Random
+    ) -> list[Requests]:
         """Gather more questions about the passages, human ones first."""
-        instance = self.made(passages, hardness, rng)
+        instance = self.create(passages, hardness, rng)
         # Short sentences first while it is easy: more questions in the same room.
         instance.sort(key=lambda request: rng.random() * len(request.evidence) ** (1.0 - hardness))
         title = first.passage.title
         humans = [
-            Asked(passage, gold.question, gold.evidence, gold.answer)
+            Requests(passage, gold.question, gold.evidence, gold.answer)
             for gold in self.questions_of.get(title, ())
             for passage in passages
             if gold.evidence in passage.text
@@ -143,7 +143,9 @@ class Answering:
             request for request in [*humans[:4], *instance] if request.evidence != first.evidence
         ]
 
-    def made(self, passages: list[Passage], hardness: float, rng: random.Random) -> list[Asked]:
+    def create(
+        self, passages: list[Passage], hardness: float, rng: random.Random
+    ) -> list[Requests]:
         """Make one question for each sentence of the passages that can be asked about."""
         counts: Counter[str] = Counter()
         for passage in passages:
@@ -164,10 +166,10 @@ class Answering:
                 question = instance.question
                 if heading and rng.random() < 0.6:
                     question = heading_question(last, rng)
-                result.append(Asked(passage, question, sentence, instance.answer))
+                result.append(Requests(passage, question, sentence, instance.answer))
         return result
 
-    def looked_up(self, passages: list[Passage], rng: random.Random) -> list[Asked]:
+    def looked_up(self, passages: list[Passage], rng: random.Random) -> list[Requests]:
         """Ask with one or two words that stand in a single sentence of the passages."""
         counts: Counter[str] = Counter()
         for passage in passages:
@@ -182,13 +184,13 @@ class Answering:
                 rng.shuffle(alone)
                 for i in range(min(4, len(alone))):
                     words = alone[i : i + rng.choice([1, 1, 2, 3])]
-                    result.append(Asked(passage, " ".join(words), sentence, ""))
+                    result.append(Requests(passage, " ".join(words), sentence, ""))
         return result
 
     def lay_out(
         self,
         passages: list[Passage],
-        questions: list[Asked],
+        questions: list[Requests],
         room: int,
         rng: random.Random,
         brief: bool,

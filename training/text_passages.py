@@ -23,7 +23,7 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requests:
     """A question about a passage with its evidence sentence and its answer."""
 
     passage: Passage
@@ -120,7 +120,7 @@ class Cutter:
 
     def distractors(
         self,
-        request: Asked,
+        request: Requests,
         document: Document,
         count: int,
         words: int,

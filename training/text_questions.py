@@ -34,7 +34,7 @@ EDGE = " .,;:!?()[]{}\"'“”‘’`*"
 
 
 @dataclass(frozen=True)
-class MadeQuestion:
+class CreateQuestion:
     """A question about one sentence and the span of that sentence which answers it."""
 
     question: str
@@ -67,7 +67,7 @@ def make_question(
     rng: random.Random,
     hardness: float = 1.0,
     common: frozenset[str] = frozenset(),
-) -> MadeQuestion | None:
+) -> CreateQuestion | None:
     """Make one question about `sentence`; None when no template fits.
 
     `hardness` (0 to 1) says how many of its words change; `common` holds the lower-case words that
@@ -91,7 +91,7 @@ def make_question(
         answer = sentence if rng.random() < 0.3 else answer
     if rng.random() < 0.06 and len(title) < 60:
         question = question.rstrip("?.") + f" in {title}?"
-    return MadeQuestion(question, answer) if answer else None
+    return CreateQuestion(question, answer) if answer else None
 
 
 def answer_spans(words: list[str], rng: random.Random) -> list[tuple[int, int]]:

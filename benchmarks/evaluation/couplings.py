@@ -8,14 +8,14 @@ from types import MappingProxyType
 
 SIDE, GAP = 20, 2
 COLOURS: Mapping[str, str] = MappingProxyType(
-    {"prefix_cache": "s5", "reflected": "s1", "redrawn": "s4", "own": "own"}
+    {"prefix_cache": "s5", "reflected": "s1", "redrawn": "s4", "local": "local"}
 )
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
         "prefix_cache": "the draft was kept",
         "reflected": "the draft was mirrored",
         "redrawn": "another latent was drawn in its place",
-        "own": "no draft stood there",
+        "local": "no draft stood there",
     }
 )
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from PIL import Image, ImageDraw
 
 from evaluation.lettering import INK, SOFT, Colour, font
-from evaluation.pictures import GROUND, LINE
+from evaluation.pictures import BACKDROP, LINE
 from ragspec.errors import InputError
 
 WIDTH, HEIGHT = 860, 540
@@ -85,7 +85,7 @@ def quality_curve(
     if not text:
         raise InputError("got no point for the curve; expected at least one measured row")
     axes = _axes(text, plain)
-    canvas = Image.new("RGB", (WIDTH * _SHARP, HEIGHT * _SHARP), GROUND)
+    canvas = Image.new("RGB", (WIDTH * _SHARP, HEIGHT * _SHARP), BACKDROP)
     draw = ImageDraw.Draw(canvas)
     band = _band(draw, axes, plain)
     _grid(draw, axes)
@@ -128,7 +128,7 @@ def _band_name(draw: ImageDraw.ImageDraw, band: Box, taken: Sequence[Box]) -> Bo
     wide, high = _wide(name, 12), 14
     columns, lines = (right - 6 - wide, left + 6), (bottom - 4 - high, top + 4)
     corners = [(x, y, x + wide, y + high) for y in lines for x in columns]
-    free = (box for box in corners if not any(_meet(box, other) for other in taken))
+    free = (box for box in corners if not any(_cross(box, other) for other in taken))
     chosen = next(free, corners[0])
     _text(draw, (chosen[0], (chosen[1] + chosen[3]) / 2), name, 12, SOFT, "lm")
     return chosen
@@ -200,7 +200,7 @@ def _label(
     size, colour = style
     boxes = _places(*at, _wide(text, size) + 3, size + 2)  # or two texts in a line run together
     inside = [box for box in boxes if _inside(box)]
-    free = (box for box in inside if not any(_meet(box, other) for other in taken))
+    free = (box for box in inside if not any(_cross(box, other) for other in taken))
     chosen = next(free, [*inside, boxes[0]][0])
     _text(draw, (chosen[0], (chosen[1] + chosen[3]) / 2), text, size, colour, "lm")
     return chosen
@@ -231,7 +231,7 @@ def _along(start: tuple[float, float], end: tuple[float, float]) -> list[Box]:
     return [(x - 3, y - 3, x + 3, y + 3) for x, y in middles]
 
 
-def _meet(one: Box, other: Box) -> bool:
+def _cross(one: Box, other: Box) -> bool:
     difference = one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
     return not difference
 
@@ -271,7 +271,7 @@ def _box(
 
 
 def _disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, colour: Colour) -> None:
-    for grown, fill in ((radius + 1.5, GROUND), (radius, colour)):
+    for grown, fill in ((radius + 1.5, BACKDROP), (radius, colour)):
         corners = ((x - grown) * _SHARP, (y - grown) * _SHARP)
         draw.ellipse((*corners, (x + grown) * _SHARP, (y + grown) * _SHARP), fill)
 
@@ -286,4 +286,4 @@ def _text(
 ) -> None:
     place = (at[0] * _SHARP, at[1] * _SHARP)
     letters = font(size * _SHARP)
-    draw.text(place, text, colour, letters, anchor, stroke_width=_SHARP, stroke_fill=GROUND)
+    draw.text(place, text, colour, letters, anchor, stroke_width=_SHARP, stroke_fill=BACKDROP)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from evaluation.lettering import INK, SOFT, shown, width_of, wrapped, write
+from evaluation.lettering import INK, SOFT, text, width_of, wrapped, write
 from evaluation.pictures import (
-    GROUND,
+    BACKDROP,
     LINE,
     MARGIN,
     RELAXED,
@@ -20,7 +20,7 @@ from ragspec.errors import InputError
 
 _TITLE, _NOTE, _HEAD, _SMALL = 21, 13, 16, 12  # pixels of letters
 _STEP = 17  # from one small line to the next
-_APART = 18  # between columns
+_DISTANCE = 18  # between columns
 _ROW_WIDTH = (64, 150)  # of the names of rows, least and most
 _ROW_LINES, _ROW_STEP = 5, 19
 _NARROWEST = 176  # a column on which figures can be read
@@ -61,7 +61,7 @@ def grid(
     _check(cells, columns, rows)
     picture = enlarged(cells[0][0].image, side)
     plan = _plan(cells, columns, rows, notes, foot, picture.size, bool(title))
-    canvas = Image.new("RGB", (plan.width, plan.height), GROUND)
+    canvas = Image.new("RGB", (plan.width, plan.height), BACKDROP)
     draw = ImageDraw.Draw(canvas)
     inner = plan.width - 2 * MARGIN
     if title:
@@ -102,7 +102,7 @@ class _Plan:
 
     def x(self, column: int) -> int:
         """Return the left edge of a column."""
-        return MARGIN + self.names + _APART + column * (self.column + _APART)
+        return MARGIN + self.names + _DISTANCE + column * (self.column + _DISTANCE)
 
 
 def _plan(
@@ -115,12 +115,12 @@ def _plan(
     titled: bool,
 ) -> _Plan:
     least, most = _ROW_WIDTH
-    said = [shown(name) for name in rows]
+    said = [text(name) for name in rows]
     wide = [width_of(word, 14) for name in said for word in name.split()]
     wide += [width_of(name, 14) / 3 for name in said]  # so that long ones take few lines
     names = round(min(most, max([least, *wide]) + 4))
     column = max(size[0], _NARROWEST)
-    width = 2 * MARGIN + names + len(columns) * (column + _APART)
+    width = 2 * MARGIN + names + len(columns) * (column + _DISTANCE)
     above = [part for note in notes for part in wrapped(note, _NOTE, width - 2 * MARGIN, 3)]
     below = [part for line in foot for part in wrapped(line, _SMALL, width - 2 * MARGIN, 3)]
     note_top = MARGIN + (30 if titled else 0)

@@ -40,7 +40,7 @@ def font(size: int) -> Font:
     return ImageFont.load_default(size)
 
 
-def shown(text: str) -> str:
+def text(text: str) -> str:
     """Return a line of text as it can be written here: one line, every character in some font."""
     line = " ".join(unicodedata.normalize("NFC", text).split())
     chunks = (
@@ -51,13 +51,13 @@ def shown(text: str) -> str:
 
 
 def width_of(text: str, size: int) -> float:
-    """Return the width in pixels of a line that `shown` gave."""
+    """Return the width in pixels of a line that `text` gave."""
     return sum(letters.getlength(piece) for piece, letters in _runs(text, size))
 
 
 def fitted(text: str, size: int, most: float) -> tuple[str, int]:
     """Return a line and a size in which it is at most so wide: made smaller, then cut."""
-    line = shown(text)
+    line = text(text)
     while width_of(line, size) > most and size > SMALLEST:
         size -= 1
     return _cut(line, size, most), size
@@ -90,7 +90,7 @@ def write(
 def wrapped(text: str, size: int, width: float, lines: int) -> list[str]:
     """Return a text in at most so many lines of a width, the last one cut where it is too long."""
     results: list[str] = []
-    for word in shown(text).split(" "):
+    for word in text(text).split(" "):
         longer = f"{results[-1]} {word}" if results else word
         if results and (width_of(longer, size) <= width or len(results) == lines):
             results[-1] = longer

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from evaluation.lettering import INK, SOFT, Colour, font, width_of, write
 from ragspec.errors import InputError
 
-GROUND: Colour = (250, 250, 248)
+BACKDROP: Colour = (250, 250, 248)
 LINE: Colour = (214, 216, 220)
 RELAXED: Colour = (214, 39, 76)
 # From one code a forward (slate) to eight or more (yellow): lightness rises all along the way.
@@ -195,12 +195,12 @@ def _flattened(image: Image.Image) -> Image.Image:
     """Return the image in RGB; what is see-through shows the ground of the sheet."""
     if image.mode not in ("RGBA", "LA", "PA"):
         return image.convert("RGB")
-    draft_state = Image.new("RGBA", image.size, (*GROUND, 255))
+    draft_state = Image.new("RGBA", image.size, (*BACKDROP, 255))
     return Image.alpha_composite(draft_state, image.convert("RGBA")).convert("RGB")
 
 
 def _canvas(width: int, height: int) -> Image.Image:
-    return Image.new("RGB", (width, height), GROUND)
+    return Image.new("RGB", (width, height), BACKDROP)
 
 
 def _columns(count: int) -> int:

@@ -135,12 +135,12 @@ def _label(x: float, y: float, name: str, taken: list[Box]) -> tuple[float, floa
     inside = [
         n for n, box in enumerate(boxes) if box[0] > LEFT and box[2] < WIDTH and TOP < box[3] < BASE
     ]
-    free = (n for n in inside if not any(_meet(boxes[n], other) for other in taken))
+    free = (n for n in inside if not any(_cross(boxes[n], other) for other in taken))
     chosen = next(free, inside[0] if inside else 0)
     taken.append(boxes[chosen])
     return round(sides[chosen][0], 1), round(sides[chosen][1], 1)
 
 
-def _meet(one: Box, other: Box) -> bool:
+def _cross(one: Box, other: Box) -> bool:
     difference = one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]
     return not difference

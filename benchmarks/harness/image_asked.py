@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harness.image_timing import ImageConfig
-    from harness.image_ways import Way
+    from harness.image_ways import Variant
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
 _SEEDS = 1 << 63  # torch takes twice as many upwards: the images that follow have seeds too
@@ -71,8 +71,8 @@ class Prepared:
     """
 
     base: ImagePipeline
-    ways: list[Way]
-    submit_images: ImageConfig
+    ways: list[Variant]
+    image_config: ImageConfig
     latents: bool
-    build: Callable[[Way, Any, int], ImagePipeline]
+    build: Callable[[Variant, Any, int], ImagePipeline]
     masked: bool = False

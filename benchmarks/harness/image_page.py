@@ -12,7 +12,7 @@ from evaluation.pictures import heat_map
 from evaluation.scatter import Measured, Scatter, scatter
 
 from harness.image_table import COLUMNS, cells
-from harness.image_ways import DRAFT_ONLY, PLAIN, Way
+from harness.image_ways import DRAFT_ONLY, PLAIN, Variant
 from ragspec.pipelines.page.page import embedded, save
 
 if TYPE_CHECKING:
@@ -32,16 +32,16 @@ def write_images(
 ) -> None:
     """Draw one picture in every way again and write the page of all figures."""
     names = ready.base.class_names
-    first = ready.submit_images.subjects[0]
-    subject = names[first] if names and ready.submit_images.by_class else first
+    first = ready.image_config.subjects[0]
+    subject = names[first] if names and ready.image_config.by_class else first
     colours = colours_by_name(
         direction.series for direction in ready.ways if direction.name != PLAIN
     )
     values: dict[str, Any] = {
-        "conditioning": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one "
-        f"at a time, budget {request.budget}, seed {request.seed}",
+        "summary": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures "
+        f"one at a time, budget {request.budget}, seed {request.seed}",
         "quality": quality_scatter(ready.ways, rows, quality, colours),
-        "shown": f"One picture ({subject}, seed {request.seed}) in every way",
+        "shown_text": f"One picture ({subject}, seed {request.seed}) in every way",
         "panels": [_panel(request, ready, direction) for direction in ready.ways],
         "columns": COLUMNS,
         "rows": [cells(row) for row in rows],
@@ -50,9 +50,9 @@ def write_images(
     save(render_template("images.html.j2", **values), out)
 
 
-def _panel(request: ImageBench, ready: Prepared, direction: Way) -> dict[str, Any]:
+def _panel(request: ImageBench, ready: Prepared, direction: Variant) -> dict[str, Any]:
     """Return one way's picture, beside it how many codes came together."""
-    out = ready.build(direction, request.budget, 1)(**ready.submit_images.arguments([0]))
+    out = ready.build(direction, request.budget, 1)(**ready.image_config.arguments([0]))
     current = direction.name != DRAFT_ONLY  # the target does nothing there
     note = f"{out.stats.codes_per_forward:.2f} codes a forward" if current else "without the target"
     return {
@@ -64,7 +64,7 @@ def _panel(request: ImageBench, ready: Prepared, direction: Way) -> dict[str, An
 
 
 def quality_scatter(
-    ways: Sequence[Way],
+    ways: Sequence[Variant],
     rows: Sequence[ImageRow],
     quality: Quality | None,
     colours: dict[str, str],
@@ -75,14 +75,14 @@ def quality_scatter(
     series = {direction.name: direction.series for direction in ways}
     points = [
         Measured(
-            row.way,
-            series[row.way],
+            row.variant,
+            series[row.variant],
             row.ratio,
             row.frechet,
             row.frechet_low or 0.0,
             row.frechet_high or row.frechet,
         )
         for row in rows
-        if row.way != PLAIN and row.frechet is not None
+        if row.variant != PLAIN and row.frechet is not None
     ]
     return scatter(points, colours, (quality.null.low, quality.null.high)) if points else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from harness.image_table import ImageRow
     from harness.image_timing import ImageConfig, Quality, Timed
-    from harness.image_ways import Way
+    from harness.image_ways import Variant
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
 TABLE_WIDTH = 170
@@ -89,7 +89,7 @@ def prepare(request: ImageBench) -> Prepared:
 
 
 def _of_codes(request: ImageBench) -> Prepared:
-    from harness.image_ways import build_way, default_ways, parse_ways
+    from harness.image_ways import build_variant, default_ways, parse_ways
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
     ways = parse_ways(request.ways)
@@ -102,14 +102,16 @@ def _of_codes(request: ImageBench) -> Prepared:
         ways = parse_ways(default_ways(codes, bool(parts.draft), bool(parts.head)))
     drafts: dict[str, Any] = {}
 
-    def build(direction: Way, budget: Any, side_by_side: int) -> ImagePipeline:
-        return build_way(direction, base, drafts, budget, side_by_side, request.min_expected_gain)
+    def build(direction: Variant, budget: Any, side_by_side: int) -> ImagePipeline:
+        return build_variant(
+            direction, base, drafts, budget, side_by_side, request.min_expected_gain
+        )
 
     return Prepared(base, ways, _image_executor(request, base), False, build)
 
 
 def _of_latents(request: ImageBench) -> Prepared:
-    from harness.latent_ways import USUAL, build_latent_way, parse_latent_ways
+    from harness.latent_ways import USUAL, build_latent_variant, parse_latent_ways
     from ragspec.errors import InputError
     from ragspec.visual.pipeline.latents import LatentPipeline
 
@@ -128,14 +130,14 @@ def _of_latents(request: ImageBench) -> Prepared:
         floor=request.floor,
     )
 
-    def build(direction: Way, budget: Any, side_by_side: int) -> ImagePipeline:
-        return build_latent_way(direction, base, budget, side_by_side)
+    def build(direction: Variant, budget: Any, side_by_side: int) -> ImagePipeline:
+        return build_latent_variant(direction, base, budget, side_by_side)
 
     return Prepared(base, ways, _image_executor(request, base), True, build)
 
 
 def _of_masked(request: ImageBench) -> Prepared:
-    from harness.masked_ways import USUAL, build_masked_way, parse_masked_ways
+    from harness.masked_ways import USUAL, build_masked_variant, parse_masked_ways
     from ragspec.errors import InputError
     from ragspec.visual.masked.schedule import FLOOR
     from ragspec.visual.pipeline.masked import MaskedLatentPipeline
@@ -152,8 +154,8 @@ def _of_masked(request: ImageBench) -> Prepared:
         floor=FLOOR if request.floor is None else request.floor,
     )
 
-    def build(direction: Way, budget: Any, side_by_side: int) -> Any:
-        return build_masked_way(direction, base, budget, side_by_side, request.prefill)
+    def build(direction: Variant, budget: Any, side_by_side: int) -> Any:
+        return build_masked_variant(direction, base, budget, side_by_side, request.prefill)
 
     pipe: Any = base
     return Prepared(pipe, ways, _image_executor(request, pipe), True, build, masked=True)
@@ -171,13 +173,13 @@ def _image_executor(request: ImageBench, base: ImagePipeline) -> ImageConfig:
 
 def measure(
     request: ImageBench, ready: Prepared, screen: Console
-) -> tuple[dict[Way, Timed], Quality | None]:
+) -> tuple[dict[Variant, Timed], Quality | None]:
     """Return seconds and forwards by way and, where it was asked for, the quality."""
     from harness.image_timing import judge_ways, time_ways
 
     with screen.status("loading") as status:
         pipes = {direction: ready.build(direction, request.budget, 1) for direction in ready.ways}
-        timed = time_ways(pipes, ready.submit_images, request.images, status.update)
+        timed = time_ways(pipes, ready.image_config, request.images, status.update)
         if not request.quality:
             return timed, None
         wide = request.side_by_side
@@ -187,7 +189,7 @@ def measure(
         }
         quality = judge_ways(
             pipes,
-            ready.submit_images,
+            ready.image_config,
             request.quality,
             request.batches,
             lambda pictures, labels: _features(request, ready.base, pictures, labels),
@@ -197,7 +199,7 @@ def measure(
 
 
 def _summary(
-    request: ImageBench, ready: Prepared, timed: dict[Way, Timed], quality: Quality | None
+    request: ImageBench, ready: Prepared, timed: dict[Variant, Timed], quality: Quality | None
 ) -> tuple[list[ImageRow], Table]:
     """Return the rows and the table that is printed."""
     from harness.image_table import make_rows, make_table
@@ -233,7 +235,11 @@ def _features(request: ImageBench, base: ImagePipeline, pictures: Any, labels: A
 
 
 def _draw_curve(
-    request: ImageBench, rows: Sequence[ImageRow], ways: list[Way], quality: Quality, picture: Path
+    request: ImageBench,
+    rows: Sequence[ImageRow],
+    ways: list[Variant],
+    quality: Quality,
+    picture: Path,
 ) -> None:
     from evaluation.curves import quality_curve
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.image_timing import Quality, Timed
-from harness.image_ways import PLAIN, Way
+from harness.image_ways import PLAIN, Variant
 from ragspec.pipelines.bench.measure import interval
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class ImageRow:
     from itself. draft_nodes: mean a step. What was not measured is None.
     """
 
-    way: str
+    variant: str
     rule: str
     drafter: str | None
     settings: dict[str, Any]
@@ -62,7 +62,7 @@ class ImageRow:
         return asdict(self)
 
 
-def make_rows(timed: Mapping[Way, Timed], quality: Quality | None) -> list[ImageRow]:
+def make_rows(timed: Mapping[Variant, Timed], quality: Quality | None) -> list[ImageRow]:
     """Return one row a way, plain first."""
     plain = next(match for variant, match in timed.items() if variant.name == PLAIN)
     rows = []
@@ -73,7 +73,7 @@ def make_rows(timed: Mapping[Way, Timed], quality: Quality | None) -> list[Image
         length = float(np.mean(result.lengths))
         rows.append(
             ImageRow(
-                way=direction.name,
+                variant=direction.name,
                 rule=direction.rule,
                 drafter=direction.drafter,
                 settings=dict(direction.settings),
@@ -89,7 +89,7 @@ def make_rows(timed: Mapping[Way, Timed], quality: Quality | None) -> list[Image
                 equal=float(np.mean(result.equal)),
                 draft_nodes=result.usual_size,
                 **_quality_of(direction, quality),
-                **_surprise_of(result),
+                **_nll_gap_of(result),
             )
         )
     return rows
@@ -101,7 +101,7 @@ def mean_of(values: Sequence[float | None]) -> float | None:
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
-def _quality_of(direction: Way, quality: Quality | None) -> dict[str, Any]:
+def _quality_of(direction: Variant, quality: Quality | None) -> dict[str, Any]:
     if quality is None:
         return {}
     result = quality.null if direction.name == PLAIN else quality.distances[direction.name]
@@ -114,7 +114,7 @@ def _quality_of(direction: Way, quality: Quality | None) -> dict[str, Any]:
     }
 
 
-def _surprise_of(result: Timed) -> dict[str, Any]:
+def _nll_gap_of(result: Timed) -> dict[str, Any]:
     every = np.concatenate([*result.nll_gaps, np.zeros(0)])
     if not len(every):
         return {}
@@ -123,7 +123,7 @@ def _surprise_of(result: Timed) -> dict[str, Any]:
 
 
 COLUMNS = (
-    *("way", ">nodes", ">forwards", ">codes/fwd", ">seconds", ">ratio", ">95 %", ">tv_excess"),
+    *("variant", ">nodes", ">forwards", ">codes/fwd", ">seconds", ">ratio", ">95 %", ">tv_excess"),
     *(">surprise", ">equal", ">Frechet", ">95 %", ">plain?", "label"),
 )
 """Headings; those with > stand to the right."""
@@ -132,7 +132,7 @@ COLUMNS = (
 def cells(row: ImageRow) -> list[str]:
     """Return a row for people, in the order of `COLUMNS`."""
     return [
-        row.way,
+        row.variant,
         str(row.draft_nodes or NONE),
         f"{row.forwards:.0f}",
         _number(row.codes_per_forward, 2),
@@ -161,16 +161,16 @@ def make_table(rows: Sequence[ImageRow], title: str) -> Table:
     return table
 
 
-def curve_points(rows: Sequence[ImageRow], ways: Sequence[Way]) -> list[CurvePoint]:
+def curve_points(rows: Sequence[ImageRow], ways: Sequence[Variant]) -> list[CurvePoint]:
     """Return the points of the picture: all ways but plain whose distance was measured."""
     from evaluation.curves import CurvePoint
 
     by_name = {variant.name: variant for variant in ways}
     results = []
     for row in rows:
-        if row.way == PLAIN or row.frechet is None:
+        if row.variant == PLAIN or row.frechet is None:
             continue
-        direction = by_name[row.way]
+        direction = by_name[row.variant]
         low, high = row.frechet_low or 0.0, row.frechet_high or row.frechet
         results.append(
             CurvePoint(direction.series, direction.value, row.ratio, row.frechet, low, high)

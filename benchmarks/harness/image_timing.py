@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.image_ways import DRAFT_ONLY, PLAIN, Way
+from harness.image_ways import DRAFT_ONLY, PLAIN, Variant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -95,8 +95,8 @@ class Quality:
 
 
 def time_ways(
-    pipes: Mapping[Way, ImagePipeline], image: ImageConfig, images: int, progress: Progress
-) -> dict[Way, Timed]:
+    pipes: Mapping[Variant, ImagePipeline], image: ImageConfig, images: int, progress: Progress
+) -> dict[Variant, Timed]:
     """Draw `images` images in every way, in turns, one at a time."""
     ways = list(pipes)
     record = {variant: Timed() for variant in ways}
@@ -117,7 +117,7 @@ def time_ways(
 
 
 def judge_ways(
-    pipes: Mapping[Way, ImagePipeline],
+    pipes: Mapping[Variant, ImagePipeline],
     image: ImageConfig,
     images: int,
     batches: int,
@@ -163,7 +163,7 @@ def _batch(
     return pictures, out.stats.tv_excess
 
 
-def _note(timed: Timed, direction: Way, out: Any) -> None:
+def _note(timed: Timed, direction: Variant, out: Any) -> None:
     stats = out.stats
     current = direction.name != DRAFT_ONLY  # the target does nothing there
     timed.label = out.label if current else "approximate"

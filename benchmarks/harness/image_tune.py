@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.image_asked import ImageBench
 
 MOST_EXCESS = 0.05
-MOST_SURPRISE = 0.02  # nats a code, error included
+MOST_NLL_GAP = 0.02  # nats a code, error included
 GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "lantern": {"neighbours": (10, 40, 160), "delta": (0.1, 0.2, 0.3, 0.4, 0.5)},
     "lantern++": {"neighbours": (5, 10), "lam": (1.5, 2.0, 3.0, 5.0)},
@@ -45,7 +45,7 @@ class Tried:
     @property
     def costs_nothing(self) -> bool:
         """Whether both figures are known to be small."""
-        small = abs(self.nll_gap) + self.error <= MOST_SURPRISE
+        small = abs(self.nll_gap) + self.error <= MOST_NLL_GAP
         return small and self.tv_excess <= MOST_EXCESS
 
 
@@ -98,7 +98,7 @@ def _tried(request: ImageBench, rule: str, progress: Callable[[str], None]) -> l
             **settings,
         )
         pipe.set_progress_bar_config(disable=True)
-        arguments = ready.submit_images.arguments(list(range(request.images)))
+        arguments = ready.image_config.arguments(list(range(request.images)))
         stats = pipe(**arguments, output_type="latent").stats
         measured = {
             "codes_per_forward": stats.codes_per_forward,

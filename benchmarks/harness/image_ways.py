@@ -37,7 +37,7 @@ FORM = re.compile(rf"(?P<rule>[a-z+-]+)(@(?P<setting>{_SETTING}))?(?P<draft>:{_D
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Variant:
     """One way of drawing; settings are those of its rule."""
 
     name: str
@@ -59,11 +59,11 @@ class Way:
         return (result["setting"] or "") if result else ""
 
 
-def parse_way(text: str) -> Way:
+def parse_variant(text: str) -> Variant:
     """Return the way that a short name stands for; raises InputError, UnknownNameError."""
     name = text.strip()
     if name in (PLAIN, DRAFT_ONLY):
-        return Way(name)
+        return Variant(name)
     result = FORM.fullmatch(ALIASES.get(name, name))
     if result is None:
         raise InputError(
@@ -78,8 +78,8 @@ def parse_way(text: str) -> Way:
         )
     rules = (*EXACT_RULES, *_relaxed())
     if rule not in rules:
-        raise UnknownNameError(unknown("way", rule, [PLAIN, DRAFT_ONLY, *ALIASES, *rules]))
-    return Way(
+        raise UnknownNameError(unknown("variant", rule, [PLAIN, DRAFT_ONLY, *ALIASES, *rules]))
+    return Variant(
         name, rule, result["drafter"] or "starter", _settings(name, rule, result), result["mode"]
     )
 
@@ -135,8 +135,8 @@ def default_ways(codes: int, has_draft: bool, has_head: bool) -> tuple[str, ...]
     return (*ways, "sjd", "scd")
 
 
-def build_way(
-    direction: Way,
+def build_variant(
+    direction: Variant,
     base: ImagePipeline,
     drafts: dict[str, Any],
     budget: Any,
@@ -180,9 +180,9 @@ def build_way(
     return instance
 
 
-def parse_ways(texts: Sequence[str]) -> list[Way]:
+def parse_ways(texts: Sequence[str]) -> list[Variant]:
     """Return the ways of several names, plain first, each once."""
-    ways = [parse_way(PLAIN), *(parse_way(text) for text in texts if text.strip())]
+    ways = [parse_variant(PLAIN), *(parse_variant(text) for text in texts if text.strip())]
     return list({direction.name: direction for direction in ways}.values())
 
 

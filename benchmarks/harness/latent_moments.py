@@ -31,7 +31,7 @@ from ragspec.visual.latents.rules.coupling import gaussians_of, sampled_with, st
 from ragspec.visual.latents.sampler import LatentSample, Sampler
 from ragspec.visual.latents.target import LatentView
 
-_NOT_DRAWN = -1  # the index of latents of the table that were made after a rejection
+_NOT_SAMPLED = -1  # the index of latents of the table that were made after a rejection
 
 
 class _Redraws(Sampler):
@@ -62,7 +62,7 @@ class PathTarget(WatchedTarget):
         super().note(tree, view, verdict)
         last, self.redraws.last = self.redraws.last, None
         number = verdict.token
-        if last is None or number is None or self.table.indices[number] != _NOT_DRAWN:
+        if last is None or number is None or self.table.indices[number] != _NOT_SAMPLED:
             return
         same = (last.path[:, 0] == self.table.latents[number]).all(-1).nonzero()
         if len(same):

@@ -15,9 +15,9 @@ from evaluation.pages import render_template
 from numpy.typing import NDArray
 
 from harness.image_page import quality_scatter
-from harness.image_ways import PLAIN, Way
+from harness.image_ways import PLAIN, Variant
 from harness.latent_table import COLUMNS, cells
-from harness.latent_ways import FEWER, build_latent_way
+from harness.latent_ways import FEWER, build_latent_variant
 from ragspec.pipelines.page.page import embedded, save
 from ragspec.visual.latents.judged import OUTCOMES
 from ragspec.visual.pipeline.latent_stats import LatentStats
@@ -61,10 +61,10 @@ def write_latents(
     names = ready.base.class_names
     subject = names[0] if names else "class 0"
     values: dict[str, Any] = {
-        "conditioning": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures one "
-        f"at a time, budget {request.budget}, seed {request.seed}",
+        "summary": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures "
+        f"one at a time, budget {request.budget}, seed {request.seed}",
         "quality": quality_scatter(ready.ways, rows, quality, colours),
-        "shown": f"One picture ({subject}, seed {request.seed}) in every way",
+        "shown_text": f"One picture ({subject}, seed {request.seed}) in every way",
         "panels": [_panel(direction, each) for direction, each in sample.items()],
         "meanings": [(MEANINGS[name], css) for name, css in COLOURS.items()],
         "over": f"{count} picture{'s' * (count > 1)} side by side",
@@ -77,12 +77,12 @@ def write_latents(
     save(render_template("latents.html.j2", **values), out)
 
 
-def _samples(request: ImageBench, ready: Prepared, direction: Way, count: int) -> PathOutput:
+def _samples(request: ImageBench, ready: Prepared, direction: Variant, count: int) -> PathOutput:
     from harness.latent_paths import PathPipeline
 
     base = cast("LatentPipeline", ready.base)
-    pipe = build_latent_way(direction, base, request.budget, request.side_by_side, PathPipeline)
-    out: PathOutput = pipe(**ready.submit_images.arguments(range(count)))
+    pipe = build_latent_variant(direction, base, request.budget, request.side_by_side, PathPipeline)
+    out: PathOutput = pipe(**ready.image_config.arguments(range(count)))
     return out
 
 
@@ -97,7 +97,7 @@ def _stats(out: PathOutput) -> LatentStats:
     return out.stats
 
 
-def _panel(direction: Way, out: PathOutput) -> Panel:
+def _panel(direction: Variant, out: PathOutput) -> Panel:
     stats = _stats(out)
     picture = embedded(out.images[0])
     names = [[OUTCOMES[max(0, place)] for place in row] for row in stats.outcomes[0].tolist()]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.image_ways import Way
+from harness.image_ways import Variant
 from harness.latent_moments import PathMoments, PathTarget
-from harness.latent_ways import build_latent_way
+from harness.latent_ways import build_latent_variant
 from ragspec.engine.output import Generation
 from ragspec.visual.latents.judged import steps_of
 from ragspec.visual.models.raster import Raster
@@ -61,10 +61,15 @@ class PathPipeline(LatentPipeline):
 
 
 def path_moments(
-    direction: Way, base: LatentPipeline, image: ImageConfig, images: int, budget: Any, batch: int
+    direction: Variant,
+    base: LatentPipeline,
+    image: ImageConfig,
+    images: int,
+    budget: Any,
+    batch: int,
 ) -> Iterator[tuple[int, PathMoments]]:
     """Draw images in batches; after each yield how many there are, and their figures so far."""
-    pipe = build_latent_way(direction, base, budget, batch, PathPipeline)
+    pipe = build_latent_variant(direction, base, budget, batch, PathPipeline)
     result = PathMoments(int(base.model.config.latent_dim))
     for start in range(0, images, batch):
         numbers = range(start, min(start + batch, images))

@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.image_table import NONE, ImageRow, make_rows
 from harness.image_timing import Quality, Timed
-from harness.image_ways import Way
+from harness.image_ways import Variant
 from harness.latent_ways import FEWER
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class LatentRow(ImageRow):
     distance_most: float | None = None
 
 
-def make_latent_rows(timed: Mapping[Way, Timed], quality: Quality | None) -> list[ImageRow]:
+def make_latent_rows(timed: Mapping[Variant, Timed], quality: Quality | None) -> list[ImageRow]:
     """Return one row a way, plain first."""
     names = [field.name for field in fields(ImageRow)]
     return [
@@ -43,7 +43,7 @@ def make_latent_rows(timed: Mapping[Way, Timed], quality: Quality | None) -> lis
     ]
 
 
-def _figures(direction: Way, result: Timed) -> dict[str, Any]:
+def _figures(direction: Variant, result: Timed) -> dict[str, Any]:
     outcomes = np.stack([each.outcomes for each in result.figures])
     distances = np.stack([each.distances for each in result.figures])
     judged, known = int((outcomes > 0).sum()), distances[~np.isnan(distances)]
@@ -64,7 +64,7 @@ def cells(row: ImageRow) -> list[str]:
     assert isinstance(row, LatentRow)
     plain = row.psnr is None and row.equal > 0.5
     return [
-        row.way,
+        row.variant,
         f"{row.forwards:.0f}",
         _number(row.codes_per_forward, 2),
         f"{row.seconds:.3f}",
@@ -83,7 +83,7 @@ def cells(row: ImageRow) -> list[str]:
 
 
 COLUMNS = (
-    *("way", ">forwards", ">latents/fwd", ">seconds", ">ratio", ">95 %", ">PSNR", ">least"),
+    *("variant", ">forwards", ">latents/fwd", ">seconds", ">ratio", ">95 %", ">PSNR", ">least"),
     *(">kept", ">off, mean", ">most", ">Frechet", ">95 %", "plain?", "label"),
 )
 """Headings; those with > stand to the right."""

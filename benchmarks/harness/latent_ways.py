@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from harness.image_ways import FORM, PLAIN, Way
+from harness.image_ways import FORM, PLAIN, Variant
 from ragspec.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _VALUES: Mapping[str, tuple[str, type]] = MappingProxyType(
 )
 
 
-def parse_latent_way(text: str, fewer: str = "steps") -> Way:
+def parse_latent_variant(text: str, fewer: str = "steps") -> Variant:
     """Return the way that a short name stands for; fewer: what `fewer@N` has N of.
 
     Raises InputError, UnknownNameError.
@@ -33,7 +33,7 @@ def parse_latent_way(text: str, fewer: str = "steps") -> Way:
 
     name = text.strip()
     if name == PLAIN:
-        return Way(name, "near", None, {"r": 0.0})
+        return Variant(name, "near", None, {"r": 0.0})
     result = FORM.fullmatch(name)
     if result is None or result["mode"]:
         raise InputError(
@@ -49,9 +49,9 @@ def parse_latent_way(text: str, fewer: str = "steps") -> Way:
             raise InputError(
                 f"got the way {name!r}; expected fewer@N with N {fewer} of the target alone."
             )
-        return Way(name, FEWER, None, settings)
+        return Variant(name, FEWER, None, settings)
     make_latent_rule(rule, **settings)
-    return Way(name, rule, result["drafter"] or "auto", settings)
+    return Variant(name, rule, result["drafter"] or "auto", settings)
 
 
 def _settings(name: str, rule: str, value: str | None, fewer: str) -> dict[str, Any]:
@@ -70,14 +70,14 @@ def _settings(name: str, rule: str, value: str | None, fewer: str) -> dict[str, 
         ) from error
 
 
-def parse_latent_ways(texts: Sequence[str], fewer: str = "steps") -> list[Way]:
-    """Return the ways of several names, plain first, each once; see `parse_latent_way`."""
-    ways = [parse_latent_way(each, fewer) for each in (PLAIN, *texts) if each.strip()]
+def parse_latent_ways(texts: Sequence[str], fewer: str = "steps") -> list[Variant]:
+    """Return the ways of several names, plain first, each once; see `parse_latent_variant`."""
+    ways = [parse_latent_variant(each, fewer) for each in (PLAIN, *texts) if each.strip()]
     return list({direction.name: direction for direction in ways}.values())
 
 
-def build_latent_way(
-    direction: Way,
+def build_latent_variant(
+    direction: Variant,
     base: LatentPipeline,
     budget: Any,
     batch_size: int,

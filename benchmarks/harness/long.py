@@ -19,9 +19,9 @@ from ragspec.errors import InputError
 from ragspec.pipelines.console.options import be_quiet, checked_output
 
 if TYPE_CHECKING:
-    from harness.long_table import Asked, LongRow
+    from harness.long_table import LongRow, Requests
     from harness.long_tasks import PrefillJob
-    from harness.long_ways import Way
+    from harness.long_ways import Variant
     from ragspec.engine.engine import Engine
     from ragspec.pipelines.long.document import LongDocument
 
@@ -133,7 +133,7 @@ def run_long_bench(request: LongBench, data: Path, json: Path | None, page: Path
     terminal = Terminal()
     with terminal.working("loading the model"):
         engine, ways = _prepared(request)
-    results: list[Asked] = []
+    results: list[Requests] = []
     rows: list[LongRow] = []
     try:
         with progress(terminal, "measuring") as on_progress:
@@ -146,7 +146,7 @@ def run_long_bench(request: LongBench, data: Path, json: Path | None, page: Path
         for title, table in tables(rows):
             terminal.table(title, COLUMNS, table)
         if rows and page is not None:
-            write_lengths(rows, _told_of(request, len(results)), page)
+            write_lengths(rows, _reported_of(request, len(results)), page)
     if not results:
         raise InputError(
             f"nothing could be asked over {data} at {', '.join(map(str, request.lengths))} tokens; "
@@ -154,12 +154,12 @@ def run_long_bench(request: LongBench, data: Path, json: Path | None, page: Path
         )
 
 
-def _prepared(request: LongBench) -> tuple[Engine, list[Way]]:
+def _prepared(request: LongBench) -> tuple[Engine, list[Variant]]:
     """Return an engine for reading, and the ways over its target."""
     from harness.long_ways import (
         SELF,
-        PeerWay,
-        RetrievalWay,
+        PeerVariant,
+        RetrievalVariant,
         make_ways,
         steered_ways,
     )
@@ -174,23 +174,23 @@ def _prepared(request: LongBench) -> tuple[Engine, list[Way]]:
         draft = load_model(request.draft_model, request.device, request.dtype)[0]
     ways = make_ways(request.ways, engine, draft)
     ways += steered_ways(request.etas, engine, draft)
-    ways += [PeerWay(engine)] if request.peer else []
-    ways += [RetrievalWay(engine)] if request.retrieval else []
+    ways += [PeerVariant(engine)] if request.peer else []
+    ways += [RetrievalVariant(engine)] if request.retrieval else []
     return engine, ways
 
 
 def measure(
     plan: Sequence[PrefillJob],
     engine: Engine,
-    ways: Sequence[Way],
+    ways: Sequence[Variant],
     request: LongBench,
     on_progress: ProgressCallback = lambda what, done, total: None,
-) -> Iterator[Asked]:
+) -> Iterator[Requests]:
     """Yield what came of every task, each document read once.
 
     on_progress: of what is done, in answers, and of how many; reading counts as one.
     """
-    from harness.long_table import Asked as AnyAsked
+    from harness.long_table import Requests as AnyAsked
 
     each = [1 + len(ways) * (len(r.tasks) + len(r.kinds) * r.items) for r in plan]
     turn, done = 0, 0
@@ -224,7 +224,7 @@ def _opened(job: PrefillJob, engine: Engine) -> LongDocument:
 
 
 def _write(
-    path: Path, facts: dict[str, Any], rows: Sequence[LongRow], request: Sequence[Asked]
+    path: Path, facts: dict[str, Any], rows: Sequence[LongRow], request: Sequence[Requests]
 ) -> None:
     """Write all that is known, in the place of what was."""
     known = {"facts": facts, "rows": [asdict(row) for row in rows]}
@@ -234,7 +234,7 @@ def _write(
     beside.replace(path)
 
 
-def _told_of(request: LongBench, tasks: int) -> str:
+def _reported_of(request: LongBench, tasks: int) -> str:
     return (
         f"{request.model} in {request.dtype}, greedy, {tasks} tasks, at most "
         f"{request.new_tokens} tokens "

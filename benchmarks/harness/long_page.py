@@ -30,14 +30,12 @@ class Part:
 
 def write_lengths(rows: Sequence[LongRow], message: str, out: Path) -> None:
     """Write the page of all rows; raises InputError where it cannot be written."""
-    colours = colours_by_name(row.way for row in rows)
+    colours = colours_by_name(row.variant for row in rows)
     kinds = dict.fromkeys(row.kind for row in rows)
     parts = [_part(kind, [r for r in rows if r.kind == kind], colours) for kind in kinds]
     values = {"parts": [part for part in parts if part], "columns": COLUMNS}
     save(
-        render_template(
-            "lengths.html.j2", conditioning=message, tables=list(tables(rows)), **values
-        ),
+        render_template("lengths.html.j2", summary=message, tables=list(tables(rows)), **values),
         out,
     )
 
@@ -61,8 +59,8 @@ def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part |
         (COST, chart(lambda row: row.c, True, "", 0.0)),
         (SHARE, chart(lambda row: row.accepted, True, "%", 0.0)),
     ]
-    selected = sum(row.prefix_cache for row in rows if row.way == rows[0].way)
-    prompts = sum(row.prompts for row in rows if row.way == rows[0].way)
+    selected = sum(row.prefix_cache for row in rows if row.variant == rows[0].variant)
+    prompts = sum(row.prompts for row in rows if row.variant == rows[0].variant)
     others = "; the others loop, or end before they can be timed" if selected < prompts else ""
     hint = f"{selected} of {prompts} prompts{others}. Hollow points rest on fewer than {FEW}."
     return Part(kind, hint, speed, [(title, each) for title, each in small if each])

@@ -13,7 +13,7 @@ from evaluation.line_charts import Point
 
 from harness.data import holds
 from harness.long_tasks import Task
-from harness.long_ways import PEER, PLAIN, Found
+from harness.long_ways import PEER, PLAIN, Result
 from ragspec.pipelines.bench.measure import interval, is_timed
 from ragspec.pipelines.bench.results import NO_VALUE
 from ragspec.reports.report import loop_share
@@ -23,37 +23,37 @@ SURE = 1.96  # standard deviations of a 95 % interval
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Requests:
     """One task over one document, in all ways. length: what was to be read; tokens: what was."""
 
     document: str
     length: int
     tokens: int
     task: Task
-    found: dict[str, Found]
+    result: dict[str, Result]
 
     def tells(self, direction: str) -> bool:
         """Tell whether the plain text, and another one that a way wrote, can be timed."""
-        plain, current = self.found[PLAIN], self.found[direction]
+        plain, current = self.result[PLAIN], self.result[direction]
         return is_timed(plain.outcome.tokens) and (current.same or is_timed(current.outcome.tokens))
 
     def ratio(self, direction: str) -> float:
         """Return how many times as fast as plain decoding a way was, by the token."""
-        return self.found[PLAIN].token_seconds / max(1e-9, self.found[direction].token_seconds)
+        return self.result[PLAIN].token_seconds / max(1e-9, self.result[direction].token_seconds)
 
     def equal(self, direction: str) -> bool:
         """Tell whether a way wrote the tokens of plain decoding; transformers may go on."""
-        plain, current = (self.found[name].outcome.tokens for name in (PLAIN, direction))
+        plain, current = (self.result[name].outcome.tokens for name in (PLAIN, direction))
         return (current[: len(plain)] if direction == PEER else current) == plain
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as JSON types."""
         facts = {"document": self.document, "length": self.length, "tokens": self.tokens}
         task = {"kind": self.task.kind, "task": self.task.id, "question": self.task.question}
-        return facts | task | {"ways": {name: self._way(name) for name in self.found}}
+        return facts | task | {"ways": {name: self._variant(name) for name in self.result}}
 
-    def _way(self, name: str) -> dict[str, Any]:
-        result = self.found[name]
+    def _variant(self, name: str) -> dict[str, Any]:
+        result = self.result[name]
         gold = self.task.gold
         return {
             "tokens": len(result.outcome.tokens),
@@ -83,7 +83,7 @@ class LongRow:
 
     kind: str
     length: int
-    way: str
+    variant: str
     prompts: int
     prefix_cache: int
     ratio: float | None
@@ -101,31 +101,31 @@ class LongRow:
     gold_high: float | None = None
 
 
-def rows_of(request: Sequence[Asked]) -> list[LongRow]:
+def rows_of(request: Sequence[Requests]) -> list[LongRow]:
     """Return a row for each kind, length and way, in the order in which they were met."""
-    groups: dict[tuple[str, int], list[Asked]] = {}
+    groups: dict[tuple[str, int], list[Requests]] = {}
     for each in request:
         groups.setdefault((each.task.kind, each.length), []).append(each)
     return [
         _row(kind, length, direction, group)
         for (kind, length), group in groups.items()
-        for direction in group[0].found
+        for direction in group[0].result
     ]
 
 
-def _row(kind: str, length: int, direction: str, group: Sequence[Asked]) -> LongRow:
-    results = [each.found[direction] for each in group]
+def _row(kind: str, length: int, direction: str, group: Sequence[Requests]) -> LongRow:
+    results = [each.result[direction] for each in group]
     ratios = [each.ratio(direction) for each in group if each.tells(direction)]
     low, high = interval(ratios)
     steps = [step for each in results for step in each.steps]
     drafted, selected = (sum(getattr(step, n) for step in steps) for n in ("nodes", "accepted"))
     levels = [
-        each.found[direction].level_ms / (1000.0 * each.found[PLAIN].token_seconds)  # type: ignore[operator]
+        each.result[direction].level_ms / (1000.0 * each.result[PLAIN].token_seconds)  # type: ignore[operator]
         for each in group
-        if each.found[direction].level_ms is not None
+        if each.result[direction].level_ms is not None
     ]
     answered = [each for each in group if each.task.gold]
-    right = [holds(each.found[direction].text, each.task.gold) for each in answered]
+    right = [holds(each.result[direction].text, each.task.gold) for each in answered]
     gold, *bounds = _share(sum(right), len(right)) if right else (None, None, None)
     return LongRow(
         *(kind, length, direction, len(group), len(ratios)),
@@ -145,7 +145,7 @@ def _row(kind: str, length: int, direction: str, group: Sequence[Asked]) -> Long
     )
 
 
-def _per_forward(result: Sequence[Found]) -> float:
+def _per_forward(result: Sequence[Result]) -> float:
     """Return tokens by forwards of decoding, without the prompt's own and the token it gives."""
     inputs = [tokens for each in result for tokens in each.outcome.step_tokens[1:]]
     return sum(inputs) / max(1, len(inputs))
@@ -165,7 +165,7 @@ def _number(value: float) -> float | None:
 
 
 COLUMNS = (
-    *("way", ">prompts", ">to plain", ">95 %", ">worst quarter", ">ms a token"),
+    *("variant", ">prompts", ">to plain", ">95 %", ">worst quarter", ">ms a token"),
     *(">tokens a forward", ">accepted", ">c", ">equal", ">gold"),
 )
 
@@ -174,7 +174,7 @@ def cells(row: LongRow) -> list[str]:
     """Return a row for people."""
     whole = row.ratio is not None
     return [
-        *(row.way, f"{row.prefix_cache}/{row.prompts}"),
+        *(row.variant, f"{row.prefix_cache}/{row.prompts}"),
         f"{row.ratio:.2f}" if whole else NO_VALUE,
         f"{row.ratio_low:.2f}-{row.ratio_high:.2f}" if whole else NO_VALUE,
         f"{row.worst_quarter:.2f}" if whole else NO_VALUE,
@@ -203,11 +203,11 @@ def series(
     rows: Sequence[LongRow], figure: Callable[[LongRow], float | None]
 ) -> Iterator[tuple[str, list[Point]]]:
     """Yield each way with a figure by length, plain decoding and lengths without it left out."""
-    for direction in dict.fromkeys(row.way for row in rows if row.way != PLAIN):
+    for direction in dict.fromkeys(row.variant for row in rows if row.variant != PLAIN):
         points = [
             Point(row.length, value, row.prefix_cache)
             for row in rows
-            if row.way == direction and (value := figure(row)) is not None
+            if row.variant == direction and (value := figure(row)) is not None
         ]
         if points:
             yield direction, points

@@ -18,7 +18,7 @@ from ragspec.errors import InputError
 from ragspec.retrievers.search.documents import Document
 
 QUESTIONS, SUMMARIES, QUOTATIONS = KINDS = ("questions", "summaries", "quotations")
-ASKED: Mapping[str, Sequence[str]] = {
+REQUESTS: Mapping[str, Sequence[str]] = {
     QUESTIONS: (
         "What is this text about?",
         "Who or what is named first, and what happens then?",
@@ -139,7 +139,7 @@ def _create(kind: str, text: str, items: int, seed: int) -> Iterator[Task]:
         for number, cue in enumerate(cues(text, items, seed)):
             yield Task(f"quotation-{number}", kind, QUOTE.format(cue=cue), begun=cue)
         return
-    for number, question in enumerate(ASKED[kind][:items]):
+    for number, question in enumerate(REQUESTS[kind][:items]):
         yield Task(f"{kind}-{number}", kind, question)
 
 

@@ -58,7 +58,7 @@ class DraftStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Result:
     """What a way made of a task. seconds: of decoding; by_source: accepted tokens by drafter.
 
     same: whether the text is to be that of plain decoding, not one of another law or prompt.
@@ -86,7 +86,7 @@ class Found:
         return median(each) if each else None
 
 
-class Way(Protocol):
+class Variant(Protocol):
     """One way of answering; `read` comes before the tasks over a document."""
 
     name: str
@@ -95,12 +95,12 @@ class Way(Protocol):
         """Make ready for questions over a document that is read."""
         ...
 
-    def answer(self, task: Task, new_tokens: int) -> Found:
+    def answer(self, task: Task, new_tokens: int) -> Result:
         """Return what the way makes of a task, greedily."""
         ...
 
 
-class DraftingWay:
+class DraftingVariant:
     """An engine of this project over the kept document."""
 
     def __init__(self, name: str, engine: Engine) -> None:
@@ -112,7 +112,7 @@ class DraftingWay:
         """Take what was read; nothing is read again."""
         self._document = document.over(self.engine)
 
-    def answer(self, task: Task, new_tokens: int) -> Found:
+    def answer(self, task: Task, new_tokens: int) -> Result:
         """Ask the document."""
         assert self._document is not None
         begun = plain_ids(self.engine.tokenizer, task.begun)
@@ -123,7 +123,7 @@ class DraftingWay:
         return _matches(answer, time.perf_counter() - began, len(begun))
 
 
-class RetrievalWay:
+class RetrievalVariant:
     """Retrieval alone: the passages of the document that a question finds, and nothing else."""
 
     def __init__(self, engine: Engine) -> None:
@@ -137,7 +137,7 @@ class RetrievalWay:
         part = replace(document.document, text=document.text, headings=(), pages=())
         self._qa = DocQA(PassageIndex.build([part]), engine=self.engine)
 
-    def answer(self, task: Task, new_tokens: int) -> Found:
+    def answer(self, task: Task, new_tokens: int) -> Result:
         """Ask the passages."""
         assert self._qa is not None
         begun = plain_ids(self.engine.tokenizer, task.begun)
@@ -148,7 +148,7 @@ class RetrievalWay:
         return replace(_matches(answer, time.perf_counter() - began, len(begun)), same=False)
 
 
-def _matches(answer: Answer, seconds: float, begun: int) -> Found:
+def _matches(answer: Answer, seconds: float, begun: int) -> Result:
     report, steps = answer.report, answer.generation.steps
     outcome = Outcome(
         answer.generation.tokens[begun:],
@@ -157,7 +157,7 @@ def _matches(answer: Answer, seconds: float, begun: int) -> Found:
         [len(step.tokens) for step in steps],
         report.milliseconds["prefill"] / 1000.0,
     )
-    return Found(
+    return Result(
         outcome,
         answer.text,
         report.decode_seconds,
@@ -173,7 +173,7 @@ def _fact(step: Step) -> DraftStep:
     return DraftStep(len(step.tree), levels, len(accepted_of(step)), *spent)
 
 
-class PeerWay:
+class PeerVariant:
     """`generate` of transformers, greedy, on its own copy of the model, which reads once too.
 
     It goes on to the last of the new tokens: what ends our texts (stop strings, repetitions) does
@@ -200,7 +200,7 @@ class PeerWay:
             self.model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
         self._cache = cache
 
-    def answer(self, task: Task, new_tokens: int) -> Found:
+    def answer(self, task: Task, new_tokens: int) -> Result:
         """Go on from a copy of the cache."""
         assert self._document is not None
         prompt = self._document.prompt(task.question).token_ids
@@ -215,10 +215,10 @@ class PeerWay:
         outcome = mode.run(item, new_tokens)
         seconds = clock.times[-1] - clock.times[1]
         outcome = replace(outcome, prefill=outcome.seconds - seconds)
-        return Found(outcome, self.tokenizer.decode(outcome.tokens), seconds)
+        return Result(outcome, self.tokenizer.decode(outcome.tokens), seconds)
 
 
-def make_ways(names: Sequence[str], engine: Engine, draft_model: Any = None) -> list[Way]:
+def make_ways(names: Sequence[str], engine: Engine, draft_model: Any = None) -> list[Variant]:
     """Return the drafting ways by name, plain decoding first.
 
     names: drafters, joined by plus signs where they are fused, with `:N` for trees of N nodes in
@@ -227,7 +227,7 @@ def make_ways(names: Sequence[str], engine: Engine, draft_model: Any = None) -> 
     """
     names = list(dict.fromkeys((PLAIN, *names)))
     check_variants([drafter_of(name) for name in names])
-    ways: list[Way] = []
+    ways: list[Variant] = []
     for name in names:
         drafter, _, nodes = _split(name)
         wants = needs_model(drafter)
@@ -236,21 +236,21 @@ def make_ways(names: Sequence[str], engine: Engine, draft_model: Any = None) -> 
         instance = make_engine(drafter, engine, Sources(draft_model=draft_model if wants else None))
         if nodes:
             instance.budget = make_budget(int(nodes))
-        ways.append(DraftingWay(name, instance))
+        ways.append(DraftingVariant(name, instance))
     return ways
 
 
-def steered_ways(etas: Sequence[float], engine: Engine, draft_model: Any) -> list[Way]:
+def steered_ways(etas: Sequence[float], engine: Engine, draft_model: Any) -> list[Variant]:
     """Return ways whose law a draft model over retrieved chunks steers, see `Steering`.
 
     All that is there drafts for them. Raises InputError without a draft model.
     """
-    ways: list[Way] = []
+    ways: list[Variant] = []
     for eta in etas:
         _check_model(name := f"steered, eta {eta:g}", draft_model)
         drafters: list[Drafter] = [AutoDrafter(), Rapid(draft_model, mode="steered", eta=eta)]
         instance = Engine(engine.target, engine.tokenizer, drafters, None, "auto")
-        ways.append(DraftingWay(name, instance))
+        ways.append(DraftingVariant(name, instance))
     return ways
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.image_ways import Way
-from harness.latent_ways import FEWER, parse_latent_way, parse_latent_ways
+from harness.image_ways import Variant
+from harness.latent_ways import FEWER, parse_latent_variant, parse_latent_ways
 
 if TYPE_CHECKING:
     from ragspec.visual.pipeline.masked import MaskedLatentPipeline
@@ -20,18 +20,22 @@ if TYPE_CHECKING:
 USUAL = ("near@0.1", "aligned", "horizon@4", "path", "fewer@32", "fewer@16", "fewer@8")
 
 
-def parse_masked_way(text: str) -> Way:
+def parse_masked_variant(text: str) -> Variant:
     """Return the way that a short name stands for; raises InputError, UnknownNameError."""
-    return parse_latent_way(text, "iterations")
+    return parse_latent_variant(text, "iterations")
 
 
-def parse_masked_ways(texts: Sequence[str]) -> list[Way]:
+def parse_masked_ways(texts: Sequence[str]) -> list[Variant]:
     """Return the ways of several names, plain first, each once."""
     return parse_latent_ways(texts, "iterations")
 
 
-def build_masked_way(
-    direction: Way, base: MaskedLatentPipeline, budget: Any, batch_size: int, prefill: float = 0.0
+def build_masked_variant(
+    direction: Variant,
+    base: MaskedLatentPipeline,
+    budget: Any,
+    batch_size: int,
+    prefill: float = 0.0,
 ) -> MaskedLatentPipeline:
     """Return the pipeline of a way, over the models of `base`; raises what its class does.
 

@@ -149,7 +149,7 @@ PADDED = padded(PROMPTS)
 PROMPTS_OF_ONE = torch.tensor(PROMPTS[:1])
 
 
-@pytest.mark.parametrize("kind", ["strings", "length", "own"])
+@pytest.mark.parametrize("kind", ["strings", "length", "local"])
 def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
     from transformers import MaxLengthCriteria, StoppingCriteriaList
 
@@ -162,7 +162,7 @@ def test_criteria_count_the_padding_too(kind: str, model: Any) -> None:
             "tokenizer": tokenizer,
         },
         "length": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(10)])},
-        "own": {
+        "local": {
             "stopping_criteria": [
                 lambda ids, scores: torch.tensor([row.shape[0] > 9 for row in ids])
             ]

@@ -53,7 +53,7 @@ def test_the_draft_knows_the_target(kind: str) -> None:
         llamagen.from_pretrained(IMAGES / kind / name, dtype=torch.float32).eval()
         for name in ("target", "draft")
     ]
-    inputs, _ = sheet.wanted(kind, models[0], EMBEDDER)
+    inputs, _ = sheet.selection(kind, models[0], EMBEDDER)
     codes, entropy = sheet.draw(
         models[0], inputs[:16], 1.0, 1.0, 1024, torch.Generator().manual_seed(3)
     )

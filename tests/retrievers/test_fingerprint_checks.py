@@ -32,10 +32,10 @@ class Drafter:
     """Notes what it is asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[object, object]] = []
+        self.queries: list[tuple[object, object]] = []
 
     def fits(self, model: object = None, tokenizer: object = None) -> None:
-        self.asked.append((model, tokenizer))
+        self.queries.append((model, tokenizer))
 
 
 def test_fingerprints_are_of_what_is_passed() -> None:
@@ -60,7 +60,7 @@ def test_a_store_of_nobody_fits_all_and_others_only_their_its() -> None:
 def test_only_drafters_that_know_are_requested() -> None:
     drafter = Drafter()
     check_fits([object(), drafter], "m", "t")
-    assert drafter.asked == [("m", "t")]
+    assert drafter.queries == [("m", "t")]
 
 
 HOLDERS: dict[str, Callable[[Any], Any]] = {

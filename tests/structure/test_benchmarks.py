@@ -236,7 +236,7 @@ def test_answers(folder: Path, tmp_path: Path) -> None:
         *("--prompts", "quote", "--tokens", "24", "--json", out),
     )
     (row,) = json.loads(out.read_text())
-    assert row["found"] is True and row["tokens"] <= 24 and row["prompt"] == "quote"
+    assert row["result"] is True and row["tokens"] <= 24 and row["prompt"] == "quote"
     assert "questions of docqa over docqa: 0.0% refused" in printed
     assert "| quote | docqa (1) | 100% |" in printed
 
@@ -304,9 +304,9 @@ def test_latent_curves(latents: Path, tmp_path: Path) -> None:
     rows = json.loads(out.read_text())
     assert {row["moved"] for row in rows} == {"window", "r"}
     assert {row["window"] for row in rows if row["moved"] == "window"} == {4, 8, 12, 16}
-    plain = [row for row in rows if row["way"] == "plain"]
+    plain = [row for row in rows if row["variant"] == "plain"]
     assert all(row["codes_per_forward"] == row["ratio"] == 1.0 for row in plain)
-    assert all(row["codes_per_forward"] > 1.0 for row in rows if row["way"] == "near@0.2")
+    assert all(row["codes_per_forward"] > 1.0 for row in rows if row["variant"] == "near@0.2")
 
 
 def test_image_sizes(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_every_python_snippet_runs(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-def shown(page: Path) -> list[str]:
+def text(page: Path) -> list[str]:
     """Return the lines of a page's console blocks that call `ragspec`, without that word."""
     lines = "\n".join(blocks(page, "bash", "console", "sh", "shell", "text")).splitlines()
     result = (re.match(r"(?:\$ )?(?:python3? -m )?ragspec (.*)", line) for line in lines)
@@ -57,7 +57,7 @@ def shown(page: Path) -> list[str]:
 
 def commands() -> list[str]:
     """Return the sub-commands of `ragspec` that the console blocks of all pages use."""
-    return sorted({line.split()[0] for page in PAGES for line in shown(page)})
+    return sorted({line.split()[0] for page in PAGES for line in text(page)})
 
 
 @pytest.mark.parametrize("command", commands() if README.exists() else [])
@@ -82,7 +82,7 @@ def test_every_option_of_docs_exists(command: str) -> None:
         check=True,
         env={**os.environ, "COLUMNS": "200"},
     )
-    lines = [line for page in PAGES[1:] for line in shown(page) if line.startswith(command)]
+    lines = [line for page in PAGES[1:] for line in text(page) if line.startswith(command)]
     used = {name for line in lines for name in re.findall(r"--[a-z][a-z-]*", line)}
     assert used, f"docs show no {command}"
     assert used <= set(re.findall(r"--[a-z][a-z-]*", done.stdout))

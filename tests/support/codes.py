@@ -16,7 +16,7 @@ from ragspec.acceptance.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.acceptance.codebook import CodeNeighbours
-from tests.support.distributions import Grow, Laws, Place, generate, grow, judged
+from tests.support.distributions import Distributions, Grow, Place, generate, grow, judged
 from tests.support.enumeration import enumerate_outcomes
 
 Distribution = NDArray[np.float64]
@@ -60,7 +60,7 @@ def sampled(*widths: int) -> Grow:
     return partial(grow, widths=widths)
 
 
-def law_after(distributions: Laws, context: Sequence[int] = ()) -> Distribution:
+def distribution_after(distributions: Distributions, context: Sequence[int] = ()) -> Distribution:
     result: Distribution = distributions.target(tuple(context)).numpy()
     return result
 
@@ -95,7 +95,7 @@ def broken(module: ModuleType, old: str, new: str) -> ModuleType:
     return instance
 
 
-def first_law(rule: Rule, distributions: Laws, tree: Grow) -> Distribution:
+def first_distribution(rule: Rule, distributions: Distributions, tree: Grow) -> Distribution:
     """Return the exact law of the first code that one step emits."""
     outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, tree))
     result = np.zeros(distributions.vocab)
@@ -104,6 +104,6 @@ def first_law(rule: Rule, distributions: Laws, tree: Grow) -> Distribution:
     return result
 
 
-def first_excess(rule: Rule, distributions: Laws, tree: Grow, seed: int = 0) -> float:
+def first_excess(rule: Rule, distributions: Distributions, tree: Grow, seed: int = 0) -> float:
     noise = NoiseStream(seed)
     return judged(rule, tree(distributions, noise, ()), distributions, noise).excess[0]

@@ -21,7 +21,7 @@ from tests.support.enumeration import Outcomes, Tokens, enumerate_outcomes
 
 
 @dataclass(frozen=True)
-class Laws:
+class Distributions:
     """A tiny target and draft model: random laws that depend on all tokens so far.
 
     alike: 1 makes draft and target agree, 0 leaves them unrelated. zeros: each law lacks about
@@ -64,10 +64,10 @@ class Laws:
 
 
 @dataclass
-class LawTarget:
+class DistributionTarget:
     """A target of which only the laws exist; implements TargetView for one tree."""
 
-    distributions: Laws
+    distributions: Distributions
     tree: DraftTree
     context: Tokens
     noise: NoiseStream
@@ -137,7 +137,7 @@ def draw_distinct(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> 
 
 
 def grow(
-    distributions: Laws,
+    distributions: Distributions,
     noise: NoiseStream,
     context: Tokens,
     widths: Sequence[int],
@@ -159,14 +159,14 @@ def grow(
                 parents.append(parent)
                 rows.append(distributions.draft((*text, token)))
         level = following
-    return DraftTree.build(tokens, parents, "drawn", kind=kind, q=torch.stack(rows))
+    return DraftTree.build(tokens, parents, "sampled", kind=kind, q=torch.stack(rows))
 
 
-Grow = Callable[[Laws, NoiseStream, Tokens], DraftTree]
+Grow = Callable[[Distributions, NoiseStream, Tokens], DraftTree]
 
 
 def generate(
-    rule: Rule, distributions: Laws, noise: NoiseStream, grow: Grow, steps: int = 1
+    rule: Rule, distributions: Distributions, noise: NoiseStream, grow: Grow, steps: int = 1
 ) -> Tokens:
     """Return what some steps of draft and verdict emit."""
     context: Tokens = ()
@@ -174,7 +174,7 @@ def generate(
         if distributions.end in context:
             break
         tree = grow(distributions, noise, context)
-        verdict = rule.judge(tree, LawTarget(distributions, tree, context, noise))
+        verdict = rule.judge(tree, DistributionTarget(distributions, tree, context, noise))
         context = (*context, *emitted(tree, verdict))
     return context
 
@@ -187,12 +187,14 @@ def emitted(tree: DraftTree, verdict: Verdict) -> Tokens:
     return (*(int(tree.tokens[node]) for node in verdict.path), *last)
 
 
-def judged(rule: Rule, tree: DraftTree, distributions: Laws, noise: NoiseStream) -> Verdict:
+def judged(
+    rule: Rule, tree: DraftTree, distributions: Distributions, noise: NoiseStream
+) -> Verdict:
     """Return the rule's verdict on a tree below an empty context."""
-    return rule.judge(tree, LawTarget(distributions, tree, (), noise))
+    return rule.judge(tree, DistributionTarget(distributions, tree, (), noise))
 
 
-def deviation(outcomes: Outcomes, distributions: Laws, length: int) -> float:
+def deviation(outcomes: Outcomes, distributions: Distributions, length: int) -> float:
     """Return the total variation between the first `length` tokens and the target's own law.
 
     Shorter outcomes go on by the target's law. Also asserts that no run, be its probability
@@ -210,7 +212,7 @@ def deviation(outcomes: Outcomes, distributions: Laws, length: int) -> float:
     return float(np.abs(result - expected).sum() / 2)
 
 
-def _likelihood(distributions: Laws, start: Tokens, rest: Tokens) -> float:
+def _likelihood(distributions: Distributions, start: Tokens, rest: Tokens) -> float:
     """Return the target's probability of `rest` after `start`."""
     likelihood = 1.0
     for place, token in enumerate(rest):
@@ -218,8 +220,13 @@ def _likelihood(distributions: Laws, start: Tokens, rest: Tokens) -> float:
     return likelihood
 
 
-def law_deviation(
-    rule: Rule, distributions: Laws, grow: Grow, length: int, steps: int = 1, reuse: bool = False
+def distribution_deviation(
+    rule: Rule,
+    distributions: Distributions,
+    grow: Grow,
+    length: int,
+    steps: int = 1,
+    reuse: bool = False,
 ) -> float:
     """Return how far the output's exact law lies from the target's, as a total variation."""
     outcomes = enumerate_outcomes(
@@ -229,7 +236,7 @@ def law_deviation(
     return deviation(outcomes, distributions, length)
 
 
-def mean_length(rule: Rule, distributions: Laws, grow: Grow) -> float:
+def mean_length(rule: Rule, distributions: Distributions, grow: Grow) -> float:
     """Return the expected number of tokens that one step emits."""
     outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, grow))
     return sum(weight * len(outcome) for outcome, weight in outcomes.items())
@@ -237,7 +244,7 @@ def mean_length(rule: Rule, distributions: Laws, grow: Grow) -> float:
 
 def sampled_deviation(
     rule: Rule,
-    distributions: Laws,
+    distributions: Distributions,
     grow: Grow,
     length: int,
     samples: int,

@@ -57,7 +57,7 @@ def states(target: CausalTarget, tokens: Sequence[int]) -> torch.Tensor:
         return session.hidden[0]
 
 
-def laws_below(
+def distributions_below(
     head: FeatureHead,
     target: CausalTarget,
     tokens: Sequence[int],

@@ -60,7 +60,7 @@ def model(difference: float = 0.0, side: int = SIDE) -> MaskedModel:
     return instance
 
 
-def drawn(
+def sampled(
     rule: Any,
     drafts: str | None,
     count: int,

@@ -123,7 +123,7 @@ def _caller() -> tuple[str, bool]:
         in_module = in_module or code.co_name == _CALL
         if not where:
             place = _place(code.co_filename)
-            if place in _OWN:
+            if place in _LOCAL:
                 pass
             elif place.split("/")[0] in ROOMS:
                 where = f"{place}:{frame.f_lineno}"
@@ -135,7 +135,7 @@ def _caller() -> tuple[str, bool]:
     return where or outer or "?", in_module
 
 
-_OWN = frozenset({"tests/support/pretend.py", "tests/support/pretend_record.py"})
+_LOCAL = frozenset({"tests/support/pretend.py", "tests/support/pretend_record.py"})
 
 
 @cache

@@ -31,7 +31,7 @@ def work(rank: int, folder: Path) -> None:
     before = layer.weight.grad.clone() if layer.weight.grad is not None else None
     team.average_gradients(layer.parameters())
     record = {
-        "own": before,
+        "local": before,
         "mean": layer.weight.grad,
         "size": team.team_size(),
         "agreed": team.agreed(10.0 + rank),
@@ -44,8 +44,8 @@ def test_a_team_learns_from_the_rows_of_all(tmp_path: Path) -> None:
     module("team").run_team(partial(work, folder=tmp_path), 2)
     assert signal.getsignal(signal.SIGTERM) is before, "this process can be ended as before"
     one, two = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert not torch.equal(one["own"], two["own"])
-    torch.testing.assert_close(one["mean"], (one["own"] + two["own"]) / 2)
+    assert not torch.equal(one["local"], two["local"])
+    torch.testing.assert_close(one["mean"], (one["local"] + two["local"]) / 2)
     assert torch.equal(one["mean"], two["mean"])
     assert (one["size"], one["agreed"], two["agreed"]) == (2, 10.0, 10.0)
 
@@ -53,7 +53,7 @@ def test_a_team_learns_from_the_rows_of_all(tmp_path: Path) -> None:
 def test_one_needs_no_team(tmp_path: Path) -> None:
     module("team").run_team(partial(work, folder=tmp_path), 1)
     alone = torch.load(tmp_path / "0.pt", weights_only=True)
-    assert torch.equal(alone["own"], alone["mean"]) and alone["size"] == 1
+    assert torch.equal(alone["local"], alone["mean"]) and alone["size"] == 1
 
 
 LINES = [

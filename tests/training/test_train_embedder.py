@@ -50,8 +50,8 @@ def test_training_lowers_the_loss_and_the_saved_model_finds_the_subject(
     pairs = script.Pairs(sources, words, settings)
     losses = [loss for _, loss in script.train(pairs, table, settings)]
     assert np.mean(losses[-10:]) < np.mean(losses[:10]) - 0.2
-    script.save(tmp_path / "made", tokenizer, table)
-    embedder = load_embedder(tmp_path / "made")
+    script.save(tmp_path / "create", tokenizer, table)
+    embedder = load_embedder(tmp_path / "create")
     assert isinstance(embedder, StaticEmbedder)
     index = DenseIndex.build([text for _, text, _ in texts], embedder)
     for subject in SUBJECTS:

@@ -17,7 +17,8 @@ class LatentTable:
     """Every latent of a call: number 0 is the zero latent, the others are added as they are drawn.
 
     steps: T. width: D. spread: see `Sampler`. Heads of several models may draw into one table:
-    `conditioning` [C, width of the head] and `sampler` say of each latent who drew it, told of what.
+    `conditioning` [C, width of the head] and `sampler` say of each latent who drew it, told of
+    what.
     """
 
     def __init__(self, steps: int, width: int, like: torch.Tensor, spread: bool = False) -> None:

@@ -9,7 +9,7 @@ from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.target.static.buffers import Stacks
 from ragspec.target.static.layout import MOST_QUERIES
 from ragspec.target.static.step import FixedStep
-from ragspec.target.static.text_laws import RequestDistributions
+from ragspec.target.static.text_distributions import RequestDistributions
 
 
 @dataclass(slots=True, eq=False)

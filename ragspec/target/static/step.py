@@ -25,7 +25,7 @@ from ragspec.models.layer_windows import Window
 from ragspec.sampling.row_laws import BatchDistribution, DistributionShape
 from ragspec.target.static.buffers import Stacks, Staging, compact, step_cache
 from ragspec.target.static.layout import Counters, accepted_first, lay_out, step_mask, walk
-from ragspec.target.static.text_laws import FRESH
+from ragspec.target.static.text_distributions import FRESH
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Masks:
 
 
 class FixedStep(Protocol):
-    """What may be captured: it reads `packet` and buffers that stay where they are, nothing else."""
+    """A step that can be captured: it reads `packet` and buffers that never move."""
 
     packet: torch.Tensor
 

@@ -19,7 +19,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.serve import stores_of
 
-ASKED = {"model": "tiny", "prompt": "The library", "max_tokens": 200, "ignore_eos": True}
+REQUESTS = {"model": "tiny", "prompt": "The library", "max_tokens": 200, "ignore_eos": True}
 
 
 def start(*options: str) -> tuple[subprocess.Popen[str], str]:
@@ -51,7 +51,7 @@ def test_it_serves_and_lets_texts_end_when_reported_to_stop(tmp_path: Path) -> N
         assert quoted["document"] == "rules.txt"
         thread = threading.Thread(
             target=lambda: results.append(
-                httpx.post(f"{address}/v1/completions", json=ASKED, headers=headers, timeout=60)
+                httpx.post(f"{address}/v1/completions", json=REQUESTS, headers=headers, timeout=60)
             )
         )
         thread.start()
@@ -96,7 +96,7 @@ def test_errors_are_json_before_the_model_is_ready() -> None:
     assert server.stderr is not None
     try:
         address = server.stderr.readline().split()[2].rstrip(",")
-        result = httpx.post(f"{address}/v1/completions", json=ASKED, timeout=60)
+        result = httpx.post(f"{address}/v1/completions", json=REQUESTS, timeout=60)
         assert result.status_code in (503, 404) and json.loads(result.text)["error"]["code"]
     finally:
         server.terminate()

@@ -48,7 +48,7 @@ def run(*arguments: str) -> int:
     return 0
 
 
-def found(capsys: Capture, *arguments: str) -> dict[str, Any]:
+def result(capsys: Capture, *arguments: str) -> dict[str, Any]:
     code = run(*arguments, "--json")
     out, err = capsys.readouterr()
     assert code == 0, err
@@ -72,8 +72,8 @@ def test_a_folder_is_built_looked_at_merged_and_evicted(
     assert "3 documents, 1 segments" in text
     assert "not read" in noted and "c.png" in noted
     assert held(out) == ["the cat sat on the mat", "one row", "another row"]
-    assert found(capsys, "verify", str(out))["sound"] is True
-    info = found(capsys, "info", str(out))
+    assert result(capsys, "verify", str(out))["sound"] is True
+    info = result(capsys, "info", str(out))
     assert info["documents"] == 3 and info["scopes"] == {"global": info["tokens"]}
     assert info["model"] is None
     with CorpusIndex.open(out) as store:
@@ -81,11 +81,11 @@ def test_a_folder_is_built_looked_at_merged_and_evicted(
             store.append([1] * 5, scope="a")
             store.seal()
             store.append([1] * 500, scope="a")
-    assert len(found(capsys, "merge", str(out))["segments"]) == 2
-    assert found(capsys, "evict", str(out), "--max-tokens", "0.1k", "--scope", "a")["scopes"] == {
+    assert len(result(capsys, "merge", str(out))["segments"]) == 2
+    assert result(capsys, "evict", str(out), "--max-tokens", "0.1k", "--scope", "a")["scopes"] == {
         "global": info["tokens"]
     }
-    assert found(capsys, "evict", str(out), "--max-tokens", "12")["tokens"] == 11
+    assert result(capsys, "evict", str(out), "--max-tokens", "12")["tokens"] == 11
     assert run("verify", str(out)) == 0
     assert "is sound" in capsys.readouterr().out
 
@@ -108,7 +108,7 @@ def test_prefill_stops_at_the_limit(tmp_path: Path, model: str, capsys: Capture)
     rows.write_text("".join(json.dumps({"body": "x" * 50}) + "\n" for _ in range(99)))
     out = str(tmp_path / "c.store")
     arguments = ["build", str(rows), "-m", model, "-o", out, "--max-tokens", "120"]
-    assert found(capsys, *arguments, "--field", "body")["tokens"] == 120
+    assert result(capsys, *arguments, "--field", "body")["tokens"] == 120
 
 
 def test_a_build_without_text_leaves_the_older_store(
@@ -129,7 +129,7 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab ab", "cat", "x")))
     arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out)]
     arguments += ["--max-new-tokens", "6", "--batch", "2", "--dtype", "float32"]
-    first = found(capsys, *arguments)
+    first = result(capsys, *arguments)
     assert first["documents"] == 3
     assert first["model"] is not None
     selection = []
@@ -140,16 +140,16 @@ def test_answers_are_preserved_with_the_fingerprint_of_their_model(
         selection.append(tiny.tokenizer().decode(generation.prompt_tokens + generation.tokens))
     assert held(out) == selection
     assert CorpusIndex.open(out, model=tiny.model()).info().model == first["model"]
-    assert found(capsys, *arguments)["documents"] == 3  # a second run asks nothing twice
+    assert result(capsys, *arguments)["documents"] == 3  # a second run asks nothing twice
     more = [{"prompt": "dog"}, {"prompt": "cat"}]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in more))
-    assert found(capsys, *arguments)["documents"] == 4
+    assert result(capsys, *arguments)["documents"] == 4
     assert run(*arguments) == 0
     assert "2 prompts were answered before and left out" in capsys.readouterr().err
     arguments[arguments.index("6")] = "5"  # other answers
-    assert found(capsys, *arguments)["documents"] == 6
+    assert result(capsys, *arguments)["documents"] == 6
     shutil.rmtree(out)
-    assert found(capsys, *arguments)["documents"] == 2, "a new store has no answers yet"
+    assert result(capsys, *arguments)["documents"] == 2, "a new store has no answers yet"
     other = tmp_path / "other"
     tiny.model(seed=1).save_pretrained(other)
     tiny.tokenizer().save_pretrained(other)
@@ -191,7 +191,7 @@ def test_documents_do_not_become_answers(
     arguments = ["from-answers", str(prompts), "-m", model, "-o", str(out)]
     assert run(*arguments, "--max-new-tokens", "2") == 8
     assert "holds documents (" in capsys.readouterr().err
-    assert found(capsys, "info", str(out))["model"] is None
+    assert result(capsys, "info", str(out))["model"] is None
     assert len(held(out)) == 3
 
 
@@ -204,7 +204,7 @@ def test_a_scope_that_no_text_has_is_not_evicted(
     for scope, message in (("nobody", "scope 'nobody'; it has global"), ("", "scope is ''")):
         assert run("evict", str(out), "--max-tokens", "0", "--scope", scope) == 2
         assert message in capsys.readouterr().err
-    assert found(capsys, "info", str(out))["generation"] == "gen-000001"
+    assert result(capsys, "info", str(out))["generation"] == "gen-000001"
     with CorpusIndex.open(out) as store, pytest.raises(InputError, match="scope is ' '"):
         store.evict(0, scope=" ")
 

@@ -65,7 +65,7 @@ def test_quiet_keeps_errors_and_json(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_spans_are_printed_as_their_text(capsys: pytest.CaptureFixture[str]) -> None:
-    spans = [Span.of(" one", "s0", ""), Span.of(" [two]", "own", ""), Span.of("\n", "own", "")]
+    spans = [Span.of(" one", "s0", ""), Span.of(" [two]", "local", ""), Span.of("\n", "local", "")]
     Terminal().spans(spans, [("context", "s0")])
     out, err = capsys.readouterr()
     assert out == " one [two]\n"

@@ -152,14 +152,14 @@ def test_what_cuts_a_word(text: str, cuts: list[int]) -> None:
     assert [place for place in range(len(text) + 1) if cuts_word(text, place)] == cuts
 
 
-PIECES = st.lists(
+CHUNKS = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 60), st.integers(0, 60))
     | st.text(alphabet="ab .é", max_size=8),
     max_size=6,
 )
 
 
-@given(PIECES, st.booleans())
+@given(CHUNKS, st.booleans())
 def test_every_citation_is_verbatim(chunks: list[tuple[int, int, int] | str], draft: bool) -> None:
     texts = [FOX, CAT]
     prompt = prompt_of(texts)

@@ -49,7 +49,7 @@ def test_a_template_writes_the_prompt_and_its_passages_are_detected(
 
 
 def test_a_question_cannot_be_a_template() -> None:
-    current = PromptTemplate("own", template="{{ question }}")
+    current = PromptTemplate("local", template="{{ question }}")
     assert current.write(bpe(), "{{ passages }}", []) == "{{ passages }}"
 
 

@@ -27,8 +27,8 @@ from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
 
-ASKED = ("walk", "tree", "token", "draft", "target", "rule")
-WORDS = [*ASKED, *(f"{a}{b}" for a in "bdfglmnprst" for b in ("an", "or", "el", "ig", "um"))]
+REQUESTS = ("walk", "tree", "token", "draft", "target", "rule")
+WORDS = [*REQUESTS, *(f"{a}{b}" for a in "bdfglmnprst" for b in ("an", "or", "el", "ig", "um"))]
 SAMPLINGS = [
     Sampling(),
     Sampling(temperature=0.9, seed=3),

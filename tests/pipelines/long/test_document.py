@@ -31,7 +31,7 @@ SAMPLINGS = [
     Sampling(temperature=0.8, top_p=0.9, seed=1),
 ]
 QUESTIONS = ("What is kept?", "Who keeps the rule?", "What is a walk?")
-GIVEN: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+INPUTS: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 
 
 def engine(drafter: Any = "auto", **model: Any) -> Engine:
@@ -60,13 +60,13 @@ def test_answers_are_those_of_prefill_it_again(
     opened = LongDocument.open(text_file(tmp_path), request)
     again = LongDocument.open(selected, request)
     for question in (*QUESTIONS, QUESTIONS[0]):
-        result = opened.ask(question, sampling, **GIVEN)
+        result = opened.ask(question, sampling, **INPUTS)
         fresh = plain.generate(
-            list(result.prompt.token_ids), sampling, stop=opened.template.stop, **GIVEN
+            list(result.prompt.token_ids), sampling, stop=opened.template.stop, **INPUTS
         )
         assert result.generation.tokens[: len(fresh.tokens)] == fresh.tokens
         assert result.report.cached_tokens >= opened.tokens
-        assert again.ask(question, sampling, **GIVEN).generation.tokens == result.generation.tokens
+        assert again.ask(question, sampling, **INPUTS).generation.tokens == result.generation.tokens
         assert result.label == "exact" and TEXT.strip()[:20] in result.prompt.text
 
 
@@ -88,7 +88,7 @@ def test_the_document_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(request.target, "forward", counting)
     for question in QUESTIONS:
         read.clear()
-        result = opened.ask(question, **GIVEN)
+        result = opened.ask(question, **INPUTS)
         assert max(read) < opened.tokens
         assert sum(read[:4]) < opened.tokens
         assert result.passages[0].document.name == "report.txt"
@@ -96,12 +96,12 @@ def test_the_document_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_two_questions_at_once_leave_it_untouched(tmp_path: Path) -> None:
     opened = LongDocument.open(text_file(tmp_path), engine("context"))
-    alone = {question: opened.ask(question, **GIVEN).text for question in QUESTIONS}
+    alone = {question: opened.ask(question, **INPUTS).text for question in QUESTIONS}
     record: dict[str, list[str]] = {question: [] for question in QUESTIONS}
 
     def ask(question: str) -> None:
         for _ in range(4):
-            record[question].append(opened.ask(question, **GIVEN).text)
+            record[question].append(opened.ask(question, **INPUTS).text)
 
     threads = [threading.Thread(target=ask, args=(question,)) for question in QUESTIONS]
     for thread in threads:
@@ -115,9 +115,9 @@ def test_answers_quote_the_document_and_stream(tmp_path: Path) -> None:
     chunks: list[str] = []
     request = engine("context")
     opened = LongDocument.open(text_file(tmp_path), request, prompt="quote")
-    result = opened.ask(QUESTIONS[0], stream=chunks.append, prediction=TEXT, **GIVEN)
+    result = opened.ask(QUESTIONS[0], stream=chunks.append, prediction=TEXT, **INPUTS)
     assert "".join(chunks) == result.text
-    assert result.text == opened.over(plain_engine(request)).ask(QUESTIONS[0], **GIVEN).text
+    assert result.text == opened.over(plain_engine(request)).ask(QUESTIONS[0], **INPUTS).text
     for citation in result.citations:
         assert TEXT[citation.start : citation.end].split()[0] in result.text
 
@@ -236,7 +236,7 @@ def test_a_drafter_with_a_context_of_its_its_reads_what_the_question_finds(
         return generate(*inputs, **options)
 
     monkeypatch.setattr(request, "generate", watched)
-    result = opened.ask("Who keeps the rule?", **GIVEN)
+    result = opened.ask("Who keeps the rule?", **INPUTS)
     assert 10 < len(read[0]) < opened.tokens // 2
     assert "The rule is kept" in request.tokenizer.decode(list(read[0]))
     assert result.to_dict()["chunks"][0]["start"] == result.chunks[0].passage.start
@@ -247,7 +247,7 @@ def test_a_drafter_with_a_context_of_its_its_reads_what_the_question_finds(
     plain = Engine(request.target, tiny.tokenizer(), None)
     assert (
         result.generation.tokens
-        == opened.over(plain).ask("Who keeps the rule?", **GIVEN).generation.tokens
+        == opened.over(plain).ask("Who keeps the rule?", **INPUTS).generation.tokens
     )
     assert result.report.drafted_by_source["rapid"] > 0
 

@@ -21,7 +21,7 @@ from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
 SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=3)]
-GIVEN: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
+INPUTS: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
 QUESTION = "Who keeps the rule?"
 
 
@@ -54,7 +54,7 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
     opened = LongDocument.open(parts(), plain, **steered)
     opened.save(tmp_path / "prefix_cache")
     result = opened.over(Engine(plain.target, plain.tokenizer, None)).ask(
-        QUESTION, sampling, **GIVEN
+        QUESTION, sampling, **INPUTS
     )
     chunks = Chunks(opened.document, opened.hit, opened.tokens, ChunkSearch())
     by_hand = plain.generate(
@@ -63,7 +63,7 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
         stop=opened.template.stop,
         transform=Steering(reader(), 20.0),
         draft_prompt=chunks.find(plain.tokenizer, QUESTION, opened.template).prompt,
-        **GIVEN,
+        **INPUTS,
     )
     tokens = result.generation.tokens
     assert by_hand.tokens[: len(tokens)] == tokens
@@ -74,14 +74,14 @@ def test_steered_answers_do_not_hang_on_drafts_nor_on_where_it_was_preserved(
             again = LongDocument.open(
                 tmp_path / "prefix_cache", request, drafter=drafter, **steered
             )
-            other = again.ask(QUESTION, sampling, **GIVEN)
+            other = again.ask(QUESTION, sampling, **INPUTS)
             assert other.generation.tokens == tokens and other.label == result.label
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_drafter_by_name_and_eta_0_give_the_targets_text(sampling: Sampling) -> None:
     plain = engine(None)
-    expected = LongDocument.open(parts(), plain).ask(QUESTION, sampling, **GIVEN)
+    expected = LongDocument.open(parts(), plain).ask(QUESTION, sampling, **INPUTS)
     assert not expected.chunks
     small = (reader(), tiny.tokenizer())
     options: list[dict[str, Any]] = [
@@ -93,7 +93,7 @@ def test_a_drafter_by_name_and_eta_0_give_the_targets_text(sampling: Sampling) -
     ]
     for inputs in options:
         current = Engine(plain.target, plain.tokenizer, None)
-        result = LongDocument.open(parts(), current, **inputs).ask(QUESTION, sampling, **GIVEN)
+        result = LongDocument.open(parts(), current, **inputs).ask(QUESTION, sampling, **INPUTS)
         assert result.generation.tokens == expected.generation.tokens and result.label == "exact"
         assert bool(result.chunks) == ("mode" not in inputs)
     assert result.report.drift is None
@@ -102,7 +102,7 @@ def test_a_drafter_by_name_and_eta_0_give_the_targets_text(sampling: Sampling) -
 def test_the_published_variant_is_said_to_be_approximate() -> None:
     sampling, small = Sampling(temperature=1.0, seed=1), (reader(), tiny.tokenizer())
     opened = LongDocument.open(parts(), engine(), mode="paper", eta=20.0, draft_model=small)
-    result = opened.ask(QUESTION, sampling, **GIVEN)
+    result = opened.ask(QUESTION, sampling, **INPUTS)
     assert result.label == "approximate" and (result.report.tv_excess or 0.0) > 0.0
     assert set(result.report.drafted_by_source) == {"rapid"} and result.chunks
     with pytest.raises(InputError, match="expected no other drafter"):
@@ -111,7 +111,7 @@ def test_the_published_variant_is_said_to_be_approximate() -> None:
 
 def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
     opened = LongDocument.open(parts(), engine(), drafter="rapid")
-    result = opened.ask(QUESTION, **GIVEN)
+    result = opened.ask(QUESTION, **INPUTS)
     length = len(result.prompt.token_ids) + len(result.generation.tokens)
     assert result.report.kv_bytes == opened.bytes // opened.tokens * length
     assert (result.report.draft_cost or 0.0) > 0.0
@@ -123,7 +123,7 @@ def test_chunks_come_from_what_the_target_reads_or_from_all_of_it() -> None:
         opened = LongDocument.open(
             parts(), engine(), part=(60, 260), drafter="rapid", chunks=ChunkSearch(whole=whole)
         )
-        result = opened.ask(QUESTION, **GIVEN)
+        result = opened.ask(QUESTION, **INPUTS)
         text = " ".join(chunk.passage.text for chunk in result.chunks)
         assert result.chunks and ("The rule is kept" in text) == whole
         for chunk in result.chunks:
@@ -150,11 +150,11 @@ def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, begin
     opened = LongDocument.open(
         parts(), plain, drafter="rapid", chunks=ChunkSearch(embedder=ByCosine(cosine))
     )
-    result = opened.ask(QUESTION, **GIVEN)
+    result = opened.ask(QUESTION, **INPUTS)
     text = " ".join(chunk.passage.text for chunk in result.chunks)
     assert (result.chunks[0].passage.start == 0) >= beginning
     assert ("The rule is kept" in text) != beginning
-    expected = LongDocument.open(parts(), plain).ask(QUESTION, **GIVEN)
+    expected = LongDocument.open(parts(), plain).ask(QUESTION, **INPUTS)
     assert result.generation.tokens == expected.generation.tokens
 
 

@@ -23,7 +23,7 @@ from ragspec.target.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support.damage import DAMAGES
 
-GIVEN: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+INPUTS: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
 QUESTION = "Who keeps the rule?"
 SAMPLINGS = [Sampling(), Sampling(temperature=0.9, seed=3)]
 
@@ -77,7 +77,7 @@ def test_answers_are_those_of_the_target_alone(
 ) -> None:
     current = opened.engine
     plain = opened.over(Engine(current.target, current.tokenizer, None)).ask(
-        QUESTION, sampling, **GIVEN
+        QUESTION, sampling, **INPUTS
     )
     beside_it = Engine(
         current.target,
@@ -87,7 +87,7 @@ def test_answers_are_those_of_the_target_alone(
     )
     again = LongDocument.open(selected, engine(beside=beside))
     for request in (opened.over(beside_it), again):
-        result = request.ask(QUESTION, sampling, **GIVEN)
+        result = request.ask(QUESTION, sampling, **INPUTS)
         assert result.generation.tokens == plain.generation.tokens
         assert result.report.drafted_by_source["head"] > 0 and not result.report.faults
 
@@ -116,10 +116,10 @@ def test_a_head_hears_of_the_chunks_that_the_question_finds(
     assert heard == opened.chunks.room < opened.tokens // 7
     assert spans == sorted(spans)
     result = pairs_read(monkeypatch)
-    opened.over(opened.engine).ask(QUESTION, **GIVEN)
+    opened.over(opened.engine).ask(QUESTION, **INPUTS)
     with_chunks = result[0]
     result.clear()
-    opened.over(opened.engine).ask(QUESTION, known_states=(), **GIVEN)
+    opened.over(opened.engine).ask(QUESTION, known_states=(), **INPUTS)
     assert with_chunks == result[0] + heard
 
 
@@ -130,8 +130,8 @@ def test_a_document_that_was_preserved_without_states_is_read_without(
     plain.save(tmp_path / "plain")
     result = pairs_read(monkeypatch)
     request = LongDocument.open(tmp_path / "plain", engine())
-    expected = plain.ask(QUESTION, **GIVEN).generation.tokens
-    assert request.ask(QUESTION, **GIVEN).generation.tokens == expected
+    expected = plain.ask(QUESTION, **INPUTS).generation.tokens
+    assert request.ask(QUESTION, **INPUTS).generation.tokens == expected
     assert result[0] < 60
     # The other way round they are kept, though nobody asks for them.
     LongDocument.open(selected, engine(head=False)).save(tmp_path / "again")

@@ -32,18 +32,18 @@ class Elements(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.result: list[tuple[str, dict[str, str | None]]] = []
         self.text: list[str] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
+        self.result.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
         self.text.append(data)
 
     def named(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.found if name == tag]
+        return [attributes for name, attributes in self.result if name == tag]
 
 
 def decode(tokens: list[int]) -> str:
@@ -75,10 +75,10 @@ def sample_trace(folder: Path, **extra: Any) -> Trace:
 def refuses_all(page: str) -> str:
     """Return the policy of a page after checking that it loads nothing and runs nothing inline."""
     elements = Elements(page)
-    tags = {tag for tag, _ in elements.found}
+    tags = {tag for tag, _ in elements.result}
     assert not tags & {"img", "link", "iframe", "object", "embed", "base", "form"}
-    assert not [a for _, attrs in elements.found for a in attrs if a.startswith("on")]
-    assert not [a for _, attrs in elements.found for a in attrs if a in ("src", "href")]
+    assert not [a for _, attrs in elements.result for a in attrs if a.startswith("on")]
+    assert not [a for _, attrs in elements.result for a in attrs if a in ("src", "href")]
     assert "http" not in re.sub("http-equiv", "", page)
     policy = [str(meta["content"]) for meta in elements.named("meta") if "http-equiv" in meta]
     assert len(policy) == 1 and policy[0].startswith("default-src 'none';")
@@ -120,7 +120,7 @@ def test_one_draft_is_displayed_and_every_step_can_be_chosen(tmp_path: Path) -> 
     names = {"#step", "#pill", "#drafts", ".draft", ".draft g", ".steps .column"}
     names.add(".answer [data-step]")
     assert names == set(re.findall(r'(?:querySelector(?:All)?|closest)\("([^"]+)"\)', script))
-    known = {str(each.get("id")) for _, each in elements.found}
+    known = {str(each.get("id")) for _, each in elements.result}
     assert known >= {"step", "pill", "drafts"}
 
 
@@ -193,7 +193,7 @@ def test_colours_are_reported_separately_by_every_eye(scheme: int, eye: str) -> 
     assert f".s{COLOURS - 1} {{" in render_template("base.html.j2")
     names = schemes()[scheme]
     colours = [names[f"c{slot}"] for slot in range(COLOURS)]
-    assert nearest([*colours, names["own"]], eye) > 0.095
+    assert nearest([*colours, names["local"]], eye) > 0.095
     assert min(contrast(colour, names["card"]) for colour in colours) > 2.95
     assert nearest(["#2c8a6b", "#c0446b"], "deuteranopia") < 0.03  # the check can fail
 

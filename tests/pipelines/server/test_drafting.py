@@ -16,7 +16,13 @@ from ragspec.target.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support.served import NAME, engine, served
 
-ASKED = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+REQUESTS = {
+    "model": NAME,
+    "prompt": "A draft",
+    "temperature": 0,
+    "max_tokens": 12,
+    "ignore_eos": True,
+}
 
 
 def folders(tmp_path: Path) -> tuple[Path, Path]:
@@ -40,13 +46,13 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
     )
     selection = result.engine.drafting(None).generate("A draft", max_new_tokens=12, ignore_eos=True)
     with served(result.engine, drafting=result.drafting) as (client, _):
-        message = client.post("/v1/completions", json=ASKED).json()
+        message = client.post("/v1/completions", json=REQUESTS).json()
         assert message["choices"][0]["text"] == selection.text
         assert message["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
         text = client.get("/metrics").text
         assert 'ragspec_drafted_tokens_total{source="head"}' in text
         # What the server was started with is its owner's; a caller names no folder.
-        other = client.post("/v1/completions", json={**ASKED, "drafter": str(model)})
+        other = client.post("/v1/completions", json={**REQUESTS, "drafter": str(model)})
         assert other.status_code == 400 and other.json()["error"]["code"] == "unknown_name"
     result.close(0.0)
 

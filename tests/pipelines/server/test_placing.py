@@ -47,7 +47,9 @@ def whole(instance: Engine) -> tuple[str, list[str]]:
     return result.text, [instance.tokenizer.decode([token]) for token in result.tokens]
 
 
-def told(client: httpx.Client, body: dict[str, Any], stream: bool) -> tuple[str, dict[str, Any]]:
+def reported(
+    client: httpx.Client, body: dict[str, Any], stream: bool
+) -> tuple[str, dict[str, Any]]:
     """Return the text of a request and its log-probabilities, those of a stream put together."""
     result = client.post("/v1/completions", json={**body, "stream": stream})
     if not stream:
@@ -70,7 +72,7 @@ def test_tokens_of_a_stop_are_left_out_and_one_that_is_cut_is_preserved(
     cut = next(at for at in range(8, 20) if len(tokens[at]) > 2)
     stop = text[starts[cut] + 1 : starts[cut + 3] + 1]  # from within a token to within a later one
     assert text.index(stop) == starts[cut] + 1
-    result, logprobs = told(client, {**requests(instance), "stop": stop}, stream)
+    result, logprobs = reported(client, {**requests(instance), "stop": stop}, stream)
     assert result == text[: starts[cut] + 1]
     assert logprobs["tokens"] == tokens[: cut + 1]
     assert logprobs["text_offset"] == starts[: cut + 1]
@@ -97,7 +99,7 @@ def test_all_tokens_are_reported_where_nothing_is_cut(
     client: httpx.Client, instance: Engine, stream: bool
 ) -> None:
     text, tokens = whole(instance)
-    result, logprobs = told(client, {**requests(instance), "stop": ["never written"]}, stream)
+    result, logprobs = reported(client, {**requests(instance), "stop": ["never written"]}, stream)
     assert (result, logprobs["tokens"]) == (text, tokens)
     assert logprobs["text_offset"] == [len("".join(tokens[:at])) for at in range(len(tokens))]
 

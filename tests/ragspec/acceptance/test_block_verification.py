@@ -11,10 +11,10 @@ from ragspec.acceptance.rejection import ChainRejection
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import DraftTree
 from tests.support.distributions import (
-    Laws,
+    Distributions,
     Place,
+    distribution_deviation,
     grow,
-    law_deviation,
     mean_length,
 )
 from tests.support.enumeration import NoiseUsedTwiceError
@@ -29,7 +29,7 @@ def chain(depth: int) -> partial[DraftTree]:
 def test_accepts_no_less_than_chain_rejection() -> None:
     gains = []
     for seed in range(4):
-        distributions = Laws(3, seed, alike=0.0)
+        distributions = Distributions(3, seed, alike=0.0)
         block, single = (
             mean_length(rule, distributions, chain(3)) for rule in (Block(), ChainRejection())
         )
@@ -39,7 +39,7 @@ def test_accepts_no_less_than_chain_rejection() -> None:
 
 
 def test_one_token_is_chain_rejection() -> None:
-    distributions = Laws(5, 7)
+    distributions = Distributions(5, 7)
     block, single = (
         mean_length(rule, distributions, chain(1)) for rule in (Block(), ChainRejection())
     )
@@ -48,7 +48,7 @@ def test_one_token_is_chain_rejection() -> None:
 
 def test_published_shape_of_gain() -> None:
     # Laws that do not depend on the context: two tokens, target (1/3, 2/3), draft (2/3, 1/3).
-    distributions = Laws(2, 0)
+    distributions = Distributions(2, 0)
     for text in [(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]:
         distributions.cache["target", text] = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
         distributions.cache["draft", text] = torch.tensor([2 / 3, 1 / 3], dtype=torch.float64)
@@ -63,9 +63,16 @@ def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
         number = noise.uniform(place.index, Stream.DRAFT)
         return [0 if number < float(q[0]) else 1]
 
-    distributions, tree = Laws(2, 4, alike=0.0), partial(grow, widths=(1, 1), draw=by_token)
+    distributions, tree = (
+        Distributions(2, 4, alike=0.0),
+        partial(grow, widths=(1, 1), draw=by_token),
+    )
     with pytest.raises(NoiseUsedTwiceError):
-        law_deviation(Block(), distributions, tree, length=4, steps=2)
-    assert law_deviation(Block(), distributions, tree, length=4, steps=2, reuse=True) > 0.05
-    single = law_deviation(ChainRejection(), distributions, tree, length=4, steps=2, reuse=True)
+        distribution_deviation(Block(), distributions, tree, length=4, steps=2)
+    assert (
+        distribution_deviation(Block(), distributions, tree, length=4, steps=2, reuse=True) > 0.05
+    )
+    single = distribution_deviation(
+        ChainRejection(), distributions, tree, length=4, steps=2, reuse=True
+    )
     assert single <= EXACT

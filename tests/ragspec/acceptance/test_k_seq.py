@@ -8,14 +8,20 @@ import torch
 
 from ragspec.acceptance.k_seq import KSeq, division_factor
 from ragspec.acceptance.rejection import ChainRejection, MultiStep
-from tests.support.distributions import Laws, generate, grow, law_deviation, mean_length
+from tests.support.distributions import (
+    Distributions,
+    distribution_deviation,
+    generate,
+    grow,
+    mean_length,
+)
 from tests.support.enumeration import enumerate_outcomes
 
 EXACT = 1e-12
 
 
 def test_one_candidate_is_chain_rejection() -> None:
-    distributions, tree = Laws(4, 2), partial(grow, widths=(1, 1))
+    distributions, tree = Distributions(4, 2), partial(grow, widths=(1, 1))
     ours = enumerate_outcomes(lambda noise: generate(KSeq(), distributions, noise, tree))
     theirs = enumerate_outcomes(
         lambda noise: generate(ChainRejection(), distributions, noise, tree)
@@ -25,7 +31,7 @@ def test_one_candidate_is_chain_rejection() -> None:
 
 def test_division_factor_is_the_smallest_safe_one() -> None:
     for seed in range(20):
-        distributions, k = Laws(6, seed), 2 + seed % 3
+        distributions, k = Distributions(6, seed), 2 + seed % 3
         p, q = distributions.target(()), distributions.draft(())
         rho = division_factor(p, q, k)
         assert 1.0 <= rho <= k
@@ -48,14 +54,16 @@ def test_division_factor_at_the_ends() -> None:
 
 
 def test_disjoint_distributions_leave_the_target_alone() -> None:
-    distributions = Laws(4, 0)
+    distributions = Distributions(4, 0)
     distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
     distributions.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
-    assert law_deviation(KSeq(), distributions, partial(grow, widths=(3,)), length=1) <= EXACT
+    assert (
+        distribution_deviation(KSeq(), distributions, partial(grow, widths=(3,)), length=1) <= EXACT
+    )
 
 
 def test_three_candidates_beat_recursive_rejection() -> None:
-    worlds, tree = [Laws(3, seed) for seed in range(4)], partial(grow, widths=(3,))
+    worlds, tree = [Distributions(3, seed) for seed in range(4)], partial(grow, widths=(3,))
     ours, theirs = (
         np.mean([mean_length(rule, distributions, tree) for distributions in worlds])
         for rule in (KSeq(), MultiStep())

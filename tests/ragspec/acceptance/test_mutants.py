@@ -28,19 +28,19 @@ from ragspec.sampling import noise
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import DraftKind
 from tests.support.distributions import (
+    Distributions,
     Draw,
-    Laws,
     Place,
+    distribution_deviation,
     draw_distinct,
     draw_independent,
     grow,
-    law_deviation,
     sampled_deviation,
 )
 from tests.support.enumeration import NoiseUsedTwiceError, Tokens
 
 EXACT = 1e-12
-SEEN = 1e-3
+KNOWN = 1e-3
 SAMPLED, DISTINCT = DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 
 Mutate = Callable[[ModuleType, str, str], ModuleType]
@@ -70,9 +70,10 @@ def mutate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mutate:
 def worst(rule: Rule, widths: Tokens, draw: Draw, kind: DraftKind, zeros: bool = False) -> float:
     """Return the largest deviation of a rule over a few random target and draft models."""
     tree = partial(grow, widths=widths, draw=draw, kind=kind)
-    worlds = [Laws(3, seed, alike=0.0, zeros=zeros) for seed in range(3)]
+    worlds = [Distributions(3, seed, alike=0.0, zeros=zeros) for seed in range(3)]
     return max(
-        law_deviation(rule, distributions, tree, len(widths) + 1) for distributions in worlds
+        distribution_deviation(rule, distributions, tree, len(widths) + 1)
+        for distributions in worlds
     )
 
 
@@ -108,7 +109,7 @@ def test_broken_rules_change_the_distribution(
     distinct = name == "WithoutReplacement"
     sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
     assert worst(getattr(module, name)(), widths, *sample) <= EXACT
-    assert worst(getattr(mutate(module, old, new), name)(), widths, *sample) > SEEN
+    assert worst(getattr(mutate(module, old, new), name)(), widths, *sample) > KNOWN
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_noise_that_serves_twice_is_visible(
 ) -> None:
     def deviation(rule: Rule) -> float:
         tree = partial(grow, widths=widths)
-        return law_deviation(rule, Laws(2, 1), tree, length=4, steps=2)
+        return distribution_deviation(rule, Distributions(2, 1), tree, length=4, steps=2)
 
     assert deviation(getattr(module, name)()) <= EXACT
     with pytest.raises(NoiseUsedTwiceError):
@@ -201,7 +202,7 @@ def test_drafts_not_sampled_as_declared_change_the_distribution(
     kind = next(iter(rule.accepts))
     honest = draw_distinct if kind is DISTINCT else draw_independent
     assert worst(rule, (width,), honest, kind) <= EXACT
-    assert worst(rule, (width,), draw, kind) > SEEN
+    assert worst(rule, (width,), draw, kind) > KNOWN
 
 
 def test_duplicate_siblings_are_refused_where_draws_are_distinct() -> None:
@@ -216,7 +217,7 @@ def with_the_targets_noise(noise: NoiseStream, place: Place, q: torch.Tensor, k:
 
 
 def test_draft_and_residual_must_not_share_a_stream(mutate: Mutate) -> None:
-    distributions = Laws(3, 2)
+    distributions = Distributions(3, 2)
     distributions.cache["target", ()] = torch.tensor([0.0, 0.75, 0.25], dtype=torch.float64)
     distributions.cache["draft", ()] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     tree = partial(grow, widths=(1,), draw=with_the_targets_noise)
@@ -225,17 +226,17 @@ def test_draft_and_residual_must_not_share_a_stream(mutate: Mutate) -> None:
     assert result <= bound
     result, bound = sampled_deviation(sharing, distributions, tree, length=1, samples=3000)
     assert result > bound
-    assert law_deviation(ChainRejection(), distributions, tree, length=2) <= EXACT
+    assert distribution_deviation(ChainRejection(), distributions, tree, length=2) <= EXACT
     with pytest.raises(NoiseUsedTwiceError):
-        law_deviation(sharing, distributions, tree, length=2)
+        distribution_deviation(sharing, distributions, tree, length=2)
 
 
 def test_a_walk_that_emits_the_draft_is_caught(mutate: Mutate) -> None:
     lax = mutate(rules, "child.get((node, token))", "child.get((node, min(token, 1)))").Walk()
     tree = partial(grow, widths=(2,), draw=best_first, kind=DraftKind.DETERMINISTIC)
-    distributions = Laws(3, 0)
-    assert law_deviation(rules.Walk(), distributions, tree, length=2) <= EXACT
-    assert law_deviation(lax, distributions, tree, length=2) > SEEN
+    distributions = Distributions(3, 0)
+    assert distribution_deviation(rules.Walk(), distributions, tree, length=2) <= EXACT
+    assert distribution_deviation(lax, distributions, tree, length=2) > KNOWN
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import paths
-from tests.support.distributions import Laws, judged
+from tests.support.distributions import Distributions, judged
 from tests.support.fixed import FixedDrafter
 
 SAMPLES = 4000
 BOUND = 4 * sqrt(0.25 / SAMPLES)  # four standard errors
 
 
-class EvenLaws(Laws):
+class EvenDistributions(Distributions):
     """Every token is as likely as the other, after every text."""
 
     def target(self, context: tuple[int, ...]) -> torch.Tensor:
@@ -73,7 +73,7 @@ def share_of_first(judge: Callable[[DraftTree, NoiseStream], Verdict], tree: Dra
 
 
 def run(rule: Rule, tree: DraftTree) -> float:
-    distributions = EvenLaws(2, 0)
+    distributions = EvenDistributions(2, 0)
     return share_of_first(lambda drafted, noise: judged(rule, drafted, distributions, noise), tree)
 
 
@@ -86,7 +86,7 @@ def fused_children() -> DraftTree:
     model = FixedDrafter(
         [0, 1], "model", accept_prob=[0.5, 0.3], distributions=[(ROOT, [0, 1], [0.6, 0.4])]
     )
-    result = FixedDrafter([1, 0], "found", accept_prob=[0.5, 0.3])
+    result = FixedDrafter([1, 0], "result", accept_prob=[0.5, 0.3])
     session = Rasd(model, [result]).open(DraftRequest((0,), 2))
     return session.propose(DraftContext([0], 1, 9), 8)
 

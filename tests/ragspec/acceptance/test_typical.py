@@ -11,7 +11,7 @@ from ragspec.acceptance.walk import Walk
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
-from tests.support.distributions import Laws, grow, judged, law_deviation
+from tests.support.distributions import Distributions, distribution_deviation, grow, judged
 
 
 def test_threshold_is_the_smaller_of_the_two() -> None:
@@ -23,7 +23,7 @@ def test_threshold_is_the_smaller_of_the_two() -> None:
 
 
 def test_keeps_the_longest_then_the_likeliest_path() -> None:
-    distributions = Laws(3, 0)
+    distributions = Distributions(3, 0)
     distributions.cache["target", ()] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     distributions.cache["target", (1,)] = torch.tensor([0.45, 0.55, 0.0], dtype=torch.float64)
     tree = DraftTree.build([0, 1, 0, 1, 2], [-1, -1, 1, 1, 1], "retrieved")
@@ -32,7 +32,7 @@ def test_keeps_the_longest_then_the_likeliest_path() -> None:
 
 
 def test_improbable_tokens_are_left_out() -> None:
-    distributions = Laws(3, 0)
+    distributions = Distributions(3, 0)
     distributions.cache["target", ()] = torch.tensor([0.95, 0.05, 0.0], dtype=torch.float64)
     for token, path in [(0, (0,)), (1, ()), (2, ())]:
         tree = DraftTree.chain([token], "retrieved")
@@ -40,7 +40,7 @@ def test_improbable_tokens_are_left_out() -> None:
 
 
 def test_nothing_follows_the_end_of_a_text() -> None:
-    distributions = Laws(3, 0, end=1)
+    distributions = Distributions(3, 0, end=1)
     distributions.cache["target", ()] = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64)
     tree = DraftTree.chain([1, 1], "retrieved")
     verdict = judged(Typical(), tree, distributions, NoiseStream(0))
@@ -49,7 +49,7 @@ def test_nothing_follows_the_end_of_a_text() -> None:
 
 
 def test_greedy_target_gives_the_walk() -> None:
-    distributions = Laws(4, 3, greedy=True)
+    distributions = Distributions(4, 3, greedy=True)
     for seed in range(30):
         tree = grow(distributions, NoiseStream(seed), (), (2, 2, 1))
         typical, walk = (
@@ -61,7 +61,10 @@ def test_greedy_target_gives_the_walk() -> None:
 
 def test_label_says_that_the_distribution_changes() -> None:
     assert Typical().label == "approximate"
-    assert law_deviation(Typical(), Laws(3, 1), partial(grow, widths=(1,)), length=2) > 0.02
+    assert (
+        distribution_deviation(Typical(), Distributions(3, 1), partial(grow, widths=(1,)), length=2)
+        > 0.02
+    )
 
 
 @pytest.mark.parametrize("settings", [{"epsilon": 0.0}, {"delta": 1.5}, {"delta": -0.1}])

@@ -21,15 +21,15 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support import tiny
 from tests.support.distributions import (
+    Distributions,
     Draw,
-    Laws,
     Place,
+    distribution_deviation,
     draw_independent,
     emitted,
     generate,
     grow,
     judged,
-    law_deviation,
     sampled_deviation,
 )
 from tests.support.enumeration import Tokens
@@ -46,7 +46,7 @@ RULES: list[Rule] = [
 ]
 
 
-def plain(distributions: Laws, noise: NoiseStream, length: int) -> Tokens:
+def plain(distributions: Distributions, noise: NoiseStream, length: int) -> Tokens:
     """Return what plain decoding writes with this noise."""
     return generate(Walk(), distributions, noise, lambda *_: DraftTree.empty(), steps=length)
 
@@ -79,7 +79,7 @@ def trees(draw: st.DrawFn, vocab: int) -> DraftTree:
 @given(tree=trees(vocab=4), seed=st.integers(0, 10**6), greedy=st.booleans())
 @settings(max_examples=150)
 def test_walk_writes_what_plain_decoding_writes(tree: DraftTree, seed: int, greedy: bool) -> None:
-    distributions, noise = Laws(4, 0, greedy=greedy), NoiseStream(seed)
+    distributions, noise = Distributions(4, 0, greedy=greedy), NoiseStream(seed)
     verdict = judged(Walk(), tree, distributions, noise)
     text = emitted(tree, verdict)
     assert text == plain(distributions, noise, len(text))
@@ -87,7 +87,7 @@ def test_walk_writes_what_plain_decoding_writes(tree: DraftTree, seed: int, gree
 
 @pytest.mark.parametrize("draw", [likeliest, with_the_targets_noise, draw_independent])
 def test_walk_writes_the_same_for_every_drafter(draw: Draw) -> None:
-    distributions = Laws(4, 8)
+    distributions = Distributions(4, 8)
     for seed in range(40):
         noise = NoiseStream(seed)
         text = generate(
@@ -97,18 +97,18 @@ def test_walk_writes_the_same_for_every_drafter(draw: Draw) -> None:
 
 
 def test_walk_stops_where_the_text_ends() -> None:
-    distributions = Laws(3, 1, end=1)
+    distributions = Distributions(3, 1, end=1)
     for seed in range(40):
         noise = NoiseStream(seed)
         text = generate(Walk(), distributions, noise, partial(grow, widths=(3, 3)), steps=3)
         assert 1 not in text[:-1]
         assert text == plain(distributions, noise, len(text))
     tree = partial(grow, widths=(2, 1), draw=likeliest, kind=DraftKind.DETERMINISTIC)
-    assert law_deviation(Walk(), distributions, tree, length=3) <= EXACT
+    assert distribution_deviation(Walk(), distributions, tree, length=3) <= EXACT
 
 
 def test_walk_accepts_all_that_it_can() -> None:
-    distributions, noise = Laws(3, 2), NoiseStream(5)
+    distributions, noise = Distributions(3, 2), NoiseStream(5)
     truth = plain(distributions, noise, 4)
     tree = DraftTree.chain(truth[:3], "truth")
     verdict = judged(Walk(), tree, distributions, noise)
@@ -120,27 +120,30 @@ def test_walk_accepts_all_that_it_can() -> None:
 @pytest.mark.parametrize("widths", [(), (1, 1), (2, 1), (3, 3)])
 def test_walk_keeps_the_distribution_for_deterministic_drafts(widths: Tokens, zeros: bool) -> None:
     for seed in range(3):
-        distributions = Laws(3, seed, zeros=zeros)
+        distributions = Distributions(3, seed, zeros=zeros)
         tree = partial(grow, widths=widths, draw=likeliest, kind=DraftKind.DETERMINISTIC)
-        assert law_deviation(Walk(), distributions, tree, length=len(widths) + 1) <= EXACT
+        assert distribution_deviation(Walk(), distributions, tree, length=len(widths) + 1) <= EXACT
 
 
 def test_walk_keeps_the_distribution_for_sampled_drafts() -> None:
     tree = partial(grow, widths=(2, 1))
-    assert law_deviation(Walk(), Laws(3, 3), tree, length=3) <= EXACT
-    assert law_deviation(Walk(), Laws(2, 3), partial(grow, widths=(1,)), 4, steps=2) <= EXACT
+    assert distribution_deviation(Walk(), Distributions(3, 3), tree, length=3) <= EXACT
+    assert (
+        distribution_deviation(Walk(), Distributions(2, 3), partial(grow, widths=(1,)), 4, steps=2)
+        <= EXACT
+    )
 
 
 @pytest.mark.parametrize("draw", [with_the_targets_noise, likeliest])
 def test_walk_keeps_the_distribution_under_real_noise(draw: Draw) -> None:
     tree = partial(grow, widths=(2,), draw=draw)
-    result, bound = sampled_deviation(Walk(), Laws(3, 4), tree, length=2, samples=1000)
+    result, bound = sampled_deviation(Walk(), Distributions(3, 4), tree, length=2, samples=1000)
     assert result <= bound
 
 
 def test_walk_accepts_at_the_rate_of_the_coupling() -> None:
     # One coupled candidate is accepted with probability (1 - TV) / (1 + TV) at least.
-    distributions, samples = Laws(4, 6), 1000
+    distributions, samples = Distributions(4, 6), 1000
     tree = partial(grow, widths=(1,), draw=with_the_targets_noise)
     accepted = sum(
         len(generate(Walk(), distributions, NoiseStream(s), tree)) - 1 for s in range(samples)

@@ -23,8 +23,8 @@ from haystack.document_stores.in_memory import InMemoryDocumentStore
 from ragspec.adapters.haystack import RagspecChatGenerator, RagspecRetriever, passages_from
 from ragspec.engine.engine import Engine
 
-ASKED = "Name three rivers."
-TURN = ("user", ASKED)
+REQUESTS = "Name three rivers."
+TURN = ("user", REQUESTS)
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 OURS = "ragspec.adapters.haystack"
 
@@ -36,7 +36,7 @@ def generator(**inputs: Any) -> RagspecChatGenerator:
     return RagspecChatGenerator(generation_kwargs=settings, **inputs)
 
 
-def told(_: StreamingChunk) -> None:
+def reported(_: StreamingChunk) -> None:
     """A callback that a saved pipeline can name."""
 
 
@@ -44,8 +44,8 @@ def told(_: StreamingChunk) -> None:
 def test_replies_are_the_texts_of_plain_decoding(slots: int) -> None:
     component = generator(slots=slots)
     expected = chatting.alone(TURN)
-    reply = component.run([ChatMessage.from_user(ASKED)])["replies"][0]
-    assert reply.text == component.run(ASKED)["replies"][0].text == expected.text
+    reply = component.run([ChatMessage.from_user(REQUESTS)])["replies"][0]
+    assert reply.text == component.run(REQUESTS)["replies"][0].text == expected.text
     assert reply.meta["finish_reason"] == expected.finish_reason
     assert reply.meta["usage"]["completion_tokens"] == len(expected.tokens)
     assert reply.meta["speculative_decoding"]["num_spec_steps"] > 0
@@ -54,7 +54,7 @@ def test_replies_are_the_texts_of_plain_decoding(slots: int) -> None:
 
 def test_settings_of_a_run_win_and_n_gives_several_replies() -> None:
     request = {"temperature": 1.0, "seed": 3, "n": 2}
-    result = generator(generation_kwargs={"seed": 9}).run(ASKED, generation_kwargs=request)
+    result = generator(generation_kwargs={"seed": 9}).run(REQUESTS, generation_kwargs=request)
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=2))
     assert [reply.text for reply in result["replies"]] == [text.text for text in expected]
     assert [reply.meta["index"] for reply in result["replies"]] == [0, 1]
@@ -62,12 +62,12 @@ def test_settings_of_a_run_win_and_n_gives_several_replies() -> None:
 
 def test_chunks_accept_prob_the_callback_of_the_run_or_of_the_component() -> None:
     chunks: list[StreamingChunk] = []
-    result = generator(streaming_callback=told).run(ASKED, streaming_callback=chunks.append)
+    result = generator(streaming_callback=reported).run(REQUESTS, streaming_callback=chunks.append)
     assert "".join(chunk.content for chunk in chunks) == result["replies"][0].text
     assert [chunk.start for chunk in chunks[:2]] == [True, False]
     assert chunks[-1].finish_reason == result["replies"][0].meta["finish_reason"]
     again: list[StreamingChunk] = []
-    generator(streaming_callback=again.append).run(ASKED)
+    generator(streaming_callback=again.append).run(REQUESTS)
     assert [chunk.content for chunk in again] == [chunk.content for chunk in chunks]
 
 
@@ -81,9 +81,9 @@ def test_async_runs_take_callbacks_of_both_kinds() -> None:
     component = generator(slots=2)
 
     async def three() -> list[str]:
-        runs = [component.run_async(ASKED), component.run_async(ASKED, awaited)]
+        runs = [component.run_async(REQUESTS), component.run_async(REQUESTS, awaited)]
         results = [*await asyncio.gather(*runs)]
-        results.append(await component.run_async(ASKED, lambda chunk: chunks.append("")))
+        results.append(await component.run_async(REQUESTS, lambda chunk: chunks.append("")))
         return [each["replies"][0].text for each in results]
 
     assert asyncio.run(three()) == [expected] * 3
@@ -96,9 +96,9 @@ def test_documents_are_drafted_from() -> None:
         engine=Engine(tiny.model(), tiny.tokenizer(chat=True), "context", None, 8)
     )
     settings = {"ignore_eos": True}
-    plain = component.run(ASKED, generation_kwargs=settings)["replies"][0]
+    plain = component.run(REQUESTS, generation_kwargs=settings)["replies"][0]
     helped = component.run(
-        ASKED, generation_kwargs=settings, documents=[Document(content=plain.text)]
+        REQUESTS, generation_kwargs=settings, documents=[Document(content=plain.text)]
     )["replies"][0]
     assert helped.text == plain.text
     assert helped.meta["forwards"] < plain.meta["forwards"]
@@ -113,7 +113,7 @@ def test_a_pipeline_is_the_same_after_it_was_written_and_read(tmp_path: Path) ->
     pipeline.add_component(
         "llm",
         generator(
-            model="starter", drafter="context", chat_template=TEMPLATE, streaming_callback=told
+            model="starter", drafter="context", chat_template=TEMPLATE, streaming_callback=reported
         ),
     )
     pipeline.connect("find.documents", "prompt.documents")
@@ -148,11 +148,11 @@ def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(SamplingError, match="min_p"):
         generator(generation_kwargs={"min_p": 3.0})
     with pytest.raises(InputError, match="unknown setting"):
-        generator().run(ASKED, generation_kwargs={"temprature": 1})
+        generator().run(REQUESTS, generation_kwargs={"temprature": 1})
     with pytest.raises(InputError, match="as a message"):
         generator().run(["x"])
     with pytest.raises(InputError, match="expected n=1"):
-        generator().run(ASKED, streaming_callback=told, generation_kwargs={"n": 2})
+        generator().run(REQUESTS, streaming_callback=reported, generation_kwargs={"n": 2})
     with pytest.raises(InputError, match="images or files"):
         image = ImageContent(base64_image="AA==", mime_type="image/png", validation=False)
         generator().run([ChatMessage.from_user(content_parts=["see", image])])

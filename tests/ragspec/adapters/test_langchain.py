@@ -24,8 +24,8 @@ from langchain_core.runnables import RunnablePassthrough
 from ragspec.adapters.langchain import ChatRagspec, RagspecRetriever, passages_from
 from ragspec.engine.engine import Engine
 
-ASKED = "Name three rivers."
-TURN = ("user", ASKED)
+REQUESTS = "Name three rivers."
+TURN = ("user", REQUESTS)
 
 
 def chat(**inputs: Any) -> ChatRagspec:
@@ -35,7 +35,7 @@ def chat(**inputs: Any) -> ChatRagspec:
 
 
 def test_invoke_gives_the_text_of_plain_decoding_and_its_figures() -> None:
-    result = chat().invoke([SystemMessage("Be brief."), HumanMessage(ASKED)])
+    result = chat().invoke([SystemMessage("Be brief."), HumanMessage(REQUESTS)])
     expected = chatting.alone(("system", "Be brief."), TURN)
     assert result.content == expected.text
     assert result.usage_metadata is not None
@@ -49,11 +49,11 @@ def test_invoke_gives_the_text_of_plain_decoding_and_its_figures() -> None:
 
 def test_a_stream_adds_up_to_the_message_with_its_figures() -> None:
     llm = chat()
-    chunks = list(llm.stream(ASKED))
+    chunks = list(llm.stream(REQUESTS))
     whole = chunks[0]
     for chunk in chunks[1:]:
         whole = whole + chunk
-    called = llm.invoke(ASKED)
+    called = llm.invoke(REQUESTS)
     assert len(chunks) > 2
     assert whole.content == called.content
     assert whole.usage_metadata == called.usage_metadata
@@ -64,10 +64,10 @@ def test_a_stream_adds_up_to_the_message_with_its_figures() -> None:
 def test_a_stream_that_is_left_frees_its_place() -> None:
     with Pool(chatting.engine(), slots=1) as pool:
         llm = chat(pool=pool, max_tokens=400)
-        stream = llm.stream(ASKED)
+        stream = llm.stream(REQUESTS)
         next(stream)
         stream.close()
-        assert llm.invoke(ASKED, max_tokens=3).usage_metadata["output_tokens"] <= 3
+        assert llm.invoke(REQUESTS, max_tokens=3).usage_metadata["output_tokens"] <= 3
 
 
 def test_async_calls_and_batches_share_a_pool() -> None:
@@ -91,16 +91,16 @@ def test_async_calls_and_batches_share_a_pool() -> None:
 def test_settings_of_a_call_win_over_those_of_the_model() -> None:
     llm = chat(temperature=0.9, seed=4)
     sampled = chatting.alone(TURN, sampling=Sampling(temperature=0.9, seed=4))
-    assert llm.invoke(ASKED).content == sampled.text
-    assert llm.bind(temperature=0.0).invoke(ASKED).content == chatting.alone(TURN).text
+    assert llm.invoke(REQUESTS).content == sampled.text
+    assert llm.bind(temperature=0.0).invoke(REQUESTS).content == chatting.alone(TURN).text
     text = chatting.alone(TURN).text
-    cut = llm.bind(temperature=0.0, stop=[text[5:8]]).invoke(ASKED)
+    cut = llm.bind(temperature=0.0, stop=[text[5:8]]).invoke(REQUESTS)
     assert cut.content == text[: text.index(text[5:8])]
     assert cut.response_metadata["finish_reason"] == "stop"
 
 
 def test_several_texts_of_one_prompt() -> None:
-    result = chat().generate([[HumanMessage(ASKED)]], n=2, temperature=1.0, seed=3)
+    result = chat().generate([[HumanMessage(REQUESTS)]], n=2, temperature=1.0, seed=3)
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=2))
     assert [each.text for each in result.generations[0]] == [each.text for each in expected]
 
@@ -108,16 +108,16 @@ def test_several_texts_of_one_prompt() -> None:
 def test_documents_and_artifacts_of_tools_are_drafted_from() -> None:
     engine = Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8)
     llm = chat(engine=engine)
-    plain = llm.invoke(ASKED, ignore_eos=True)
+    plain = llm.invoke(REQUESTS, ignore_eos=True)
     said = Document(str(plain.content), metadata={"source": "notes"})
-    helped = llm.bind(documents=[said, "and a text"]).invoke(ASKED, ignore_eos=True)
+    helped = llm.bind(documents=[said, "and a text"]).invoke(REQUESTS, ignore_eos=True)
     assert helped.content == plain.content
     assert helped.response_metadata["forwards"] < plain.response_metadata["forwards"]
     call = {"name": "find", "args": {"query": "x"}, "id": "1"}
     turns = [
-        HumanMessage(ASKED),
+        HumanMessage(REQUESTS),
         AIMessage("", tool_calls=[call]),
-        ToolMessage("found", tool_call_id="1", artifact=[said]),
+        ToolMessage("result", tool_call_id="1", artifact=[said]),
     ]
     assert llm._job(turns, None, {}).prompt.hits[0].document.name == "notes"
 
@@ -132,13 +132,13 @@ def test_a_chain_over_our_retriever() -> None:
     assert chain.invoke("Where does an oak stand?").usage_metadata["output_tokens"] <= 4
 
 
-class Found(BaseRetriever):  # type: ignore[misc]
+class Result(BaseRetriever):  # type: ignore[misc]
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
         return [Document("The Rhine is long.", metadata={"source": "rhine.txt"})]
 
 
 def test_a_retriever_of_langchain_serves_doc_qa() -> None:
-    answer = DocQA(passages_from(Found()), engine=chatting.engine()).ask(
+    answer = DocQA(passages_from(Result()), engine=chatting.engine()).ask(
         "How long is the Rhine?", max_new_tokens=4
     )
     assert [hit.document.name for hit in answer.passages] == ["rhine.txt"]
@@ -149,8 +149,8 @@ def test_a_retriever_of_langchain_serves_doc_qa() -> None:
 
 def test_a_cache_tells_models_and_settings_separately() -> None:
     cache = InMemoryCache()
-    assert chat(cache=cache).invoke(ASKED).content == chatting.alone(TURN).text
-    short = chat(cache=cache, max_tokens=2).invoke(ASKED)
+    assert chat(cache=cache).invoke(REQUESTS).content == chatting.alone(TURN).text
+    short = chat(cache=cache, max_tokens=2).invoke(REQUESTS)
     assert short.usage_metadata["output_tokens"] == 2
 
 
@@ -160,16 +160,16 @@ def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(SamplingError, match="temperature"):
         chat(temperature=-1.0)
     with pytest.raises(InputError, match="unknown setting 'temperatur'"):
-        chat().invoke(ASKED, temperatur=1)
+        chat().invoke(REQUESTS, temperatur=1)
     with pytest.raises(InputError, match="got tools"):
-        chat().invoke(ASKED, tools=[{}])
+        chat().invoke(REQUESTS, tools=[{}])
     with pytest.raises(InputError, match="among the documents"):
-        chat().invoke(ASKED, documents=[3])
+        chat().invoke(REQUESTS, documents=[3])
     with pytest.raises(InputError, match="reads text"):
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
         chat().invoke([HumanMessage([image])])
     with pytest.raises(UnsupportedModelError, match="chat template"):
-        chat(engine=Engine(tiny.model(), tiny.tokenizer(), None)).invoke(ASKED)
+        chat(engine=Engine(tiny.model(), tiny.tokenizer(), None)).invoke(REQUESTS)
     with pytest.raises(InputError, match="number of passages"):
         RagspecRetriever(index=chatting.index(), k=0)
     with pytest.raises(InputError, match="expected a PassageIndex"):

@@ -21,15 +21,15 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 from ragspec.adapters.llamaindex import RagspecLLM, RagspecRetriever, passages_from
 from ragspec.engine.engine import Engine
 
-ASKED = "Name three rivers."
-TURN = ("user", ASKED)
+REQUESTS = "Name three rivers."
+TURN = ("user", REQUESTS)
 
 
 def llm(**inputs: Any) -> RagspecLLM:
     return RagspecLLM(**{"engine": chatting.engine(), "max_tokens": chatting.NEW, **inputs})
 
 
-def user(text: str = ASKED) -> list[ChatMessage]:
+def user(text: str = REQUESTS) -> list[ChatMessage]:
     return [ChatMessage(role=MessageRole.USER, content=text)]
 
 
@@ -40,9 +40,9 @@ def test_a_chat_model_answers_conversations_and_prompts_in_its_template() -> Non
     assert result.message.role == MessageRole.ASSISTANT
     assert result.additional_kwargs["completion_tokens"] == len(expected.tokens)
     assert result.additional_kwargs["speculative_decoding"]["num_spec_steps"] > 0
-    assert llm().complete(ASKED).text == expected.text
-    formatted = engine_text(ASKED)
-    assert llm().complete(ASKED, formatted=True).text == formatted
+    assert llm().complete(REQUESTS).text == expected.text
+    formatted = engine_text(REQUESTS)
+    assert llm().complete(REQUESTS, formatted=True).text == formatted
     assert llm().metadata.is_chat_model
     assert llm().metadata.context_window == 512
     assert llm().metadata.num_output == chatting.NEW
@@ -55,14 +55,14 @@ def engine_text(prompt: str) -> str:
 def test_a_plain_model_goes_on_with_the_text() -> None:
     plain = llm(engine=Engine(tiny.model(), tiny.tokenizer(), "context"))
     assert not plain.metadata.is_chat_model
-    assert plain.complete(ASKED).text == engine_text(ASKED)
-    assert plain.chat(user()).message.content == engine_text(f"user: {ASKED}\nassistant: ")
+    assert plain.complete(REQUESTS).text == engine_text(REQUESTS)
+    assert plain.chat(user()).message.content == engine_text(f"user: {REQUESTS}\nassistant: ")
 
 
 @pytest.mark.parametrize("slots", [0, 2])
 def test_streams_grow_to_the_whole_text(slots: int) -> None:
     model, expected = llm(slots=slots), chatting.alone(TURN).text
-    for chunks in (list(model.stream_chat(user())), list(model.stream_complete(ASKED))):
+    for chunks in (list(model.stream_chat(user())), list(model.stream_complete(REQUESTS))):
         assert "".join(str(piece.delta) for piece in chunks) == expected
         assert len(chunks) > 2
         assert chunks[-1].additional_kwargs["finish_reason"] in ("stop", "length")
@@ -96,15 +96,15 @@ def test_async_calls_share_a_pool() -> None:
 
 def test_settings_of_a_call_win_over_those_of_the_model() -> None:
     sampled = chatting.alone(TURN, sampling=Sampling(temperature=0.9, seed=4)).text
-    assert llm(temperature=0.9, seed=4).complete(ASKED).text == sampled
-    assert llm(temperature=0.5).complete(ASKED, temperature=0.9, seed=4).text == sampled
+    assert llm(temperature=0.9, seed=4).complete(REQUESTS).text == sampled
+    assert llm(temperature=0.5).complete(REQUESTS, temperature=0.9, seed=4).text == sampled
 
 
 def test_documents_are_drafted_from() -> None:
     model = llm(engine=Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
-    plain = model.complete(ASKED, ignore_eos=True)
+    plain = model.complete(REQUESTS, ignore_eos=True)
     nodes = [NodeWithScore(node=TextNode(text=plain.text), score=0.5), "and a text"]
-    helped = model.complete(ASKED, ignore_eos=True, documents=nodes)
+    helped = model.complete(REQUESTS, ignore_eos=True, documents=nodes)
     assert helped.text == plain.text
     assert helped.additional_kwargs["forwards"] < plain.additional_kwargs["forwards"]
 
@@ -122,14 +122,14 @@ def test_a_query_engine_over_our_retriever() -> None:
     assert len(str(query.query("Where does an oak stand?"))) == 4
 
 
-class Found(BaseRetriever):  # type: ignore[misc]
+class Result(BaseRetriever):  # type: ignore[misc]
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         node = TextNode(text="The Rhine is long.", metadata={"file_name": "rhine.txt"})
         return [NodeWithScore(node=node, score=0.7)]
 
 
 def test_a_retriever_of_llamaindex_serves_doc_qa() -> None:
-    answer = DocQA(passages_from(Found()), engine=chatting.engine()).ask(
+    answer = DocQA(passages_from(Result()), engine=chatting.engine()).ask(
         "How long is the Rhine?", max_new_tokens=4
     )
     assert [hit.document.name for hit in answer.passages] == ["rhine.txt"]
@@ -144,9 +144,9 @@ def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(SamplingError, match="top_p"):
         llm(top_p=2.0)
     with pytest.raises(InputError, match="unknown setting 'seeed'"):
-        llm().complete(ASKED, seeed=1)
+        llm().complete(REQUESTS, seeed=1)
     with pytest.raises(InputError, match="expected n=1"):
-        llm().complete(ASKED, n=2)
+        llm().complete(REQUESTS, n=2)
     with pytest.raises(InputError, match="got tools"):
         llm().chat(user(), tools=[{}])
     with pytest.raises(InputError, match="reads text"):

@@ -17,7 +17,7 @@ from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 
-ASKED = [{"role": "user", "content": "Name three rivers."}]
+REQUESTS = [{"role": "user", "content": "Name three rivers."}]
 TURN = ("user", "Name three rivers.")
 
 
@@ -32,7 +32,7 @@ def test_texts_are_those_of_plain_decoding(
     drafter: Any, slots: int, sampled: dict[str, Any]
 ) -> None:
     writer = Writer(chatting.engine(drafter), slots=slots)
-    job = writer.chat(ASKED, request(**sampled))
+    job = writer.chat(REQUESTS, request(**sampled))
     expected = chatting.alone(TURN, sampling=Sampling(**sampled))
     chunks = writer.stream(job)
     streamed = "".join(chunks)
@@ -45,7 +45,7 @@ def test_samples_of_a_pool_are_those_of_the_engine() -> None:
     several = {"temperature": 1.0, "seed": 3, "n": 3}
     with Pool(chatting.engine(), slots=2) as pool:
         writer = Writer(pool)
-        result = writer.write(writer.chat(ASKED, request(**several)))
+        result = writer.write(writer.chat(REQUESTS, request(**several)))
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=3))
     assert [text.tokens for text in result] == [text.tokens for text in expected]
     assert len({tuple(text.tokens) for text in result}) == 3
@@ -54,9 +54,9 @@ def test_samples_of_a_pool_are_those_of_the_engine() -> None:
 def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() -> None:
     """The document is what the model will say, so that nearly all of it is accepted."""
     writer = Writer(Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
-    plain = writer.write(writer.chat(ASKED, request(ignore_eos=True)))[0]
+    plain = writer.write(writer.chat(REQUESTS, request(ignore_eos=True)))[0]
     hits = hits_of([(plain.text, 1.0, {"source": "answer.txt"})])
-    job = writer.chat(ASKED, request(ignore_eos=True), hits)
+    job = writer.chat(REQUESTS, request(ignore_eos=True), hits)
     text = writer.write(job)[0]
     assert text.tokens == plain.tokens
     assert text.report.forward_passes < plain.report.forward_passes
@@ -64,7 +64,7 @@ def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() 
     assert facts["speculative_decoding"]["num_accepted_draft_tokens"] == text.report.accepted > 0
     assert {cited["document"] for cited in facts["citations"]} <= {"answer.txt"}
     other = hits_of([("nothing of the kind 0123456789", 1.0, {})])
-    least = writer.write(writer.chat(ASKED, request(ignore_eos=True), other))[0]
+    least = writer.write(writer.chat(REQUESTS, request(ignore_eos=True), other))[0]
     assert least.tokens == plain.tokens
     assert least.report.accepted < text.report.accepted
 
@@ -82,11 +82,11 @@ def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
 
 def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
     record = {"role": "tool", "content": "the Rhine is long"}
-    display = Writer(chatting.engine()).chat([*ASKED, record], request())
+    display = Writer(chatting.engine()).chat([*REQUESTS, record], request())
     assert "the Rhine is long" in display.prompt.text
     assert not display.texts
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    hidden = Writer(chatting.engine(), template=template).chat([*ASKED, record], request())
+    hidden = Writer(chatting.engine(), template=template).chat([*REQUESTS, record], request())
     assert hidden.prompt.text == "Name three rivers."
     assert [text.document for text in hidden.texts] == [-1]
 
@@ -111,7 +111,7 @@ def test_streams_are_pulled_beside_the_event_loop(slots: int) -> None:
     writer = Writer(chatting.engine(), slots=slots)
 
     async def read() -> str:
-        chunks = pulled(writer.stream(writer.chat(ASKED, request())))
+        chunks = pulled(writer.stream(writer.chat(REQUESTS, request())))
         return "".join([piece async for piece in chunks])
 
     assert asyncio.run(read()) == chatting.alone(TURN).text
@@ -135,11 +135,11 @@ def test_messages_that_are_none_are_refused(messages: Any, error: str) -> None:
 def test_a_model_without_a_template_is_refused_unless_one_is_passed() -> None:
     plain = Engine(tiny.model(), tiny.tokenizer(), None)
     with pytest.raises(UnsupportedModelError, match="chat_template="):
-        Writer(plain).chat(ASKED, request())
+        Writer(plain).chat(REQUESTS, request())
     writer = Writer(plain, template="{{ messages[0].content }}")
-    assert writer.chat(ASKED, request()).prompt.text == "Name three rivers."
+    assert writer.chat(REQUESTS, request()).prompt.text == "Name three rivers."
     with pytest.raises(InputError, match="template"):
-        Writer(plain, template="{{ raise_exception('no') }}").chat(ASKED, request())
+        Writer(plain, template="{{ raise_exception('no') }}").chat(REQUESTS, request())
 
 
 def settled(**inputs: Any) -> Writer:
@@ -197,7 +197,7 @@ def test_a_setting_out_of_range_is_refused() -> None:
 
 def test_log_probabilities_have_the_usual_names() -> None:
     writer = Writer(chatting.engine())
-    job = writer.chat(ASKED, request(top_logprobs=2))
+    job = writer.chat(REQUESTS, request(top_logprobs=2))
     text = writer.write(job)[0]
     message = writer.metadata(job, text)["logprobs"]["content"]
     assert len(message) == len(text.tokens)

@@ -38,7 +38,7 @@ def true_seconds(n: int, length: int) -> float:
 
 
 CHECKS = 7  # forwards that tell whether a curve has the shape of the machine,
-KEPT_CHECKS = 3  # and whether a kept one still has, where it does
+ACCEPTED_CHECKS = 3  # and whether a kept one still has, where it does
 
 
 class Timer:
@@ -52,7 +52,7 @@ class Timer:
         return true_seconds(n, length)
 
 
-def made() -> CostCurve:
+def create() -> CostCurve:
     table = [[true_seconds(n, length) for n in ROWS] for length in LENGTHS]
     return CostCurve(LENGTHS, table)
 
@@ -134,7 +134,7 @@ def test_the_curve_stays_monotone_in_rows_whatever_is_observed(
     steps: list[tuple[int, float]],
 ) -> None:
     noise = np.random.default_rng(0).normal(0.0, 0.3, (len(LENGTHS), len(ROWS)))
-    curve = CostCurve(LENGTHS, np.array(made().table) * np.exp(noise))
+    curve = CostCurve(LENGTHS, np.array(create().table) * np.exp(noise))
     for i, (n, seconds) in enumerate(steps):
         curve.refine(n, 100 + 50 * i, seconds)
     for length in (1, 128, 700, 1900, 5000):
@@ -144,7 +144,7 @@ def test_the_curve_stays_monotone_in_rows_whatever_is_observed(
 
 
 def test_refining_follows_the_median_of_a_noisy_machine() -> None:
-    curve, random = made(), np.random.default_rng(1)
+    curve, random = create(), np.random.default_rng(1)
     for i in range(400):
         n = int(random.choice([1, 9, 17]))
         spike = 20.0 if i % 17 == 0 else 1.0
@@ -156,7 +156,7 @@ def test_refining_follows_the_median_of_a_noisy_machine() -> None:
 
 def test_the_level_and_the_shape_are_those_of_all_lengths() -> None:
     """A busy machine slows everything, and what was read wrong of a size was so at every length."""
-    curve = made()
+    curve = create()
     for _ in range(200):
         for n in (1, 17):
             curve.refine(n, 1000, true_seconds(n, 1000) * (1.5 if n == 1 else 2.2))
@@ -192,7 +192,7 @@ def test_a_shape_that_was_read_wrong_at_the_start_is_learned_from_pairs(
 
 
 def test_one_outlier_hardly_moves_the_shape() -> None:
-    curve = made()
+    curve = create()
     for n in (1, 17) * 10:
         curve.refine(n, 128, true_seconds(n, 128))
     before = curve.seconds(17, 128) / curve.seconds(1, 128)
@@ -202,7 +202,7 @@ def test_one_outlier_hardly_moves_the_shape() -> None:
 
 
 def test_a_lasting_change_is_believed_after_three_steps() -> None:
-    curve = made()
+    curve = create()
     for _ in range(2):
         curve.refine(1, 128, 5 * true_seconds(1, 128))
     assert curve.seconds(1, 128) < 1.1 * true_seconds(1, 128)
@@ -214,7 +214,7 @@ def test_a_lasting_change_is_believed_after_three_steps() -> None:
 
 
 def test_impossible_observations_are_ignored() -> None:
-    curve = made()
+    curve = create()
     before = curve.line(128)
     for n, seconds in ((1, 0.0), (1, -1.0), (1, math.nan), (0, 1.0), (999, 1.0)):
         curve.refine(n, 128, seconds)
@@ -229,7 +229,7 @@ def test_an_assumed_curve_takes_its_scale_from_the_first_step() -> None:
 
 
 def test_batched_counts_the_rows_of_all() -> None:
-    batched = made().batched(4)
+    batched = create().batched(4)
     assert batched.seconds(2, 128) == pytest.approx(true_seconds(8, 128))
     assert batched.seconds(64, 128) == pytest.approx(true_seconds(256, 128))
 
@@ -269,18 +269,18 @@ def test_rows_of_many_texts_cost_what_was_measured(texts: int, n: int) -> None:
 
 
 def test_a_forward_teaches_of_the_width_it_was_padded_to() -> None:
-    curve = CostCurve(LENGTHS, made().table, WIDTHS)
-    exact = CostCurve(LENGTHS, made().table, WIDTHS)
+    curve = CostCurve(LENGTHS, create().table, WIDTHS)
+    exact = CostCurve(LENGTHS, create().table, WIDTHS)
     for n, padding in ((1, 1), (20, 32), (1, 1), (30, 32)):
         curve.refine(n, 128, 1.3 * true_seconds(padding, 128))
         exact.refine(padding, 128, 1.3 * true_seconds(padding, 128))
-    assert curve.line(128) == exact.line(128) != made().line(128)
+    assert curve.line(128) == exact.line(128) != create().line(128)
 
 
 @pytest.mark.parametrize("beyond", [(1.5,), (1.5, 2.0, 3.0, math.nan)])
 def test_factors_that_are_no_costs_are_refused(beyond: tuple[float, ...]) -> None:
     with pytest.raises(InputError, match="4 finite factors or none"):
-        CostCurve(LENGTHS, made().table, WIDTHS, beyond)
+        CostCurve(LENGTHS, create().table, WIDTHS, beyond)
 
 
 def test_widths_are_padded_as_far_as_they_go() -> None:
@@ -292,7 +292,7 @@ def test_cached_round_trip(tmp_path: Path) -> None:
     first = cached(tmp_path / "new", KEY, Timer(), LENGTHS)
     again = Timer()
     second = cached(tmp_path / "new", KEY, again, LENGTHS)
-    assert len(again.calls) == KEPT_CHECKS
+    assert len(again.calls) == ACCEPTED_CHECKS
     assert np.array_equal(first.table, second.table)
     assert [path.suffix for path in (tmp_path / "new").iterdir()] == [".json"]
 
@@ -302,12 +302,12 @@ def test_a_curve_that_names_its_rows_was_preserved_by_another_version(tmp_path: 
     cached(tmp_path, KEY, Timer(), LENGTHS)
     (path,) = tmp_path.iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"curve": old}))
-    json_cache.write(tmp_path, "cost", KEY, {"curve": made().to_dict()})
+    json_cache.write(tmp_path, "cost", KEY, {"curve": create().to_dict()})
     timer = Timer()
     assert cached(tmp_path, KEY, timer, LENGTHS).seconds(8, 128) == pytest.approx(
         true_seconds(8, 128)
     )
-    assert len(timer.calls) > KEPT_CHECKS, "it was measured again"
+    assert len(timer.calls) > ACCEPTED_CHECKS, "it was measured again"
 
 
 def test_a_preserved_curve_of_another_shape_is_measured_again(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_a_corrupt_cache_is_measured_again_silently(tmp_path: Path, damage: str)
     assert timer.calls
     assert curve.seconds(8, 128) == pytest.approx(true_seconds(8, 128))
     cached(tmp_path, KEY, again := Timer(), LENGTHS)
-    assert len(again.calls) == KEPT_CHECKS
+    assert len(again.calls) == ACCEPTED_CHECKS
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:

@@ -35,10 +35,10 @@ from ragspec.target.path_rows import PathSession, PathTarget
 from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
-from tests.support.distributions import Laws, LawTarget, deviation, emitted
+from tests.support.distributions import Distributions, DistributionTarget, deviation, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 
-EXACT, SEEN = 1e-12, 1e-3
+EXACT, KNOWN = 1e-12, 1e-3
 INDEPENDENT, DISTINCT = DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 LENGTH = 128
 
@@ -59,10 +59,10 @@ CURVES = {
 
 
 @dataclass
-class LawCache:
+class DistributionCache:
     """The cache of a draft model of which only the laws exist."""
 
-    distributions: Laws
+    distributions: Distributions
     context: Tokens
     texts: list[Tokens] = field(default_factory=list)
 
@@ -100,20 +100,20 @@ def enumerable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class Drawn:
+class Sampled:
     """A drafter that draws its whole tree, however few nodes it is asked for.
 
     telling: its claims are the probabilities of the tokens that it drew.
     """
 
-    distributions: Laws
+    distributions: Distributions
     kind: DraftKind
     widths: tuple[int, ...]
     telling: bool
     noise: NoiseStream = field(default_factory=lambda: NoiseStream(0))
-    name: str = "drawn"
+    name: str = "sampled"
 
-    def open(self, request: DraftRequest) -> Drawn:
+    def open(self, request: DraftRequest) -> Sampled:
         return self
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
@@ -122,7 +122,7 @@ class Drawn:
             Sampling(temperature=1.0), self.noise, context.prompt_length
         )
         growth = SampledGrowth(distribution, self.name, self.widths, self.kind)
-        cache = cast(DraftCache, LawCache(self.distributions, text))
+        cache = cast(DraftCache, DistributionCache(self.distributions, text))
         logits = self.distributions.draft(text).log()[None]
         tree = growth.grow(DraftState(cache, logits, context, 64, len(self.widths), 0.0))
         return with_claims(tree) if self.telling else tree
@@ -140,7 +140,9 @@ def with_claims(tree: DraftTree) -> DraftTree:
     return replace(tree, accept_prob=np.asarray(accept_prob, dtype=np.float32))
 
 
-def draft(session: BudgetSession, drafter: Drawn, text: Tokens, chains: bool = False) -> DraftTree:
+def draft(
+    session: BudgetSession, drafter: Sampled, text: Tokens, chains: bool = False
+) -> DraftTree:
     """Return what the loop would verify, by a target of trees, or of chains."""
     context = DraftContext([7, *text], 1, 50, session.adviser)
     if not (allowed := session.allowance(LENGTH)):
@@ -157,7 +159,7 @@ def draft(session: BudgetSession, drafter: Drawn, text: Tokens, chains: bool = F
     return PathSession(target, 1).admit(tree)
 
 
-def taught(policy: BudgetPolicy, drafter: Drawn, cost: CostCurve) -> BudgetSession:
+def taught(policy: BudgetPolicy, drafter: Sampled, cost: CostCurve) -> BudgetSession:
     """Return a row of the policy in which the last draw was right and the first hardly ever."""
     session = policy.open(cost)
     for seed in range(40):
@@ -174,14 +176,14 @@ def taught(policy: BudgetPolicy, drafter: Drawn, cost: CostCurve) -> BudgetSessi
     return session
 
 
-def row_of(policy: str, cost: str, drafter: Drawn) -> BudgetSession:
+def row_of(policy: str, cost: str, drafter: Sampled) -> BudgetSession:
     """Return a row that knows its past: a fixed number of nodes, or "auto"."""
     budget = FixedBudget(int(policy)) if policy.isdigit() else AutoBudget()
     return taught(budget, drafter, curve(*CURVES[cost]))
 
 
 def bias(
-    session: BudgetSession, rule: Rule, drafter: Drawn, steps: int = 1, chains: bool = False
+    session: BudgetSession, rule: Rule, drafter: Sampled, steps: int = 1, chains: bool = False
 ) -> float:
     """Return how far the text lies from the target's law, as a total variation."""
 
@@ -190,7 +192,7 @@ def bias(
         text: Tokens = ()
         for _ in range(steps):
             tree = draft(row, replace(drafter, noise=noise), text, chains)
-            verdict = rule.judge(tree, LawTarget(drafter.distributions, tree, text, noise))
+            verdict = rule.judge(tree, DistributionTarget(drafter.distributions, tree, text, noise))
             new = emitted(tree, verdict)
             row.observe(Step(tree, verdict.path, new), LENGTH)
             text = (*text, *new)
@@ -201,7 +203,7 @@ def bias(
     return deviation(outcomes, drafter.distributions, steps * len(drafter.widths) + 1)
 
 
-LAWS = Laws(3, 25, alike=0.0)
+DISTRIBUTIONS = Distributions(3, 25, alike=0.0)
 RULES: list[tuple[Rule, DraftKind, tuple[int, ...]]] = [
     (ChainRejection(), INDEPENDENT, (1, 1)),
     (Block(), INDEPENDENT, (1, 1)),
@@ -246,7 +248,7 @@ def test_no_policy_changes_the_distribution(
     rule: Rule, kind: DraftKind, widths: tuple[int, ...], policy: str, cost: str
 ) -> None:
     for telling in (False, True) if kind is DISTINCT else (True,):
-        drafter = Drawn(LAWS, kind, widths, telling)
+        drafter = Sampled(DISTRIBUTIONS, kind, widths, telling)
         assert bias(row_of(policy, cost, drafter), rule, drafter) <= EXACT
 
 
@@ -255,15 +257,15 @@ def test_drafts_that_are_pruned_freely_change_the_distribution(
     rule: Rule, kind: DraftKind, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prune_freely(monkeypatch)
-    assert seen(rule, kind, widths, POLICIES)
+    assert known(rule, kind, widths, POLICIES)
 
 
-def seen(
+def known(
     rule: Rule, kind: DraftKind, widths: tuple[int, ...], policies: Sequence[tuple[str, str]]
 ) -> bool:
     """Return whether some policy biases the text where claims tell what was drawn."""
-    drafter = Drawn(LAWS, kind, widths, telling=True)
-    return any(bias(row_of(*policy, drafter), rule, drafter) > SEEN for policy in policies)
+    drafter = Sampled(DISTRIBUTIONS, kind, widths, telling=True)
+    return any(bias(row_of(*policy, drafter), rule, drafter) > KNOWN for policy in policies)
 
 
 def prune_freely(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +278,7 @@ def prune_freely(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_of_a_pair_stays_where_the_second_was_right(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter = Drawn(LAWS, DISTINCT, (2,), telling=False)
+    drafter = Sampled(DISTRIBUTIONS, DISTINCT, (2,), telling=False)
     row = row_of(policy, "dear third row", drafter)
     pair = row.adviser.appraise(drafter.propose(DraftContext([7], 1, 50), 2), 7)
     assert pair.accept_prob[0] < 0.2 < 0.7 < pair.accept_prob[1], (
@@ -284,7 +286,7 @@ def test_the_first_of_a_pair_stays_where_the_second_was_right(
     )
     assert bias(row, WithoutReplacement(), drafter) <= EXACT
     prune_freely(monkeypatch)
-    assert bias(row_of(policy, "dear third row", drafter), WithoutReplacement(), drafter) > SEEN
+    assert bias(row_of(policy, "dear third row", drafter), WithoutReplacement(), drafter) > KNOWN
 
 
 @pytest.mark.parametrize(
@@ -295,14 +297,14 @@ def test_a_size_chosen_after_the_draw_changes_the_distribution(
     rule: Rule, kind: DraftKind, widths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GoodputSession, "_before_draw", lambda self, size, last: size)
-    assert seen(rule, kind, widths, [each for each in POLICIES if not each[0].isdigit()])
+    assert known(rule, kind, widths, [each for each in POLICIES if not each[0].isdigit()])
 
 
 def test_a_size_does_not_follow_how_many_tokens_a_distribution_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without replacement a law of one token bears one child: the shape tells what was drawn."""
-    distributions = Laws(3, 5)
+    distributions = Distributions(3, 5)
     distributions.cache["target", ()] = torch.tensor([0.45, 0.45, 0.1], dtype=torch.float64)
     for text, distribution in (
         ((), [0.1, 0.3, 0.6]),
@@ -310,7 +312,7 @@ def test_a_size_does_not_follow_how_many_tokens_a_distribution_has(
         ((1,), [0.2, 0.3, 0.5]),
     ):
         distributions.cache["draft", text] = torch.tensor(distribution, dtype=torch.float64)
-    drafter = Drawn(distributions, DISTINCT, (2, 2), telling=False)
+    drafter = Sampled(distributions, DISTINCT, (2, 2), telling=False)
 
     def opened() -> BudgetSession:
         """Return a row for which one node pays, or all six where there are so many."""
@@ -325,19 +327,19 @@ def test_a_size_does_not_follow_how_many_tokens_a_distribution_has(
     for each in (opened(), row):
         assert bias(each, WithoutReplacement(), drafter) <= EXACT
     monkeypatch.setattr(GoodputSession, "_before_draw", lambda self, size, last: size)
-    assert bias(opened(), WithoutReplacement(), drafter) > SEEN
+    assert bias(opened(), WithoutReplacement(), drafter) > KNOWN
 
 
 @pytest.mark.parametrize("rule", [MultiStep(), WithoutReplacement()], ids=lambda rule: rule.name)
 def test_what_a_step_taught_may_size_the_next(rule: Rule) -> None:
-    drafter = Drawn(LAWS, next(iter(rule.accepts)), (2,), telling=True)
+    drafter = Sampled(DISTRIBUTIONS, next(iter(rule.accepts)), (2,), telling=True)
     row = row_of("auto", "every row alike", drafter)
     assert bias(row, rule, drafter, steps=2) <= EXACT
 
 
 def test_a_target_of_chains_keeps_those_sampled_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafter = Drawn(LAWS, DISTINCT, (3,), telling=False)
+    drafter = Sampled(DISTRIBUTIONS, DISTINCT, (3,), telling=False)
     row = row_of("3", "flat", drafter)
     assert bias(row, WithoutReplacement(), drafter, chains=True) <= EXACT
     prune_freely(monkeypatch)
-    assert bias(row_of("3", "flat", drafter), WithoutReplacement(), drafter, chains=True) > SEEN
+    assert bias(row_of("3", "flat", drafter), WithoutReplacement(), drafter, chains=True) > KNOWN

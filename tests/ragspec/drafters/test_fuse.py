@@ -33,18 +33,18 @@ class Fixed:
         kind: DraftKind = DraftKind.DETERMINISTIC,
     ) -> None:
         self.tree, self.name, self.kind = tree, name, kind
-        self.asked = 0
-        self.told: list[object] = []
+        self.queries = 0
+        self.reported: list[object] = []
 
     def open(self, request: DraftRequest) -> Fixed:
         return self
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        self.asked += 1
+        self.queries += 1
         return self.tree if isinstance(self.tree, DraftTree) else self.tree()
 
     def observe(self, step: Step) -> None:
-        self.told.append(step)
+        self.reported.append(step)
 
 
 def fail() -> DraftTree:
@@ -111,7 +111,7 @@ def test_a_failing_source_is_switched_off_and_the_others_go_on(what: str) -> Non
     with pytest.warns(RuntimeWarning, match="'bad' is switched off"):
         session.propose(PLACE, 5)
     assert session.propose(PLACE, 5).tokens.tolist() == [5, 6, 7]
-    assert bad.asked == FAULTS_ALLOWED
+    assert bad.queries == FAULTS_ALLOWED
     assert session.faults == {"bad": FAULTS_ALLOWED}
 
 
@@ -197,7 +197,7 @@ def test_sources_receive_of_steps() -> None:
     session = Fuse(sources).open(REQUEST)
     step = Step(session.propose(PLACE, 5), (0,), (3, 9))
     session.observe(step)
-    assert [source.told for source in sources] == [[step], [step]]
+    assert [source.reported for source in sources] == [[step], [step]]
     assert session.faults == {}
 
 
@@ -241,10 +241,10 @@ class Choosy(Adviser):
     def __init__(self, least: float) -> None:
         super().__init__(Calibration())
         self.least = least
-        self.told: list[float | None] = []
+        self.reported: list[float | None] = []
 
     def nodes(self, expected_acceptance: float | None, budget: int) -> int:
-        self.told.append(expected_acceptance)
+        self.reported.append(expected_acceptance)
         return budget if expected_acceptance is None or expected_acceptance >= self.least else 0
 
 
@@ -255,13 +255,13 @@ def test_nobody_drafts_where_even_the_best_expected_acceptance_is_too_poor() -> 
     session = Fuse([one, two, mute]).open(REQUEST)
     choosy = Choosy(0.7)
     assert not len(session.propose(replace(PLACE, adviser=choosy), 8))
-    assert one.asked == two.asked == mute.asked == 0
+    assert one.queries == two.queries == mute.queries == 0
     choosy.least = 0.5
     assert len(session.propose(replace(PLACE, adviser=choosy), 8)) == 3
-    assert choosy.told == [0.6, 0.6]
+    assert choosy.reported == [0.6, 0.6]
     alone = Fuse([mute]).open(REQUEST)
     assert len(alone.propose(replace(PLACE, adviser=choosy), 8)) == 1
-    assert choosy.told[-1] is None
+    assert choosy.reported[-1] is None
 
 
 def test_an_expected_acceptance_that_fails_counts_as_a_fault() -> None:

@@ -47,8 +47,8 @@ def test_a_source_that_rests_is_left_alone_for_the_text_and_no_fault_of_it() -> 
         tree = session.propose(replace(PLACE, adviser=strict), 8)
         assert tree.tokens.tolist() == [3], "only sources that learn may rest"
         session.observe(step)
-    assert learner.asked == 0 and learner.told == [] and strict.lessons == []
-    assert first.told == [step] * 3
+    assert learner.queries == 0 and learner.reported == [] and strict.lessons == []
+    assert first.reported == [step] * 3
     assert session.faults == {}
     again = Fuse([first, learner]).open(REQUEST)
     assert len(again.propose(replace(PLACE, adviser=Strict()), 8)) == 2

@@ -32,7 +32,7 @@ NEW = 8
 BUDGET = 8
 PROMPTS = identities.PROMPTS[:2]
 TIMED = ("rasd", "auto", "fused")  # what they draft hangs on what their sources took
-GIVEN: dict[str, Any] = {"max_new_tokens": NEW, "ignore_eos": True}
+INPUTS: dict[str, Any] = {"max_new_tokens": NEW, "ignore_eos": True}
 SETTINGS = {
     "greedy": Sampling(seed=3),
     "temperature": Sampling(temperature=0.8, seed=3),
@@ -99,7 +99,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> CorpusIndex:
 
 def written(engine: Engine, sampling: Sampling, **options: Any) -> list[Any]:
     """Return what is written after the prompts: of each text its tokens and log-probabilities."""
-    results = engine.generate(PROMPTS, sampling, **(GIVEN | options))
+    results = engine.generate(PROMPTS, sampling, **(INPUTS | options))
     flat = [each for r in results for each in (r if isinstance(r, list) else [r])]
     assert not any(each.report.faults for each in flat)
     return flat
@@ -129,7 +129,7 @@ def plain(settings: str) -> list[list[int]]:
     return tokens(written(Engine(target(), drafter=None), SETTINGS[settings]))
 
 
-def made(name: str, where: CausalTarget, store: Any) -> Any:
+def create(name: str, where: CausalTarget, store: Any) -> Any:
     """Return a registered drafter that runs beside the target."""
     needs = describe(name).needs
     if "head" in needs:
@@ -147,7 +147,7 @@ def test_every_drafter_drafts_as_on_the_cpu(
     name: str, there: CausalTarget, store: CorpusIndex
 ) -> None:
     def draft(where: CausalTarget) -> list[Any]:
-        engine = Engine(where, drafter=made(name, where, store), budget=BUDGET)
+        engine = Engine(where, drafter=create(name, where, store), budget=BUDGET)
         return [written(engine, SETTINGS[each], texts=answers()) for each in ("greedy", "all")]
 
     expected = [plain("greedy"), plain("all")]
@@ -209,7 +209,7 @@ def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any) -> None:
         head = copy.deepcopy(heads.fresh(CausalTarget(heads.model()))).to(where.device)
         drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, min_gain=0.0)
         results = Engine(where, drafter=drafter, budget=BUDGET).generate(
-            prompts, SETTINGS["top-p"], **GIVEN
+            prompts, SETTINGS["top-p"], **INPUTS
         )
         assert not any(each.report.faults for each in results)
         return [*map(tokens, [results]), steps(results)]
@@ -224,7 +224,7 @@ def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any) -> None:
 def test_targets_without_trees_run_there(name: str) -> None:
     def write(model: Any) -> list[list[list[int]]]:
         engine = Engine(PathTarget(model), drafter="context", budget=4)
-        matches = [engine.generate(prompts, requests, **GIVEN) for requests in settings]
+        matches = [engine.generate(prompts, requests, **INPUTS) for requests in settings]
         assert not any(each.report.faults for results in matches for each in results)
         return list(map(tokens, matches))
 

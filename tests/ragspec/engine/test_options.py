@@ -157,7 +157,7 @@ def test_what_is_no_sampling_is_refused(sampling: Any) -> None:
         read(sampling)
 
 
-@pytest.mark.parametrize(("asked", "prefix_cache"), [(False, None), (True, 0), (0, 0), (5, 5)])
+@pytest.mark.parametrize(("queries", "prefix_cache"), [(False, None), (True, 0), (0, 0), (5, 5)])
 def test_logprobs(request: int | bool, selected: int | None) -> None:
     assert read(logprobs=request).logprobs == selected
 

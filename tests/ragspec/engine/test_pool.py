@@ -33,7 +33,7 @@ from tests.support import tiny
 from tests.support.architectures import build
 
 DRAFTERS = ["plain", "context", "recycling", "suffix", "model", "auto"]
-Asked = tuple[list[int], Sampling, dict[str, Any]]
+Requests = tuple[list[int], Sampling, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def plain(target: CausalTarget) -> Engine:
     return engine_of(target, "plain")
 
 
-def asked(count: int, seed: int = 0) -> list[Asked]:
+def queries(count: int, seed: int = 0) -> list[Requests]:
     """Return requests of all kinds; some prompts begin alike."""
     rng = random.Random(seed)
     parts = [tiny.prompt(rng.randrange(5, 30), seed=number) for number in range(4)]
@@ -90,11 +90,11 @@ def asked(count: int, seed: int = 0) -> list[Asked]:
     return results
 
 
-def alone(engine: Engine, requests: Sequence[Asked]) -> list[list[int]]:
+def alone(engine: Engine, requests: Sequence[Requests]) -> list[list[int]]:
     return [engine.generate(prompt, s, **options).tokens for prompt, s, options in requests]
 
 
-def submit(pool: Pool, requests: Sequence[Asked], **more: Any) -> list[RequestHandle]:
+def submit(pool: Pool, requests: Sequence[Requests], **more: Any) -> list[RequestHandle]:
     return [pool.submit(prompt, s, **options, **more) for prompt, s, options in requests]
 
 
@@ -103,19 +103,23 @@ def tokens_of(handle: RequestHandle) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[Asked]:
-    return asked(12)
+def requests() -> list[Requests]:
+    return queries(12)
 
 
 @pytest.fixture(scope="module")
-def expected(plain: Engine, requests: list[Asked]) -> list[list[int]]:
+def expected(plain: Engine, requests: list[Requests]) -> list[list[int]]:
     return alone(plain, requests)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("budget", [6, Clocked()], ids=["fixed", "auto"])
 def test_the_tokens_are_those_of_each_request_alone(
-    name: str, budget: Any, target: CausalTarget, requests: list[Asked], expected: list[list[int]]
+    name: str,
+    budget: Any,
+    target: CausalTarget,
+    requests: list[Requests],
+    expected: list[list[int]],
 ) -> None:
     rng = random.Random(name)
     with Pool(engine_of(target, name, budget), slots=3, chunk=16) as pool:
@@ -134,7 +138,7 @@ def test_the_tokens_are_those_of_each_request_alone(
 
 
 def test_cancelled_texts_end_and_change_no_other(
-    target: CausalTarget, requests: list[Asked], expected: list[list[int]]
+    target: CausalTarget, requests: list[Requests], expected: list[list[int]]
 ) -> None:
     rng = random.Random(5)
     with Pool(engine_of(target, "context"), slots=3, chunk=8) as pool:
@@ -171,7 +175,7 @@ def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
     else:
         target = PathTarget(build("qwen3_5_text" if kind == "recurrent" else "bloom"))
     engine = Engine(target, drafter="context", budget=3)
-    some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in asked(4)]
+    some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in queries(4)]
     with Pool(engine, slots=1 if kind == "constant width" else 3, chunk=4) as pool:
         handles = submit(pool, some)
     assert [handle.result().tokens for handle in handles] == alone(engine, some)
@@ -223,12 +227,12 @@ def stale(self: SlotCache, source: int, target: int, length: int) -> None:
 
 
 def unread(self: PrefillJob, session: Any) -> int:
-    result = TRUE_READING_JOIN(self, session)
+    result = TRUE_PREFILL_JOIN(self, session)
     del self.left[: min(2, len(self.left) - 1)]
     return result
 
 
-TRUE_READING_JOIN = PrefillJob.join
+TRUE_PREFILL_JOIN = PrefillJob.join
 SHARED: dict[int, DraftSession] = {}
 
 
@@ -245,7 +249,7 @@ def test_what_is_wrong_with_the_cache_is_noticed(
     name: str,
     mutant: Callable[..., Any],
     plain: Engine,
-    requests: list[Asked],
+    requests: list[Requests],
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -257,35 +261,35 @@ def test_what_is_wrong_with_the_cache_is_noticed(
     assert results != expected
 
 
-class Drawn(DraftSession):
-    """Proposes what its text ends with; `seen` is what it must not share."""
+class Sampled(DraftSession):
+    """Proposes what its text ends with; `known` is what it must not share."""
 
     def __init__(self) -> None:
-        self.seen: list[int] = []
+        self.known: list[int] = []
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        new = context.tokens[len(self.seen) :]
-        assert self.seen == context.tokens[: len(self.seen)], "another text's"
-        self.seen += new
-        return DraftTree.chain(context.tokens[-3:], "drawn")
+        new = context.tokens[len(self.known) :]
+        assert self.known == context.tokens[: len(self.known)], "another text's"
+        self.known += new
+        return DraftTree.chain(context.tokens[-3:], "sampled")
 
 
 class ImageConfig:
     """A drafter whose sessions are one of their own for each text, or one for all."""
 
-    name, kind = "drawn", DraftKind.DETERMINISTIC
+    name, kind = "sampled", DraftKind.DETERMINISTIC
 
     def __init__(self, shared: bool) -> None:
-        self.session = Drawn() if shared else None
+        self.session = Sampled() if shared else None
 
     def open(self, request: DraftRequest) -> DraftSession:
-        return self.session or Drawn()
+        return self.session or Sampled()
 
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.filterwarnings("ignore:drafter 'drawn'")
 def test_state_of_a_drafter_that_texts_share_is_noticed(
-    shared: bool, target: CausalTarget, requests: list[Asked], expected: list[list[int]]
+    shared: bool, target: CausalTarget, requests: list[Requests], expected: list[list[int]]
 ) -> None:
     with Pool(Engine(target, tiny.tokenizer(), drafter=ImageConfig(shared), budget=4)) as pool:
         results = [handle.result() for handle in submit(pool, requests)]
@@ -320,7 +324,7 @@ def test_a_request_that_fails_ends_alone(
     options: dict[str, Any],
     name: str,
     target: CausalTarget,
-    requests: list[Asked],
+    requests: list[Requests],
     expected: list[list[int]],
 ) -> None:
     with Pool(engine_of(target, name), slots=4, chunk=16) as pool:
@@ -373,7 +377,7 @@ class Scarce:
 def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
     name: str,
     target: CausalTarget,
-    requests: list[Asked],
+    requests: list[Requests],
     expected: list[list[int]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -387,7 +391,7 @@ def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
 
 def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(PathTarget(build("qwen3_5_text")), drafter=None)
-    some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in asked(4)]
+    some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in queries(4)]
     texts = alone(engine, some)
     true, count = engine.model.forward, iter(range(1000))
 
@@ -439,7 +443,7 @@ def test_a_full_queue_refuses(held: tuple[Pool, threading.Event]) -> None:
     assert len(pool.submit([7, 8], max_new_tokens=3, ignore_eos=True).result().tokens) == 3
 
 
-def test_a_closed_pool_refuses_and_has_drained(plain: Engine, requests: list[Asked]) -> None:
+def test_a_closed_pool_refuses_and_has_drained(plain: Engine, requests: list[Requests]) -> None:
     pool = Pool(plain, slots=2)
     handles = submit(pool, requests)
     pool.close()
@@ -495,7 +499,7 @@ def test_numbers_out_of_range_are_refused(numbers: dict[str, int], plain: Engine
 
 
 def test_a_request_may_bring_an_engine_over_the_same_target(
-    target: CausalTarget, plain: Engine, requests: list[Asked], expected: list[list[int]]
+    target: CausalTarget, plain: Engine, requests: list[Requests], expected: list[list[int]]
 ) -> None:
     drafting, message = engine_of(target, "context"), list[list[int]]()
     end = drafting.on_finish(lambda generation: message.append(generation.tokens))

@@ -58,7 +58,7 @@ def call(count: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return result
 
 
-GIVEN: dict[str, Any] = {
+INPUTS: dict[str, Any] = {
     "object": lambda: [Counting()],
     "method": lambda: [Counting().act],
     "partial": lambda: [functools.partial(call, Counting())],
@@ -83,9 +83,9 @@ def texts(engine: Engine, prompts: Any, sampling: Sampling, inputs: Any) -> list
 
 
 @pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("kind", GIVEN)
+@pytest.mark.parametrize("kind", INPUTS)
 def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, model: Any) -> None:
-    make = GIVEN[kind]
+    make = INPUTS[kind]
     seeds = [3, 4, 5]
     sampling = Sampling(temperature=0.8, seed=seeds, n=n)
     plain = Engine(model, drafter=None)
@@ -154,10 +154,10 @@ class Rows:
     """Makes what belongs to a text by its number."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.queries: list[int] = []
 
     def of_row(self, row: int) -> Any:
-        self.asked.append(row)
+        self.queries.append(row)
 
         def favour(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             return scores.index_fill(1, torch.tensor([10 + row]), 1e9)
@@ -169,7 +169,7 @@ def test_an_object_may_make_the_processor_of_each_text(model: Any) -> None:
     inputs = Rows()
     engine = Engine(model, drafter=None, batch_size=2)
     result = texts(engine, PROMPTS, Sampling(temperature=1.0, n=2), [inputs])
-    assert inputs.asked == list(range(6))
+    assert inputs.queries == list(range(6))
     assert result == [[10 + row] * NEW for row in range(6)]
 
 

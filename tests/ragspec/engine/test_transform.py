@@ -26,7 +26,7 @@ class Tilt:
     def __init__(self, strength: float = 1.0) -> None:
         sample = torch.Generator().manual_seed(1)
         self.weights = strength * torch.randn(64, tiny.VOCAB, generator=sample).double()
-        self.asked: list[int] = []
+        self.queries: list[int] = []
         self.states = torch.zeros(0, 64)
 
     def open(self, start: TextStart) -> Tilt:
@@ -37,7 +37,7 @@ class Tilt:
         self.states = states
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
-        self.asked.append(index)
+        self.queries.append(index)
         return logits + 0.1 * self.states[node + 1] @ self.weights
 
 
@@ -87,7 +87,7 @@ def test_drafts_do_not_move_it(drafter: str, sampling: Sampling) -> None:
     assert [round(t.logprob, 9) for t in result.logprobs or ()] == [
         round(t.logprob, 9) for t in plain.logprobs or ()
     ]
-    assert tilt.asked == sorted(tilt.asked)
+    assert tilt.queries == sorted(tilt.queries)
     if drafter == "prediction":
         assert result.report.accepted > 20
 

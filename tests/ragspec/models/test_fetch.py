@@ -177,7 +177,7 @@ def test_without_the_package_that_reads_gguf_nothing_is_downloaded(
     (tmp_path / "own.gguf").write_bytes(b"")
     monkeypatch.setattr("ragspec.models.load.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ragspec\[gguf\]"):
-        fetch("toy", download=lambda requirement, folder: pytest.fail("asked"))
+        fetch("toy", download=lambda requirement, folder: pytest.fail("queries"))
     with pytest.raises(MissingExtraError, match=r"ragspec\[gguf\]"):
         load_model(tmp_path / "own.gguf")
 

@@ -19,7 +19,7 @@ from ragspec.sampling.row_laws import BatchDistribution, DistributionShape
 from ragspec.sampling.settings import Sampling
 
 LONGEST = 600
-LAWS: dict[str, dict[str, Any]] = {
+DISTRIBUTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "not sampled": {"temperature": 1.0, "do_sample": False, "top_k": 3},
     "temperature": {"temperature": 0.7},
@@ -36,7 +36,7 @@ LAWS: dict[str, dict[str, Any]] = {
     "top-k top-p": {"top_k": 20, "top_p": 0.6},
     "all": {"top_k": 30, "top_p": 0.9, "min_p": 0.05, "temperature": 0.9},
 }
-MIXED = [*LAWS, None]
+MIXED = [*DISTRIBUTIONS, None]
 PENALTIES: dict[str, dict[str, Any]] = {
     "repetition": {"repetition_penalty": 1.3},
     "reward": {"repetition_penalty": 0.7, "top_k": 20},
@@ -54,7 +54,7 @@ PENALTIES: dict[str, dict[str, Any]] = {
         "top_p": 0.95,
     },
 }
-ALL = LAWS | PENALTIES
+ALL = DISTRIBUTIONS | PENALTIES
 PROMPT = 12
 ENDS = (2, 9, 10**6)  # configs name ids that a model does not have
 
@@ -96,7 +96,7 @@ class Batch:
         ]
         return cls(distributions, texts, paths, tokens, see, torch.tensor(indices))
 
-    def made(self, size: int) -> BatchDistribution:
+    def create(self, size: int) -> BatchDistribution:
         distributions = BatchDistribution(len(self.distributions), size, "cpu", LONGEST)
         for row, (distribution, text) in enumerate(
             zip(self.distributions, self.texts, strict=True)
@@ -111,7 +111,7 @@ class Batch:
         tokens = distributions.choose(logits, self.indices, self.tokens, self.see)
         return tokens, (tokens < 0).any(-1)
 
-    def wanted(self, logits: torch.Tensor) -> torch.Tensor:
+    def selection(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the tokens of the reference."""
         rows = []
         for row, distribution in enumerate(self.distributions):
@@ -127,7 +127,7 @@ class Batch:
 
         These have them, too, where the whole vocabulary is looked at.
         """
-        distributions, selection = self.made(logits.shape[-1]), self.wanted(logits)
+        distributions, selection = self.create(logits.shape[-1]), self.selection(logits)
         tokens, beyond = self.chosen(distributions, logits)
         known = tokens >= 0
         assert tokens.dtype == torch.int64
@@ -172,7 +172,7 @@ def test_mixed_rows_get_the_tokens_of_their_its_distributions(
     assert int(beyond.sum()) <= (len(MIXED) // 2 if size > 8192 else 4)
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_rows_of_one_kind(name: str, kind: torch.dtype) -> None:
     logits = random_logits(4, 12, 3000, scale=6.0, seed=3).to(kind)
@@ -235,14 +235,14 @@ def test_one_node_that_is_left_to_the_host_leaves_the_others_certain() -> None:
     logits[0, 2] = logits[1, 3] = 0.0
     batch = Batch.of(distributions, 4, 3000)
     known = torch.tensor([[True, True, False, True], [True, True, True, False]])
-    tokens, _ = batch.chosen(batch.made(3000), logits)
-    assert torch.equal(tokens, batch.wanted(logits).where(known, -1))
+    tokens, _ = batch.chosen(batch.create(3000), logits)
+    assert torch.equal(tokens, batch.selection(logits).where(known, -1))
 
 
 def test_texts_grow_by_the_tokens_that_were_preserved() -> None:
     distributions = named([*PENALTIES, "greedy", None])
     batch = Batch.of(distributions, 6, 500)
-    grown = batch.made(500)
+    grown = batch.create(500)
     new = torch.randint(16, (len(distributions), 5), generator=torch.Generator().manual_seed(1))
     selected = torch.arange(5) < (torch.arange(len(distributions)) % 4)[:, None]
     grown.grow(new.where(selected, 500))
@@ -251,22 +251,22 @@ def test_texts_grow_by_the_tokens_that_were_preserved() -> None:
     batch.indices += selected.sum(1, keepdim=True)
     logits = random_logits(len(distributions), 6, 500)
     logits[..., :16] += 8.0
-    for instance in (grown, batch.made(500)):
-        assert torch.equal(batch.chosen(instance, logits)[0], batch.wanted(logits))
+    for instance in (grown, batch.create(500)):
+        assert torch.equal(batch.chosen(instance, logits)[0], batch.selection(logits))
     grown.grow(new[:, :1])
-    assert not torch.equal(batch.chosen(grown, logits)[0], batch.wanted(logits))
+    assert not torch.equal(batch.chosen(grown, logits)[0], batch.selection(logits))
 
 
 def test_rows_leave_nothing_to_those_that_follow() -> None:
-    names = [*PENALTIES, *LAWS, None]
-    distributions = Batch.of(named(names), 4, 300).made(300)
-    after = Batch.of(named([*reversed(LAWS), None, *reversed(PENALTIES)]), 4, 300, seed=5)
+    names = [*PENALTIES, *DISTRIBUTIONS, None]
+    distributions = Batch.of(named(names), 4, 300).create(300)
+    after = Batch.of(named([*reversed(DISTRIBUTIONS), None, *reversed(PENALTIES)]), 4, 300, seed=5)
     for row, (each, text) in enumerate(zip(after.distributions, after.texts, strict=True)):
         distributions.set(row, each, text)
     logits = random_logits(len(names), 4, 300)
     logits[..., :16] += 6.0
     tokens, beyond = after.chosen(distributions, logits)
-    assert not beyond.any() and torch.equal(tokens, after.wanted(logits))
+    assert not beyond.any() and torch.equal(tokens, after.selection(logits))
     for row in range(len(names)):
         distributions.set(row, None)
     assert distributions.shape == DistributionShape() and distributions.shape.greedy
@@ -277,8 +277,8 @@ def test_every_part_of_a_draw_counts() -> None:
     logits = random_logits(1, 8, 300, scale=1.0)
     logits[..., :16] += 4.0
     batch = Batch.of([distribution(3, ALL["every"])], 8, 300)
-    selection = batch.wanted(logits)
-    assert torch.equal(batch.chosen(batch.made(300), logits)[0], selection)
+    selection = batch.selection(logits)
+    assert torch.equal(batch.chosen(batch.create(300), logits)[0], selection)
     others = {
         "noise": replace(batch, distributions=[distribution(4, ALL["every"])]),
         "text": replace(batch, texts=[text[::2] for text in batch.texts]),
@@ -286,7 +286,7 @@ def test_every_part_of_a_draw_counts() -> None:
         "index": replace(batch, indices=batch.indices + 1),
     }
     for name, other in others.items():
-        assert not torch.equal(other.chosen(other.made(300), logits)[0], selection), name
+        assert not torch.equal(other.chosen(other.create(300), logits)[0], selection), name
 
 
 def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
@@ -298,7 +298,7 @@ def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
         return chosen
 
     compiled = torch.compile(step, backend=counter, fullgraph=True, dynamic=False)
-    names: list[str | None] = [*PENALTIES, *LAWS, None]
+    names: list[str | None] = [*PENALTIES, *DISTRIBUTIONS, None]
     distributions, shapes = BatchDistribution(len(names), 300, "cpu", LONGEST), set()
     nobody: list[str | None] = [None] * len(names)
     for seed, order in enumerate([names, names[::-1], nobody, names[3:] + names[:3]]):
@@ -308,7 +308,7 @@ def test_a_shape_is_one_graph_and_serves_whoever_joins() -> None:
         shapes.add(distributions.shape)
         logits = random_logits(len(names), 4, 300, seed=seed)
         tokens = compiled(distributions, batch, logits)
-        assert torch.equal(tokens[tokens >= 0], batch.wanted(logits)[tokens >= 0])
+        assert torch.equal(tokens[tokens >= 0], batch.selection(logits)[tokens >= 0])
     assert len(shapes) == 2
     assert counter.frame_count == 2
 
@@ -330,7 +330,7 @@ class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
 )
 def test_few_kernels(name: str, most: int) -> None:
     batch = Batch.of(named([name] * 16), 16, 16_384)
-    distributions, logits = batch.made(16_384), torch.zeros(16, 16, 16_384)
+    distributions, logits = batch.create(16_384), torch.zeros(16, 16, 16_384)
     with Kernels() as kernels:
         distributions.choose(logits, batch.indices, batch.tokens, batch.see)
     assert kernels.count <= most, kernels.count

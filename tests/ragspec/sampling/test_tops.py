@@ -39,7 +39,7 @@ class Learning:
         self.text = text
         self.root: list[int] = []
         self.prompts: list[tuple[Ints, Ints]] = []
-        self.seen: list[tuple[list[int], Step, Ints | None]] = []
+        self.known: list[tuple[list[int], Step, Ints | None]] = []
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         self.root = list(context.tokens)
@@ -50,7 +50,7 @@ class Learning:
             assert feedback.best is not None and feedback.hidden is None
             self.prompts.append((feedback.tokens, feedback.best.host()))
         else:
-            self.seen.append((self.root, feedback, feedback.top))
+            self.known.append((self.root, feedback, feedback.top))
 
 
 def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
@@ -79,8 +79,8 @@ def test_steps_and_prompts_come_with_the_best_tokens(batch: int) -> None:
         assert not more
         assert tokens.tolist() == prompt
         assert top.tolist() == best_after(model, prompt, 3)
-        assert session.seen
-        for text, step, known in session.seen:
+        assert session.known
+        for text, step, known in session.known:
             assert known is not None
             whole = [text]
             for parent, token in zip(step.tree.parents, step.tree.tokens.tolist(), strict=True):
@@ -147,8 +147,8 @@ def test_what_processors_do_to_scores_is_not_what_the_target_thought() -> None:
     engine = Engine(model, drafter=drafter, budget=3)
     engine.generate(PROMPTS[0], max_new_tokens=6, ignore_eos=True, logits_processor=[spoil])
     (session,) = drafter.sessions
-    assert session.seen
-    for text, _, known in session.seen:
+    assert session.known
+    for text, _, known in session.known:
         assert known is not None
         assert known[0].tolist() == best_after(model, text, 3)[-1]
 
@@ -160,9 +160,9 @@ def test_path_targets_report_of_steps_only() -> None:
     result = engine.generate([3, 4, 5, 6], max_new_tokens=6, ignore_eos=True)
     (session,) = drafter.sessions
     assert session.prompts == []
-    assert len(session.seen) > 0
+    assert len(session.known) > 0
     assert all(
-        top is not None and top.shape == (len(step.tree) + 1, 3) for _, step, top in session.seen
+        top is not None and top.shape == (len(step.tree) + 1, 3) for _, step, top in session.known
     )
     plain = Engine(model, drafter=None).generate([3, 4, 5, 6], max_new_tokens=6, ignore_eos=True)
     assert result.tokens == plain.tokens

@@ -47,7 +47,7 @@ class Watching:
     def __init__(self) -> None:
         self.root: list[int] = []
         self.prompts: list[tuple[Ints, torch.Tensor]] = []
-        self.seen: list[tuple[list[int], Step, torch.Tensor, list[int], torch.Tensor]] = []
+        self.known: list[tuple[list[int], Step, torch.Tensor, list[int], torch.Tensor]] = []
         self.steps: list[Step] = []
         self.late: TargetView | None = None
 
@@ -67,7 +67,7 @@ class Watching:
         nodes = range(-1, len(step.tree))
         chosen = [step.view.token(node) for node in nodes]
         distributions = torch.stack([step.view.probabilities(node) for node in nodes])
-        self.seen.append((self.root, step, step.hidden.clone(), chosen, distributions))
+        self.known.append((self.root, step, step.hidden.clone(), chosen, distributions))
 
 
 def model() -> Any:
@@ -106,8 +106,8 @@ def test_hidden_states_are_those_that_the_output_head_reads(batch: int) -> None:
         assert tokens.tolist() == prompt
         assert hidden.shape == (1, len(prompt), 64)
         torch.testing.assert_close(hidden[0], states(prompt))
-        assert session.seen
-        for root, step, hidden, _, _ in session.seen:
+        assert session.known
+        for root, step, hidden, _, _ in session.known:
             assert hidden.shape == (1, len(step.tree) + 1, 64)
             expected = torch.stack([states(text)[-1] for text in texts(root, step.tree)])
             torch.testing.assert_close(hidden[0], expected)
@@ -123,7 +123,7 @@ def test_a_view_answers_for_every_node_as_plain_decoding_would(batch: int) -> No
     plain = Engine(model(), drafter=None)
     for number, session in enumerate(watcher.sessions):
         prompt = PROMPTS[number]
-        for root, step, _, chosen, _ in session.seen:
+        for root, step, _, chosen, _ in session.known:
             for text, token in zip(texts(root, step.tree), chosen, strict=True):
                 expected = token_after(plain, prompt, text, seed=4 + number)
                 assert token == expected
@@ -146,7 +146,7 @@ def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) ->
 def test_the_distributions_of_a_view_belong_to_its_tokens() -> None:
     watcher = Watcher()
     watch(watcher)
-    for _, _, _, chosen, distributions in watcher.sessions[0].seen:
+    for _, _, _, chosen, distributions in watcher.sessions[0].known:
         torch.testing.assert_close(
             distributions.sum(-1), torch.ones(len(distributions), dtype=torch.float64)
         )
@@ -191,7 +191,7 @@ def test_drafters_of_drafters_hand_states_on(hold: Any) -> None:
     watch(held)
     (session,) = watcher.sessions
     assert [tokens.tolist() for tokens, _ in session.prompts] == [PROMPTS[0]]
-    assert session.seen
+    assert session.known
 
 
 def test_nothing_is_preserved_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_a_model_is_left_as_it_was_detected() -> None:
         )
         assert not head._forward_pre_hooks
     assert set(between) == {0}
-    assert len(watcher.sessions[1].seen) > 0
+    assert len(watcher.sessions[1].known) > 0
     with pytest.raises(RuntimeError), HeadInputs(head):
         assert len(head._forward_pre_hooks) == 1
         raise RuntimeError("on the way")

@@ -91,15 +91,15 @@ class Widths:
     """Notes how many positions each forward of a model has."""
 
     def __init__(self, model: Any) -> None:
-        self.seen: list[int] = []
+        self.known: list[int] = []
         self._hook = model.register_forward_pre_hook(self._note, with_kwargs=True)
 
     def _note(self, module: Any, arguments: Any, inputs: Any) -> None:
-        self.seen.append(inputs["input_ids"].shape[1])
+        self.known.append(inputs["input_ids"].shape[1])
 
     def taken(self) -> list[int]:
         self._hook.remove()
-        return self.seen
+        return self.known
 
 
 def test_only_expected_logits_are_preserved_of_chunks() -> None:

@@ -259,7 +259,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("kind", VIEWS)
-@pytest.mark.parametrize("way", ["joined", "softcap", "sinks", "no kernel", "width"])
+@pytest.mark.parametrize("variant", ["joined", "softcap", "sinks", "no kernel", "width"])
 def test_parts_add_up_to_what_a_mask_gives(
     direction: str, kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +354,7 @@ def ids(seed: int = 0, n: int = 12) -> torch.Tensor:
     return torch.randint(VOCAB - 1, (1, n), generator=torch.Generator().manual_seed(seed))
 
 
-def own(model: Any, seed: int = 0) -> list[int]:
+def local(model: Any, seed: int = 0) -> list[int]:
     """Return what transformers' own generate gives."""
     text = ids(seed)
     mask = torch.ones_like(text)
@@ -401,7 +401,7 @@ def test_models_may_share_a_configuration() -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom"])
 def test_the_model_is_left_as_it_was_detected(name: str, tmp_path: Path) -> None:
     model = copy.deepcopy(build(name))
-    before = own(model)
+    before = local(model)
     configuration, names = model.config.to_dict(), set(vars(model))
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     implementation = model.config._attn_implementation
@@ -411,19 +411,19 @@ def test_the_model_is_left_as_it_was_detected(name: str, tmp_path: Path) -> None
     assert model.config.to_dict() == configuration
     assert set(vars(model)) == names
     assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-    assert own(model) == before
+    assert local(model) == before
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "gptj"])
 def test_generate_is_right_while_the_model_is_on_loan(name: str) -> None:
     model = copy.deepcopy(build(name))
-    before = own(model)
+    before = local(model)
     with lease(model), CausalTarget(model).open(1, 32) as session:
         session.verify([ids(2)[0].tolist()], [DraftTree.chain([1, 2], "test")])
         assert model.config._attn_implementation == NAME
-        assert own(model) == before
+        assert local(model) == before
         session.commit([(0,)])
-    assert own(model) == before
+    assert local(model) == before
 
 
 def test_threads_share_one_model(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_threads_share_one_model(tmp_path: Path) -> None:
         engine.generate(prompt, max_new_tokens=24).tokens
         for engine, prompt in zip(engines, prompts, strict=True)
     ]
-    expected = [*alone, own(model, 5)]
+    expected = [*alone, local(model, 5)]
     matches: list[list[list[int]]] = [[], [], []]
 
     def speculate(i: int) -> None:
@@ -444,7 +444,7 @@ def test_threads_share_one_model(tmp_path: Path) -> None:
 
     def generate() -> None:
         for _ in range(6):
-            matches[2].append(own(model, 5))
+            matches[2].append(local(model, 5))
 
     threads = [threading.Thread(target=speculate, args=(i,)) for i in range(2)]
     threads.append(threading.Thread(target=generate))

@@ -68,7 +68,7 @@ def texts(lengths: list[int], seed: int) -> list[list[int]]:
     return [torch.randint(VOCAB - 1, (n,), generator=random).tolist() for n in lengths]
 
 
-def own(model: Any, text: list[int]) -> torch.Tensor:
+def local(model: Any, text: list[int]) -> torch.Tensor:
     """Return the logits of the model's plain forward: [n, V]."""
     with torch.no_grad():
         places = torch.arange(len(text))[None]
@@ -94,7 +94,7 @@ def worst(name: str, lengths: str, piece: int | None) -> float:
         results.append(session.verify([[9]] * rows, [tree] * rows)[:, 3:])
     off = 0.0
     for row, (head, tail) in enumerate(zip(first, second, strict=True)):
-        expected = own(model, [*head, *tail, 9, 6, 7])
+        expected = local(model, [*head, *tail, 9, 6, 7])
         for part, at in zip(results, (len(head), len(head) + len(tail), 0), strict=True):
             off = max(off, float((part[row, 0] - expected[at - 1]).abs().max()))
     return off

@@ -183,10 +183,10 @@ def test_keep_best_keeps_paths_and_columns_together(tree: DraftTree, size: int) 
         assert above == tree.parents[node]
 
 
-drawn_kinds = pytest.mark.parametrize("kind", sorted(SAMPLED_KINDS))
+sampled_kinds = pytest.mark.parametrize("kind", sorted(SAMPLED_KINDS))
 
 
-@drawn_kinds
+@sampled_kinds
 @given(tree=trees(most=12), size=st.integers(0, 13))
 def test_of_a_sampled_draft_the_draws_that_came_first_are_preserved(
     kind: DraftKind, tree: DraftTree, size: int
@@ -197,7 +197,7 @@ def test_of_a_sampled_draft_the_draws_that_came_first_are_preserved(
     assert keep_best(sample, size).kind is kind
 
 
-@drawn_kinds
+@sampled_kinds
 @given(tree=trees(most=12), most=st.integers(1, 6))
 def test_of_the_paths_of_a_sampled_draft_the_first_are_preserved(
     kind: DraftKind, tree: DraftTree, most: int
@@ -213,7 +213,7 @@ def test_of_the_paths_of_a_sampled_draft_the_first_are_preserved(
     assert first.tokens.tolist() == expected
 
 
-@drawn_kinds
+@sampled_kinds
 def test_select_refuses_to_lose_or_move_an_earlier_draw(kind: DraftKind) -> None:
     sample = DraftTree.build([1, 2, 3, 4], [-1, -1, 0, 0], "a", kind=kind)
     assert select(sample, [0, 2]).tokens.tolist() == [1, 3]

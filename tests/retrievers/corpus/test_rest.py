@@ -58,7 +58,7 @@ def propose(
     return tree
 
 
-def reach_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
+def accept_prob_of(tree: DraftTree) -> dict[tuple[int, ...], float]:
     """Return the reach of every node by the tokens that lead to it."""
     paths: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
@@ -85,7 +85,7 @@ def test_the_longest_match_decides() -> None:
 
 def test_shorter_matches_fill_the_tree() -> None:
     texts = [[1, 2, 3, 4, 50, 51], [9, 3, 4, 60, 61]]
-    accept_prob = reach_of(propose(session(texts), [1, 2, 3, 4]))
+    accept_prob = accept_prob_of(propose(session(texts), [1, 2, 3, 4]))
     assert accept_prob[(50,)] > accept_prob[(60,)] > 0
     assert (60, 61) in accept_prob
 
@@ -135,8 +135,8 @@ def test_segments_answer_as_one_text(texts: Texts, cut: int, context: list[int])
     groups = [group for group in (texts[:cut], texts[cut:]) if group]
     whole = session(texts, shorter=(), vocab_size=4, shortest=1)
     parts = session(*groups, shorter=(), vocab_size=4, shortest=1)
-    selection = reach_of(propose(whole, context, 500))
-    result = reach_of(propose(parts, context, 500))
+    selection = accept_prob_of(propose(whole, context, 500))
+    result = accept_prob_of(propose(parts, context, 500))
     matches = {s.longest_match(context, 16).length for s in Shelf(*groups, vocab_size=4).held}
     if len(matches) == 1:
         assert parts.matched == whole.matched
@@ -167,7 +167,7 @@ def test_accept_prob_is_a_probability_whatever_was_learned(
 
 def test_a_segment_with_a_shorter_match_has_a_word_too() -> None:
     result = session([[1, 2, 3, 50]], [[2, 3, 60], [7, 2, 3, 61]])
-    accept_prob = reach_of(propose(result, [1, 2, 3]))
+    accept_prob = accept_prob_of(propose(result, [1, 2, 3]))
     assert accept_prob[(50,)] > accept_prob[(60,)] == pytest.approx(accept_prob[(61,)])
     assert result.matched == 3
 

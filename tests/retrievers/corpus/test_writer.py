@@ -94,7 +94,7 @@ class Reader(threading.Thread):
         super().__init__()
         self.store = store
         self.done = done
-        self.seen: set[int] = set()
+        self.known: set[int] = set()
         self.wrong: list[object] = []
 
     def run(self) -> None:
@@ -108,7 +108,7 @@ class Reader(threading.Thread):
         segments = self.store.segments()
         first = held(segments)
         numbers = {row[0] for row in first}
-        self.seen |= numbers
+        self.known |= numbers
         if len(numbers) != 1 or len(first) != 5 + first[0][0] or held(segments) != first:
             self.wrong.append(first)
 
@@ -133,7 +133,7 @@ def test_readers_see_one_snapshot_each_during_twenty_swaps(tmp_path: Path) -> No
     for reader in readers:
         reader.join()
         assert not reader.wrong
-        assert len(reader.seen) > 1
+        assert len(reader.known) > 1
     assert {row[0] for row in text_of(store)} == {20}
     store.close()
 

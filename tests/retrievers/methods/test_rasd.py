@@ -48,43 +48,43 @@ def model(tokens: Sequence[int], accept_prob: Sequence[float], **more: Any) -> F
     return FixedDrafter(tokens, "model", accept_prob=accept_prob, kind=DraftKind.COUPLED, **more)
 
 
-def found(tokens: Sequence[int], accept_prob: Sequence[float], **more: Any) -> FixedDrafter:
-    return FixedDrafter(tokens, "found", accept_prob=accept_prob, **more)
+def result(tokens: Sequence[int], accept_prob: Sequence[float], **more: Any) -> FixedDrafter:
+    return FixedDrafter(tokens, "result", accept_prob=accept_prob, **more)
 
 
 def test_shared_prefixes_are_fused_and_the_tail_is_grafted() -> None:
-    tree = propose(Rasd(model([5, 6], [0.8, 0.4]), [found([5, 7, 8], [0.6, 0.5, 0.4])]))
+    tree = propose(Rasd(model([5, 6], [0.8, 0.4]), [result([5, 7, 8], [0.6, 0.5, 0.4])]))
     assert set(spelled(tree)) == {(5,), (5, 6), (5, 7), (5, 7, 8)}
     assert tree.kind is DraftKind.COUPLED
 
 
 def test_a_shared_node_keeps_the_larger_accept_prob_and_the_origin_of_the_text() -> None:
-    text = found([5], [0.6], origin=(3, 40))
+    text = result([5], [0.6], origin=(3, 40))
     tree = propose(Rasd(model([5, 6], [0.8, 0.4]), [text]))
     assert spelled(tree)[5,] == pytest.approx(0.8, abs=1e-6)
     assert tree.origin[tree.tokens.tolist().index(5)].tolist() == [3, 40]
 
 
 def test_the_budget_keeps_the_nodes_of_largest_accept_prob() -> None:
-    tree = propose(Rasd(model([5, 6], [0.8, 0.1]), [found([7, 8], [0.7, 0.6])]), budget=3)
+    tree = propose(Rasd(model([5, 6], [0.8, 0.1]), [result([7, 8], [0.7, 0.6])]), budget=3)
     assert set(spelled(tree)) == {(5,), (7,), (7, 8)}
 
 
-LAWS = [(ROOT, [5, 9, 7], [0.9, 0.05, 0.02]), (0, [6, 4], [0.7, 0.2])]
+DISTRIBUTIONS = [(ROOT, [5, 9, 7], [0.9, 0.05, 0.02]), (0, [6, 4], [0.7, 0.2])]
 
 
 def test_the_distribution_prunes_what_the_draft_model_would_not_say() -> None:
-    draft = model([5, 6], [0.9, 0.6], distributions=LAWS)
-    text = found([5, 3, 8], [0.6, 0.5, 0.4])  # 3 is not among what follows 5
+    draft = model([5, 6], [0.9, 0.6], distributions=DISTRIBUTIONS)
+    text = result([5, 3, 8], [0.6, 0.5, 0.4])  # 3 is not among what follows 5
     tree = propose(Rasd(draft, [text], grace=None))
     assert set(spelled(tree)) == {(5,), (5, 6)}
-    text = found([7, 8], [0.6, 0.5])  # 7 is third, no law is known behind it
+    text = result([7, 8], [0.6, 0.5])  # 7 is third, no law is known behind it
     assert (7, 8) in spelled(propose(Rasd(draft, [text], grace=None)))
 
 
 def test_rank_and_probability_either_let_a_branch_live() -> None:
-    draft = model([5], [0.9], distributions=LAWS)
-    text = found([7], [0.6])
+    draft = model([5], [0.9], distributions=DISTRIBUTIONS)
+    text = result([7], [0.6])
 
     def selected(**settings: Any) -> bool:
         return (7,) in spelled(propose(Rasd(draft, [text], grace=None, **settings)))
@@ -96,8 +96,8 @@ def test_rank_and_probability_either_let_a_branch_live() -> None:
 
 
 def test_a_pruned_branch_keeps_a_share_of_its_accept_prob() -> None:
-    draft = model([5, 6], [0.9, 0.27], distributions=LAWS)
-    text = found([5, 3, 8], [0.6, 0.3, 0.24])
+    draft = model([5, 6], [0.9, 0.27], distributions=DISTRIBUTIONS)
+    text = result([5, 3, 8], [0.6, 0.3, 0.24])
     accept_prob = spelled(propose(Rasd(draft, [text], grace=0.25)))
     plain = spelled(propose(Rasd(draft, [text], prune_rank=0, prune_probability=0)))
     assert accept_prob[5, 3] == pytest.approx(0.25 * plain[5, 3])
@@ -106,8 +106,8 @@ def test_a_pruned_branch_keeps_a_share_of_its_accept_prob() -> None:
 
 @pytest.mark.parametrize(("token", "grows"), [(3, True), (6, False)])
 def test_the_share_follows_what_the_target_accepts(token: int, grows: bool) -> None:
-    draft = model([5, 6], [0.9, 0.6], distributions=LAWS)
-    session = opened(Rasd(draft, [found([5, 3, 8], [0.6, 0.5, 0.4])], grace=0.25))
+    draft = model([5, 6], [0.9, 0.6], distributions=DISTRIBUTIONS)
+    session = opened(Rasd(draft, [result([5, 3, 8], [0.6, 0.5, 0.4])], grace=0.25))
     before = session._grace.share
     for _ in range(10):
         tree = session.propose(DraftContext([1, 2], 2, 50), 8)
@@ -117,25 +117,25 @@ def test_the_share_follows_what_the_target_accepts(token: int, grows: bool) -> N
 
 
 def test_without_distributions_it_is_a_merge() -> None:
-    tree = propose(Rasd(found([5, 6], [0.8, 0.4]), [found([5, 7], [0.9, 0.5])]))
+    tree = propose(Rasd(result([5, 6], [0.8, 0.4]), [result([5, 7], [0.9, 0.5])]))
     assert set(spelled(tree)) == {(5,), (5, 6), (5, 7)}
     assert tree.kind is DraftKind.DETERMINISTIC
 
 
 def test_no_draft_at_all_leaves_the_texts() -> None:
-    tree = propose(Rasd(model([], []), [found([7, 8], [0.7, 0.6])]))
+    tree = propose(Rasd(model([], []), [result([7, 8], [0.7, 0.6])]))
     assert tree.tokens.tolist() == [7, 8]
     assert tree.kind is DraftKind.COUPLED
-    assert len(propose(Rasd(model([], []), [found([], [])]))) == 0
+    assert len(propose(Rasd(model([], []), [result([], [])]))) == 0
     tree = propose(
-        Rasd(model([], [], distributions=[(ROOT, [5], [0.9])]), [found([7, 8], [0.7, 0.6])])
+        Rasd(model([], [], distributions=[(ROOT, [5], [0.9])]), [result([7, 8], [0.7, 0.6])])
     )
     assert tree.tokens.tolist() == [7, 8]
 
 
 def test_a_sampled_drafter_is_judged_by_equality() -> None:
     sampled = FixedDrafter([5, 5], "sampled", kind=DraftKind.SAMPLED, siblings=True)
-    rasd = Rasd(sampled, [found([7], [0.5])])
+    rasd = Rasd(sampled, [result([7], [0.5])])
     assert rasd.kind is DraftKind.COUPLED
     assert sorted(propose(rasd).tokens.tolist()) == [5, 7]
     with pytest.raises(RuleError):
@@ -144,7 +144,7 @@ def test_a_sampled_drafter_is_judged_by_equality() -> None:
 
 @pytest.mark.parametrize("broken", ["retriever", "drafter"])
 def test_one_that_fails_never_takes_the_others_along(broken: str) -> None:
-    good, bad = found([7, 8], [0.7, 0.6]), BrokenDrafter()
+    good, bad = result([7, 8], [0.7, 0.6]), BrokenDrafter()
     rasd = Rasd(good, [bad]) if broken == "retriever" else Rasd(bad, [good])
     session = opened(rasd)
     with pytest.warns(RuntimeWarning, match="'broken' is switched off"):
@@ -157,25 +157,25 @@ def test_one_that_fails_never_takes_the_others_along(broken: str) -> None:
 
 def test_distributions_that_are_rubbish_are_a_fault_of_the_drafter() -> None:
     draft = model([5], [0.9], distributions=[(ROOT, [5, 6], [0.9])])
-    session = opened(Rasd(draft, [found([7], [0.6])]))
+    session = opened(Rasd(draft, [result([7], [0.6])]))
     tree = session.propose(DraftContext([1, 2], 2, 50), 8)
     assert set(spelled(tree)) == {(5,), (7,)}
 
 
 def test_a_source_that_stalls_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = fake_clock(monkeypatch)
-    late = found([9], [0.5], seconds=0.02, clock=clock)
+    late = result([9], [0.5], seconds=0.02, clock=clock)
     session = opened(Rasd(model([7], [0.7]), [late], patience=0.01))
     with pytest.warns(RuntimeWarning, match=r"'found' is switched off.*took 0.02 s"):
         for _ in range(4):  # the first may take longer
             tree = session.propose(DraftContext([1, 2], 2, 50), 8)
             assert sorted(tree.tokens.tolist()) == [7, 9]
     assert session.propose(DraftContext([1, 2], 2, 50), 8).tokens.tolist() == [7]
-    assert session.faults == {"found": 3}
+    assert session.faults == {"result": 3}
 
 
 def test_everyone_hears_of_the_step() -> None:
-    draft, text = model([5], [0.9]), found([7], [0.7])
+    draft, text = model([5], [0.9]), result([7], [0.7])
     session = opened(Rasd(draft, [text]))
     step = Step(session.propose(DraftContext([1, 2], 2, 50), 8), (), (7,))
     session.observe(step)
@@ -195,7 +195,7 @@ def test_any_trees_and_distributions_give_a_tree(
     distributions = [(node, tokens, chances) for node, tokens in known]
     rasd = Rasd(
         model(drafted, [0.9**i for i in range(len(drafted))], distributions=distributions),
-        [found(copied, [0.8**i for i in range(len(copied))])],
+        [result(copied, [0.8**i for i in range(len(copied))])],
         prune_rank=2,
     )
     tree = propose(rasd, budget, vocab=5)

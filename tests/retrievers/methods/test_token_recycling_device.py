@@ -200,13 +200,13 @@ def test_an_engine_drafts_the_same_from_both_forms(settings: str) -> None:
             )
         ]
         assert not any(result.report.faults for result in results)
-        written.append([[told(step) for step in result.steps] for result in results])
+        written.append([[reported(step) for step in result.steps] for result in results])
     assert written[0] == written[1]
     assert max(len(tokens) for steps in written[0] for tokens, *_ in steps) == 40
     assert any(path for steps in written[0] for *_, path, _ in steps)
 
 
-def told(step: Step) -> tuple[Any, ...]:
+def reported(step: Step) -> tuple[Any, ...]:
     tree = step.tree
     accept_prob = tree.accept_prob.tolist()
     return tree.tokens.tolist(), tree.parents.tolist(), accept_prob, step.path, step.tokens

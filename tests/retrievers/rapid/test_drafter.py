@@ -20,7 +20,7 @@ SAMPLINGS = [
     Sampling(temperature=0.9, seed=5),
     Sampling(temperature=0.8, top_p=0.9, frequency_penalty=0.4, seed=2),
 ]
-GIVEN: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
+INPUTS: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
 
 
 def target() -> Any:
@@ -35,19 +35,19 @@ def engine(drafter: Any, budget: Any = 6) -> Engine:
 @pytest.mark.parametrize("budget", ["auto", 6])
 def test_the_text_is_that_of_plain_decoding(sampling: Sampling, budget: Any) -> None:
     prompt, other = tiny.prompt(60), tiny.prompt(9, seed=4)
-    plain = engine(None).generate(prompt, sampling, **GIVEN)
+    plain = engine(None).generate(prompt, sampling, **INPUTS)
     for drafter in (Rapid(target()), [ContextDrafter(), Rapid(tiny.model(seed=1))]):
         request = engine(drafter, budget)
         for current in (other, None, "a short text", prompt):
-            result = request.generate(prompt, sampling, draft_prompt=current, **GIVEN)
+            result = request.generate(prompt, sampling, draft_prompt=current, **INPUTS)
             assert result.tokens == plain.tokens and result.label == "exact"
 
 
 def test_over_the_same_prompt_it_is_the_draft_model() -> None:
     prompt, sampling = tiny.prompt(30), Sampling(temperature=0.9, seed=5)
     for current in (None, prompt):
-        result = engine(Rapid(target())).generate(prompt, sampling, draft_prompt=current, **GIVEN)
-        model = engine(ModelDrafter(target())).generate(prompt, sampling, **GIVEN)
+        result = engine(Rapid(target())).generate(prompt, sampling, draft_prompt=current, **INPUTS)
+        model = engine(ModelDrafter(target())).generate(prompt, sampling, **INPUTS)
         assert result.report.per_step_accepted == model.report.per_step_accepted
         assert result.report.accepted_by_source == {"rapid": model.report.accepted}
         assert result.report.draft_acceptance_rate > 0.4  # its own noise: the same choices
@@ -70,7 +70,7 @@ def test_what_it_reads_is_its_its_prompt_and_what_was_written() -> None:
             return session
 
     prompt, current = tiny.prompt(50), tiny.prompt(7, seed=3)
-    result = engine(Rapid(Spy(target()))).generate(prompt, draft_prompt=current, **GIVEN)
+    result = engine(Rapid(Spy(target()))).generate(prompt, draft_prompt=current, **INPUTS)
     assert read and all(tokens[:7] == current for tokens in read)
     for tokens in read:
         assert tokens[7:] == result.tokens[: len(tokens) - 7]
@@ -79,9 +79,9 @@ def test_what_it_reads_is_its_its_prompt_and_what_was_written() -> None:
 def test_it_goes_on_after_what_was_written_before() -> None:
     prompt, current = tiny.prompt(40), tiny.prompt(6, seed=3)
     request = engine(Rapid(target()))
-    whole = request.generate(prompt, draft_prompt=current, **GIVEN)
-    first = request.generate(prompt, draft_prompt=current, pause=11, **GIVEN)
-    rest = request.generate(prompt, draft_prompt=current, written=first.tokens, **GIVEN)
+    whole = request.generate(prompt, draft_prompt=current, **INPUTS)
+    first = request.generate(prompt, draft_prompt=current, pause=11, **INPUTS)
+    rest = request.generate(prompt, draft_prompt=current, written=first.tokens, **INPUTS)
     assert rest.tokens == whole.tokens and rest.report.accepted > 0
 
 
@@ -90,7 +90,7 @@ def test_where_its_context_is_full_it_falls_silent() -> None:
     result = engine(Rapid(small)).generate(
         tiny.prompt(60), draft_prompt=tiny.prompt(20), max_new_tokens=40, ignore_eos=True
     )
-    assert result.tokens == engine(None).generate(tiny.prompt(60), **GIVEN).tokens
+    assert result.tokens == engine(None).generate(tiny.prompt(60), **INPUTS).tokens
     assert not result.report.faults
 
 

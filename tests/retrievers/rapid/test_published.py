@@ -15,7 +15,14 @@ from ragspec.retrievers.rapid.published import Published
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
-from tests.support.distributions import Grow, Laws, generate, grow, judged, law_deviation
+from tests.support.distributions import (
+    Distributions,
+    Grow,
+    distribution_deviation,
+    generate,
+    grow,
+    judged,
+)
 from tests.support.enumeration import enumerate_outcomes
 
 CHAIN: Grow = partial(grow, widths=(1, 1))
@@ -40,7 +47,7 @@ def expected(p: torch.Tensor, q: torch.Tensor, eta: float) -> tuple[torch.Tensor
 def test_its_distribution_is_the_formulas_and_its_drift_the_distance(
     seed: int, eta: float, zeros: bool
 ) -> None:
-    distributions, rule = Laws(5, seed, zeros=zeros), Published(eta)
+    distributions, rule = Distributions(5, seed, zeros=zeros), Published(eta)
     outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, CHAIN))
     first = torch.zeros(5, dtype=torch.float64)
     for text, weight in outcomes.items():
@@ -58,14 +65,15 @@ def test_its_distribution_is_the_formulas_and_its_drift_the_distance(
 
 def test_without_eta_it_is_rejection_sampling_and_with_it_another_distribution() -> None:
     record = {
-        eta: law_deviation(Published(eta), Laws(4, 3, alike=0.3), CHAIN, 3) for eta in (0.0, 10.0)
+        eta: distribution_deviation(Published(eta), Distributions(4, 3, alike=0.3), CHAIN, 3)
+        for eta in (0.0, 10.0)
     }
     assert record[0.0] < 1e-12 and record[10.0] > 0.01
 
 
 def test_where_target_and_draft_agree_nothing_is_left_and_p_serves() -> None:
-    distributions = Laws(5, 2, alike=1.0)
-    assert law_deviation(Published(10.0), distributions, CHAIN, 3) < 1e-12
+    distributions = Distributions(5, 2, alike=1.0)
+    assert distribution_deviation(Published(10.0), distributions, CHAIN, 3) < 1e-12
 
 
 def test_the_engine_takes_the_rule_of_its_drafter() -> None:
@@ -82,7 +90,7 @@ def test_the_engine_takes_the_rule_of_its_drafter() -> None:
 
 
 def test_trees_and_coupled_drafts_are_refused() -> None:
-    distributions = Laws(4, 0)
+    distributions = Distributions(4, 0)
     tree = grow(distributions, NoiseStream(0), (), (2,))
     with pytest.raises(RuleError, match="expected a chain"):
         judged(Published(), tree, distributions, NoiseStream(0))

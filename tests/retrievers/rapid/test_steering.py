@@ -23,7 +23,7 @@ SAMPLINGS = [
     Sampling(temperature=0.7, top_p=0.8, frequency_penalty=0.5, seed=2),
     Sampling(temperature=0.8, top_k=7, repetition_penalty=1.3, seed=9),
 ]
-GIVEN: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+INPUTS: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
 OF_MODEL = tiny.prompt(7, seed=4)
 
 
@@ -85,17 +85,17 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
     prompt = tiny.prompt(50)
     distribution = Steering(other())
     plain = engine().generate(
-        prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **GIVEN
+        prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **INPUTS
     )
     assert plain.label == "exact-for(RAPID, eta 10)"
-    assert plain.tokens != engine().generate(prompt, sampling, **GIVEN).tokens
+    assert plain.tokens != engine().generate(prompt, sampling, **INPUTS).tokens
     noisy = NoisyTrees({tuple(prompt): plain.tokens})
     drafters: list[Any] = ["context", "auto", noisy, Rapid(target()), [noisy, Rapid(other())]]
     for drafter in drafters:
         for budget in (0, 4, 40, "auto"):
             request = engine(drafter, budget)
             result = request.generate(
-                prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **GIVEN
+                prompt, sampling, transform=distribution, draft_prompt=OF_MODEL, **INPUTS
             )
             assert result.tokens == plain.tokens and result.label == plain.label
             assert result.report.drift == pytest.approx(plain.report.drift)
@@ -104,7 +104,7 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
     for budget in (0, 4, "auto"):
         current = engine([ContextDrafter(), Rapid(other(), mode="steered")], budget)
         assert (
-            current.generate(prompt, sampling, draft_prompt=OF_MODEL, **GIVEN).tokens
+            current.generate(prompt, sampling, draft_prompt=OF_MODEL, **INPUTS).tokens
             == plain.tokens
         )
 
@@ -112,18 +112,18 @@ def test_drafts_do_not_move_it(sampling: Sampling) -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])
 def test_eta_0_is_the_target_alone(sampling: Sampling) -> None:
     prompt = tiny.prompt(40)
-    plain = engine().generate(prompt, sampling, **GIVEN)
+    plain = engine().generate(prompt, sampling, **INPUTS)
     drafter = Rapid(other(), mode="steered", eta=0.0)
-    result = engine(drafter).generate(prompt, sampling, draft_prompt=OF_MODEL, **GIVEN)
+    result = engine(drafter).generate(prompt, sampling, draft_prompt=OF_MODEL, **INPUTS)
     assert result.tokens == plain.tokens and result.label == "exact" and result.report.drift is None
-    still = engine().generate(prompt, sampling, transform=Steering(other(), 0.0), **GIVEN)
+    still = engine().generate(prompt, sampling, transform=Steering(other(), 0.0), **INPUTS)
     assert still.tokens == plain.tokens and still.report.drift == 0.0
 
 
 def test_greedy_text_is_steered_by_kappa() -> None:
     prompt, kappa = tiny.prompt(30), 4.0
     distribution = Steering(other(), kappa=kappa)
-    result = engine().generate(prompt, transform=distribution, draft_prompt=OF_MODEL, **GIVEN)
+    result = engine().generate(prompt, transform=distribution, draft_prompt=OF_MODEL, **INPUTS)
     rows = []
     with torch.no_grad():
         for model, start in ((target(), prompt), (other(), OF_MODEL)):
@@ -145,12 +145,12 @@ def test_where_the_model_cannot_read_on_the_distribution_is_the_targets(sampling
     for model, read in ((short, current), (few, few_local)):
         distribution = Steering(model, 40.0)
         plain = engine().generate(
-            prompt, sampling, transform=distribution, draft_prompt=read, **GIVEN
+            prompt, sampling, transform=distribution, draft_prompt=read, **INPUTS
         )
         noisy = NoisyTrees({tuple(prompt): plain.tokens})
         for budget in (3, 40):
             result = engine(noisy, budget).generate(
-                prompt, sampling, transform=distribution, draft_prompt=read, **GIVEN
+                prompt, sampling, transform=distribution, draft_prompt=read, **INPUTS
             )
             assert result.tokens == plain.tokens and result.report.accepted > 5
             assert result.report.drift == pytest.approx(plain.report.drift)
@@ -159,7 +159,7 @@ def test_where_the_model_cannot_read_on_the_distribution_is_the_targets(sampling
 
 def test_a_text_that_goes_on_is_steered_alike() -> None:
     prompt, distribution = tiny.prompt(40), Steering(other())
-    inputs = {**GIVEN, "transform": distribution, "draft_prompt": OF_MODEL}
+    inputs = {**INPUTS, "transform": distribution, "draft_prompt": OF_MODEL}
     whole = engine("context").generate(prompt, SAMPLINGS[1], **inputs)
     first = engine("context").generate(prompt, SAMPLINGS[1], pause=11, **inputs)
     rest = engine("context").generate(prompt, SAMPLINGS[1], written=first.tokens, **inputs)
@@ -168,7 +168,7 @@ def test_a_text_that_goes_on_is_steered_alike() -> None:
 
 def test_several_samples_and_memories_have_one_each() -> None:
     prompt, distribution = tiny.prompt(24), Steering(other())
-    inputs = {**GIVEN, "transform": distribution, "draft_prompt": OF_MODEL}
+    inputs = {**INPUTS, "transform": distribution, "draft_prompt": OF_MODEL}
     three = engine("context").generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **inputs)
     alone = engine().generate(prompt, Sampling(temperature=0.9, n=3, seed=1), **inputs)
     assert [text.tokens for text in three] == [text.tokens for text in alone]

@@ -31,7 +31,7 @@ class World:
     sure: float = 0.0  # share of strides after which nothing is asked
     guess_right: float | None = None  # None: by what is known
     written: int = 0
-    asked: list[int] = field(default_factory=list)
+    queries: list[int] = field(default_factory=list)
     further: float = 0.5
     most: int = 16
 
@@ -61,7 +61,7 @@ class World:
         return sample.sample(range(self.answers), self.answers)
 
     def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
-        self.asked.append(len(queries))
+        self.queries.append(len(queries))
         return [self.truth(query)[:k] for query in queries]
 
     def guess(self, query: tuple[int, ...], known: Sequence[int]) -> int | None:
@@ -123,7 +123,7 @@ def test_the_text_is_that_of_a_search_before_every_stride(seed: int) -> None:
         sample_events = [e for e in report.events if e.what in ("write", "ahead")]
         assert sum(not event.accepted for event in sample_events) == report.wasted
         assert sum(event.accepted for event in sample_events) == len(strides)
-        assert (report.calls, report.queries) == (len(world.asked), sum(world.asked))
+        assert (report.calls, report.queries) == (len(world.queries), sum(world.queries))
 
 
 def test_a_guess_that_is_preserved_is_visible_by_the_test_above(
@@ -220,12 +220,12 @@ def test_a_search_overlaps_the_stride_that_follows() -> None:
 
     class Waiting(World):
         def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
-            if self.asked:
+            if self.queries:
                 begun.set()
             return super().write(answer, before)
 
         def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
-            if self.asked:
+            if self.queries:
                 assert begun.wait(20)
             return super().search(queries, k)
 

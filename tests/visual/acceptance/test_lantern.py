@@ -30,15 +30,15 @@ from tests.support.codes import (
     broken,
     codebook,
     coupled,
+    distribution_after,
+    first_distribution,
     first_excess,
-    first_law,
     fixed,
-    law_after,
     neighbours,
     sampled,
     variation,
 )
-from tests.support.distributions import Grow, Laws, emitted, generate, judged
+from tests.support.distributions import Distributions, Grow, emitted, generate, judged
 
 CODES = 8
 TABLE = neighbours(CODES, 6)
@@ -65,7 +65,7 @@ RELAXED: list[RelaxedWalk] = [Lantern(TABLE, 4, 0.15), LanternPlus(TABLE, 6, 4.0
 @given(tree=trees(vocab=CODES), seed=st.integers(0, 10**6), kind=st.sampled_from(list(DraftKind)))
 @settings(max_examples=80, deadline=None)
 def test_no_relaxation_is_the_walk(tree: DraftTree, seed: int, kind: DraftKind) -> None:
-    distributions, noise = Laws(CODES, 0), NoiseStream(seed)
+    distributions, noise = Distributions(CODES, 0), NoiseStream(seed)
     tree = replace(tree, kind=kind)
     walk = judged(Walk(), tree, distributions, noise)
     for rule in [*NOTHING, *HARDLY]:
@@ -77,7 +77,7 @@ def test_no_relaxation_is_the_walk(tree: DraftTree, seed: int, kind: DraftKind) 
 
 
 def test_a_greedy_target_is_never_relaxed() -> None:
-    distributions = Laws(CODES, 1, greedy=True)
+    distributions = Distributions(CODES, 1, greedy=True)
     for rule, seed in itertools.product(RELAXED[:2], range(5)):
         text = generate(rule, distributions, NoiseStream(seed), fixed(2, 1), steps=3)
         assert text == plain(distributions, NoiseStream(seed), len(text))
@@ -91,7 +91,7 @@ def test_a_greedy_target_is_never_relaxed() -> None:
 def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: Grow) -> None:
     replaced = 0
     for seed in range(100):
-        distributions, noise = Laws(CODES, seed % 9), NoiseStream(seed)
+        distributions, noise = Distributions(CODES, seed % 9), NoiseStream(seed)
         draft = tree(distributions, noise, ())
         verdict = judged(rule, draft, distributions, noise)
         text, truth = emitted(draft, verdict), plain(distributions, noise, 4)
@@ -111,7 +111,7 @@ def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: G
 def test_codes_stand_for_others_only_above_what_is_gain_it(
     tree: DraftTree, seed: int, gain: float
 ) -> None:
-    distributions, noise = Laws(CODES, seed % 5), NoiseStream(seed)
+    distributions, noise = Distributions(CODES, seed % 5), NoiseStream(seed)
     free, picky = Lantern(TABLE, 6, 0.5), Lantern(TABLE, 6, 0.5, least_gain=gain)
     tree = replace(tree, kind=DraftKind.COUPLED)
     result, below = judged(picky, tree, distributions, noise), promised(tree)
@@ -127,7 +127,7 @@ def test_codes_stand_for_others_only_above_what_is_gain_it(
 def test_what_is_gain_it_bounds_as_before() -> None:
     # Codes that may not stand for others keep their own mass: the figure is what is moved.
     for seed in range(60):
-        distributions, noise = Laws(CODES, seed % 9), NoiseStream(seed)
+        distributions, noise = Distributions(CODES, seed % 9), NoiseStream(seed)
         tree = replace(coupled(2, 2)(distributions, noise, ()), kind=DraftKind.DETERMINISTIC)
         free = judged(Lantern(TABLE, 6, 0.5), tree, distributions, noise).excess[0]
         picky = judged(Lantern(TABLE, 6, 0.5, least_gain=1.0), tree, distributions, noise).excess[0]
@@ -142,7 +142,7 @@ def test_a_negative_gain_is_refused() -> None:
 def test_kinds_choose_the_same_codes() -> None:
     # The shortcut for coupled drafts decides as the full reckoning does.
     for seed, rule in itertools.product(range(80), RELAXED):
-        distributions, noise = Laws(CODES, seed % 7), NoiseStream(seed)
+        distributions, noise = Distributions(CODES, seed % 7), NoiseStream(seed)
         tree = coupled(2, 2)(distributions, noise, ())
         short = judged(rule, tree, distributions, noise)
         full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
@@ -153,7 +153,7 @@ def test_kinds_choose_the_same_codes() -> None:
 def test_clusters_keep_their_distribution(tree: Grow) -> None:
     rule, clusters, moved = GSD(PARTITION), PARTITION.clusters, 0
     for seed in range(120):
-        distributions, noise = Laws(CODES, seed % 4), NoiseStream(seed)
+        distributions, noise = Distributions(CODES, seed % 4), NoiseStream(seed)
         draft = tree(distributions, noise, ())
         code, current = (
             emitted(draft, judged(rule, draft, distributions, noise))[0],
@@ -162,8 +162,11 @@ def test_clusters_keep_their_distribution(tree: Grow) -> None:
         assert clusters[code] == clusters[current]
         moved += code != current
     assert moved > 0
-    if tree(Laws(CODES, 0), NoiseStream(0), ()).kind is DraftKind.DETERMINISTIC:
-        result, p = first_law(rule, Laws(CODES, 0), tree), law_after(Laws(CODES, 0))
+    if tree(Distributions(CODES, 0), NoiseStream(0), ()).kind is DraftKind.DETERMINISTIC:
+        result, p = (
+            first_distribution(rule, Distributions(CODES, 0), tree),
+            distribution_after(Distributions(CODES, 0)),
+        )
         for cluster in range(3):
             inside = clusters == cluster
             assert result[inside].sum() == pytest.approx(p[inside].sum(), abs=1e-12)
@@ -173,7 +176,7 @@ def test_clusters_keep_their_distribution(tree: Grow) -> None:
 
 
 def test_nothing_follows_the_end() -> None:
-    distributions = Laws(CODES, 3, end=1)
+    distributions = Distributions(CODES, 3, end=1)
     rule = Lantern(TABLE, 6, 0.4)
     known = Counter[bool]()
     for seed in range(60):
@@ -203,7 +206,7 @@ def test_rows_are_opened_separately() -> None:
     assert open_rule(walk := Walk()) is walk
 
 
-@pytest.mark.parametrize("made", [Lantern, LanternPlus, GSD])
+@pytest.mark.parametrize("create", [Lantern, LanternPlus, GSD])
 def test_a_name_alone_is_not_enough(instance: type[RelaxedWalk]) -> None:
     with pytest.raises(InputError, match="make_rule"):
         instance()  # type: ignore[call-arg]
@@ -214,9 +217,9 @@ def test_a_name_alone_is_not_enough(instance: type[RelaxedWalk]) -> None:
 def test_another_code_book_is_refused() -> None:
     small = Lantern(neighbours(5, 3), delta=0.3)
     with pytest.raises(RuleError, match="code-book of 5"):
-        judged(small, DraftTree.chain([1], "any"), Laws(CODES, 0), NoiseStream(0))
+        judged(small, DraftTree.chain([1], "any"), Distributions(CODES, 0), NoiseStream(0))
     with pytest.raises(RuleError, match="code-book of 5"):
-        judged(small, DraftTree.chain([7], "any"), Laws(CODES, 0), NoiseStream(0))
+        judged(small, DraftTree.chain([7], "any"), Distributions(CODES, 0), NoiseStream(0))
 
 
 BROKEN = [
@@ -234,14 +237,14 @@ def test_broken_rules_are_visible(old: str, new: str) -> None:
         """How far the figure lies from the true variation, or the short way from the full."""
         worst = 0.0
         for seed, delta in itertools.product(range(6), (0.15, 0.5)):
-            rule, distributions = where.Lantern(TABLE, 6, delta), Laws(CODES, seed)
-            result = first_law(rule, distributions, fixed(3))
+            rule, distributions = where.Lantern(TABLE, 6, delta), Distributions(CODES, seed)
+            result = first_distribution(rule, distributions, fixed(3))
             excess = first_excess(rule, distributions, fixed(3))
-            worst = max(worst, abs(variation(result, law_after(distributions)) - excess))
+            worst = max(worst, abs(variation(result, distribution_after(distributions)) - excess))
         for seed in range(150):
             rule, distributions, noise = (
                 where.Lantern(TABLE, 6, 0.5),
-                Laws(CODES, seed % 9),
+                Distributions(CODES, seed % 9),
                 NoiseStream(seed),
             )
             tree = coupled(3)(distributions, noise, ())

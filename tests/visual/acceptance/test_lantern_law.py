@@ -19,17 +19,17 @@ from tests.ragspec.acceptance.test_walk import plain
 from tests.support.codes import (
     chi_square,
     coupled,
+    distribution_after,
+    first_distribution,
     first_excess,
-    first_law,
     fixed,
-    law_after,
     sampled,
     variation,
 )
 from tests.support.distributions import (
+    Distributions,
+    DistributionTarget,
     Grow,
-    Laws,
-    LawTarget,
     emitted,
     generate,
     judged,
@@ -43,10 +43,10 @@ from tests.visual.acceptance.test_lantern import CODES, RELAXED, TABLE
 def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: RelaxedWalk) -> None:
     masses = []
     for seed in range(6):
-        distributions = Laws(CODES, seed)
-        p, code = law_after(distributions), int(distributions.draft(()).argmax())
+        distributions = Distributions(CODES, seed)
+        p, code = distribution_after(distributions), int(distributions.draft(()).argmax())
         among = related(rule.relation, code, p)
-        result = first_law(rule, distributions, fixed(1))
+        result = first_distribution(rule, distributions, fixed(1))
         assert np.abs(result - relaxed_distribution(p, code, among)).max() < 1e-12
         assert variation(result, p) == pytest.approx(among.mass, abs=1e-12)
         assert first_excess(rule, distributions, fixed(1)) == pytest.approx(among.mass, abs=1e-12)
@@ -62,10 +62,10 @@ def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: Relaxe
 @pytest.mark.parametrize("width", [2, 3])
 def test_with_siblings_the_excess_is_the_variation(rule: RelaxedWalk, width: int) -> None:
     for seed in range(5):
-        distributions = Laws(CODES, seed)
-        p, tree = law_after(distributions), fixed(width)
+        distributions = Distributions(CODES, seed)
+        p, tree = distribution_after(distributions), fixed(width)
         excess = first_excess(rule, distributions, tree)
-        assert variation(first_law(rule, distributions, tree), p) == pytest.approx(
+        assert variation(first_distribution(rule, distributions, tree), p) == pytest.approx(
             excess, abs=1e-12
         )
         gained = mean_length(rule, distributions, tree) - mean_length(Walk(), distributions, tree)
@@ -78,40 +78,43 @@ def test_with_siblings_the_excess_is_the_variation(rule: RelaxedWalk, width: int
 def test_sampled_candidates_shift_the_distribution_by_the_mean_excess_at_most() -> None:
     rule = RELAXED[0]
     for seed in range(3):
-        distributions = Laws(CODES, seed)
+        distributions = Distributions(CODES, seed)
         outcomes = enumerate_outcomes(
             lambda noise, dists=distributions: excess_of(rule, dists, noise)  # type: ignore[misc]
         )
         mean = sum(weight * text[-1] for text, weight in outcomes.items())
         assert (
-            variation(first_law(rule, distributions, sampled(1)), law_after(distributions))
+            variation(
+                first_distribution(rule, distributions, sampled(1)),
+                distribution_after(distributions),
+            )
             <= mean + 1e-12
         )
 
 
-def excess_of(rule: Rule, distributions: Laws, noise: NoiseStream) -> Any:
+def excess_of(rule: Rule, distributions: Distributions, noise: NoiseStream) -> Any:
     tree = sampled(1)(distributions, noise, ())
-    verdict = rule.judge(tree, LawTarget(distributions, tree, (), noise))
+    verdict = rule.judge(tree, DistributionTarget(distributions, tree, (), noise))
     return (*emitted(tree, verdict), verdict.excess[0])
 
 
 def test_lantern_plus_makes_a_code_at_most_lam_times_as_likely() -> None:
     for seed in range(6):
-        distributions = Laws(CODES, seed)
+        distributions = Distributions(CODES, seed)
         code = int(distributions.draft(()).argmax())
-        result = first_law(LanternPlus(TABLE, lam=1.7), distributions, fixed(1))
-        assert result[code] <= 1.7 * law_after(distributions)[code] + 1e-12
+        result = first_distribution(LanternPlus(TABLE, lam=1.7), distributions, fixed(1))
+        assert result[code] <= 1.7 * distribution_after(distributions)[code] + 1e-12
 
 
 @pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
 def test_real_noise_gives_the_closed_form(rule: RelaxedWalk) -> None:
     samples = 3000
 
-    def moved(dists: Laws) -> float:
-        return related(rule.relation, int(dists.draft(()).argmax()), law_after(dists)).mass
+    def moved(dists: Distributions) -> float:
+        return related(rule.relation, int(dists.draft(()).argmax()), distribution_after(dists)).mass
 
-    distributions = max((Laws(CODES, seed) for seed in range(12)), key=moved)
-    p, code = law_after(distributions), int(distributions.draft(()).argmax())
+    distributions = max((Distributions(CODES, seed) for seed in range(12)), key=moved)
+    p, code = distribution_after(distributions), int(distributions.draft(()).argmax())
     expected = relaxed_distribution(p, code, related(rule.relation, code, p))
     tree = fixed(1)(distributions, NoiseStream(0), ())
     counts = np.zeros(CODES)
@@ -131,7 +134,7 @@ def test_acceptance_grows_with_k_delta_and_lam(tree: Grow) -> None:
     for chain in chains:
         total = []
         for seed in range(150):
-            distributions, noise = Laws(CODES, seed % 5), NoiseStream(seed)
+            distributions, noise = Distributions(CODES, seed % 5), NoiseStream(seed)
             draft = tree(distributions, noise, ())
             total.append([len(judged(rule, draft, distributions, noise).path) for rule in chain])
             assert total[-1] == sorted(total[-1])
@@ -140,7 +143,7 @@ def test_acceptance_grows_with_k_delta_and_lam(tree: Grow) -> None:
 
 def test_drafted_codes_are_emitted_as_themselves() -> None:
     # What a sibling carries is not given to another that it is near to.
-    distributions = Laws(CODES, 2)
+    distributions = Distributions(CODES, 2)
     every = DraftTree.build(range(CODES), [-1] * CODES, "all")
     for seed in range(30):
         noise = NoiseStream(seed)
@@ -151,14 +154,14 @@ def test_drafted_codes_are_emitted_as_themselves() -> None:
 
 def test_more_likely_codes_are_not_preferred() -> None:
     """The law given a drafted code is p off the related codes, in proportion."""
-    distributions, rule = Laws(CODES, 4), Lantern(TABLE, 5, 0.3)
+    distributions, rule = Distributions(CODES, 4), Lantern(TABLE, 5, 0.3)
     result: defaultdict[Tokens, float] = defaultdict(float)
     for text, weight in enumerate_outcomes(
         lambda noise: generate(rule, distributions, noise, fixed(1))
     ).items():
         result[text[:1]] += weight
     code = int(distributions.draft(()).argmax())
-    p = law_after(distributions)
+    p = distribution_after(distributions)
     among = related(rule.relation, code, p)
     for (other,), weight in result.items():
         if other != code:

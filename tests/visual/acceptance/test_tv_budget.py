@@ -24,7 +24,15 @@ from ragspec.visual.acceptance.lantern import GSD, Lantern, LanternPlus, Relaxed
 from ragspec.visual.acceptance.tv_budget import Spending, TVBudget, position_excess
 from tests.ragspec.acceptance.test_walk import plain
 from tests.support.codes import broken, codebook, coupled, fixed, neighbours, sampled
-from tests.support.distributions import Grow, Laws, LawTarget, Place, deviation, emitted, grow
+from tests.support.distributions import (
+    Distributions,
+    DistributionTarget,
+    Grow,
+    Place,
+    deviation,
+    emitted,
+    grow,
+)
 from tests.support.enumeration import Tokens, enumerate_outcomes
 
 CODES = 8
@@ -33,7 +41,7 @@ PARTITION = CodePartition.build(codebook(CODES), 3)
 
 
 def draw_picture(
-    rule: RelaxedWalk, distributions: Laws, noise: NoiseStream, tree: Grow, length: int
+    rule: RelaxedWalk, distributions: Distributions, noise: NoiseStream, tree: Grow, length: int
 ) -> tuple[Tokens, tuple[float, ...], str]:
     """Return the codes of a picture, each one's excess, and the label."""
     row = open_rule(rule)
@@ -41,13 +49,13 @@ def draw_picture(
     excess: tuple[float, ...] = ()
     while len(codes) < length:
         draft = limit_depth(tree(distributions, noise, codes), length - len(codes) - 1)
-        verdict = row.judge(draft, LawTarget(distributions, draft, codes, noise))
+        verdict = row.judge(draft, DistributionTarget(distributions, draft, codes, noise))
         codes, excess = (*codes, *emitted(draft, verdict)), (*excess, *verdict.excess)
     return codes[:length], excess[:length], row.label
 
 
 def enumerated(
-    rule: RelaxedWalk, distributions: Laws, tree: Grow, length: int
+    rule: RelaxedWalk, distributions: Distributions, tree: Grow, length: int
 ) -> tuple[float, float, float]:
     """Return (real total variation of the picture, mean of its excess, largest excess)."""
     pictures: defaultdict[Tokens, float] = defaultdict(float)
@@ -68,7 +76,7 @@ def enumerated(
 @pytest.mark.parametrize("tree", [fixed(1, 1), fixed(3, 1)])
 @pytest.mark.parametrize("seed", range(2))
 def test_the_mean_excess_bounds_what_enumeration_finds(tree: Grow, seed: int) -> None:
-    distributions = Laws(CODES, seed)
+    distributions = Distributions(CODES, seed)
     rules: list[RelaxedWalk] = [Lantern(TABLE, delta=0.2), LanternPlus(TABLE, lam=3.0)]
     for rule in rules:
         real, mean, most = enumerated(rule, distributions, tree, 3)
@@ -86,11 +94,11 @@ def test_a_budget_holds_for_every_picture_and_for_their_distribution(
         GSD(PARTITION, tv_budget=budget),
     ]
     for rule in rules:
-        real, _, most = enumerated(rule, Laws(CODES, 3), tree, 3)
+        real, _, most = enumerated(rule, Distributions(CODES, 3), tree, 3)
         assert most <= total + 1e-12
         assert real <= total + 1e-12
         assert real > 0.0
-    without, _, _ = enumerated(Lantern(TABLE, delta=0.4), Laws(CODES, 3), tree, 3)
+    without, _, _ = enumerated(Lantern(TABLE, delta=0.4), Distributions(CODES, 3), tree, 3)
     assert without > 0.1
 
 
@@ -100,13 +108,15 @@ def test_no_kind_of_draft_overspends(tree: Grow, total: float) -> None:
     spent = []
     for seed, positions in itertools.product(range(12), (None, 16)):
         rule = Lantern(TABLE, delta=0.5, tv_budget=TVBudget(total, positions))
-        _, excess, _ = draw_picture(rule, Laws(CODES, seed % 5), NoiseStream(seed), tree, 16)
+        _, excess, _ = draw_picture(
+            rule, Distributions(CODES, seed % 5), NoiseStream(seed), tree, 16
+        )
         running = np.cumsum(excess)
         assert running[-1] <= total + 1e-12
         if positions is not None:
             assert (running <= total * np.arange(1, 17) / 16 + 1e-12).all()
         spent.append(running[-1])
-    if tree(Laws(CODES, 0), NoiseStream(0), ()).kind is DraftKind.COUPLED:
+    if tree(Distributions(CODES, 0), NoiseStream(0), ()).kind is DraftKind.COUPLED:
         assert {float(s) for s in spent} <= {0.0, 1.0, 2.0} and (max(spent) > 0.0) == (total >= 1.0)
     else:
         assert max(spent) > 0.5 * total
@@ -118,7 +128,7 @@ def test_positions_spread_the_budget_over_the_picture() -> None:
         shares = []
         for seed in range(8):
             noise = NoiseStream(seed)
-            _, excess, _ = draw_picture(rule, Laws(CODES, 1), noise, fixed(2, 1), 16)
+            _, excess, _ = draw_picture(rule, Distributions(CODES, 1), noise, fixed(2, 1), 16)
             shares.append(sum(excess[:8]) / sum(excess))
         return float(np.mean(shares))
 
@@ -138,16 +148,18 @@ def test_positions_spread_the_budget_over_the_picture() -> None:
 )
 def test_the_label_bounds_only_what_is_bounded(tree: Grow, total: float, label: str) -> None:
     rule = Lantern(TABLE, delta=0.3, tv_budget=total)
-    assert draw_picture(rule, Laws(CODES, 0), NoiseStream(1), tree, 6)[2] == label
+    assert draw_picture(rule, Distributions(CODES, 0), NoiseStream(1), tree, 6)[2] == label
     assert (
         "bounded"
-        not in draw_picture(Lantern(TABLE, delta=0.3), Laws(CODES, 0), NoiseStream(1), tree, 6)[2]
+        not in draw_picture(
+            Lantern(TABLE, delta=0.3), Distributions(CODES, 0), NoiseStream(1), tree, 6
+        )[2]
     )
 
 
 def test_one_draft_of_another_kind_ends_the_bound() -> None:
     row = Lantern(TABLE, delta=0.3, tv_budget=0.2).open()
-    distributions, noise = Laws(CODES, 0), NoiseStream(0)
+    distributions, noise = Distributions(CODES, 0), NoiseStream(0)
     assert row.label == "bounded(tv<=0.2)"
     for tree, label in [
         (DraftTree.empty(DraftKind.COUPLED), "bounded(tv<=0.2)"),
@@ -155,7 +167,7 @@ def test_one_draft_of_another_kind_ends_the_bound() -> None:
         (replace(fixed(2)(distributions, noise, ()), kind=DraftKind.COUPLED), "approximate"),
         (fixed(2)(distributions, noise, ()), "approximate"),
     ]:
-        row.judge(tree, LawTarget(distributions, tree, (), noise))
+        row.judge(tree, DistributionTarget(distributions, tree, (), noise))
         assert row.label == label
 
 
@@ -169,14 +181,16 @@ def test_a_budget_that_is_not_preserved_is_visible() -> None:
     for rule in (lax, forgetful):
         worst = 0.0
         for seed in range(10):
-            _, excess, _ = draw_picture(rule, Laws(CODES, seed), NoiseStream(seed), fixed(3, 1), 8)
+            _, excess, _ = draw_picture(
+                rule, Distributions(CODES, seed), NoiseStream(seed), fixed(3, 1), 8
+            )
             worst = max(worst, sum(excess))
         assert worst > 0.1 + 1e-9
 
 
 def test_a_budget_spent_on_averages_bounds_nothing() -> None:
     # A draft that knows the noise may name the neighbour of whatever the target will choose.
-    distributions = Laws(CODES, 1)
+    distributions = Distributions(CODES, 1)
     distributions.cache["target", ()] = torch.full((CODES,), 1 / CODES, dtype=torch.float64)
 
     def beside(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:

@@ -20,7 +20,7 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
 from ragspec.visual.drafting.jacobi import _RATES, _SECOND, JacobiDrafter, JacobiSession
 from tests.support import image_models, tiny
-from tests.support.distributions import Laws, LawTarget, deviation, emitted
+from tests.support.distributions import Distributions, DistributionTarget, deviation, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 from tests.support.fixed import FixedDrafter
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, target
@@ -107,7 +107,9 @@ def test_the_sampled_form_is_of_use_too() -> None:
     assert result.label == "exact-for(distribution)"
 
 
-def written(distributions: Laws, noise: NoiseStream, drafter: JacobiDrafter, steps: int) -> Tokens:
+def written(
+    distributions: Distributions, noise: NoiseStream, drafter: JacobiDrafter, steps: int
+) -> Tokens:
     """Return what some steps of drafter, rejection rule and observation emit on a toy target."""
     distribution = TokenDistribution(Sampling(temperature=1.0), noise)
     opened: JacobiSession = drafter.open(
@@ -118,7 +120,7 @@ def written(distributions: Laws, noise: NoiseStream, drafter: JacobiDrafter, ste
     for number in range(steps):
         room = DraftContext(list(context) or [0], 0 if context else 1, 50)
         tree = opened.propose(room, 4) if number else DraftTree.empty(DraftKind.SAMPLED)
-        view = LawTarget(distributions, tree, context, noise)
+        view = DistributionTarget(distributions, tree, context, noise)
         verdict = rule.judge(tree, view)
         fresh = emitted(tree, verdict)
         if number:
@@ -134,7 +136,7 @@ def test_the_sampled_form_keeps_the_distribution(
     seed: int, window: int, steps: int, length: int
 ) -> None:
     """By enumeration; no number of the noise serves two draws, in one step or across steps."""
-    distributions = Laws(2 if window == 2 else 3, seed)
+    distributions = Distributions(2 if window == 2 else 3, seed)
     drafter = JacobiDrafter(window, "sampled")
     outcomes = enumerate_outcomes(lambda noise: written(distributions, noise, drafter, steps))
     assert abs(sum(outcomes.values()) - 1.0) < 1e-9
@@ -155,7 +157,7 @@ def test_a_stale_distribution_passed_off_as_another_is_noticed(
         return tree
 
     monkeypatch.setattr(JacobiSession, "propose", row_order)
-    distributions = Laws(3, 0)
+    distributions = Distributions(3, 0)
     drafter = JacobiDrafter(1, "sampled")
     outcomes = enumerate_outcomes(lambda noise: written(distributions, noise, drafter, 3))
     assert deviation(outcomes, distributions, 3) > 1e-3

@@ -44,7 +44,7 @@ def pipeline(folder: Path, *args: Any, **inputs: Any) -> LatentPipeline:
     return pipe
 
 
-def drawn(pipe: LatentPipeline, count: int = 4, **inputs: Any) -> Any:
+def sampled(pipe: LatentPipeline, count: int = 4, **inputs: Any) -> Any:
     labels = [n % models.CLASSES for n in range(count)]
     dice = [torch.Generator().manual_seed(seed) for seed in range(count)]
     return pipe(class_labels=labels, generator=dice, **inputs)
@@ -54,8 +54,8 @@ def drawn(pipe: LatentPipeline, count: int = 4, **inputs: Any) -> Any:
 @pytest.mark.parametrize("rule", RULES)
 def test_a_seed_fixes_a_picture(folder: Path, rule: str, drafter: str) -> None:
     pipe = pipeline(folder, drafter, rule=rule)
-    first = drawn(pipe)
-    again, fewer = drawn(pipe), drawn(pipe, 2)
+    first = sampled(pipe)
+    again, fewer = sampled(pipe), sampled(pipe, 2)
     assert torch.equal(first.latents, again.latents)
     assert torch.allclose(first.latents[:2], fewer.latents, atol=1e-4)
     assert first.latents.shape == (4, models.SIDE, models.SIDE, models.WIDTH)
@@ -67,7 +67,7 @@ def test_a_seed_fixes_a_picture(folder: Path, rule: str, drafter: str) -> None:
 @pytest.mark.parametrize("drafter", ["jacobi", "model"])
 @pytest.mark.parametrize("rule", RULES)
 def test_half_precision_draws_numbers(folder: Path, rule: str, drafter: str) -> None:
-    result = drawn(pipeline(folder, drafter, rule=rule, dtype="float16"), 1)
+    result = sampled(pipeline(folder, drafter, rule=rule, dtype="float16"), 1)
     assert result.latents.dtype == torch.float16 and bool(result.latents.isfinite().all())
     assert float(result.latents.abs().max()) < 100.0
 
@@ -86,11 +86,11 @@ def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> 
 
 def test_a_model_may_be_passed_by_itself_or_by_its_folder(folder: Path, tmp_path: Path) -> None:
     named = pipeline(folder, "model")
-    first = drawn(named)
+    first = sampled(named)
     for inputs in (folder / "draft", str(folder / "draft"), named.draft, [named.draft]):
-        assert torch.equal(drawn(pipeline(folder, inputs)).latents, first.latents)
+        assert torch.equal(sampled(pipeline(folder, inputs)).latents, first.latents)
     named.save_pretrained(tmp_path / "copy")
-    again = drawn(pipeline(tmp_path / "copy", "model"))
+    again = sampled(pipeline(tmp_path / "copy", "model"))
     assert torch.allclose(again.latents, first.latents, atol=1e-3)
     auto = pipeline(folder)
     assert source_name(auto.source) == "jacobi" and auto.draft is None
@@ -129,16 +129,16 @@ def test_drafters_that_are_not_there_are_refused(folder: Path, tmp_path: Path) -
 
 
 def test_plain_pictures_and_near_0_are_the_same(folder: Path) -> None:
-    plain = drawn(pipeline(folder, None))
-    near = drawn(pipeline(folder, rule=Near(0.0)))
+    plain = sampled(pipeline(folder, None))
+    near = sampled(pipeline(folder, rule=Near(0.0)))
     assert torch.allclose(plain.latents, near.latents, atol=1e-4)
     assert near.label == "exact" and plain.stats.forwards == 4 * models.SIDE**2
 
 
 def test_what_became_of_drafts_is_reported(folder: Path) -> None:
-    plain = drawn(pipeline(folder, None))
+    plain = sampled(pipeline(folder, None))
     assert (plain.stats.outcomes == 0).all() and plain.stats.acceptance is None
-    near = drawn(pipeline(folder, rule="near", r=0.3))
+    near = sampled(pipeline(folder, rule="near", r=0.3))
     stats = near.stats
     selected = stats.outcomes == OUTCOMES.index("accepted")
     assert 0 < selected.sum() == sum(report.accepted for report in stats.reports)
@@ -146,22 +146,22 @@ def test_what_became_of_drafts_is_reported(folder: Path) -> None:
     assert 0.0 < stats.distance_mean < stats.distance_most <= 0.3
     assert f"{stats.distance_most:.4f} at most" in stats.summary()
     assert stats.acceptance == selected.sum() / (stats.outcomes > 0).sum()
-    mirrored = drawn(pipeline(folder, rule="aligned")).stats
+    mirrored = sampled(pipeline(folder, rule="aligned")).stats
     assert (mirrored.outcomes == OUTCOMES.index("reflected")).any()
     assert mirrored.distance_mean is None and "from the target" not in mirrored.summary()
-    sample_again = drawn(pipeline(folder, rule="path")).stats
+    sample_again = sampled(pipeline(folder, rule="path")).stats
     assert (sample_again.outcomes == OUTCOMES.index("redrawn")).any()
 
 
 def test_outputs_and_settings(folder: Path) -> None:
     pipe = pipeline(folder, steps=3, floor=0.2)
     assert pipe.schedule.steps == 3 and pipe.schedule.floor == 0.2
-    result = drawn(pipe, 2, output_type="latent")
+    result = sampled(pipe, 2, output_type="latent")
     assert torch.equal(result.images, result.latents)
-    assert drawn(pipe, 2, output_type="pt").images.shape == (2, 3, 6, 6)
-    other = drawn(pipeline(folder, steps=4, floor=0.2), 2, output_type="latent")
+    assert sampled(pipe, 2, output_type="pt").images.shape == (2, 3, 6, 6)
+    other = sampled(pipeline(folder, steps=4, floor=0.2), 2, output_type="latent")
     assert not torch.allclose(other.latents, result.latents)
-    unguided = drawn(pipe, 2, guidance_scale=1.0)
+    unguided = sampled(pipe, 2, guidance_scale=1.0)
     assert not torch.allclose(unguided.latents, result.latents)
 
 
@@ -169,7 +169,7 @@ def test_it_draws_again_from_what_it_saved(folder: Path, tmp_path: Path) -> None
     pipe = pipeline(folder)
     pipe.save_pretrained(tmp_path / "copy")
     again = pipeline(tmp_path / "copy")
-    assert torch.allclose(drawn(pipe).latents, drawn(again).latents, atol=1e-3)
+    assert torch.allclose(sampled(pipe).latents, sampled(again).latents, atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_what_densities_have_not_is_refused(
     folder: Path, inputs: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
-        drawn(pipeline(folder), **inputs)
+        sampled(pipeline(folder), **inputs)
 
 
 def test_bad_names_and_models_are_refused(folder: Path) -> None:

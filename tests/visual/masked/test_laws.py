@@ -16,14 +16,14 @@ from ragspec.visual.latents.rules.path import Path
 from ragspec.visual.latents.target import LatentView
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support.latent_laws import differs
-from tests.support.masked_laws import OTHER_SEEDS, accepted, drawn, plain
+from tests.support.masked_laws import OTHER_SEEDS, accepted, plain, sampled
 
 SAMPLES = 240
 SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ
 
 
 @pytest.fixture(scope="module")
-def wanted() -> torch.Tensor:
+def selection() -> torch.Tensor:
     return plain(6 * SAMPLES, OTHER_SEEDS - OTHER_SEEDS % 3).flatten(1)
 
 
@@ -41,7 +41,7 @@ def wanted() -> torch.Tensor:
 def test_pictures_follow_the_targets_distribution(
     rule: Any, drafts: str, inputs: dict[str, Any], selection: torch.Tensor
 ) -> None:
-    result, generations = drawn(rule, drafts, SAMPLES, **inputs)
+    result, generations = sampled(rule, drafts, SAMPLES, **inputs)
     assert differs(result.flatten(1), selection) > SAME
     assert 0.1 < accepted(generations) < 0.99 and generations[0].label == "exact-for(distribution)"
 
@@ -89,5 +89,5 @@ class Unmasked(MaskedTarget):
 def test_what_breaks_the_distribution_is_detected(
     rule: Any, drafts: str | None, inputs: dict[str, Any], selection: torch.Tensor
 ) -> None:
-    result, _ = drawn(rule, drafts, SAMPLES, **inputs)
+    result, _ = sampled(rule, drafts, SAMPLES, **inputs)
     assert differs(result.flatten(1), selection) < OTHER

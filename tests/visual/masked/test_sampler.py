@@ -37,7 +37,7 @@ def bounded(model: MaskedModel) -> MaskedModel:
     return instance
 
 
-def drawn(model: MaskedModel, plain: plain_mar.Plain, **changed: Any) -> tuple[Any, Any]:
+def sampled(model: MaskedModel, plain: plain_mar.Plain, **changed: Any) -> tuple[Any, Any]:
     """Return a picture of the library and that of the plain reading, under the same noise."""
     inputs = {"iterations": 5, "steps": 12, "scale": 2.5, "temperature": 0.9} | changed
     schedule = LearnedSchedule(inputs["steps"])
@@ -68,13 +68,13 @@ def drawn(model: MaskedModel, plain: plain_mar.Plain, **changed: Any) -> tuple[A
 def test_pictures_are_those_of_the_plain_prefill(
     model: MaskedModel, plain: plain_mar.Plain, changed: dict[str, Any]
 ) -> None:
-    result, expected = drawn(model, plain, **changed)
+    result, expected = sampled(model, plain, **changed)
     assert np.abs(result - expected).max() < 1e-4
     assert np.abs(expected).min() > 0.0 and 0.5 < expected.std() < 3.0
 
 
 def test_published_models_have_no_bound(model: MaskedModel) -> None:
-    result, expected = drawn(model, plain_mar.Plain(plain_mar.published(strength=0.3)))
+    result, expected = sampled(model, plain_mar.Plain(plain_mar.published(strength=0.3)))
     assert np.abs(expected).max() > 1e3
     assert np.abs(result - expected).max() < 1e-5 * np.abs(expected).max()
 
@@ -109,7 +109,7 @@ def test_another_guidance_is_detected(
     model: MaskedModel, plain: plain_mar.Plain, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(globals(), "MaskedSampler", mutant)
-    result, expected = drawn(model, plain)
+    result, expected = sampled(model, plain)
     assert np.abs(result - expected).max() > 1e-2
 
 

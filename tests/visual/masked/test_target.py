@@ -20,7 +20,7 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support import plain_mar, tiny_masked
-from tests.support.masked_laws import FLOOR, SCALE, STEPS, accepted, drawn, model, plain
+from tests.support.masked_laws import FLOOR, SCALE, STEPS, accepted, model, plain, sampled
 
 RULES = (Near(0.3), Aligned(), Horizon(2), Path(), CspdPaper())
 
@@ -46,21 +46,21 @@ def test_the_engine_draws_what_the_sampler_draws(
     for where in ("tests.support.masked_laws.SCALE", f"{__name__}.SCALE"):
         monkeypatch.setattr(where, scale)
     expected = plain(3, first=0, side=3)
-    result, message = drawn("walk", None, 3, side=3)
+    result, message = sampled("walk", None, 3, side=3)
     assert torch.allclose(result, expected, atol=1e-12)
     assert [each.report.forward_passes for each in message] == [9, 9, 9]
     for drafts in ("jacobi", "model"):
-        same, message = drawn(Near(0.0), drafts, 3, side=3)
+        same, message = sampled(Near(0.0), drafts, 3, side=3)
         assert torch.allclose(same, expected, atol=1e-9) and message[0].label == "exact"
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule.name))
 @pytest.mark.parametrize("drafts", ["jacobi", "model"])
 def test_a_seed_fixes_a_picture_whatever_is_beside_it(rule: Any, drafts: str) -> None:
-    together, message = drawn(rule, drafts, 3, side=3)
-    again, _ = drawn(rule, drafts, 3, side=3)
-    one_by_one, _ = drawn(rule, drafts, 3, side=3, batch_size=1)
-    alone, _ = drawn(rule, drafts, 1, side=3, first=1)
+    together, message = sampled(rule, drafts, 3, side=3)
+    again, _ = sampled(rule, drafts, 3, side=3)
+    one_by_one, _ = sampled(rule, drafts, 3, side=3, batch_size=1)
+    alone, _ = sampled(rule, drafts, 1, side=3, first=1)
     assert torch.equal(together, again)
     assert torch.allclose(together, one_by_one, atol=1e-9)
     assert torch.allclose(together[1:2], alone, atol=1e-9)
@@ -68,9 +68,9 @@ def test_a_seed_fixes_a_picture_whatever_is_beside_it(rule: Any, drafts: str) ->
 
 
 def test_nothing_is_drafted_before_drafting_begins() -> None:
-    _, message = drawn(Near(10.0), "jacobi", 2, side=3, begin=4)
+    _, message = sampled(Near(10.0), "jacobi", 2, side=3, begin=4)
     assert [len(step.tree) for step in message[0].steps[:5]] == [0, 0, 0, 0, 3]
-    _, at_once = drawn(Near(10.0), "model", 2, side=3)
+    _, at_once = sampled(Near(10.0), "model", 2, side=3)
     assert len(at_once[0].steps[1].tree) == 3 < len(message[0].steps)
 
 

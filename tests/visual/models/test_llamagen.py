@@ -136,7 +136,7 @@ def test_sizes_follow_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({"hidden_size": 30, "num_attention_heads": 4}, "multiple of 4"),
         ({"hidden_size": 24, "num_attention_heads": 4}, "multiple of 4"),

@@ -66,7 +66,9 @@ def test_trees_draw_what_plain_decoding_draws(condition: str, scale: float) -> N
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("sampling", [SAMPLED, Sampling(temperature=0.0)], ids=["drawn", "greedy"])
+@pytest.mark.parametrize(
+    "sampling", [SAMPLED, Sampling(temperature=0.0)], ids=["sampled", "greedy"]
+)
 @pytest.mark.parametrize("drafted", [False, True])
 def test_prompts_of_several_lengths_go_side_by_side(
     scale: float, sampling: Sampling, drafted: bool

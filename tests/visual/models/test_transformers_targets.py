@@ -129,7 +129,7 @@ def target(kind: str, seed: int = 0, scale: float = 3.0) -> ImageTarget:
     return JanusTarget(instance, PROMPTS, janus_unconditional(PROMPTS[0], BOS, BOI, PAD), scale)
 
 
-def own_janus(row: int) -> list[int]:
+def local_janus(row: int) -> list[int]:
     instance = model("janus")
     settings = {"boi_token_id": BOI}
     instance.generation_config.generation_kwargs = settings
@@ -146,7 +146,7 @@ def own_janus(row: int) -> list[int]:
     return list(sample[0].tolist())
 
 
-def own_emu3(row: int) -> list[int]:
+def local_emu3(row: int) -> list[int]:
     instance, ids = model("emu3"), torch.tensor(PROMPTS[row : row + 1])
 
     def allowed(batch: int, text: torch.Tensor) -> list[int]:
@@ -167,7 +167,7 @@ def own_emu3(row: int) -> list[int]:
     return [BOOK if token == LINE else token - 20 for token in tokens]
 
 
-def own_chameleon(row: int) -> list[int]:
+def local_chameleon(row: int) -> list[int]:
     """Decode by whole forwards: the model's own generate never draws a code."""
     instance = model("chameleon")
     known = instance.model.vocabulary_mapping.img2bpe
@@ -183,7 +183,7 @@ def own_chameleon(row: int) -> list[int]:
     return codes
 
 
-def own_imagegpt(row: int) -> list[int]:
+def local_imagegpt(row: int) -> list[int]:
     start = torch.tensor([[BOOK]])
     instance = model("imagegpt")
     sample = instance.generate(
@@ -193,10 +193,10 @@ def own_imagegpt(row: int) -> list[int]:
 
 
 OF_MODEL = {
-    "janus": own_janus,
-    "emu3": own_emu3,
-    "chameleon": own_chameleon,
-    "imagegpt": own_imagegpt,
+    "janus": local_janus,
+    "emu3": local_emu3,
+    "chameleon": local_chameleon,
+    "imagegpt": local_imagegpt,
 }
 KINDS = pytest.mark.parametrize("kind", OF_MODEL)
 

@@ -37,7 +37,7 @@ def masked(root: Path) -> Any:
 every = pytest.mark.parametrize("make", [of_codes, of_latents, masked])
 
 
-def drawn(pipe: Any, **more: Any) -> Any:
+def sampled(pipe: Any, **more: Any) -> Any:
     pipe.set_progress_bar_config(disable=True)
     dice = torch.Generator().manual_seed(2)
     return pipe(class_labels=LABELS, generator=dice, output_type="np", **more).images
@@ -67,13 +67,13 @@ def test_whole_models_are_supplied_before_they_work_and_sent_away_after(
     make: Maker, tmp_path: Path, moves: list[str]
 ) -> None:
     pipe = make(tmp_path)
-    before = drawn(pipe)
+    before = sampled(pipe)
     pipe.enable_model_cpu_offload(device="cpu")
     assert pipe._execution_device == torch.device("cpu:0")
     names = {type(each).__name__ for each in pipe.modules().values()}
     assert "VQModel" in names and {move[1:] for move in moves} == names
     moves.clear()
-    assert (drawn(pipe) == before).all()
+    assert (sampled(pipe) == before).all()
     first_away = next(i for i, move in enumerate(moves) if move[0] == "-")
     supplied = [move for move in moves[:first_away] if move[0] == "+"]
     assert {move[1:] for move in supplied} == names
@@ -81,11 +81,11 @@ def test_whole_models_are_supplied_before_they_work_and_sent_away_after(
     assert supplied[0] != "+VQModel" and supplied[-1] == "+VQModel"
     moves.clear()
     with pytest.raises(InputError):
-        drawn(pipe, guidance_scale=-1.0)
+        sampled(pipe, guidance_scale=-1.0)
     assert {move[1:] for move in moves if move[0] == "-"} == names  # after an error too
     pipe.remove_all_hooks()
     moves.clear()
-    assert (drawn(pipe) == before).all() and not moves
+    assert (sampled(pipe) == before).all() and not moves
 
 
 def test_the_target_leaves_before_the_decoder_comes(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_without_an_accelerator_offloading_says_what_to_do(
     pipe = make(tmp_path)
     with pytest.raises(InputError, match=rf"{how} moves .* expected a GPU\. Leave it out"):
         getattr(pipe, how)()
-    assert len(drawn(pipe)) == len(LABELS)
+    assert len(sampled(pipe)) == len(LABELS)
 
 
 @every
@@ -143,11 +143,11 @@ def test_slices_are_decoded_one_at_a_time(
     pipe, sizes = make(tmp_path), []
     decoder = pipe.modules().get("vq") or pipe.vae
     decoder.decoder.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-    at_once = drawn(pipe)
+    at_once = sampled(pipe)
     pipe.enable_vae_slicing()
-    sliced = drawn(pipe)
+    sliced = sampled(pipe)
     pipe.disable_vae_slicing()
-    drawn(pipe)
+    sampled(pipe)
     assert sizes == [3, 1, 1, 1, 3]
     assert abs(at_once - sliced).max() < 1e-5
 
@@ -158,10 +158,10 @@ def test_all_modules_move_and_change_their_numbers(make: Maker, tmp_path: Path) 
     assert pipe.dtype == pipe.model.dtype == torch.float64 and pipe.device.type == "cpu"
     if getattr(pipe, "draft", None) is not None:
         assert pipe.draft.dtype == torch.float64
-    assert len(drawn(pipe)) == len(LABELS)
+    assert len(sampled(pipe)) == len(LABELS)
     fewer = {"iterations": 3, "steps": 4} if make is masked else {}
     again = type(pipe)(**pipe.components, **fewer)
-    assert again.model is pipe.model and len(drawn(again)) == len(LABELS)
+    assert again.model is pipe.model and len(sampled(again)) == len(LABELS)
     with torch.device("meta"):
         pipe.to("meta")
     assert {each.device.type for each in pipe.modules().values()} == {"meta"}
@@ -210,7 +210,7 @@ def test_the_text_encoder_is_supplied_to_encode_and_leaves(
     assert moves[:2] == ["+Encoder", "encoded"] and "+LlamaGenModel" in moves[2:]
 
 
-@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("text", [True, False])
 def test_the_bar_can_be_named_and_turned_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bool
 ) -> None:
@@ -230,12 +230,12 @@ def test_every_pipeline_has_them() -> None:
 def test_what_a_callback_returns_is_not_ignored(make: Maker, tmp_path: Path) -> None:
     pipe = make(tmp_path)
     (name,) = pipe._callback_tensor_inputs
-    before = drawn(pipe)
-    same = drawn(pipe, callback_on_step_end=lambda pipe, step, count, message: message)
+    before = sampled(pipe)
+    same = sampled(pipe, callback_on_step_end=lambda pipe, step, count, message: message)
     assert (same == before).all()
 
     def change(pipe: Any, step: int, count: int, message: dict[str, Any]) -> dict[str, Any]:
         return {name: message[name] + 1}
 
     with pytest.raises(InputError, match=f"other {name} than it was told"):
-        drawn(pipe, callback_on_step_end=change)
+        sampled(pipe, callback_on_step_end=change)

@@ -49,14 +49,14 @@ def published(files: tuple[Path, Path], **inputs: Any) -> MaskedLatentPipeline:
     return pipeline(file, autoencoder=kl, num_attention_heads=3, allow_namespace=True, **inputs)
 
 
-def drawn(pipe: MaskedLatentPipeline, count: int = 4, **inputs: Any) -> Any:
+def sampled(pipe: MaskedLatentPipeline, count: int = 4, **inputs: Any) -> Any:
     dice = [torch.Generator().manual_seed(seed) for seed in range(count)]
     return pipe([n % CLASSES for n in range(count)], generator=dice, **inputs)
 
 
 def test_published_files_make_a_pipeline(files: tuple[Path, Path]) -> None:
     pipe = published(files)
-    out = drawn(pipe, 2, output_type="pt")
+    out = sampled(pipe, 2, output_type="pt")
     assert out.images.shape == (2, 3, 12, 12) and out.label == "exact"
     assert out.latents.shape == (2, SIDE, SIDE, plain_mar.WIDTH)
     kl = KLAutoencoder.from_pretrained(files[1])
@@ -68,10 +68,10 @@ def test_published_files_make_a_pipeline(files: tuple[Path, Path]) -> None:
 
 
 def test_a_seed_fixes_a_picture(folder: Path) -> None:
-    first = drawn(pipeline(folder))
-    again = drawn(pipeline(folder))
+    first = sampled(pipeline(folder))
+    again = sampled(pipeline(folder))
     assert torch.equal(first.latents, again.latents)
-    fewer, one_by_one = drawn(pipeline(folder), 2), drawn(pipeline(folder, batch_size=1))
+    fewer, one_by_one = sampled(pipeline(folder), 2), sampled(pipeline(folder, batch_size=1))
     assert torch.allclose(first.latents[:2], fewer.latents, atol=1e-4)
     assert torch.allclose(first.latents, one_by_one.latents, atol=1e-4)
     assert first.images[0].size == (6, 6) and len(first.images) == 4
@@ -81,20 +81,20 @@ def test_a_seed_fixes_a_picture(folder: Path) -> None:
 
 def test_outputs_and_settings(folder: Path) -> None:
     pipe = pipeline(folder)
-    latents = drawn(pipe, 2, output_type="latent")
+    latents = sampled(pipe, 2, output_type="latent")
     assert torch.equal(latents.images, latents.latents)
-    images, *_, same = drawn(pipe, 2, output_type="np", return_dict=False)
+    images, *_, same = sampled(pipe, 2, output_type="np", return_dict=False)
     assert images.shape == (2, 6, 6, 3) and torch.equal(same, latents.latents)
     for other in ({"guidance_scale": 1.0}, {"temperature": 0.5}):
-        assert not torch.allclose(drawn(pipe, 2, **other).latents, latents.latents, atol=1e-3)
+        assert not torch.allclose(sampled(pipe, 2, **other).latents, latents.latents, atol=1e-3)
     for instance in (pipeline(folder, iterations=9), pipeline(folder, steps=20)):
-        assert not torch.allclose(drawn(instance, 2).latents, latents.latents, atol=1e-3)
+        assert not torch.allclose(sampled(instance, 2).latents, latents.latents, atol=1e-3)
     out = pipe([0, 1], num_images_per_prompt=2)
     assert len(out.images) == 4 and len(set(out.stats.seeds)) == 4
 
 
 def test_the_map_tells_what_came_together(folder: Path) -> None:
-    result = drawn(pipeline(folder), 3)
+    result = sampled(pipeline(folder), 3)
     assert result.acceptance_map.shape == (3, SIDE, SIDE)
     for one in result.acceptance_map:
         sizes, counts = np.unique(one, return_counts=True)
@@ -107,7 +107,7 @@ def test_it_draws_again_from_what_it_saved(
     for number, pipe in enumerate((pipeline(folder), published(files))):
         pipe.save_pretrained(tmp_path / str(number))
         again = pipeline(tmp_path / str(number))
-        assert torch.allclose(drawn(pipe).latents, drawn(again).latents, rtol=1e-3, atol=1e-3)
+        assert torch.allclose(sampled(pipe).latents, sampled(again).latents, rtol=1e-3, atol=1e-3)
         assert type(again.autoencoder) is type(pipe.autoencoder)
 
 
@@ -120,19 +120,19 @@ def test_a_callback_is_reported_and_may_end_it(folder: Path) -> None:
         pipe._interrupt = iteration == 2
 
     pipe = pipeline(folder, batch_size=1)
-    ended = drawn(pipe, 2, callback_on_step_end=note)
+    ended = sampled(pipe, 2, callback_on_step_end=note)
     assert bool(ended.latents[0].any()) and not bool(ended.latents[1].any())
     assert [each[0] for each in message] == [0, 1, 2]
     assert all(each[1] == each[2] for each in message) and message[-1][1] < 9
-    assert drawn(pipe, 2).latents.shape[0] == 2  # whole again
+    assert sampled(pipe, 2).latents.shape[0] == 2  # whole again
     with pytest.raises(InputError, match=r"expected a list of what there is: \['latents'\]"):
-        drawn(pipe, callback_on_step_end=note, callback_on_step_end_tensor_inputs=["codes"])
+        sampled(pipe, callback_on_step_end=note, callback_on_step_end_tensor_inputs=["codes"])
 
 
 def test_half_precision_draws(folder: Path) -> None:
     pipe = pipeline(folder, torch_dtype=torch.float16)
     assert pipe.model.dtype == torch.float16
-    out = drawn(pipe, output_type="pt")
+    out = sampled(pipe, output_type="pt")
     assert bool(out.latents.isfinite().all()) and bool(out.images.isfinite().all())
 
 
@@ -171,26 +171,26 @@ def smaller(folder: Path) -> MaskedModel:
 
 
 def test_drafts_are_judged_by_rules_of_latents(folder: Path) -> None:
-    plain = drawn(pipeline(folder, iterations=9, floor=0.1))
+    plain = sampled(pipeline(folder, iterations=9, floor=0.1))
     for drafter in ("jacobi", smaller(folder)):
-        near = drawn(pipeline(folder, **DRAFTED | {"drafter": drafter}, rule="near", r=0.0))
+        near = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}, rule="near", r=0.0))
         assert torch.allclose(near.latents, plain.latents, atol=1e-3) and near.label == "exact"
-        exact = drawn(pipeline(folder, **DRAFTED | {"drafter": drafter}))
-        again = drawn(pipeline(folder, **DRAFTED | {"drafter": drafter}, batch_size=3))
+        exact = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}))
+        again = sampled(pipeline(folder, **DRAFTED | {"drafter": drafter}, batch_size=3))
         assert torch.allclose(exact.latents, again.latents, atol=1e-3)
         assert exact.label == "exact-for(distribution)" and exact.stats.acceptance > 0.0
         assert exact.stats.forwards < plain.stats.forwards == 36
         assert exact.stats.prefixes > exact.stats.forwards
-    close = drawn(pipeline(folder, **DRAFTED, rule="near", r=0.5))
+    close = sampled(pipeline(folder, **DRAFTED, rule="near", r=0.5))
     assert close.label == "approximate" and 0.0 < close.stats.distance_most <= 0.5
     assert (
         "masked prefixes a pass" in close.stats.summary() and "% of drafts" in close.stats.summary()
     )
-    assert not torch.allclose(drawn(pipeline(folder, iterations=9)).latents, plain.latents)
+    assert not torch.allclose(sampled(pipeline(folder, iterations=9)).latents, plain.latents)
 
 
 def test_what_came_of_drafts_is_reported_by_place(folder: Path) -> None:
-    out = drawn(pipeline(folder, **DRAFTED, rule="near", r=9.0, prefill=0.3, window=3), 2)
+    out = sampled(pipeline(folder, **DRAFTED, rule="near", r=9.0, prefill=0.3, window=3), 2)
     for row, seed in enumerate(out.stats.seeds):
         order = order_of(NoiseStream(seed), 9)
         selected = out.stats.outcomes[row].reshape(-1)[order]
@@ -200,7 +200,7 @@ def test_what_came_of_drafts_is_reported_by_place(folder: Path) -> None:
 
 
 def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
-    half = drawn(pipeline(folder, **DRAFTED, torch_dtype=torch.float16), output_type="pt")
+    half = sampled(pipeline(folder, **DRAFTED, torch_dtype=torch.float16), output_type="pt")
     assert bool(half.images.isfinite().all())
     message: list[tuple[int, int]] = []
 
@@ -210,18 +210,18 @@ def test_half_precision_and_callbacks_go_with_drafts(folder: Path) -> None:
         pipe._interrupt = True
 
     pipe = pipeline(folder, **DRAFTED, batch_size=2)
-    ended = drawn(pipe, 3, callback_on_step_end=note)
+    ended = sampled(pipe, 3, callback_on_step_end=note)
     assert [each[0] for each in message] == [0, 1, 2]  # a pass that has begun is finished
     assert 0 < message[0][1] < message[1][1] < 9
     assert ended.label == "unfinished" and not bool(ended.latents[2].any())
-    assert drawn(pipe, 3).label == "exact-for(distribution)"
+    assert sampled(pipe, 3).label == "exact-for(distribution)"
 
 
 def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> None:
     pipe = pipeline(folder, **DRAFTED | {"drafter": smaller(folder)})
     pipe.save_pretrained(tmp_path / "both")
     again = pipeline(tmp_path / "both", **DRAFTED | {"drafter": "model"})
-    assert torch.allclose(drawn(pipe).latents, drawn(again).latents, atol=1e-3)
+    assert torch.allclose(sampled(pipe).latents, sampled(again).latents, atol=1e-3)
     with pytest.raises(ModelNotFoundError, match="no draft model lies with"):
         pipeline(folder, **DRAFTED | {"drafter": "model"})
     with pytest.raises(UnknownNameError, match="Did you mean 'jacobi'"):
@@ -230,7 +230,7 @@ def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"draft model with mean 1\.0; expected 0\.0"):
         pipeline(folder, **DRAFTED | {"drafter": other})
     with pytest.raises(InputError, match="with temperature 0; expected noise"):
-        drawn(pipe, temperature=0.0)
+        sampled(pipe, temperature=0.0)
 
 
 @pytest.mark.parametrize(

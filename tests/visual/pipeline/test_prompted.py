@@ -60,7 +60,7 @@ def dice(seed: int = 1) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def own_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor:
+def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor:
     """Return the codes [R, n] that the model's own generate draws, prompts padded by the tokenizer.
 
     Its noise is replaced by the project's, by a processor that comes last."""
@@ -107,11 +107,11 @@ def test_sampled_janus_has_the_distribution_of_its_its_generate() -> None:
         pipe = opened("janus")
         request = {"temperature": inputs.temperature, "top_k": inputs.top_k}
         out = pipe(PROMPTS, guidance_scale=SCALE, generator=dice(), **request)
-        sample = own_janus(pipe, inputs, list(out.stats.seeds))
+        sample = local_janus(pipe, inputs, list(out.stats.seeds))
         assert torch.equal(out.codes.flatten(1), sample)
 
 
-def own_emu3(
+def local_emu3(
     pipe: Any, text: str, negative: str, size: tuple[int, int], seeded: Any = None
 ) -> torch.Tensor:
     """Return the tokens that the model's own generate writes, ends of the picture included."""
@@ -159,7 +159,7 @@ def test_emu3_draws_what_its_its_generate_draws(size: tuple[int, int], negative:
     assert out.stats.excess.shape == out.codes.shape
     assert out.stats.nll_gaps.size <= out.codes.numel()
     for row, text in enumerate(PROMPTS):
-        sample = own_emu3(pipe, text, negative, size)
+        sample = local_emu3(pipe, text, negative, size)
         known = sample[:, :-3].reshape(size[0], size[1] + 1)
         assert torch.equal(out.codes[row], known[:, :-1] - FIRST)
         picture = pipe.model.model.decode_image_tokens(sample, *size).float()
@@ -175,12 +175,12 @@ def test_sampled_emu3_has_the_distribution_of_its_its_generate() -> None:
     sampling = Sampling(temperature=0.9, top_k=7)
     for row, text in enumerate(PROMPTS):
         instance = Seeded(sampling, [out.stats.seeds[row]], [*range(FIRST, FIRST + BOOK), LINE])
-        sample = own_emu3(pipe, text, "cat", size, LogitsProcessorList([instance]))
+        sample = local_emu3(pipe, text, "cat", size, LogitsProcessorList([instance]))
         known = sample[:, :-3].reshape(size[0], size[1] + 1)[:, :-1] - FIRST
         assert torch.equal(out.codes[row], known)
 
 
-def own_chameleon(
+def local_chameleon(
     pipe: Any, ids: list[int], none: list[int], distribution: TokenDistribution
 ) -> list[int]:
     """Decode by whole forwards: the model's own generate never draws a code."""
@@ -213,7 +213,7 @@ def test_chameleon_draws_codes_alone(negative: str | None, temperature: float) -
         distribution = TokenDistribution(
             Sampling(temperature=temperature), NoiseStream(out.stats.seeds[row], 0), 0
         )
-        assert out.codes[row].flatten().tolist() == own_chameleon(pipe, ids, none, distribution)
+        assert out.codes[row].flatten().tolist() == local_chameleon(pipe, ids, none, distribution)
     decoder = tiny_prompted.chameleon_vq().double()
     entry = decoder.quantize.embedding(out.codes).permute(0, 3, 1, 2)
     with torch.no_grad():

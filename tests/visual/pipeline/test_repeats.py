@@ -33,7 +33,7 @@ def opened(folder: Path, drafter: Any, **settings: Any) -> Any:
     return instance
 
 
-def drawn(pipe: Any, seeds: list[int], label: int = 1) -> list[list[int]]:
+def sampled(pipe: Any, seeds: list[int], label: int = 1) -> list[list[int]]:
     dice = [torch.Generator().manual_seed(seed) for seed in seeds]
     codes: torch.Tensor = pipe(class_labels=[label] * len(seeds), generator=dice).codes
     return codes.flatten(1).tolist()
@@ -44,13 +44,15 @@ def test_a_seed_fixes_a_picture(folder: Path, name: str) -> None:
     drafter, settings = SETTINGS[name]
     pipe = opened(folder, drafter, **{"budget": 3, **settings})
     seeds = list(range(12))
-    first = drawn(pipe, seeds)
-    assert drawn(pipe, seeds) == first  # after all of it was used
-    assert drawn(pipe, seeds[::-1]) == first[::-1]
+    first = sampled(pipe, seeds)
+    assert sampled(pipe, seeds) == first  # after all of it was used
+    assert sampled(pipe, seeds[::-1]) == first[::-1]
     for seed in seeds[:3]:  # alone, in a pipeline that has drawn nothing yet
-        assert drawn(opened(folder, drafter, **{"budget": 3, **settings}), [seed]) == [first[seed]]
+        assert sampled(opened(folder, drafter, **{"budget": 3, **settings}), [seed]) == [
+            first[seed]
+        ]
     plain = opened(folder, None)
-    assert (drawn(plain, seeds) != first) or name == "gsd"  # the rule does relax
+    assert (sampled(plain, seeds) != first) or name == "gsd"  # the rule does relax
 
 
 def test_a_budget_that_goes_by_the_clock_says_so(folder: Path) -> None:

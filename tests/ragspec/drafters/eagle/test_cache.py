@@ -43,11 +43,11 @@ def test_distributions_of_a_tree_are_those_of_its_paths(picture: bool) -> None:
         root = cache.read(tokens)
         level = cache.extend([3, 4], [ROOT, ROOT])
         below = cache.extend([5, 3], [1, 0])
-    expected = heads.laws_below(head, target, tokens, [4, 5])
+    expected = heads.distributions_below(head, target, tokens, [4, 5])
     torch.testing.assert_close(root[0], expected[0].to(root))
     torch.testing.assert_close(level[1], expected[1].to(root))
     torch.testing.assert_close(below[0], expected[2].to(root))
-    other = heads.laws_below(head, target, tokens, [3, 3])
+    other = heads.distributions_below(head, target, tokens, [3, 3])
     torch.testing.assert_close(below[1], other[2].to(root))
 
 
@@ -70,7 +70,7 @@ def test_accepted_tokens_are_read_again_with_the_targets_its_states(picture: boo
         tokens = after
         with cache.lease():
             root, node = cache.read(tokens), cache.extend([2], [ROOT])
-        expected = heads.laws_below(head, target, tokens, [2])
+        expected = heads.distributions_below(head, target, tokens, [2])
         torch.testing.assert_close(root[0], expected[0].to(root))
         torch.testing.assert_close(node[0], expected[1].to(root))
 
@@ -93,7 +93,7 @@ def test_of_a_long_prompt_the_end_is_enough() -> None:
     tokens = [*prompt, text[0]]
     with cache.lease():
         root, node = cache.read(tokens), cache.extend([2], [ROOT])
-    expected = heads.laws_below(head, target, tokens, [2], first=5)
+    expected = heads.distributions_below(head, target, tokens, [2], first=5)
     torch.testing.assert_close(root[0], expected[0])
     torch.testing.assert_close(node[0], expected[1])
 

@@ -26,7 +26,7 @@ PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 LEVELS = (3, 4, 2)
 
 
-class OwnWay(CausalTarget):
+class LocalVariant(CausalTarget):
     """A target of another class, whose forwards nobody knows."""
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_drafted_so_is_drafted_as_before_with_the_reason() -> Non
     wide = ModelDrafter(model(), tree=(70,), static="eager").open(request)
     assert "more than 64 choices" in wide.static
     assert len(wide.propose(DraftContext([*PROMPT, 1], 8, 9), 80)) == 64
-    session = ModelDrafter(OwnWay(model()), tree=LEVELS, static="eager").open(request)
+    session = ModelDrafter(LocalVariant(model()), tree=LEVELS, static="eager").open(request)
     assert session.static == "off: OwnWay makes its forwards in a way of its own"
     assert len(session.propose(DraftContext([*PROMPT, 1], 8, 9), 9)) == 9
 

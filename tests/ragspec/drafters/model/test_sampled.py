@@ -41,7 +41,7 @@ def model(seed: int) -> torch.nn.Module:
     return instance
 
 
-def law_of(seed: int, text: list[int]) -> torch.Tensor:
+def distribution_of(seed: int, text: list[int]) -> torch.Tensor:
     """Return the model's law after the text at temperature 0.9, by the model alone: [V]."""
     with torch.no_grad():
         logits: torch.Tensor = model(seed)(torch.tensor([text])).logits
@@ -129,7 +129,7 @@ def test_q_is_the_distribution_of_the_draft_model_after_every_node(mode: str) ->
         for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
             texts[node] = [*texts[int(parent)], int(token)]
         for parent in set(tree.parents.tolist()):
-            expected = law_of(1, texts[parent])
+            expected = distribution_of(1, texts[parent])
             torch.testing.assert_close(tree.q[parent + 1], expected, rtol=0, atol=1e-9)
 
 
@@ -175,7 +175,7 @@ def test_the_text_follows_the_distribution_of_the_target(
         counts[text[1] * V + text[2]] += 1
         accepted += sum(len(step.path) for step in steps)
     assert accepted > SAMPLES / 4
-    expected = law_of_pairs()
+    expected = distribution_of_pairs()
     rare = expected * SAMPLES < 3  # counted together
     merged = Counter({i: counts[i] for i in range(V * V) if not rare[i]})
     merged[V * V] = sum(counts[i] for i in range(V * V) if rare[i])
@@ -183,12 +183,12 @@ def test_the_text_follows_the_distribution_of_the_target(
     check_counts(merged, torch.cat([distribution, expected[rare].sum()[None]]))
 
 
-def law_of_pairs() -> torch.Tensor:
+def distribution_of_pairs() -> torch.Tensor:
     """Return the target's law of the second and third token: [V * V]."""
     pairs = torch.zeros(V, V, dtype=torch.float64)
-    for first, p in enumerate(law_of(0, PROMPT).tolist()):
-        for second, then in enumerate(law_of(0, [*PROMPT, first]).tolist()):
-            pairs[second] += p * then * law_of(0, [*PROMPT, first, second])
+    for first, p in enumerate(distribution_of(0, PROMPT).tolist()):
+        for second, then in enumerate(distribution_of(0, [*PROMPT, first]).tolist()):
+            pairs[second] += p * then * distribution_of(0, [*PROMPT, first, second])
     return pairs.flatten()
 
 

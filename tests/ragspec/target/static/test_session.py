@@ -133,8 +133,8 @@ def test_the_device_walks_as_the_host_does(
         for _ in range(steps):
             for text, root in zip(texts, roots, strict=True):
                 text.append(root)
-            current = own_tokens(one, roots, distributions, texts)
-            trees = [with_own(rng, tokens) for tokens in current]
+            current = local_tokens(one, roots, distributions, texts)
+            trees = [with_local(rng, tokens) for tokens in current]
             pending = [[root] for root in roots]
             logits = one.verify(pending, trees)
             other.follow(distributions, texts)
@@ -166,7 +166,7 @@ class _Never:
 NO_STOP: StopState = _Never()  # type: ignore[assignment]
 
 
-def own_tokens(
+def local_tokens(
     session: TreeSession,
     roots: list[int],
     distributions: list[TokenDistribution],
@@ -184,7 +184,7 @@ def own_tokens(
     return results
 
 
-def with_own(rng: np.random.Generator, current: list[int]) -> DraftTree:
+def with_local(rng: np.random.Generator, current: list[int]) -> DraftTree:
     """Return a tree that holds these tokens behind wrong ones, so that they have to move."""
     wrong = [token for token in rng.choice(90, 6, replace=False).tolist() if token not in current]
     tokens, parents = [*wrong[:2], current[0], wrong[2], current[1]], [-1, 0, -1, 2, 2]

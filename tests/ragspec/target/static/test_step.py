@@ -21,7 +21,7 @@ from tests.support import architectures
 from tests.support.model_state import state_of
 
 STEPS = 50
-LAWS: dict[str, dict[str, Any]] = {
+DISTRIBUTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "penalised": {"temperature": 0.8, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
 }
@@ -39,7 +39,7 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
     torch._dynamo.reset()
     counters.clear()
     rng = np.random.default_rng(0)
-    sampling = Sampling(**LAWS[settings])
+    sampling = Sampling(**DISTRIBUTIONS[settings])
     distributions = [TokenDistribution(sampling, NoiseStream(row), 2) for row in range(2)]
     texts, accepted = [[1, 2, 3, 4], [5, 6]], 0
     with plain.open(2, 400) as one, static.open(2, 400) as other, torch.no_grad():

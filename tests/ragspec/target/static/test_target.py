@@ -31,7 +31,7 @@ PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 NEW = 12
 
 
-def own_model() -> Any:
+def local_model() -> Any:
     return copy.deepcopy(tiny.model("llama", dtype=torch.float64))
 
 
@@ -75,19 +75,19 @@ def change_a_weight(model: Any) -> None:
     ],
 )
 def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> None:
-    model = own_model()
+    model = local_model()
     target = opened(model, mode)
     assert written(target) == written(model, static="off")
     change(model)
     changed = written(model, static="off")
     assert written(target) == changed
-    assert changed != written(own_model(), static="off")
+    assert changed != written(local_model(), static="off")
 
 
 @pytest.mark.parametrize(("change", "kept"), [(replace_a_weight, False), (change_a_weight, True)])
 def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, selected: bool) -> None:
     """A captured step reads addresses: it sees what is written there, not what lies elsewhere."""
-    model = own_model()
+    model = local_model()
     target = opened(model)
     arena = take_a_step(target)
     steps = list(arena.steps.values())
@@ -99,7 +99,7 @@ def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, select
 
 def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
     """A pool keeps one session for all its texts."""
-    model = own_model()
+    model = local_model()
     with opened(model).open(2, 40) as session, torch.no_grad():
         for prompt in ([1, 2], [3, 4]):
             session.join(prompt)
@@ -119,7 +119,7 @@ def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
 
 def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
     """A capture runs it several times, and so does a retry after memory has ended."""
-    model = own_model()
+    model = local_model()
     distribution = TokenDistribution(Sampling(frequency_penalty=0.5), NoiseStream(0), 2)
     with opened(model).open(1, 40) as session, torch.no_grad():
         assert isinstance(session, StaticSession)
@@ -129,7 +129,7 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
             session.follow([distribution], [text])
             session.verify([text[-1:]], [DraftTree.empty()])
             session.commit([()])
-        (step,) = _with_laws(session._arena)
+        (step,) = _with_distributions(session._arena)
         penalties = session._arena.distributions[1].distributions._penalties
         assert penalties is not None
         held = penalties._held[1, 0, 0, :10].clone()
@@ -139,14 +139,14 @@ def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
         assert torch.equal(penalties._held[1, 0, 0, :10], held)
 
 
-def _with_laws(arena: Arena) -> list[FixedStep]:
+def _with_distributions(arena: Arena) -> list[FixedStep]:
     keys: list[Any] = list(arena.steps)
     return [arena.steps[key] for key in keys if key[0][0].distribution is not None]
 
 
 def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
     """The trial takes them one kernel at a time, whatever the mode."""
-    target = opened(own_model(), "compile")
+    target = opened(local_model(), "compile")
     with target.open(2, 40) as session, torch.no_grad():
         session.verify([PROMPT] * 2, [DraftTree.empty()] * 2)
         session.commit([(), ()])
@@ -158,7 +158,7 @@ def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
 
 
 def test_buffers_that_are_too_small_are_not_lent() -> None:
-    target = opened(own_model())
+    target = opened(local_model())
     arena = take_a_step(target)
     assert target.lend_arena(1, arena.stacks.slots - MOST_QUERIES) is arena
     target.take_back(arena)
@@ -167,20 +167,20 @@ def test_buffers_that_are_too_small_are_not_lent() -> None:
     assert target.lend_arena(arena.stacks.rows + 1, 40) is not arena
 
 
-@pytest.mark.parametrize("when", ["made", "taken"])
+@pytest.mark.parametrize("when", ["create", "taken"])
 def test_memory_that_ends_is_reported_and_the_text_goes_on(
     when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = own_model()
+    model = local_model()
     target = opened(model, "compile")
-    where: Any = target if when == "made" else StaticStep
-    name = "_create" if when == "made" else "__call__"
+    where: Any = target if when == "create" else StaticStep
+    name = "_create" if when == "create" else "__call__"
     current, calls = getattr(where, name), 0
 
     def short_of_memory(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        if target.static != "eager" and (when == "made" or calls > 1):
+        if target.static != "eager" and (when == "create" or calls > 1):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return current(*args, **options)
 
@@ -199,7 +199,7 @@ def test_memory_that_ends_is_reported_and_the_text_goes_on(
 
 
 def test_a_step_that_cannot_be_compiled_is_reported_and_the_text_goes_on() -> None:
-    model = own_model()
+    model = local_model()
     current = model.model.layers[0].forward
 
     def asks(*args: Any, **options: Any) -> Any:
@@ -213,12 +213,12 @@ def test_a_step_that_cannot_be_compiled_is_reported_and_the_text_goes_on() -> No
         text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
     assert len(on_progress) == 1
     assert text.report.static == "eager"
-    assert text.tokens == written(own_model(), static="off")
+    assert text.tokens == written(local_model(), static="off")
 
 
 def test_an_error_of_the_model_is_its_its(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is as it was found, and the next text is right."""
-    model = own_model()
+    model = local_model()
     before = state_of(model)
     target = opened(model)
     expected = written(model, static="off")
@@ -244,7 +244,7 @@ def test_an_error_of_the_model_is_its_its(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_model_in_training_is_refused() -> None:
-    model = own_model()
+    model = local_model()
     target = opened(model)
     with target.open(1, 40) as session, torch.no_grad():
         session.verify([PROMPT], [DraftTree.empty()])
@@ -256,7 +256,7 @@ def test_a_model_in_training_is_refused() -> None:
 
 @pytest.mark.parametrize("modes", [("eager", "eager"), ("eager", "off")])
 def test_two_engines_over_one_model_write_at_once(modes: tuple[str, str]) -> None:
-    model = own_model()
+    model = local_model()
     before = state_of(model)
     expected = written(model, static="off")
     targets = [opened(model, m) if m != "off" else CausalTarget(model) for m in modes]

@@ -13,7 +13,7 @@ from tests.support.latent_laws import Pair, differs, emitted, pair, plain, view_
 SAMPLES = 600
 
 
-def drawn(inputs: Pair, indices: list[int], seed: int = 0) -> list[int]:
+def sampled(inputs: Pair, indices: list[int], seed: int = 0) -> list[int]:
     """Return the numbers of drafts for these indices."""
     noise = inputs.target.noise(NoiseStream(seed), indices)
     return list(inputs.draft.add(inputs.q.expand(len(indices), -1), noise, indices))
@@ -21,7 +21,7 @@ def drawn(inputs: Pair, indices: list[int], seed: int = 0) -> list[int]:
 
 def test_the_papers_factor_is_that_of_the_earlier_deviations() -> None:
     inputs = pair("linear", "model", spread=1.2)
-    numbers, view = drawn(inputs, [0]), view_of(inputs.target, inputs.p, DraftTree.empty(), 0)
+    numbers, view = sampled(inputs, [0]), view_of(inputs.target, inputs.p, DraftTree.empty(), 0)
     factor = log_factor(inputs.target.table, numbers[0], view.token(-1))
     wide, narrow = inputs.draft.sampler.deviations[1:], inputs.target.sampler.deviations[1:]
     assert factor == pytest.approx(4 * float((wide / narrow).log().sum())) and factor > 0.0

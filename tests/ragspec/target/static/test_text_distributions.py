@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from ragspec.target.static.text_distributions import RequestDistributions
 
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.sampling.settings import Sampling
-from ragspec.target.static.text_laws import RequestDistributions
 
 VOCAB, ROWS = 50, 3
 PENALISED = {"repetition_penalty": 1.5, "presence_penalty": 0.4, "frequency_penalty": 0.2}
@@ -21,7 +21,7 @@ def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
     return TokenDistribution(Sampling(**settings), NoiseStream(seed), 2)
 
 
-def text_laws() -> tuple[RequestDistributions, list[tuple[int, TokenDistribution | None]]]:
+def text_distributions() -> tuple[RequestDistributions, list[tuple[int, TokenDistribution | None]]]:
     """Return laws, and a note of every row that is set."""
     distributions, noted = BatchDistribution(ROWS, VOCAB, "cpu", 100), []
     current = distributions.set
@@ -46,7 +46,7 @@ def chosen(
 
 
 def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
-    message, noted = text_laws()
+    message, noted = text_distributions()
     distributions = [distribution(row, **PENALISED) for row in range(ROWS)]
     texts = [[1, 2, 3], [4, 4], [5, 6, 7, 8]]
     first: list[list[int]] = [[], [], []]
@@ -73,7 +73,7 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
 
 
 def test_a_row_is_set_again_where_another_text_takes_it() -> None:
-    message, noted = text_laws()
+    message, noted = text_distributions()
     one, other = distribution(1, **PENALISED), distribution(2, **PENALISED)
     message.notify({0: (one, [1, 2, 3])})
     message.notify({0: (other, [1, 2, 3, 9, 9])})
@@ -83,7 +83,7 @@ def test_a_row_is_set_again_where_another_text_takes_it() -> None:
 
 
 def test_rows_that_nobody_asks_for_are_padding() -> None:
-    message, noted = text_laws()
+    message, noted = text_distributions()
     sample = distribution(3, temperature=1.0)
     assert message.notify({1: (sample, [1, 2])}).unfiltered
     assert message.notify({2: (distribution(), [1, 2])}).greedy, (
@@ -95,7 +95,7 @@ def test_rows_that_nobody_asks_for_are_padding() -> None:
 
 
 def test_distributions_that_look_at_no_text_are_reported_nothing_more() -> None:
-    message, _ = text_laws()
+    message, _ = text_distributions()
     grown: list[Any] = []
     message.distributions.grow = lambda *inputs: grown.append(inputs)  # type: ignore[method-assign]
     plain = distribution(temperature=0.7)
