@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from harness.image_timing import ImageConfig
 from harness.image_ways import PLAIN
-from harness.latent_paths import path_moments, reported
+from harness.latent_paths import conditioning, path_moments
 from harness.latent_ways import parse_latent_ways
 
 from ragspec.sampling.noise import NoiseStream
@@ -72,7 +72,7 @@ def main() -> None:
             }
             if inputs.json is not None:
                 inputs.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        total, last, worst = reported(result)
+        total, last, worst = conditioning(result)
         print(
             f"{direction.name:12} {images} images: all steps {total}, the last {last}, worst "
             f"{worst}",

@@ -148,7 +148,7 @@ def image(
     be_quiet()
     options = ImageOptions(budget_of(budget), guidance, temperature, steps, device, dtype)
     items, built = build_images(model, _split(variants), images, seed, options)
-    with Console(stderr=True).status("submit_images") as status:
+    with Console(stderr=True).status("drawing") as status:
         result = run_benchmark(items, built, skip_loops=False, on_progress=status.update)
     facts = {"model": model, "budget": budget, "images": images, "seed": seed}
     facts |= {"guidance": guidance, "temperature": temperature, "steps": steps}

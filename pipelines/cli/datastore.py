@@ -69,7 +69,7 @@ def build(
         engine = o.EngineOptions(model, None, "none", "auto", device, dtype).engine()
     began = time.perf_counter()
 
-    with counting(terminal, "prefill_progress") as on_progress:
+    with counting(terminal, "reading") as on_progress:
         store = Datastore.build(
             result, engine, out, max_tokens=limit, search=search, progress=on_progress
         )

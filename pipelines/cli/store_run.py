@@ -67,7 +67,7 @@ def build_store(
     sources = list(sources)
     _check_replaceable(out)
     tokenizer = load_tokenizer(model)
-    with counting(terminal, "prefill_progress") as on_progress:
+    with counting(terminal, "reading") as on_progress:
         rows: Iterator[Any] = tokenized(read_texts(sources, columns), tokenizer, on_progress)
         if limit is not None:
             rows = _at_most(rows, limit)

@@ -263,7 +263,7 @@ def _texts(
     columns = TextColumns(skipped=lambda path, reason: terminal.note(f"not read: {path} {reason}"))
     texts: list[list[int]] = []
     left = limit
-    with counting(terminal, "prefill_progress") as on_progress:
+    with counting(terminal, "reading") as on_progress:
         for row in tokenized(read_texts([str(data)], columns), tokenizer, on_progress):
             text = [int(token) for token in (row if left is None else islice(row, left))]
             texts.append(text[:longest])

@@ -113,7 +113,7 @@ class Proposer:
             "drafted": self.drafted,
             "accepted": self.accepted,
             "texts": self._texts.opened,
-            "prefix_cache": len(self._texts),
+            "remembered": len(self._texts),
         }
 
     def _count(self, judged: tuple[int, int] | None) -> None:

@@ -226,7 +226,7 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
 def _check_counts(options: Options, prompts: int, alone: bool) -> None:
     """Refuse objects of another kind, and options of one text where there are several."""
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "prefix_cache": (lambda value: isinstance(value, PrefixCache), "a KeptContext"),
+        "prefix_cache": (lambda value: isinstance(value, PrefixCache), "a PrefixCache"),
         "on_read": (callable, "a function of two numbers"),
         "transform": (
             lambda value: isinstance(value, Transform) and not isinstance(value, type),
@@ -297,7 +297,7 @@ def _prefix(options: Options, prompts: Sequence[Sequence[int]]) -> int:
             "tokens, the last of which is always read"
         )
     if count and options.get("prefix_cache") is None:
-        raise InputError("got prefix without kept; expected a KeptContext, which keeps it.")
+        raise InputError("got prefix without kept; expected a PrefixCache, which keeps it.")
     return int(count)
 
 

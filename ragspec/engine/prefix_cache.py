@@ -118,7 +118,7 @@ class PrefixCache:
         if not self._using.acquire(blocking=False):
             raise InputError(
                 "this kept context is in use by another call; expected one call at a time. Make a "
-                "KeptContext for each conversation."
+                "PrefixCache for each conversation."
             )
         try:
             known = self._resume(target, text)

@@ -14,7 +14,7 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.visual.latents.rules.coupling import Coupled
 from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView
 
-OUTCOMES = ("target_number", "accepted", "reflected", "redrawn")
+OUTCOMES = ("target", "accepted", "reflected", "redrawn")
 """No draft stood there; the draft stayed; its mirror image came for it; another latent did."""
 
 

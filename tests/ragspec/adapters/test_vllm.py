@@ -67,11 +67,11 @@ def test_what_is_not_decoded_is_preserved_within_limits() -> None:
     proposer, request = Proposer(config(rows=4, idle=1)), requests(12)
     for each in request:
         drive(proposer, [each])
-    assert proposer.stats()["prefix_cache"] <= 2
+    assert proposer.stats()["remembered"] <= 2
     proposer = Proposer(config(rows=4, idle_tokens=0))
     for each in requests(5):
         drive(proposer, [each])
-    assert proposer.stats()["prefix_cache"] == 1
+    assert proposer.stats()["remembered"] == 1
 
 
 def test_a_text_that_was_forgotten_is_read_again() -> None:

@@ -151,7 +151,7 @@ def test_a_preserved_context_serves_one_text_at_a_time() -> None:
     for prompts, sampling in (([[1, 2], [3, 4]], Sampling()), ([1, 2], Sampling(n=2, seed=1))):
         with pytest.raises(InputError, match="expected one prompt and n=1"):
             request.generate(prompts, sampling, max_new_tokens=2, prefix_cache=cache)
-    with pytest.raises(InputError, match="expected a KeptContext"):
+    with pytest.raises(InputError, match="expected a PrefixCache"):
         request.generate([1, 2], max_new_tokens=2, prefix_cache="yes")  # type: ignore[arg-type]
     failed: list[BaseException] = []
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from ragspec.target.static.text_distributions import RequestDistributions
 
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.sampling.settings import Sampling
+from ragspec.target.static.text_distributions import RequestDistributions
 
 VOCAB, ROWS = 50, 3
 PENALISED = {"repetition_penalty": 1.5, "presence_penalty": 0.4, "frequency_penalty": 0.2}
