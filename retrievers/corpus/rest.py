@@ -74,7 +74,7 @@ class RestDrafter:
     """
 
     method = Method(
-        "a store: `store.drafter()`, `--store`",
+        "a store of text",
         "REST",
         make=lambda sources: sources.past(),
         needs=frozenset({"store"}),

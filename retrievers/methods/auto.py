@@ -23,8 +23,8 @@ class AutoDrafter(Fuse):
     """
 
     method = Method(
-        "all there is",
-        "one tree, sized by the budget",
+        "all available sources in one tree",
+        "ours",
         make=lambda sources: _over(sources),
         uses=frozenset({"store"}),
     )

@@ -93,8 +93,8 @@ class ContextDrafter:
     """
 
     method = Method(
-        "prompt, passages, prediction, what was written",
-        "suffix automaton; SAM-Decoding, prompt lookup",
+        "prompt, passages, output",
+        "SAM-Decoding, PLD",
         colour=0,
     )
     name = "context"

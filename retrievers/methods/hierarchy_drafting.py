@@ -53,7 +53,7 @@ class HierarchyDrafter(Combined):
     """
 
     method = Method(
-        "context, the model's answers, a corpus",
+        "levels of stores",
         "Hierarchy Drafting",
         make=lambda sources: _over(sources),
         uses=frozenset({"store"}),

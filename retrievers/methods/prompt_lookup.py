@@ -32,7 +32,7 @@ class LookupDrafter:
     Spec-Bench does. Raises InputError for sizes below 1, shortest above longest, and another place.
     """
 
-    method = Method("the same text, by the last few tokens", "prompt lookup", colour=7)
+    method = Method("the same text, by its last tokens", "PLD", colour=7)
     name = "lookup"
     kind = DraftKind.DETERMINISTIC
     reads_texts = True

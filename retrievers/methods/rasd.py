@@ -53,7 +53,7 @@ class Rasd(Fuse):
     """
 
     method = Method(
-        "all of these, pruned by what a draft model holds for likely",
+        "all of these, pruned by a draft model",
         "RASD",
         make=lambda sources: _over(sources),
         uses=frozenset({"store", "draft model"}),

@@ -40,7 +40,7 @@ class MatchDrafter:
     Raises InputError for numbers below 0, or no token at all.
     """
 
-    method = Method("the same text, by the longest match", "SAM-Decoding's own chain", colour=5)
+    method = Method("the same text, longest match", "SAM-Decoding", colour=5)
     name = "match"
     kind = DraftKind.DETERMINISTIC
     reads_texts = True
@@ -111,7 +111,7 @@ class Select(Combined):
     """
 
     method = Method(
-        "the longest match in text or store, else `recycling`",
+        "text or store, else `recycling`",
         "SAM-Decoding",
         make=lambda sources: Select([MatchDrafter(), *sources.past()], one("recycling", sources)),
         uses=frozenset({"store"}),

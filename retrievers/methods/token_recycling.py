@@ -58,7 +58,7 @@ class NeighbourDrafter:
     StoreError for a table that cannot be read.
     """
 
-    method = Method("the model's second choices after the same tokens", "Token Recycling", colour=2)
+    method = Method("the model's second choices", "Token Recycling", colour=2)
     name = "recycling"
     kind = DraftKind.DETERMINISTIC
 
@@ -306,7 +306,7 @@ def _widest(k: int) -> list[tuple[int, int]]:
 
 
 PAPER = Method(
-    "the same, in a fixed tree",
-    "Token Recycling as published",
+    "the same, fixed tree",
+    "Token Recycling",
     make=lambda sources: NeighbourDrafter.paper(),
 )

@@ -45,8 +45,8 @@ class Rapid:
     """
 
     method = Method(
-        "a draft model that reads `draft_prompt=` in place of the prompt",
-        "RAPID, by the target's own law",
+        "a model that reads `draft_prompt=`",
+        "RAPID",
         make=lambda sources: Rapid(sources.draft_model),
         needs=frozenset({"draft model"}),
         uses=frozenset({"draft model"}),

@@ -77,7 +77,7 @@ def test_a_drafter_drafts_by_its_name_and_is_listed_everywhere() -> None:
     assert describe("toy").paper == "nobody's"
     assert compose("toy", Sources()).name == build_method("toy", Sources()).name == "toy"  # type: ignore[union-attr]
     assert "toy" in known_variants()
-    assert "| `toy` | the last token, again and again | nobody's |" in method_rows()
+    assert "| `toy` | nobody's | the last token, again and again | exact | - |" in method_rows()
     with Console(width=120) as console, console.capture() as text:
         console.print(method_table())
     assert "again and again" in text.get()

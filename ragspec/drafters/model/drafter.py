@@ -67,8 +67,8 @@ class ModelDrafter:
     """
 
     method = Method(
-        "a smaller model: `--draft-model`",
-        "draft model",
+        "a smaller model",
+        "Leviathan 2023",
         make=lambda sources: ModelDrafter(sources.draft_model),
         needs=frozenset({"draft model"}),
         uses=frozenset({"draft model"}),
@@ -274,7 +274,7 @@ def draft_target(model: Any) -> CausalTarget:
 
 FUSED = Method(
     "context and draft model",
-    "one tree",
+    "ours",
     make=lambda sources: [one("context", sources), ModelDrafter(sources.draft_model)],
     needs=frozenset({"draft model"}),
     uses=frozenset({"draft model"}),
