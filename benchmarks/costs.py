@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Verdict
-from ragspec.acceptance.target_view import RowView
-from ragspec.acceptance.walk import Walk
 from ragspec.engine.engine import Engine
 from ragspec.models.resolve import STARTER
 from ragspec.pipelines.bench.prompts import bundled_items
+from ragspec.rules.base import Verdict
+from ragspec.rules.target_view import RowView
+from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling

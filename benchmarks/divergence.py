@@ -26,7 +26,7 @@ from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.cli.compare import compare, plain_engine
 from ragspec.reports.report import loop_share
 from ragspec.sampling.settings import Sampling
-from ragspec.target.constant_width import ConstantWidthTarget
+from ragspec.verification.constant_width import ConstantWidthTarget
 
 LOOPING = 0.2
 

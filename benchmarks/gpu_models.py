@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ragspec.target.kv_cache import slot_bytes
+from ragspec.verification.kv_cache import slot_bytes
 
 SAID = 7  # the token that these models always choose
 Sizes = dict[str, int]

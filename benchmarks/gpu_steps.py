@@ -19,9 +19,9 @@ from ragspec.engine.loop import Loop
 from ragspec.engine.rows import Run
 from ragspec.models.device import is_cuda
 from ragspec.sampling.settings import Sampling
-from ragspec.target.kv_cache import slot_bytes
-from ragspec.target.static.layout import MOST_QUERIES, slots_of
 from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.verification.kv_cache import slot_bytes
+from ragspec.verification.static.layout import MOST_QUERIES, slots_of
 
 ACCEPTED = 2  # nodes of a stub's tree
 ROOM = 512  # tokens that a session has beyond its first ones

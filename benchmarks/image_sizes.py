@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from ragspec.models.device import pick_device, pick_dtype
-from ragspec.visual.acceptance.by_name import default_neighbours
-from ragspec.visual.acceptance.codebook import CodeNeighbours, building_bytes
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.pipeline import ImagePipeline
+from ragspec.visual.rules.by_name import default_neighbours
+from ragspec.visual.rules.codebook import CodeNeighbours, building_bytes
 
 LABEL = "random weights"
 SIZES = {  # arXiv 2406.06525, table 1: layers, width, heads

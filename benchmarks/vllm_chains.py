@@ -69,7 +69,7 @@ def local(args: argparse.Namespace) -> dict[str, Any]:
     from ragspec.adapters.vllm import WIDTH
     from ragspec.engine.engine import Engine
     from ragspec.models.load import load_model
-    from ragspec.target.constant_width import ConstantWidthTarget
+    from ragspec.verification.constant_width import ConstantWidthTarget
 
     model, tokenizer = load_model(args.model, "cpu", "float32")
     target = ConstantWidthTarget(model, args.longest + 1)

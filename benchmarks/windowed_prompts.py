@@ -39,8 +39,8 @@ def read_once(options: argparse.Namespace) -> dict[str, float]:
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    from ragspec.target.causal import CausalTarget
     from ragspec.trees.draft_tree import DraftTree
+    from ragspec.verification.causal import CausalTarget
 
     torch.manual_seed(0)
     n = options.one

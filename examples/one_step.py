@@ -4,15 +4,15 @@
 """
 
 import ragspec
-from ragspec.acceptance.target_view import RowView
-from ragspec.acceptance.walk import Walk
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.retrievers import ContextDrafter
+from ragspec.rules.target_view import RowView
+from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopRule
-from ragspec.target.open import open_target
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.open import open_target
 
 model, tokenizer = ragspec.load_model("starter")
 target = open_target(model)  # probed: a tree gives the logits of its paths, one by one

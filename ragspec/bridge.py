@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.reports.report import Report
+from ragspec.rules.base import Step
 from ragspec.sampling.batch_rows import BatchRows, RowCriterion, RowProcessors
 from ragspec.sampling.settings import Sampling
 

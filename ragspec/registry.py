@@ -69,16 +69,16 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
         ),
         "rule": MappingProxyType(
             {
-                "walk": "ragspec.acceptance.walk:Walk",
-                "rejection": "ragspec.acceptance.rejection:ChainRejection",
-                "multi-step": "ragspec.acceptance.rejection:MultiStep",
-                "without-replacement": "ragspec.acceptance.rejection:WithoutReplacement",
-                "k-seq": "ragspec.acceptance.k_seq:KSeq",
-                "block": "ragspec.acceptance.block_verification:Block",
-                "typical": "ragspec.acceptance.typical:Typical",
-                "lantern": "ragspec.visual.acceptance.lantern:Lantern",
-                "lantern++": "ragspec.visual.acceptance.lantern:LanternPlus",
-                "gsd": "ragspec.visual.acceptance.lantern:GSD",
+                "walk": "ragspec.rules.walk:Walk",
+                "rejection": "ragspec.rules.rejection:ChainRejection",
+                "multi-step": "ragspec.rules.rejection:MultiStep",
+                "without-replacement": "ragspec.rules.rejection:WithoutReplacement",
+                "k-seq": "ragspec.rules.k_seq:KSeq",
+                "block": "ragspec.rules.block_verification:Block",
+                "typical": "ragspec.rules.typical:Typical",
+                "lantern": "ragspec.visual.rules.lantern:Lantern",
+                "lantern++": "ragspec.visual.rules.lantern:LanternPlus",
+                "gsd": "ragspec.visual.rules.lantern:GSD",
             }
         ),
         "family": MappingProxyType(

@@ -39,8 +39,8 @@ from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.long.document import LongDocument
 from ragspec.retrievers.search.documents import Document
-from ragspec.target.base import CachedSession
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.base import CachedSession
+from ragspec.verification.causal import CausalTarget
 
 DISTANCE = 12  # one document in so many is kept apart
 JUDGED = 64  # answers over them

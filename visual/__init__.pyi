@@ -1,6 +1,6 @@
 # The public names of this package, for type checkers and for lazy loading.
-from .acceptance.codebook import CodeNeighbours as CodeNeighbours
-from .acceptance.codebook import CodePartition as CodePartition
+from .rules.codebook import CodeNeighbours as CodeNeighbours
+from .rules.codebook import CodePartition as CodePartition
 from .drafting.jacobi import JacobiDrafter as JacobiDrafter
 from .masked.checkpoint import load_mar as load_mar
 from .models.kl import KLAutoencoder as KLAutoencoder

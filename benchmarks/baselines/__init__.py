@@ -8,8 +8,8 @@ from typing import Any
 from baselines.cool_sd import Cool
 from baselines.even import Even
 from baselines.lantern_published import LanternPlusRejection, LanternRejection
-from ragspec.visual.acceptance.by_name import default_delta, default_lam, default_neighbours
-from ragspec.visual.acceptance.codebook import CodeNeighbours
+from ragspec.visual.rules.by_name import default_delta, default_lam, default_neighbours
+from ragspec.visual.rules.codebook import CodeNeighbours
 
 BASELINES = MappingProxyType(
     {rule.name: rule for rule in (Cool, Even, LanternRejection, LanternPlusRejection)}

@@ -18,8 +18,9 @@ from numbers import Real
 
 import torch
 
-from ragspec.acceptance.base import TargetView, Verdict
-from ragspec.acceptance.rejection import (
+from ragspec.errors import InputError
+from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.rejection import (
     EXACT_FOR_LABEL,
     check_chain,
     check_draws,
@@ -28,10 +29,9 @@ from ragspec.acceptance.rejection import (
     normalised,
     ratio,
 )
-from ragspec.errors import InputError
 from ragspec.sampling.noise import Stream
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
-from ragspec.visual.acceptance.tv_budget import APPROXIMATE
+from ragspec.visual.rules.tv_budget import APPROXIMATE
 
 _MOST = 700.0  # a logarithm above it is that of no finite number
 

@@ -15,8 +15,8 @@ import math
 
 import torch
 
-from ragspec.acceptance.base import TargetView, Verdict
-from ragspec.acceptance.rejection import children_of
+from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.rejection import children_of
 from ragspec.sampling.noise import Stream
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.visual.latents.rules.base import KINDS, expect_latents

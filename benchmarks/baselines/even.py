@@ -22,13 +22,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import exp, inf, log
 
-from ragspec.acceptance.base import TargetView
 from ragspec.errors import InputError
+from ragspec.rules.base import TargetView
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual.acceptance.codebook import CodeNeighbours
-from ragspec.visual.acceptance.lantern import RelaxedRow, RelaxedWalk, expect_table
-from ragspec.visual.acceptance.relation import Nearest
 from ragspec.visual.checks import is_number
+from ragspec.visual.rules.codebook import CodeNeighbours
+from ragspec.visual.rules.lantern import RelaxedRow, RelaxedWalk, expect_table
+from ragspec.visual.rules.relation import Nearest
 
 BAND = 4.0  # nats
 

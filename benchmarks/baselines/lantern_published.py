@@ -26,8 +26,9 @@ from typing import Literal, get_args
 
 import torch
 
-from ragspec.acceptance.base import TargetView, Verdict
-from ragspec.acceptance.rejection import (
+from ragspec.errors import InputError
+from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.rejection import (
     EXACT_FOR_LABEL,
     check_draws,
     children_of,
@@ -37,12 +38,11 @@ from ragspec.acceptance.rejection import (
     path_to,
     ratio,
 )
-from ragspec.errors import InputError
 from ragspec.sampling.noise import Stream
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
-from ragspec.visual.acceptance.codebook import CodeNeighbours
-from ragspec.visual.acceptance.lantern import expect_table
-from ragspec.visual.acceptance.relation import (
+from ragspec.visual.rules.codebook import CodeNeighbours
+from ragspec.visual.rules.lantern import expect_table
+from ragspec.visual.rules.relation import (
     NearestByRatio,
     NearestWithin,
     Relation,
@@ -50,7 +50,7 @@ from ragspec.visual.acceptance.relation import (
     related,
     relaxed_distribution,
 )
-from ragspec.visual.acceptance.tv_budget import APPROXIMATE
+from ragspec.visual.rules.tv_budget import APPROXIMATE
 
 Residual = Literal["optimal", "paper"]
 

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.cost_measurement import measure
 from ragspec.drafters import fuse
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
+from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 

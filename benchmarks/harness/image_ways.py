@@ -22,7 +22,7 @@ from baselines import BASELINES, make_baseline
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual.acceptance.by_name import relaxed
+from ragspec.visual.rules.by_name import relaxed
 
 if TYPE_CHECKING:
     from ragspec.visual.pipeline.pipeline import ImagePipeline
@@ -114,7 +114,7 @@ def _settings(name: str, rule: str, result: re.Match[str]) -> dict[str, Any]:
 
 def default_ways(codes: int, has_draft: bool, has_head: bool) -> tuple[str, ...]:
     """Return the ways to compare where nothing is said, for a code-book of so many codes."""
-    from ragspec.visual.acceptance.by_name import default_delta
+    from ragspec.visual.rules.by_name import default_delta
 
     delta = default_delta(codes)
     ways = ["exact"] if has_draft or has_head else []

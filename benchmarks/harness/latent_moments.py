@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Verdict
+from ragspec.rules.base import Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.judged import Judged, WatchedTarget
 from ragspec.visual.latents.rules.coupling import gaussians_of, sampled_with, step_densities

@@ -17,7 +17,6 @@ import torch
 
 from harness.long_tasks import Task
 from harness.token_clock import TokenClock
-from ragspec.acceptance.base import Step
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import Sources
@@ -39,6 +38,7 @@ from ragspec.reports.label import kind_of_label
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.rapid.drafter import Rapid
 from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.rules.base import Step
 from ragspec.trees.operations import depths
 
 PLAIN, PEER, RETRIEVAL = "plain", "hf-greedy", "retrieval"

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.clock import Machine
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, SourceText
 from ragspec.drafters.fuse import Fuse
 from ragspec.errors import InputError
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
 

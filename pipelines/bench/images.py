@@ -158,7 +158,7 @@ def _rules(latents: bool) -> dict[str, str | None]:
 
         named: dict[str, str | None] = {rule: LATENT_SETTINGS.get(rule) for rule in RULES}
         return named | {"fewer": "steps"}
-    from ragspec.visual.acceptance.by_name import relaxed
+    from ragspec.visual.rules.by_name import relaxed
 
     return dict.fromkeys(EXACT_RULES) | relaxed()
 

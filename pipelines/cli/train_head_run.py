@@ -33,8 +33,8 @@ from ragspec.pipelines.console.options import be_quiet
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, read_texts
 from ragspec.retrievers.corpus.text import tokenized
-from ragspec.target.causal import CausalTarget
-from ragspec.target.open import open_target
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import open_target
 
 PICTURES = ".npz"
 _HOLD_OUT = 20  # one text in so many is held out, to judge the head

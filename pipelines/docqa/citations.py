@@ -12,9 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ragspec.acceptance.base import Step
 from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.retrievers.search.fusion import Hit
+from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
 SLACK = 16  # characters by which the place of a token in the answer may be misjudged

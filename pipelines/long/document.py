@@ -32,7 +32,7 @@ from ragspec.retrievers.search.passages import Passage
 from ragspec.sampling.repetition import EndRepetition
 from ragspec.sampling.settings import Sampling
 from ragspec.storage.store import is_store
-from ragspec.target.kv_cache import slot_bytes
+from ragspec.verification.kv_cache import slot_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ import torch
 from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import without_autograd
-from ragspec.target.base import CachedSession, TargetSession
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.base import CachedSession, TargetSession
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine

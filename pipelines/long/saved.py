@@ -21,7 +21,7 @@ from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import read_document
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
-from ragspec.target.base import Beginning
+from ragspec.verification.base import Beginning
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine

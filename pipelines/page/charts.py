@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.palette import TARGET
 from ragspec.reports.builder import accepted_of, sources_of
 from ragspec.reports.report import Event
+from ragspec.rules.base import Step
 
 WIDTH, LEFT, RIGHT, BOTTOM, TOP = 960, 42, 12, 22, 8
 ROOM = WIDTH - LEFT - RIGHT

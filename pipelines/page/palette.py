@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from zlib import crc32
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.method import describe
 from ragspec.registry import names
 from ragspec.reports.builder import count_sources
+from ragspec.rules.base import Step
 
 TARGET = "target model"
 COLOURS = 8

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragspec.acceptance.base import Step
-from ragspec.acceptance.rejection import EXACT_FOR_LABEL
 from ragspec.pipelines.page.charts import Chart, first_number, search_chart, share_chart, step_chart
 from ragspec.pipelines.page.palette import TARGET, colours_of
 from ragspec.pipelines.page.tree_view import where
 from ragspec.reports.builder import accepted_of, count_sources, sources_of
 from ragspec.reports.label import ROUNDED, kind_of_label
 from ragspec.reports.trace import Trace
+from ragspec.rules.base import Step
+from ragspec.rules.rejection import EXACT_FOR_LABEL
 
 MEANINGS = {
     "exact": "token for token the text that plain decoding gives with the same seed",

@@ -14,11 +14,11 @@ from itertools import accumulate
 from math import ceil
 from unicodedata import category, combining, east_asian_width
 
-from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.charts import first_number
 from ragspec.pipelines.page.palette import TARGET, colours_of
 from ragspec.reports.builder import accepted_of, sources_of
 from ragspec.reports.trace import Trace
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import PREDICTION, ROOT
 
 CELL = 7.3  # width of a letter of the fixed-width font at 12 pixels

@@ -14,7 +14,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import (
     DraftContext,
     Drafter,
@@ -28,6 +27,7 @@ from ragspec.drafters.method import GLOBAL, Sources
 from ragspec.errors import InputError
 from ragspec.pipelines.methods import compose, open_sources
 from ragspec.registry import did_you_mean
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import children
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 
 MOST_LOGITS = 1 << 26  # of one forward: numbers, 256 MiB in float32
 

@@ -12,10 +12,10 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.calibration import UNKNOWN, Appraisal, Calibration
 from ragspec.budget.cost_curve import CostCurve, SharedCost
 from ragspec.errors import InputError
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 
 

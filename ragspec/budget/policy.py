@@ -16,13 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, BudgetPolicy, Settings
 from ragspec.budget.calibration import Calibration
 from ragspec.budget.cost_curve import CostCurve, SharedCost
 from ragspec.budget.gains import BUCKETS, Experience
 from ragspec.budget.tree_size import GoodputSession
 from ragspec.errors import InputError, UnknownNameError
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, Settings
 from ragspec.budget.cost_curve import CostLine
 from ragspec.budget.gains import BUCKETS, DUE, FIRST_TRIAL, OUTLOOKS, Experience, Gain
+from ragspec.rules.base import Step
 
 CHEAP, COSTLY_NODES = 0.1, 7  # what costs more plain steps than this is asked for few nodes
 EXPLORING = 0.06  # of the time may go to trials of a source of which little is known

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetSession, Settings
 from ragspec.budget.cost_curve import CostLine, ForwardCost
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
 from ragspec.budget.source_choice import SourceChoice
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
 

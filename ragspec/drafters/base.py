@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import torch
 
-from ragspec.acceptance.base import Rule, Step
 from ragspec.errors import InputError, RuleError
+from ragspec.rules.base import Rule, Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.acceptance.base import Rule
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.combined import check_fits, within
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Sources, build, one
 from ragspec.errors import InputError
 from ragspec.models.vocabulary import check_vocabulary
-from ragspec.target.causal import CausalTarget
+from ragspec.rules.base import Rule
+from ragspec.verification.causal import CausalTarget
 
 if TYPE_CHECKING:
     from ragspec.drafters.model.drafter import ModelDrafter

@@ -13,7 +13,6 @@ from typing import Any, Unpack
 
 import torch
 
-from ragspec.acceptance.base import Rule, Step, expect_rule
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import make_budget
@@ -32,11 +31,12 @@ from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
 from ragspec.registry import resolve
+from ragspec.rules.base import Rule, Step, expect_rule
 from ragspec.sampling.settings import Sampling
-from ragspec.target.base import CachedSession, TargetSession
-from ragspec.target.causal import CausalTarget
-from ragspec.target.open import open_target
-from ragspec.target.static.open import open_static
+from ragspec.verification.base import CachedSession, TargetSession
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.open import open_target
+from ragspec.verification.static.open import open_static
 
 
 class Engine:

@@ -13,8 +13,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from ragspec.acceptance.base import Rule, Step, Verdict, open_rule
-from ragspec.acceptance.target_view import RowView
 from ragspec.budget.cost_curve import SharedForward
 from ragspec.budget.tree_size import fit_together
 from ragspec.engine.reading import PrefillJob, hidden_of, portions, read
@@ -31,9 +29,11 @@ from ragspec.engine.step import (
 )
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
+from ragspec.rules.base import Rule, Step, Verdict, open_rule
+from ragspec.rules.target_view import RowView
 from ragspec.sampling.top_tokens import TopTokens
-from ragspec.target.base import CachedSession, TargetSession
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.base import CachedSession, TargetSession
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ragspec.acceptance.base import Step
 from ragspec.reports.report import Report
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import TokenLogprob
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Rule
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.cost_measurement import Padding, cached, context_lengths
 from ragspec.drafters.base import Drafter
+from ragspec.rules.base import Rule
 from ragspec.storage.filesystem import cache_directory
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 
 LONGEST_TIMED = 8192
 _NO_COST = frozenset(

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.cost_curve import SharedForward
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
@@ -32,6 +31,7 @@ from ragspec.engine.parts import Parts
 from ragspec.engine.rows import Row, Run
 from ragspec.engine.step import Emission
 from ragspec.errors import InputError, PoolClosedError, QueueFullError
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 
 CHUNK = 256  # tokens of prompts that are read between two steps

@@ -15,10 +15,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.target.base import Beginning, CachedSession, TargetSession
+from ragspec.verification.base import Beginning, CachedSession, TargetSession
 
 if TYPE_CHECKING:
-    from ragspec.target.causal import CausalTarget
+    from ragspec.verification.causal import CausalTarget
 
 MOST_BYTES = 256 << 20
 

@@ -12,8 +12,8 @@ import torch
 from ragspec.drafters.base import Prefill, notify_prefill
 from ragspec.engine.rows import Row
 from ragspec.sampling.top_tokens import TopTokens
-from ragspec.target.base import CachedSession, TargetSession
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.base import CachedSession, TargetSession
 
 
 @dataclass(slots=True, eq=False)

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ragspec.acceptance.base import Rule, Step
-from ragspec.acceptance.target_view import RowView
-from ragspec.acceptance.walk import Walk
 from ragspec.budget.base import BudgetSession
 from ragspec.budget.cost_curve import SharedCost, SharedForward
 from ragspec.budget.policy import for_one_text
@@ -32,6 +29,9 @@ from ragspec.errors import InputError
 from ragspec.models.device import without_autograd
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.label import label_under, rounds
+from ragspec.rules.base import Rule, Step
+from ragspec.rules.target_view import RowView
+from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, fresh_seed
 from ragspec.sampling.settings import TokenLogprob

@@ -9,14 +9,14 @@ from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 
-from ragspec.acceptance.base import Step, Verdict
-from ragspec.acceptance.target_view import RowView, choose_together
-from ragspec.acceptance.walk import Walk
 from ragspec.engine.rows import Row
+from ragspec.rules.base import Step, Verdict
+from ragspec.rules.target_view import RowView, choose_together
+from ragspec.rules.walk import Walk
 from ragspec.sampling.top_tokens import TopTokens
-from ragspec.target.base import StepSession, TargetSession
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import limit_depth
+from ragspec.verification.base import StepSession, TargetSession
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.report import Report
+from ragspec.rules.base import Step
 from ragspec.sampling.text_output import TextOutput
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check

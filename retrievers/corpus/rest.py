@@ -20,14 +20,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.acceptance.base import Step
-from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.combined import check_fits
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import FOLLOWED_AFTER_MISS, Draft, DraftOptions
 from ragspec.retrievers.indexes.segment import Segment
+from ragspec.rules.base import Step
+from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 # Probability that the target goes on with one of the continuations, by length of the match, as

@@ -14,7 +14,7 @@ from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.token_rows import check_ids
 
 if TYPE_CHECKING:
-    from ragspec.target.causal import CausalTarget
+    from ragspec.verification.causal import CausalTarget
 
 KEYS, VALUES, STARTS = "keys.bin", "values.bin", "starts.bin"
 WINDOW = 512  # tokens that are read at once
@@ -46,7 +46,7 @@ class KeyReader:
     """Reads documents with a target, window by window. before: tokens that begin every text."""
 
     def __init__(self, target: CausalTarget, before: Sequence[int] = ()) -> None:
-        from ragspec.target.causal import MOST_LOGITS
+        from ragspec.verification.causal import MOST_LOGITS
 
         self.target = target
         self.before = list(before)
@@ -67,7 +67,7 @@ class KeyReader:
 
     def states(self, windows: Sequence[Window]) -> list[NDArray[np.float16]]:
         """Return the keys f16 [n, H] of windows, in their order."""
-        from ragspec.target.causal import read_states
+        from ragspec.verification.causal import read_states
 
         record: dict[int, NDArray[np.float16]] = {}
         order = sorted(range(len(windows)), key=lambda i: -len(windows[i].tokens))

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.cache import NeighbourCache
 from ragspec.retrievers.knn.distributions import Guessing, Knn, KnnQuery, Searching
 from ragspec.retrievers.knn.nearest_keys import Neighbours
 from ragspec.retrievers.speculation.schedule import GLANCE, Plan, Schedule
+from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.transform import Transform

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ragspec.acceptance.base import Step
-from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.indexes.quotation_starts import QuotationStarts
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
+from ragspec.rules.base import Step
+from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import NO_ORIGIN, ROOT, DraftKind, DraftTree
 
 # Probability that the target follows the text, by match length (0, 1, 2, ...; the last for all

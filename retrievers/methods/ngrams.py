@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from ragspec.acceptance.base import Step
-from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
+from ragspec.rules.base import Step
+from ragspec.rules.ratio import Ratio
 from ragspec.storage.manifest import Verify
 from ragspec.storage.store import open_store, publish
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree

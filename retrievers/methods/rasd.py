@@ -21,8 +21,6 @@ from typing import cast
 
 import numpy as np
 
-from ragspec.acceptance.base import Step
-from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback
 from ragspec.drafters.delegate import KnowsDistributions
 from ragspec.drafters.fuse import PATIENCE, Fuse, FuseSession, checked_patience
@@ -30,6 +28,8 @@ from ragspec.drafters.method import Method, Sources, one
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.rules.base import Step
+from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import select
 

@@ -18,8 +18,6 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from ragspec.acceptance.base import Step
-from ragspec.acceptance.ratio import Ratio
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback, expect_drafter
 from ragspec.drafters.combined import Combined
 from ragspec.drafters.delegate import Source, as_kind, faults_of
@@ -28,6 +26,8 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.methods.context import FOLLOWS
+from ragspec.rules.base import Step
+from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_best
 

@@ -23,7 +23,6 @@ from typing import Any, Literal
 
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
@@ -32,6 +31,7 @@ from ragspec.retrievers.neighbours.device_table import DeviceNeighbourTable
 from ragspec.retrievers.neighbours.rank_rates import RankRates
 from ragspec.retrievers.neighbours.rows import NOTHING, Find, Place, Rows, Shape
 from ragspec.retrievers.neighbours.table import LONGEST, NeighbourTable
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import keep_best
 

@@ -28,8 +28,8 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 if TYPE_CHECKING:
-    from ragspec.acceptance.base import Rule
     from ragspec.drafters.model.cache import KnownDistribution
+    from ragspec.rules.base import Rule
     from ragspec.sampling.transform import Transform
 
 

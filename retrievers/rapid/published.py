@@ -19,9 +19,9 @@ from dataclasses import replace
 
 import torch
 
-from ragspec.acceptance.base import TargetView, Verdict
-from ragspec.acceptance.rejection import Choice, check_chain, descend, normalised, ratio
 from ragspec.retrievers.rapid.distribution import ALPHA, ETA, checked, shift
+from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.rejection import Choice, check_chain, descend, normalised, ratio
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 

@@ -28,7 +28,7 @@ from ragspec.trees.operations import depths
 
 if TYPE_CHECKING:
     from ragspec.drafters.model.cache import DraftCache
-    from ragspec.target.causal import CausalTarget
+    from ragspec.verification.causal import CausalTarget
 
 TOGETHER = 16  # nodes that are read with the root; further ones when a rule comes to them
 

@@ -20,7 +20,7 @@ from ragspec.pipelines.methods import (
     open_sources,
 )
 from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]

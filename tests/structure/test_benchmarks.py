@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.acceptance.target_view import RowView
-from ragspec.target.causal import CausalTarget
+from ragspec.rules.target_view import RowView
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support import tiny_latents as models
 

@@ -20,7 +20,7 @@ from ragspec.pipelines.bench.variants import known_variants
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.methods import build_method, compose, method_rows, method_table
 from ragspec.pipelines.page.palette import slots_of
-from ragspec.visual.acceptance.by_name import make_rule, relaxed
+from ragspec.visual.rules.by_name import make_rule, relaxed
 from tests.support import tiny, tiny_images
 from tests.support.codes import codebook
 
@@ -44,7 +44,7 @@ class Toy:
 """
 
 RULE = """
-from ragspec.acceptance.walk import Walk
+from ragspec.rules.walk import Walk
 
 class Nearly(Walk):
     name, label, relaxed_by = "nearly", "approximate", "slack"

@@ -21,8 +21,8 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.supported import check_scope
-from ragspec.target.causal import CausalTarget
-from ragspec.target.probe import probe_target
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.probe import probe_target
 from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB
 from tests.support.noisy import NoisyTrees
 

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.acceptance.base import Rule
+from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual.acceptance.codebook import CodeNeighbours
+from ragspec.visual.rules.codebook import CodeNeighbours
 from tests.support.distributions import Distributions, Grow, Place, generate, grow, judged
 from tests.support.enumeration import enumerate_outcomes
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ragspec.acceptance.base import Rule, Verdict
+from ragspec.rules.base import Rule, Verdict
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from tests.support.enumeration import Outcomes, Tokens, enumerate_outcomes

@@ -14,7 +14,7 @@ import torch
 
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.training import HeadTraining, train_head
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from ragspec.visual.models.target import ImageTarget
 from tests.support import image_models, tiny
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import Drafter, SourceText
 from ragspec.engine.engine import Engine
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import CausalTarget
-from ragspec.target.static.open import open_static
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.open import open_static
 from tests.support import tiny
 
 SAMPLINGS = {"greedy": Sampling(seed=3), "sampled": Sampling(temperature=0.8, top_p=0.95, seed=3)}

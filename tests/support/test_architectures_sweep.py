@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ragspec.target.causal import CausalTarget
-from ragspec.target.probe import Probed, ProbeVerdict
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.probe import Probed, ProbeVerdict
 from tests.support import architectures_sweep as sweep
 from tests.support.architectures_sweep import Finding, examine, main, model_types, table
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.errors import InputError
+from ragspec.rules.base import Step
 from ragspec.trees.operations import check
 from tests.support.synthetic import SyntheticDrafter
 

@@ -14,7 +14,7 @@ import torch
 
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.training import HeadTraining, train_head
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 
 ROOT = Path(__file__).resolve().parents[2]

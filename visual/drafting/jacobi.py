@@ -24,10 +24,10 @@ from typing import Literal
 
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
+from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 

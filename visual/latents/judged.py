@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Around, Rule, TargetView, Verdict
-from ragspec.acceptance.rejection import children_of
+from ragspec.rules.base import Around, Rule, TargetView, Verdict
+from ragspec.rules.rejection import children_of
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.visual.latents.rules.coupling import Coupled
 from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView

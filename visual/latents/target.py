@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
-from ragspec.acceptance.target_view import RowView
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.errors import InputError, RuleError
+from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
-from ragspec.target.kv_cache import SlotCache
 from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.verification.kv_cache import SlotCache
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.sampler import Sampler
 from ragspec.visual.latents.schedule import Schedule

@@ -20,9 +20,9 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
-from ragspec.target.causal import CausalTarget
-from ragspec.target.listed_rows import ListedRows
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.listed_rows import ListedRows
 from ragspec.visual.latents.sampler import LatentSample
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.latents.target import LatentDraws, LatentView, expect_steps

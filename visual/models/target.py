@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from ragspec.errors import InputError
-from ragspec.target.causal import CausalTarget
-from ragspec.target.kv_cache import SlotBook, SlotCache
-from ragspec.target.tree_attention import TreeView, hiding, tree_view
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.kv_cache import SlotBook, SlotCache
+from ragspec.verification.tree_attention import TreeView, hiding, tree_view
 from ragspec.visual.models.raster import Raster
 
 

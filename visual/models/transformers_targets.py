@@ -18,10 +18,10 @@ import torch
 
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import input_device
-from ragspec.target.causal import TreeSession
-from ragspec.target.kv_cache import SlotCache
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
+from ragspec.verification.causal import TreeSession
+from ragspec.verification.kv_cache import SlotCache
 from ragspec.visual.checks import checked_count, whole
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget

@@ -13,16 +13,14 @@ import torch
 from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
 
-from ragspec.acceptance.base import Rule, expect_rule
-from ragspec.acceptance.walk import Walk
 from ragspec.budget.policy import FixedBudget
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
+from ragspec.rules.base import Rule, expect_rule
+from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.acceptance.by_name import make_rule
-from ragspec.visual.acceptance.nll_gap import Surprising
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.pipeline.manners import DiffusersMixin
@@ -36,6 +34,8 @@ from ragspec.visual.pipeline.output import (
 from ragspec.visual.pipeline.progress import Progress
 from ragspec.visual.pipeline.relaxation import settings_of
 from ragspec.visual.pipeline.request import TENSORS
+from ragspec.visual.rules.by_name import make_rule
+from ragspec.visual.rules.nll_gap import Surprising
 
 NODES = 12  # of a draft, where nothing is said
 

@@ -14,11 +14,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from ragspec.acceptance.base import Rule
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnknownNameError
 from ragspec.registry import unknown
+from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_model

@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.acceptance.base import Rule
 from ragspec.engine.output import Generation
 from ragspec.reports.label import kind_of_label
-from ragspec.visual.acceptance.tv_budget import APPROXIMATE
+from ragspec.rules.base import Rule
 from ragspec.visual.latents.judged import OUTCOMES, WatchedTarget, Watching
 from ragspec.visual.pipeline.output import ImageStats
+from ragspec.visual.rules.tv_budget import APPROXIMATE
 
 
 class DraftFigures:

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Self
 import torch
 from diffusers.image_processor import VaeImageProcessor
 
-from ragspec.acceptance.base import Rule
 from ragspec.budget.policy import make_budget
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.rules.base import Rule
 from ragspec.visual.checks import checked_count
 from ragspec.visual.latents.judged import Watched, WatchedTarget
 from ragspec.visual.latents.model import LatentModel

@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import torch
 
-from ragspec.acceptance.base import Rule
 from ragspec.errors import InputError
 from ragspec.models.device import pick_device, pick_dtype
+from ragspec.rules.base import Rule
 from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.loading import check_loading

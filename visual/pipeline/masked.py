@@ -19,9 +19,9 @@ from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
 
-from ragspec.acceptance.base import Rule
 from ragspec.errors import InputError
 from ragspec.models.device import pick_device, pick_dtype
+from ragspec.rules.base import Rule
 from ragspec.visual.checks import checked_count, class_number
 from ragspec.visual.latents.rules.by_name import latent_rule
 from ragspec.visual.masked.checkpoint import load_mar

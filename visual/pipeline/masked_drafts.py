@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Rule
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
+from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.checks import checked_count, is_number

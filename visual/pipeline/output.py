@@ -14,8 +14,8 @@ from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.reports.label import kind_of_label
 from ragspec.reports.report import Report
-from ragspec.visual.acceptance.tv_budget import position_excess
 from ragspec.visual.models.raster import Raster
+from ragspec.visual.rules.tv_budget import position_excess
 
 LABELS = (  # from the strongest to the weakest
     "exact",
@@ -75,7 +75,7 @@ class ImageStats:
     def nll_gap(self) -> float | None:
         """Mean of -log p(code) - H(p) over all codes, nats: about 0 where the law is the target's.
 
-        See `ragspec.visual.acceptance.surprise`; None where it was not measured.
+        See `ragspec.visual.rules.surprise`; None where it was not measured.
         """
         return float(self.nll_gaps.mean()) if self.nll_gaps.size else None
 

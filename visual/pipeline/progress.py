@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
+from ragspec.rules.base import Step
 from ragspec.visual.models.raster import Raster
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Rule
 from ragspec.drafters.base import expect_drafter
 from ragspec.errors import ModelNotFoundError, TokenizerMismatchError, UnknownNameError
 from ragspec.registry import unknown
+from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget

@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Self
 import torch
 from diffusers.image_processor import VaeImageProcessor
 
-from ragspec.acceptance.base import Rule
 from ragspec.budget.policy import make_budget
 from ragspec.errors import InputError
 from ragspec.models.device import pick_device
 from ragspec.models.resolve import resolve_model
+from ragspec.rules.base import Rule
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.checks import checked_count
 from ragspec.visual.models.raster import Raster, codes_along

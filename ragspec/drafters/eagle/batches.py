@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from ragspec.errors import InputError
-from ragspec.target.causal import MOST_LOGITS, CausalTarget, read_states
+from ragspec.verification.causal import MOST_LOGITS, CausalTarget, read_states
 
 SHORTEST = 4
 NEAR = 16  # batches of which the texts are sorted by length

@@ -18,9 +18,9 @@ import torch
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.vocabulary import DraftVocabulary
 from ragspec.drafters.model.cache import DraftCache
-from ragspec.target.causal import CausalTarget
-from ragspec.target.kv_cache import SlotCache
-from ragspec.target.tree_attention import TreeView, tree_view
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.kv_cache import SlotCache
+from ragspec.verification.tree_attention import TreeView, tree_view
 
 
 class HeadModel(CausalTarget):

@@ -31,7 +31,7 @@ from ragspec.drafters.model.growth import (
 )
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 
 
 class HeadDrafter:

@@ -28,8 +28,8 @@ from ragspec.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ragspec.target.causal import CausalTarget
-    from ragspec.target.kv_cache import SlotCache
+    from ragspec.verification.causal import CausalTarget
+    from ragspec.verification.kv_cache import SlotCache
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 KIND = "ragspec-feature-head"

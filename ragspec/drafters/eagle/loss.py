@@ -18,7 +18,7 @@ from torch.nn import functional
 from ragspec.drafters.eagle.batches import PrefillJob
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.vocabulary import DraftVocabulary
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 
 Output = Callable[[torch.Tensor], torch.Tensor]
 

@@ -26,7 +26,7 @@ from ragspec.drafters.eagle.head import FeatureHead, check_head
 from ragspec.drafters.eagle.loss import frozen_output, head_loss
 from ragspec.drafters.eagle.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 
 CHECKPOINT, PART = "training.pt", ".training.part"
 _CLIP = 0.5

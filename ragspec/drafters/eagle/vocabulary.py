@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 
 
 def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> tuple[int, ...]:

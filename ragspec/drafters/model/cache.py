@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from ragspec.drafters.base import DraftContext
-from ragspec.target.causal import CausalTarget
-from ragspec.target.cpu_weights import Packed, lend, pack
-from ragspec.target.kv_cache import SlotCache
-from ragspec.target.tree_attention import TreeView, model_configs
 from ragspec.trees.draft_tree import ROOT
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.cpu_weights import Packed, lend, pack
+from ragspec.verification.kv_cache import SlotCache
+from ragspec.verification.tree_attention import TreeView, model_configs
 
 _FIRST_SIZE = 64
 

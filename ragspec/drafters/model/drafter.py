@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method, one
 from ragspec.drafters.model.cache import DraftCache, DraftState, KnownDistribution
@@ -34,12 +33,13 @@ from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import is_cuda
 from ragspec.models.supported import check_scope, state_layers
-from ragspec.target.causal import CausalTarget
-from ragspec.target.path_rows import PathTarget
-from ragspec.target.static.open import MODES as STATIC_MODES
-from ragspec.target.static.open import open_static
-from ragspec.target.static.target import StaticTarget
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.path_rows import PathTarget
+from ragspec.verification.static.open import MODES as STATIC_MODES
+from ragspec.verification.static.open import open_static
+from ragspec.verification.static.target import StaticTarget
 
 MIN_EXPECTED_GAIN = 0.3
 _CHEAPEST = 0.02

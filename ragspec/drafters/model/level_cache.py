@@ -12,9 +12,9 @@ import torch
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.level_step import LevelShape, LevelStep, ReadPlaces
 from ragspec.drafters.model.static_tree import PlaceChoices, TreeShape
-from ragspec.target.static.buffers import StackedCache
-from ragspec.target.static.layout import MOST_QUERIES, queries_of, slots_of
-from ragspec.target.static.target import StaticTarget
+from ragspec.verification.static.buffers import StackedCache
+from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
+from ragspec.verification.static.target import StaticTarget
 
 
 class LevelCache(DraftCache):

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from ragspec.drafters.model.cache import fitted
 from ragspec.drafters.model.static_tree import TreeShape
-from ragspec.target.static.buffers import Stacks, Staging, step_cache
-from ragspec.target.static.layout import Counters, Layout, plain_mask, windowed
-from ragspec.target.static.step import private_code
-from ragspec.target.static.target import StaticTarget
+from ragspec.verification.static.buffers import Stacks, Staging, step_cache
+from ragspec.verification.static.layout import Counters, Layout, plain_mask, windowed
+from ragspec.verification.static.step import private_code
+from ragspec.verification.static.target import StaticTarget
 
 CONTENDERS = 64
 

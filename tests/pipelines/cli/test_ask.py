@@ -12,7 +12,7 @@ from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.target import reading as target_reading
+from ragspec.verification import reading as target_reading
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
 

@@ -147,7 +147,7 @@ def test_numbers_out_of_range_are_reported_by_their_option(
 def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
     from ragspec.errors import InputError
     from ragspec.pipelines.cli.train_head_run import check_out
-    from ragspec.target.causal import CausalTarget
+    from ragspec.verification.causal import CausalTarget
 
     heads.fresh(CausalTarget(heads.model())).save(tmp_path / "head")
     check_out(tmp_path / "head")

@@ -22,7 +22,7 @@ from ragspec.drafters.eagle.training import CHECKPOINT, PART, HeadTrainer, HeadT
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.train_head_run import check_out, make_head
 from ragspec.pipelines.console.terminal import Terminal
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import image_models, tiny
 
 

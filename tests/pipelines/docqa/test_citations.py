@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.pipelines.docqa.citations import Citation, accepted_runs, cite, cuts_word
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from tests.support import tiny
 

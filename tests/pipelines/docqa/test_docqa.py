@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
 from ragspec.errors import DocumentError, InputError, PromptTooLongError, StoreError
 from ragspec.pipelines import DocQA
 from ragspec.pipelines.docqa.template import WORDINGS
 from ragspec.reports.builder import ReportBuilder, count_sources
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.docqa.test_citations import check

@@ -19,7 +19,7 @@ from ragspec.pipelines import LongDocument
 from ragspec.pipelines.long.saved import STATES
 from ragspec.retrievers import Document
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support.damage import DAMAGES
 

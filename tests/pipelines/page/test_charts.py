@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.charts import (
     Chart,
     first_number,
@@ -15,6 +14,7 @@ from ragspec.pipelines.page.charts import (
 )
 from ragspec.pipelines.page.palette import colours_of
 from ragspec.reports.report import Event
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from tests.pipelines.page.test_page import sample_trace
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
 from ragspec.pipelines.page.page import render, render_template, save, trace_page, write_page
 from ragspec.pipelines.page.palette import COLOURS
 from ragspec.pipelines.page.run_view import run_view
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.trace import Trace, TraceHeader, read_trace, write_trace
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from tests.ragspec.reports.test_trace import Run
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.run_view import Span, meaning_of, run_view
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.trace import Trace, TraceHeader
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION, DraftTree
 from tests.pipelines.page.test_page import EVIL, WORDS, sample_trace
 

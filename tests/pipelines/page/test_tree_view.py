@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.pipelines.page.tree_view import NODE_HEIGHT, DraftView, draft_views, printed, where
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.trace import Trace, TraceHeader
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, NO_ORIGIN, PREDICTION, DraftKind, DraftTree
 from tests.pipelines.page.test_page import sample_trace
 

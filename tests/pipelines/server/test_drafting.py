@@ -12,7 +12,7 @@ from ragspec.pipelines.console.options import EngineOptions, drafter_of
 from ragspec.pipelines.server.run import Served, load
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support.served import NAME, engine, served
 

@@ -7,7 +7,7 @@ import torch
 
 from ragspec.adapters import likelihood
 from ragspec.adapters.likelihood import score_rows
-from ragspec.target.open import open_target
+from ragspec.verification.open import open_target
 from tests.support import tiny
 
 

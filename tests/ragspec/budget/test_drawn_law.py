@@ -15,10 +15,6 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.acceptance.base import Rule, Step
-from ragspec.acceptance.block_verification import Block
-from ragspec.acceptance.k_seq import KSeq
-from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.budget import tree_size
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.cost_curve import ROWS, CostCurve
@@ -28,13 +24,17 @@ from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.cache import DraftCache, DraftState
 from ragspec.drafters.model.sampled import SampledGrowth
+from ragspec.rules.base import Rule, Step
+from ragspec.rules.block_verification import Block
+from ragspec.rules.k_seq import KSeq
+from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.sampling.settings import Sampling
-from ragspec.target.path_rows import PathSession, PathTarget
 from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
+from ragspec.verification.path_rows import PathSession, PathTarget
 from tests.support.distributions import Distributions, DistributionTarget, deviation, emitted
 from tests.support.enumeration import Tokens, enumerate_outcomes
 

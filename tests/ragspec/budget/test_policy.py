@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.policy import AutoBudget, FixedBudget, make_budget
 from ragspec.errors import InputError, UnknownNameError
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 
 

@@ -7,12 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import BudgetSession
 from ragspec.budget.cost_curve import ROWS, CostCurve, SharedCost, SharedForward
 from ragspec.budget.gains import BUCKETS
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.budget.tree_size import GoodputSession, fit_together
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 
 

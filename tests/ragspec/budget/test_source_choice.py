@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser, Settings
 from ragspec.budget.calibration import Calibration
 from ragspec.budget.cost_curve import ROWS, CostLine
@@ -16,6 +15,7 @@ from ragspec.budget.source_choice import (
     TRIED,
     SourceChoice,
 )
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 
 NONE = DraftTree.empty()

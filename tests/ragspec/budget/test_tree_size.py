@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import Settings
 from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.gains import BUCKETS, Experience
 from ragspec.budget.policy import AutoBudget
 from ragspec.budget.tree_size import GoodputSession
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 
 HOST = 0.2

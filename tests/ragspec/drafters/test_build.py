@@ -19,9 +19,9 @@ from ragspec.errors import (
     UnsupportedModelError,
 )
 from ragspec.registry import NAMES
-from ragspec.target.causal import CausalTarget
-from ragspec.target.path_rows import PathTarget
 from ragspec.trees.draft_tree import DraftKind
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.path_rows import PathTarget
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
 

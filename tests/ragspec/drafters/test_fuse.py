@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser
 from ragspec.budget.calibration import Calibration
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import FAULTS_ALLOWED, PATIENCE, WARM_UP, Fuse
 from ragspec.errors import InputError
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
 from tests.support.fixed import FixedDrafter, fake_clock

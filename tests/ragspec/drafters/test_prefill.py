@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.acceptance.base import Step
-from ragspec.acceptance.walk import Walk
 from ragspec.budget.policy import FixedBudget
 from ragspec.drafters.base import (
     DraftContext,
@@ -37,13 +35,15 @@ from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.rules.base import Step
+from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule
 from ragspec.sampling.top_tokens import TopTokens
-from ragspec.target.causal import CausalTarget
 from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 
 PROMPT = tiny.prompt(9, seed=3)

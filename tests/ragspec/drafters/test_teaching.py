@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.base import Adviser
 from ragspec.budget.calibration import Calibration
 from ragspec.drafters.fuse import Fuse
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from tests.ragspec.drafters.test_fuse import PLACE, REQUEST, Fixed, Looking, chain
 

@@ -21,8 +21,8 @@ from ragspec.engine.engine import Engine
 from ragspec.registry import names
 from ragspec.retrievers import CorpusIndex
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import CausalTarget
-from ragspec.target.path_rows import PathTarget
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.path_rows import PathTarget
 from tests.support import heads, identities, tiny
 from tests.support.architectures import build as architecture
 from tests.support.pretend import Pretend, pretend

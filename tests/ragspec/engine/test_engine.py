@@ -16,7 +16,7 @@ from ragspec.errors import (
     UnknownNameError,
 )
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.pool import Pool
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
-from ragspec.target.base import StepSession
-from ragspec.target.causal import CausalTarget
-from ragspec.target.static.session import StaticSession
+from ragspec.verification.base import StepSession
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.session import StaticSession
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
 

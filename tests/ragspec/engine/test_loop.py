@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.acceptance.base import ALL_KINDS, TargetView, Verdict
-from ragspec.acceptance.target_view import RowView
-from ragspec.acceptance.walk import Walk
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
+from ragspec.rules.base import ALL_KINDS, TargetView, Verdict
+from ragspec.rules.target_view import RowView
+from ragspec.rules.walk import Walk
 from ragspec.sampling.processors import RepetitionPenalty
 from ragspec.sampling.settings import Sampling
-from ragspec.target.kv_cache import SlotCache
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.kv_cache import SlotCache
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
 

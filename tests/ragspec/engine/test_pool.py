@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import AutoBudget
 from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, SourceText
@@ -22,13 +21,14 @@ from ragspec.engine.loop import Loop
 from ragspec.engine.pool import Pool
 from ragspec.engine.reading import PrefillJob
 from ragspec.errors import InputError, PoolClosedError, QueueFullError
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import CausalTarget, TreeSession
-from ragspec.target.constant_width import ConstantWidthTarget
-from ragspec.target.kv_cache import SlotCache
-from ragspec.target.path_rows import PathTarget
-from ragspec.target.row_texts import Place, RowTexts
 from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.constant_width import ConstantWidthTarget
+from ragspec.verification.kv_cache import SlotCache
+from ragspec.verification.path_rows import PathTarget
+from ragspec.verification.row_texts import Place, RowTexts
 from tests.support import tiny
 from tests.support.architectures import build
 

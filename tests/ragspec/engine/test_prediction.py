@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.acceptance.rejection import ChainRejection
-from ragspec.acceptance.walk import Walk
 from ragspec.drafters.build import with_prediction
 from ragspec.drafters.combined import within
 from ragspec.drafters.fuse import Fuse
@@ -18,6 +16,8 @@ from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.rules.rejection import ChainRejection
+from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import PREDICTION, DraftKind
 from tests.support import tiny

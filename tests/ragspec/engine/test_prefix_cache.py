@@ -14,9 +14,9 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import TreeSession
-from ragspec.target.constant_width import ConstantWidthTarget
-from tests.ragspec.target.test_rotary_tables import build
+from ragspec.verification.causal import TreeSession
+from ragspec.verification.constant_width import ConstantWidthTarget
+from tests.ragspec.verification.test_rotary_tables import build
 from tests.support import tiny
 from tests.support.noisy import NoisyTrees
 

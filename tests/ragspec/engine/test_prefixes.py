@@ -11,7 +11,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.prefix_cache import PrefixCache, SharedPrefixes
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
-from ragspec.target.base import Beginning
+from ragspec.verification.base import Beginning
 from tests.support import tiny
 
 

@@ -14,7 +14,7 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import TreeSession
+from ragspec.verification.causal import TreeSession
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
 

@@ -12,7 +12,7 @@ from ragspec.budget.policy import make_budget
 from ragspec.engine.parts import model_identity, read_cost
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.models.load import load_model
-from ragspec.target.open import open_target
+from ragspec.verification.open import open_target
 from tests.support import tiny
 
 

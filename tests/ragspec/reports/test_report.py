@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.report import Report, distinct_share, loop_share
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.errors import InputError
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.report import Report
 from ragspec.reports.trace import piece_text, read_trace, token_texts, write_trace
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 

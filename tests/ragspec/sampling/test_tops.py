@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill, top_logits_needed
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
@@ -103,7 +103,7 @@ def test_nothing_is_worked_out_where_nobody_asks(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("nobody asked")
 
     monkeypatch.setattr("ragspec.sampling.top_tokens.best_tokens", refuse)
-    monkeypatch.setattr("ragspec.target.causal.TreeSession.read_prompts", refuse)
+    monkeypatch.setattr("ragspec.verification.causal.TreeSession.read_prompts", refuse)
     engine = Engine(tiny.model("llama", dtype=torch.float64), drafter="context", budget=4)
     engine.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
 

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
@@ -22,6 +21,7 @@ from ragspec.retrievers.indexes.segment import Segment
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
+from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import check

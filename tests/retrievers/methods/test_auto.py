@@ -8,7 +8,7 @@ from ragspec.drafters.build import build_drafter
 from ragspec.engine.engine import Engine
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.methods.auto import AutoDrafter
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 from tests.support.fixed import FixedDrafter, fake_clock
 from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, expected

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.cascade import Cascade, Named, fill
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, overlay
 from tests.support.fixed import BrokenDrafter, FixedDrafter

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, SourceText
 from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import PREDICTION, ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check, children, depths, paths
 from tests.support.identities import BATCHES, SAMPLINGS, check_identity

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
@@ -17,6 +16,7 @@ from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.prompt_lookup import LookupDrafter
 from ragspec.retrievers.methods.rasd import Rasd, RasdSession
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check
 from tests.support import tiny

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter, SuffixSession
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
 from tests.support.fixed import BrokenDrafter, FixedDrafter

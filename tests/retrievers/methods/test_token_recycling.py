@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
@@ -17,6 +16,7 @@ from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.token_recycling import PAPER_LEVELS, NeighbourDrafter
 from ragspec.retrievers.neighbours.rows import learn_text
 from ragspec.retrievers.neighbours.table import NeighbourTable
+from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths

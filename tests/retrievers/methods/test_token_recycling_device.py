@@ -15,13 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter, NeighbourSession
 from ragspec.retrievers.neighbours.device_table import DeviceNeighbourTable
 from ragspec.retrievers.neighbours.table import NeighbourTable
+from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import check, merge

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.acceptance.base import Step
-from ragspec.acceptance.rejection import ChainRejection
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError
+from ragspec.rules.base import Step
+from ragspec.rules.rejection import ChainRejection
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling

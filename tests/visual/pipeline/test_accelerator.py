@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from ragspec.visual import LatentPipeline, MaskedLatentPipeline
-from ragspec.visual.acceptance.by_name import relaxed
 from ragspec.visual.latents.rules.by_name import RULES
 from ragspec.visual.pipeline.pipeline import ImagePipeline
+from ragspec.visual.rules.by_name import relaxed
 from tests.support import tiny_images, tiny_latents, tiny_masked
 from tests.support.pretend import NAME, Pretend
 from tests.visual.pipeline.test_prompted import PIPELINES, opened, sized

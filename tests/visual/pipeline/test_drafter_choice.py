@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.acceptance.rejection import ChainRejection
-from ragspec.acceptance.walk import Walk
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.errors import InputError, ModelNotFoundError, TokenizerMismatchError, UnknownNameError
+from ragspec.rules.rejection import ChainRejection
+from ragspec.rules.walk import Walk
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual.acceptance.by_name import make_rule
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source, source_name
 from ragspec.visual.pipeline.folder import find_folder
+from ragspec.visual.rules.by_name import make_rule
 from tests.support import tiny_images
 from tests.support.synthetic import SyntheticDrafter
 

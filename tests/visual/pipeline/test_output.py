@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ragspec.acceptance.base import Step
 from ragspec.engine.output import Generation
 from ragspec.reports.builder import ReportBuilder
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.pipeline.output import acceptance_of, codes_of, stats_of, weakest

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.acceptance.walk import Walk
 from ragspec.errors import (
     InputError,
     RuleError,
@@ -17,6 +16,7 @@ from ragspec.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
+from ragspec.rules.walk import Walk
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 from tests.support import image_models, tiny_images
 from tests.visual.models import test_transformers_targets as published

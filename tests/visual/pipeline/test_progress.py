@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ragspec.acceptance.base import Step
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.pipeline.progress import Progress
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ragspec.acceptance.base import TargetView, Verdict
-from ragspec.acceptance.rejection import children_of
 from ragspec.errors import RuleError
+from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.rejection import children_of
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.visual.latents.target import LatentView
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ragspec.acceptance.base import Rule, expect_rule
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
+from ragspec.rules.base import Rule, expect_rule
 from ragspec.visual.latents.rules.aligned import Aligned
 from ragspec.visual.latents.rules.cspd_paper import CspdPaper
 from ragspec.visual.latents.rules.horizon import Horizon

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import torch
 
-from ragspec.acceptance.base import TargetView, Verdict
-from ragspec.acceptance.rejection import EXACT_FOR_LABEL
+from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.rejection import EXACT_FOR_LABEL
 from ragspec.sampling.noise import Stream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.rules.base import KINDS, expect_latents, walk

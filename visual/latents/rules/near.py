@@ -9,8 +9,8 @@ import math
 
 import torch
 
-from ragspec.acceptance.base import TargetView, Verdict
 from ragspec.errors import InputError
+from ragspec.rules.base import TargetView, Verdict
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.checks import is_number
 from ragspec.visual.latents.rules.base import KINDS, expect_latents, walk

@@ -9,8 +9,8 @@ import torch
 
 from ragspec.drafters.eagle.cache import HeadCache, HeadModel
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.target.causal import CausalTarget
 from ragspec.trees.draft_tree import ROOT
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 
 PICTURE = pytest.mark.parametrize("picture", [False, True], ids=["text", "guided pair"])

@@ -9,19 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest, KnownStates, Prefill
 from ragspec.drafters.eagle.drafter import HeadDrafter, HeadSession
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.engine.engine import Engine
 from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnsupportedModelError
+from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import CausalTarget
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import depths
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, image_models, tiny
 from tests.support.architectures import build
 from tests.support.fixed import FixedDrafter

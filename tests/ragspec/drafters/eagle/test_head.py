@@ -12,7 +12,7 @@ import torch
 
 from ragspec.drafters.eagle.head import CONFIG, WEIGHTS, FeatureHead, check_head, target_print
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 
 

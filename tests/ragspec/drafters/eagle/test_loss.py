@@ -8,7 +8,7 @@ import torch
 from ragspec.drafters.eagle.batches import PrefillJob, StateReader, seeded
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import frozen_output, head_loss, round_mask, rounds
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ragspec.drafters.eagle.batches import StateReader
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, image_models, tiny
 
 MIXED = [tiny.prompt(n, vocab_size=heads.VOCAB, seed=n) for n in (9, 24, 5, 17)]
@@ -50,7 +50,7 @@ def test_texts_with_too_many_logits_are_read_in_parts(
     target: CausalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def limit(logits: int) -> None:
-        monkeypatch.setattr("ragspec.target.causal.MOST_LOGITS", logits * heads.VOCAB)
+        monkeypatch.setattr("ragspec.verification.causal.MOST_LOGITS", logits * heads.VOCAB)
         monkeypatch.setattr("ragspec.drafters.eagle.batches.MOST_LOGITS", logits * heads.VOCAB)
 
     chunks = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]

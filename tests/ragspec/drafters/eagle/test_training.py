@@ -16,7 +16,7 @@ from ragspec.drafters.eagle.loss import agreement as agreement_of
 from ragspec.drafters.eagle.loss import rounds
 from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining, Progress, train_head
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from ragspec.visual.models.target import ImageTarget
 from tests.support import heads, image_models, tiny
 

@@ -13,7 +13,7 @@ from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.vocabulary import DraftVocabulary, frequent_tokens
 from ragspec.errors import InputError, ModelError
-from ragspec.target.causal import CausalTarget
+from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 
 

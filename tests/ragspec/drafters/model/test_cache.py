@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ragspec.drafters.model.cache import DraftCache
-from ragspec.target.causal import CausalTarget
-from ragspec.target.tree_attention import lease
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.tree_attention import lease
 from tests.support import tiny
 
 ROOT = -1

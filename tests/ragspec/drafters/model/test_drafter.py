@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.acceptance.base import Rule, Step
-from ragspec.acceptance.walk import Walk
 from ragspec.budget.base import Settings
 from ragspec.budget.gains import BUCKETS, Experience
 from ragspec.budget.policy import AutoBudget, FixedBudget
@@ -27,12 +25,14 @@ from ragspec.engine.loop import decode
 from ragspec.engine.rows import Row
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.reports.builder import ReportBuilder
+from ragspec.rules.base import Rule, Step
+from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopRule
-from ragspec.target.causal import CausalTarget
 from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
 
@@ -195,7 +195,7 @@ class Watched:
 
 def in_step(session: ModelSession, text: list[int]) -> None:
     """Compare what the cache holds with a fresh run over the same tokens."""
-    from ragspec.target.tree_attention import lease
+    from ragspec.verification.tree_attention import lease
 
     held = len(session.cache)
     assert 24 < held < len(text)

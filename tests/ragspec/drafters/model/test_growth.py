@@ -12,9 +12,9 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind
-from ragspec.visual.acceptance.codebook import CodeNeighbours
-from ragspec.visual.acceptance.lantern import Lantern
 from ragspec.visual.models.target import ImageTarget
+from ragspec.visual.rules.codebook import CodeNeighbours
+from ragspec.visual.rules.lantern import Lantern
 from tests.support import image_models
 
 

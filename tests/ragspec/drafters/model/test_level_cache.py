@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from ragspec.acceptance.base import Step
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.model.drafter import LevelSession, ModelDrafter, ModelSession
 from ragspec.drafters.model.level_cache import LevelCache
 from ragspec.drafters.model.static_tree import TreeShape
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from tests.support import architectures, tiny
 
@@ -105,7 +105,7 @@ def test_a_shape_is_compiled_into_one_graph_and_never_broken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import ragspec.drafters.model.drafter as module
-    from ragspec.target.static.open import open_static
+    from ragspec.verification.static.open import open_static
 
     monkeypatch.setattr(
         module, "open_static", lambda target, mode: open_static(target, mode, backend="eager")

@@ -16,10 +16,10 @@ from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import CausalTarget
-from ragspec.target.static.open import open_static
-from ragspec.target.static.session import StaticSession
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.open import open_static
+from ragspec.verification.static.session import StaticSession
 from tests.support import tiny
 
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]

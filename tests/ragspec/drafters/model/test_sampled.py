@@ -11,10 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.acceptance.base import Rule, Step
-from ragspec.acceptance.block_verification import Block
-from ragspec.acceptance.k_seq import KSeq
-from ragspec.acceptance.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.policy import AutoBudget, FixedBudget
@@ -22,6 +18,10 @@ from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.sampled import draw_distinct, draw_independent
+from ragspec.rules.base import Rule, Step
+from ragspec.rules.block_verification import Block
+from ragspec.rules.k_seq import KSeq
+from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.sampling.settings import Sampling

@@ -14,9 +14,9 @@ from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.target.causal import CausalTarget
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
+from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 
 PROMPT = tiny.prompt(8)

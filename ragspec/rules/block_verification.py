@@ -1,0 +1,74 @@
+"""Block verification of a chain: Sun et al. (arXiv 2403.10444).
+
+Instead of testing token after token, the chain is tested as a whole: with w_0 = 1 and
+w_i = min(1, w_(i-1) p(x_i) / q(x_i)), the first i tokens pass with probability S / (S + 1 - w_i),
+S = sum (w_i p - q)+ over the token that follows, the whole chain with probability w_D. The longest
+prefix that passes is kept and a token is drawn from N[(w_i p - q)+], or from p after the whole
+chain. It keeps the target's law and never accepts fewer tokens on average than `ChainRejection`.
+
+Whether a prefix passes depends on tokens after it. So the drafter must not draw twice with the
+same number: its noise of one step must not return in the next (key it by the index of the root
+and the node, not by the index of the token). The rule does the same with its own numbers.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.rejection import (
+    EXACT_FOR_LABEL,
+    check_chain,
+    check_draws,
+    draft_distribution,
+    draw,
+    normalised,
+    ratio,
+)
+from ragspec.sampling.noise import Stream
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+
+
+class Block:
+    """Accept the longest prefix of a chain that passes as a whole."""
+
+    name = "block"
+    label = EXACT_FOR_LABEL
+    accepts = frozenset({DraftKind.SAMPLED})
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the accepted path and the token that follows it; asks about all N + 1 nodes.
+
+        A chain in which the text ends is judged up to there.
+
+        Raises RuleError where the tree is no chain or lacks its laws q.
+        """
+        check_draws(self, tree)
+        check_chain(self, tree)
+        ended = next((node for node in range(len(tree)) if target.ends(node)), None)
+        nodes = len(tree) if ended is None else ended + 1
+        uniform = partial(target.noise.uniform, target.index(ROOT), Stream.ACCEPT)
+        accepted, weight, distribution = 0, 1.0, target.probabilities(ROOT)
+        for depth in range(nodes):  # the prefix of `depth` tokens ends in node depth - 1
+            p = target.probabilities(depth - 1)
+            q = draft_distribution(tree, depth - 1, p)
+            left = weight * p - q
+            if depth == 0 or uniform(depth) < _chance(left, weight):
+                accepted, distribution = depth, normalised(left, p)
+            weight = min(1.0, weight * ratio(p, q, int(tree.tokens[depth])))
+        if nodes and uniform(nodes) < weight:
+            if ended is not None:
+                return Verdict(tuple(range(nodes)), None)
+            accepted, distribution = nodes, target.probabilities(nodes - 1)
+        return Verdict(
+            tuple(range(accepted)), draw(distribution, target.noise, target.index(accepted - 1))
+        )
+
+
+def _chance(left: torch.Tensor, weight: float) -> float:
+    """Return the probability that a prefix passes, given that no longer one does."""
+    spare = float(left.clamp(min=0.0).sum())
+    total = spare + 1.0 - weight
+    return spare / total if total > 0.0 else 0.0

@@ -1,0 +1,68 @@
+"""k-SEQ, the rule of SpecTr: Sun et al. (arXiv 2310.15141).
+
+With k children drawn independently from the draft's law q, and the target's law p, each child x is
+kept with probability min(1, p(x) / (rho q(x))), the first one that passes is taken, and else a
+token is drawn from what p has left. The division factor rho in [1, k] is the smallest for which no
+token is kept more often than p allows: with beta = sum min(q, p / rho), the root of
+1 - (1 - beta)^k = rho beta.
+
+Deviation: k is the number of candidates that are left at the node, as in the paper, but they may
+also be the children of one node, not only separate chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ragspec.rules.rejection import Choice, Descent, normalised, ratio
+
+_HALVINGS = 32
+
+
+class KSeq(Descent):
+    """Keep the first of k independent children that passes a test lowered by rho."""
+
+    name = "k-seq"
+
+    @staticmethod
+    def choose(
+        tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
+    ) -> Choice:
+        """Keep each token with probability min(1, p / (rho q)), else draw from what p has left."""
+        k = len(tokens)
+        rho = division_factor(p, q, k)
+        for rank, token in enumerate(tokens):
+            if uniform(rank) < ratio(p, q, token) / rho:
+                return rank, p
+        overlap = torch.minimum(q, p / rho)
+        return None, normalised(p - overlap * _tries(float(overlap.sum()), k), p)
+
+
+def division_factor(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
+    """Return the smallest rho in [1, k] that leaves p non-negative after k tries.
+
+    Shapes: p, q f64 [V]. The answer lies on the safe side of the root, within k * 2^-32, so
+    the law is kept whatever the tolerance.
+    """
+    low, high = 1.0, float(k)
+    if _spare(p, q, k, low) >= 0.0:
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _spare(p, q, k, middle) >= 0.0:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _spare(p: torch.Tensor, q: torch.Tensor, k: int, rho: float) -> float:
+    """Return rho less the factor by which k tries multiply a single try's share of p / rho."""
+    return rho - _tries(float(torch.minimum(q, p / rho).sum()), k)
+
+
+def _tries(beta: float, k: int) -> float:
+    """Return 1 + (1 - beta) + ... + (1 - beta)^(k-1), which is (1 - (1 - beta)^k) / beta."""
+    return sum((1.0 - beta) ** tried for tried in range(k))

@@ -1,0 +1,68 @@
+"""Typical acceptance, the rule of Medusa: Cai et al. (arXiv 2401.10774). It changes the text's law.
+
+A draft token x passes where the target finds it likely enough for how unsure it is:
+p(x) > min(epsilon, delta * exp(-H(p))), H the entropy of p in nats. The longest path of tokens
+that all pass is kept, and of equally long ones the likeliest; the target's own token follows.
+
+Deviation: the token that follows is the target's own under the seed, where the published code
+takes the most probable one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ragspec.errors import InputError
+from ragspec.rules.base import ALL_KINDS, TargetView, Verdict
+from ragspec.rules.rejection import children_of, path_to
+from ragspec.trees.draft_tree import ROOT, DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Accept what the target finds typical: more tokens, of another law.
+
+    epsilon: a probability that always suffices. delta: the share of exp(-H) that suffices.
+    Raises InputError where one lies outside (0, 1].
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    name = "typical"
+    label = "approximate"
+    accepts = ALL_KINDS
+
+    def __post_init__(self) -> None:
+        for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
+            if not 0.0 < value <= 1.0:
+                raise InputError(
+                    f"typical acceptance got {name}={value}; expected a number above 0 and at "
+                    "most 1. The published values are epsilon=0.09 and delta=0.3."
+                )
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the accepted path and the token that follows it."""
+        tokens, children = tree.tokens.tolist(), children_of(tree)
+        best = (0, 0.0, ROOT)
+        passed = [best]
+        for depth, likelihood, node in passed:
+            if (depth, likelihood) > best[:2]:
+                best = (depth, likelihood, node)
+            if not children[node] or (depth and target.ends(node)):
+                continue
+            p = target.probabilities(node)
+            enough = self.threshold(p)
+            for child in children[node]:
+                chance = p[tokens[child]]
+                if float(chance) > enough:
+                    passed.append((depth + 1, likelihood + float(chance.log()), child))
+        path = path_to(tree, best[2])
+        return Verdict(path, None if path and target.ends(path[-1]) else target.token(best[2]))
+
+    def threshold(self, p: torch.Tensor) -> float:
+        """Return the probability that a token must exceed under the law p [V]."""
+        entropy = float(torch.special.entr(p).sum())
+        return min(self.epsilon, self.delta * float(torch.tensor(-entropy).exp()))

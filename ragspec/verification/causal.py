@@ -1,0 +1,513 @@
+"""The target: one forward verifies a tree per row and its cache keeps the accepted paths.
+
+It knows a transformers causal model and token ids. It refuses to know text, sampling and where
+drafts come from.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from ragspec.errors import InputError, ModelError
+from ragspec.models.device import input_device
+from ragspec.models.supported import unwrapped
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.top_tokens import TopTokens, best_tokens
+from ragspec.trees.draft_tree import DraftTree, Ints
+from ragspec.trees.operations import ancestors, depths, limit_depth
+from ragspec.verification.base import Beginning, StepSession
+from ragspec.verification.cpu_weights import Packed, lend, pack
+from ragspec.verification.hidden_states import HeadInputs
+from ragspec.verification.kv_cache import SlotCache, slot_bytes
+from ragspec.verification.reading import LONG, OnRead, in_chunks, piece_of, read_in_chunks
+from ragspec.verification.rotary_tables import rereads, table_border
+from ragspec.verification.row_texts import Place, RowTexts
+from ragspec.verification.tree_attention import Configs, TreeView, model_configs, tree_view
+
+FIRST_BYTES = 256 << 20  # of keys and values that a session for texts of any length begins with
+FIRST_SLOTS = 512  # of each of its rows, at least
+TIMINGS = 4  # of one forward, the first of them to warm up
+SLOW = 0.05  # seconds of a forward that is timed once
+MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
+
+
+class CausalTarget:
+    """Any transformers causal model that attends through the registered pair of `tree_attention`.
+
+    The model object is used, never changed: see `tree_attention.lease`. Subclasses may make the
+    logits of a sequence from several rows of the model. vocab_size: ids that may be produced, V.
+    input_size: ids that may be read, V and further ones where the model has tokens for input only.
+    copies: rows of the cache that a sequence owns. piece: tokens of a prompt that are read at once,
+    None for all of them. widths: positions that forwards can have after a prompt, () for any.
+    border: see `table_border`. rereads: whether a text is read again beyond it.
+    """
+
+    copies: int = 1
+    piece: int | None = None
+    widths: Sequence[int] = ()
+    static: str = "off"  # how steps of fixed shape are taken, see `target.static`
+    bit_exact: bool = False  # whether forwards of all widths give the same bits, in any dtype
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        text = model.config.get_text_config()
+        self.vocab_size: int = int(text.vocab_size)
+        self.input_size: int = self.vocab_size
+        limit = getattr(text, "max_position_embeddings", None)
+        self.max_length: int | None = int(limit) if limit else None
+        accepted = inspect.signature(unwrapped(model).forward).parameters
+        self.keeps_logits = "logits_to_keep" in accepted
+        self.takes_positions = "position_ids" in accepted
+        self.border = table_border(model)
+        self.rereads = self.border is not None and rereads(model)
+        self.device = input_device(model.get_input_embeddings())
+        self.dtype: torch.dtype = model.dtype
+        self.piece = piece_of(self.device) if self.border is None else None
+        self._training: bool = unwrapped(model).training
+
+    def check_mode(self) -> None:
+        """Raise ModelError where the model was put into training mode since this target was made.
+
+        Dropout would make every forward another, so that no text could be repeated.
+        """
+        model = unwrapped(self.model)
+        if model.training and not self._training:
+            raise ModelError(
+                f"{type(model).__name__} was put into training mode after it was "
+                "opened; expected evaluation mode, as it was probed. Call model.eval() before "
+                "generating and model.train() when you go on training."
+            )
+
+    @property
+    def generation_config(self) -> Any:
+        """What the model asks of every text, see `defaults`; None for nothing."""
+        return getattr(self.model, "generation_config", None)
+
+    def check_prompt(self, tokens: Sequence[int]) -> None:
+        """Raise InputError for a prompt that the model cannot go on from; ids are in range."""
+
+    @property
+    def divisible(self) -> bool:
+        """Whether a text may be read in parts, and what was read of it serve another text.
+
+        Tables that depend on the length turn a prompt's tokens by that of the whole prompt, and
+        forwards of another shape give other bits.
+        """
+        return not self.bit_exact and self.border is None
+
+    def open(self, rows: int, capacity: int) -> TreeSession:
+        """Return an empty session of R rows with room for `capacity` slots (it grows)."""
+        return TreeSession(self, rows, capacity)
+
+    def open_rows(self, rows: int) -> TreeSession:
+        """Return an empty session of R rows for texts of any length.
+
+        It begins with as much memory as most of them need: to grow takes as long as some steps.
+        """
+        each = slot_bytes(self.model.config, self.dtype) * self.copies * rows
+        most = max(FIRST_SLOTS, FIRST_BYTES // each)
+        return self.open(rows, most if self.max_length is None else min(most, self.max_length))
+
+    @property
+    def output_head(self) -> torch.nn.Module:
+        """The module that makes logits out of the last hidden states."""
+        head: torch.nn.Module = self.model.get_output_embeddings()
+        return head
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return what the first layer reads for tokens i64 [B, n]: [copies * B, n, H]."""
+        embedded: torch.Tensor = self.model.get_input_embeddings()(tokens)
+        return embedded
+
+    def head_logits(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the logits [B, n, V] of hidden states [copies * B, n, H].
+
+        positions i64 [B, n]: where the tokens stand that these states are of.
+        """
+        logits: torch.Tensor = self.output_head(states)
+        return logits
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        view: TreeView,
+        cache: SlotCache,
+        keep: int | torch.Tensor,
+    ) -> torch.Tensor:
+        """Return logits of the kept queries [B, k, V] and let the cache take the new slots.
+
+        tokens i64 [B, n]; keep: the number of last queries whose logits are wanted, or i64 [k].
+        """
+        arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
+        if self.takes_positions:
+            arguments["position_ids"] = view.positions
+        if self.keeps_logits:
+            arguments["logits_to_keep"] = keep
+        with tree_view(view), torch.no_grad():
+            logits: torch.Tensor = self.model(input_ids=tokens, **arguments).logits
+        cache.advance(tokens.shape[1])
+        if self.keeps_logits:
+            return logits
+        return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
+
+    def time_forward(self, n: int, length: int, texts: int = 1) -> float:
+        """Return the least seconds of a forward over n positions after `length` cached ones.
+
+        texts: rows of text in it, of as many positions each; fewer where the context ends.
+        """
+        if self.max_length is not None:
+            n = max(1, min(n, self.max_length - length))
+        roots, tree = [[0]] * texts, DraftTree.chain([0] * (n - 1), "timing")
+        distribution, best = TokenDistribution(Sampling(), NoiseStream(0)), math.inf
+        with self.open(texts, length + n) as session:
+            session.verify(roots, [DraftTree.empty()] * texts)
+            session.cache.commit([[0]] * texts)
+            for attempt in range(TIMINGS):
+                session.cache.book.lengths = [length] * texts
+                if isinstance(session, StepSession):
+                    session.follow([distribution] * texts, roots)
+                self.synchronize()
+                start = time.perf_counter()
+                session.verify(roots, [tree] * texts)
+                self.synchronize()
+                seconds = time.perf_counter() - start
+                session.cache.commit([[]] * texts)
+                if attempt or seconds > SLOW:  # the first one of a fast model warms up
+                    best = min(best, seconds)
+                if seconds > SLOW:
+                    break
+        return best
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that a host clock may be read."""
+        if self.device.type not in ("cpu", "meta"):
+            torch.accelerator.synchronize(self.device)
+
+
+class TreeSession:
+    """Tree verification over a slot cache; see `TargetSession` for the contract."""
+
+    def __init__(self, target: CausalTarget, rows: int, capacity: int) -> None:
+        self.target = target
+        self.cache = SlotCache(rows, capacity, target.copies)
+        self._texts = RowTexts(rows)
+        self._inputs: list[tuple[Sequence[int], DraftTree]] = []
+        self.hidden: list[torch.Tensor] = []
+        self.width = 1  # positions that a forward has at least, after the prompt
+        self.on_read: OnRead | None = None
+        self._pending: list[int] = []
+        self._rereads: dict[int, list[int]] = {}
+        self._configs: Configs = []
+        self._packs = Packed(())
+        self._head_inputs: HeadInputs | None = None
+
+    def __enter__(self) -> Self:
+        self._configs = model_configs(self.target.model)
+        self._packs = Packed(pack(self.target.model))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._packs = Packed(())
+
+    def keep_hidden(self) -> None:
+        """Keep what the output head reads from now on; see `base.CachedSession`."""
+        if self._head_inputs is None:
+            self._head_inputs = HeadInputs(self.target.output_head)
+
+    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
+        """Take a free row for a text; see `TargetSession.join`."""
+        place = self._texts.join(tokens[:-1] if self.target.divisible else (), scope)
+        return self._take(place), place.known
+
+    def fork(self, row: int) -> int:
+        """Take a free row that holds what this one does; see `TargetSession.fork`."""
+        return self._take(self._texts.fork(row))
+
+    def _take(self, place: Place) -> int:
+        try:
+            self.cache.copy(place.source, place.row, place.known)
+        except BaseException:  # there was no memory for it
+            self._texts.free_again(place.row)
+            raise
+        return place.row
+
+    def leave(self, row: int) -> None:
+        """Give a row back; see `TargetSession.leave`.
+
+        Of pairs its memory is freed: all rows but those in line would cost a copy a forward.
+        """
+        if self._texts.leave(row) and self.target.copies > 1:
+            self.shrink()
+
+    def line_up(self, rows: Sequence[int]) -> list[int]:
+        """Let the next forwards cover these rows; see `TargetSession.line_up`."""
+        return self.cache.line_up(rows)
+
+    def abandon(self) -> list[int]:
+        """Forget what was not committed; see `TargetSession.abandon`."""
+        self._rereads = {}
+        self.cache.abandon()
+        return []
+
+    def shrink(self) -> None:
+        """Free the memory of the rows that nobody has; see `TargetSession.shrink`."""
+        self.cache.drop(self._texts.free())
+
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the whole draft, or what the row's keys are fit for; see `TargetSession.admit`."""
+        border = self.target.border
+        if border is None:
+            return tree
+        if len(text) <= border:
+            return limit_depth(tree, border - len(text))
+        if self.target.rereads and border >= self.cache.book.lengths[row]:
+            self._rereads[row] = list(text)
+            return DraftTree.empty(tree.kind)
+        return tree
+
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+        """Run one forward, or several over a long prompt; see `TargetSession.verify`."""
+        if self._rereads:
+            pending = self._reread(pending)
+        book = self.cache.book
+        tokens, view = self._lay_out(pending, trees, self.width if any(book.lengths) else 1)
+        unused = book.read(tokens.shape[1]) - book.extent - tokens.shape[1]
+        view = replace(view, unused=unused) if unused else view
+        selection = max(len(tree) for tree in trees) + 1
+        firsts = [count - 1 for count in self._pending]
+        n = tokens.shape[1]
+        if len(set(firsts)) == 1:
+            logits, states = self._forward(tokens, view, n - firsts[0])
+            self.hidden = [] if states is None else list(states[:, :, :selection].unbind(1))
+            return logits[:, :selection]
+        index = torch.tensor(firsts)[:, None] + torch.arange(selection)
+        index = index.clamp(max=n - 1)
+        selected, where = torch.unique(index, return_inverse=True)
+        logits, states = self._forward(tokens, view, selected.to(self.target.device))
+        rows = torch.arange(len(firsts))[:, None]
+        self.hidden = [] if states is None else list(states[:, rows, where].unbind(1))
+        return logits[rows, where]
+
+    def _lay_out(
+        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree], width: int = 1
+    ) -> tuple[torch.Tensor, TreeView]:
+        """Return the tokens of the next forward and their view, and note what it reads."""
+        self._expect_one_table(pending, trees)
+        self._pending = [len(row) for row in pending]
+        self._inputs = list(zip(pending, trees, strict=True))
+        target = self.target
+        return _layout(self.cache.book.lengths, pending, trees, target.device, width, target.piece)
+
+    def _reread(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Empty the rows whose keys have become unfit; return what is to be read in each row."""
+        self.on_read = None  # text is shown by now
+        for row in self._rereads:
+            self.cache.truncate(row, 0)
+            self._texts.forget(self.cache.line[row])
+        results = [self._rereads.get(row, tokens) for row, tokens in enumerate(pending)]
+        self._rereads = {}
+        return results
+
+    def read_prompts(
+        self, pending: Sequence[Sequence[int]], k: int
+    ) -> tuple[torch.Tensor, list[TopTokens]]:
+        """Read the prompts; see `base.CachedSession`. Of long ones only the ends are told."""
+        rows, device = len(pending), self.target.device
+        tokens, view = self._lay_out(pending, [DraftTree.empty()] * rows)
+        counts, n = self._pending, tokens.shape[1]
+        start = max(0, n - MOST_LOGITS // (rows * self.target.vocab_size))
+        selected = sorted({*range(start, n), *(count - 1 for count in counts)})
+        index = torch.tensor(selected, device=device)
+        logits, states = self._forward(tokens, view, index)
+        first = selected.index(start) if start < n else n
+        message = [max(0, count - start) for count in counts]
+        if states is not None:
+            self.hidden = [states[:, row, first : first + t] for row, t in enumerate(message)]
+        top_tokens = TopTokens.rows(best_tokens(logits[:, first:], k)[1], message) if k else []
+        ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
+        return logits[torch.arange(rows, device=device), ends][:, None], top_tokens
+
+    def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
+        """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
+        target, selected = self.target, self._head_inputs
+        moved, view = self._lay_out([tokens], [DraftTree.empty()])
+        # Logits of all places would take a fifth of the time, and hundreds of megabytes.
+        self._head_inputs = HeadInputs(target.output_head, last_alone=target.keeps_logits)
+        try:
+            states = self._forward(moved, view, len(tokens))[1]
+        finally:
+            self._head_inputs = selected
+        return None if states is None else states[:, 0]
+
+    def _forward(
+        self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H]."""
+        most = self.target.piece
+        if most is None or not in_chunks(view, most):
+            return self._run(tokens, view, keep)
+        return read_in_chunks(self._run, tokens, view, keep, most, self.on_read)
+
+    def _run(
+        self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run one forward; see `_forward`.
+
+        The model is lent for this forward alone: between two of them it is as its owner left it.
+        """
+        self.target.check_mode()
+        states = None
+        with lend(self.target.model, self._configs, self._packs):
+            if self._head_inputs is None:
+                logits = self.target.forward(tokens, view, self.cache, keep)
+            else:
+                with self._head_inputs:
+                    logits = self.target.forward(tokens, view, self.cache, keep)
+                states = self._head_inputs.taken()
+        if states is None:
+            return logits, None
+        if not self.target.keeps_logits:
+            states = states[:, -keep:] if isinstance(keep, int) else states[:, keep]
+        return logits, states.view(-1, len(tokens), *states.shape[1:])
+
+    def _expect_one_table(
+        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]
+    ) -> None:
+        """Raise InputError for rows on both sides of a border; see `rotary_tables`."""
+        border, lengths = self.target.border, self.cache.book.lengths
+        if border is None:
+            return
+        rows = list(zip(lengths, pending, trees, strict=True))
+        longest = max(n + len(p) + int(depths(t.parents).max(initial=0)) for n, p, t in rows)
+        if longest > border and not all((n or len(p) - 1) >= border for n, p, _ in rows):
+            raise InputError(
+                f"got rows on both sides of {border} tokens, where the model changes its rotary "
+                "table; expected one side a forward. Use open_target(model) or one row."
+            )
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
+        self.cache.commit(
+            [
+                [*range(count), *(count + node for node in path)]
+                for count, path in zip(self._pending, paths, strict=True)
+            ]
+        )
+        for row, (tokens, tree), path in zip(self.cache.line, self._inputs, paths, strict=True):
+            self._texts.grow(row, [*tokens, *(int(tree.tokens[node]) for node in path)])
+
+    def resume(self, length: int) -> int:
+        """Keep the first tokens of the one row, or nothing where they are not fit for another text.
+
+        See `base.CachedSession` and `CausalTarget.divisible`.
+        """
+        self.abandon()
+        self.cache.truncate(0, length if self.target.divisible else 0)
+        return self.cache.book.lengths[0]
+
+    def beginning(self, length: int) -> Beginning | None:
+        """Return a copy of the first keys and values of the one row; see `CachedSession`."""
+        if not self.target.divisible or self.cache.book.lengths[0] < length:
+            return None
+        return self.cache.beginning(length)
+
+    def begin_with(self, beginning: Beginning) -> None:
+        """Hold these keys and values and no others; see `base.CachedSession`."""
+        self._rereads = {}
+        self.cache.begin_with(beginning)
+
+
+def read_states(target: CausalTarget, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Return what the output head reads over texts that are read side by side.
+
+    For each of them [copies, T, H]; of texts with more than `MOST_LOGITS` logits in all the ends
+    alone.
+    """
+    with target.open(len(texts), max(map(len, texts))) as session, torch.no_grad():
+        session.keep_hidden()
+        session.read_prompts(texts, 0)
+        return list(session.hidden)
+
+
+def _layout(
+    lengths: Sequence[int],
+    pending: Sequence[Sequence[int]],
+    trees: Sequence[DraftTree],
+    device: torch.device,
+    width: int = 1,
+    piece: int | None = None,
+) -> tuple[torch.Tensor, TreeView]:
+    """Lay pending tokens and nodes side by side, rows padded with positions that see themselves.
+
+    Returns tokens i64 [B, n], n at least `width`, and the view of their attention. piece: of
+    a target that reads in pieces; it knows long chains without the table of their ancestors.
+    """
+    rows = len(trees)
+    n = max(width, *(len(p) + len(t) for p, t in zip(pending, trees, strict=True)))
+    if rows == 1 and n == 1:
+        return _single(lengths[0], pending[0][0], device)
+    level = len(set(lengths)) == 1
+    long = piece is not None and n > min(piece, LONG)
+    plain = (long or (level and not lengths[0])) and all(_is_chain(tree) for tree in trees)
+    known = None if plain else _related(pending, trees, n)
+    tokens = np.zeros((2, rows, n), dtype=np.int64)
+    for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
+        start, end, first = len(head), len(head) + len(tree), lengths[row]
+        tokens[0, row, :start] = head
+        tokens[0, row, start:end] = tree.tokens
+        tokens[1, row, end:] = first + start - 1
+        tokens[1, row, :end] = first - 1 + _places(end, None if known is None else known[row, :end])
+    related = None if known is None else torch.from_numpy(known).to(device)
+    moved = torch.from_numpy(tokens).to(device)
+    # Without ancestors to tell them apart, pads must lie behind the root to be unseen by it.
+    starts = torch.tensor(lengths, device=device)
+    slots = starts[:, None] + torch.arange(n, device=device) if plain else moved[1]
+    view = TreeView(starts, moved[1], slots, related, level=level)
+    return moved[0], view
+
+
+def _places(count: int, visible: np.ndarray[Any, np.dtype[np.bool_]] | None) -> Ints:
+    """Return where new queries stand, from 1: behind all that they see; None: a chain."""
+    return np.arange(1, count + 1) if visible is None else visible.sum(-1)
+
+
+def _single(length: int, token: int, device: torch.device) -> tuple[torch.Tensor, TreeView]:
+    """Lay out one token of one row, the step of plain decoding: it sees all that is committed."""
+    moved = torch.tensor([[token], [length]], device=device)[:, None]
+    return moved[0], TreeView(moved[1, 0], moved[1], moved[1], related=None)
+
+
+def _related(
+    pending: Sequence[Sequence[int]], trees: Sequence[DraftTree], n: int
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which of the n new slots each query sees: bool [B, n, n]."""
+    related = np.zeros((len(trees), n, n), dtype=np.bool_)
+    for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
+        start, end = len(head), len(head) + len(tree)
+        related[row, :start, :start] = True if start == 1 else np.tri(start, dtype=np.bool_)
+        related[row, start:end, :start] = True
+        related[row, start:end, start:end] = ancestors(tree.parents)
+        if end < n:
+            pads = np.arange(end, n)
+            related[row, pads, pads] = True
+    return related
+
+
+def _is_chain(tree: DraftTree) -> bool:
+    return bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))

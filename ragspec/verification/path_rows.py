@@ -1,0 +1,277 @@
+"""Targets for models that cannot attend to a tree: the draft is a chain over the model's own cache.
+
+Recurrent hybrids have layers without ancestor masks, and some attention code reads positions off
+cache slots. Both go right where a forward is one plain sequence over the model's own cache. What a
+forward wrote beyond the accepted nodes is cropped where all layers are plain key-value layers. Else
+the states from before the forward come back, and the accepted tokens go in front of the next
+forward (lagged replay), which costs positions but no forward of its own.
+
+Rows of text advance one after the other, so a batch is no faster than its rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import keep_paths, limit_depth
+from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.listed_rows import ListedRows
+
+LAG = 16  # replayed tokens beyond this are settled by a forward of their own
+
+
+class PathTarget(CausalTarget):
+    """A causal model that verifies chains, not trees."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._timed: tuple[tuple[int, int], PathSession] | None = None
+
+    @property
+    def divisible(self) -> bool:
+        """Never: recurrent layers read a prompt at once, and what they knew halfway is gone."""
+        return False
+
+    def open(self, rows: int, capacity: int) -> PathSession:  # type: ignore[override]
+        """Return an empty session of R rows; the model's own cache needs no capacity."""
+        return PathSession(self, rows)
+
+    def time_forward(self, n: int, length: int, texts: int = 1) -> float:
+        """Return the seconds of one forward over n positions after `length` cached ones."""
+        if self._timed is None or self._timed[0] != (texts, length):
+            prepared = self.open(texts, length)
+            prepared.verify([[0] * length] * texts, [DraftTree.empty()] * texts)
+            prepared.commit([()] * texts)
+            self._timed = ((texts, length), prepared)
+        session = self._timed[1].copied()
+        tree = DraftTree.chain([0] * (n - 1), "timing")
+        self.synchronize()
+        start = time.perf_counter()
+        session.verify([[0]] * texts, [tree] * texts)
+        self.synchronize()
+        return time.perf_counter() - start
+
+
+class ShortTreeTarget(CausalTarget):
+    """A causal model that verifies trees in some sessions, else chains over its own cache.
+
+    limit: slots from which on attention scales queries by their slot in the cache (Llama 4), which
+    is not their position in the text; None for other models. Of models whose rotary table changes
+    with the length (longrope) only sessions of one row verify trees.
+    """
+
+    def __init__(self, model: Any, limit: int | None) -> None:
+        super().__init__(model)
+        self.limit = limit
+        self._beyond = PathTarget(model)
+
+    def _fits(self, rows: int, slots: int) -> bool:
+        """Return whether trees are right in a session of so many rows and slots."""
+        short = self.limit is None or slots < self.limit
+        return short and (self.border is None or rows == 1)
+
+    def open(self, rows: int, capacity: int) -> TreeSession | PathSession:  # type: ignore[override]
+        """Return an empty session of R rows, fit for `capacity` slots."""
+        if self._fits(rows, capacity):
+            return _ShortTreeSession(self, rows, capacity)
+        return self._beyond.open(rows, capacity)
+
+    def open_rows(self, rows: int) -> TreeSession | PathSession:  # type: ignore[override]
+        """Return an empty session of R rows: of chains, where texts may reach the limit."""
+        most = self.max_length
+        if self.limit is None:
+            return super().open_rows(rows)
+        return self.open(rows, self.limit if most is None else min(most, self.limit))
+
+    def time_forward(self, n: int, length: int, texts: int = 1) -> float:
+        """Return the seconds of one forward over n positions after `length` cached ones."""
+        if self._fits(texts, length + n):
+            return super().time_forward(n, length, texts)
+        return self._beyond.time_forward(n, length, texts)
+
+
+class _ShortTreeSession(TreeSession):
+    """A session that verifies no draft with slots beyond the limit of its target."""
+
+    target: ShortTreeTarget
+
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the whole draft, or none of it where it does not fit; see `TargetSession`."""
+        limit = self.target.limit
+        fits = limit is None or self.cache.book.extent + 1 + len(tree) <= limit
+        return super().admit(tree, row, text) if fits else DraftTree.empty(tree.kind)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One text: the model's cache, what it was before the last forward, and what it lacks.
+
+    length: tokens in the cache. replay: committed tokens that the cache has not seen. head, draft:
+    the tokens of the last forward.
+    """
+
+    cache: Any = None
+    length: int = 0
+    before: Any = None
+    replay: list[int] = field(default_factory=list)
+    head: list[int] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)
+
+    def fork(self) -> _Row:
+        """Return an independent copy, as of the last commit."""
+        return _Row(snapshot(self.cache), self.length, replay=list(self.replay))
+
+
+class PathSession(ListedRows[_Row]):
+    """Verification of chains over the model's own cache; see `TargetSession`."""
+
+    def __init__(self, target: PathTarget, rows: int) -> None:
+        super().__init__(rows, _Row, _Row.fork)
+        self.target = target
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._all, self._line = [], []
+
+    def abandon(self) -> list[int]:
+        """Empty the rows in line, whose states cannot be taken back; see `TargetSession`."""
+        for row in self._line:
+            self._all[row] = _Row()
+        return list(self._line)
+
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the likeliest path of a draft; of draws the first.
+
+        Drafts end where the rotary table of the row changes; see `rotary_tables`.
+        """
+        border, current = self.target.border, self.active_rows[row]
+        if border is not None and len(text) <= border:
+            tree = limit_depth(tree, border - len(text))
+        elif (
+            border is not None
+            and self.target.rereads
+            and border >= current.length + len(current.replay)
+        ):
+            self._all[self._line[row]] = _Row(replay=list(text[:-1]))
+            return DraftTree.empty(tree.kind)
+        return keep_paths(tree, 1)
+
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+        """Run one forward a row; see `TargetSession.verify`."""
+        parts = [
+            self._verify(row, list(tokens), tree)
+            for row, tokens, tree in zip(self.active_rows, pending, trees, strict=True)
+        ]
+        if len(parts) == 1:
+            return parts[0][None]
+        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
+        for row, path in zip(self.active_rows, paths, strict=True):
+            _commit(row, tuple(path))
+
+    def copied(self) -> PathSession:
+        """Return an independent copy of the session, as of the last commit."""
+        twin = PathSession(self.target, len(self._all))
+        twin._all, twin._line = [row.fork() for row in self._all], list(self._line)
+        return twin
+
+    def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> torch.Tensor:
+        """Return the logits of the root and the nodes: [N + 1, V]."""
+        known, border = row.length + len(row.replay), self.target.border
+        crosses = border is not None and known <= border < known + len(pending)
+        if row.replay and row.length and (len(row.replay) > LAG or crosses):
+            self._forward(row, row.replay, 1)
+            row.replay = []
+        row.head, row.draft = [*row.replay, *pending], tree.tokens.tolist()
+        row.before = snapshot(row.cache) if row.draft else None
+        return self._forward(row, [*row.head, *row.draft], len(row.draft) + 1)
+
+    def _forward(self, row: _Row, tokens: list[int], keep: int) -> torch.Tensor:
+        """Feed tokens to the row's cache; return the last logits [keep, V]."""
+        target = self.target
+        target.check_mode()
+        arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
+        ids = torch.tensor([tokens], device=target.device)
+        positions = torch.arange(row.length, row.length + ids.shape[1], device=target.device)
+        if target.takes_positions:  # as `generate` does: some count otherwise by themselves
+            arguments["position_ids"] = positions[None]
+        with torch.no_grad():
+            out = target.model(
+                input_ids=ids, past_key_values=row.cache, use_cache=True, **arguments
+            )
+        row.cache = out.past_key_values
+        row.length += ids.shape[1]
+        logits: torch.Tensor = out.logits[0, -keep:]
+        return logits
+
+
+def snapshot(cache: Any) -> Any:
+    """Return a copy of a transformers cache that later forwards leave alone.
+
+    Keys and values are shared: dynamic layers replace them by longer ones and never write into
+    them. Recurrent and convolution states are written in place and so are copied.
+    """
+    if cache is None:
+        return None
+    twin = _copied(cache)
+    twin.layers = [_copied(layer) for layer in cache.layers]
+    return twin
+
+
+def _copied(thing: Any) -> Any:
+    """Return a shallow copy whose lists and dictionaries of tensors are its own."""
+    twin = copy.copy(thing)
+    for name, value in vars(thing).items():
+        if isinstance(value, dict):
+            setattr(twin, name, {k: _cloned(v) for k, v in value.items()})
+        elif isinstance(value, list):
+            setattr(twin, name, [_cloned(v) for v in value])
+    return twin
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if torch.is_tensor(value) else value
+
+
+def _commit(row: _Row, path: tuple[int, ...]) -> None:
+    """Bring the row's cache to the end of the accepted path, or note what it lacks."""
+    beyond = len(row.draft) - len(path)
+    row.length -= beyond
+    if beyond and not _croppable(row.cache):
+        row.cache = row.before
+        row.length -= len(row.head) + len(path)
+        row.replay = [*row.head, *row.draft[: len(path)]]
+    else:
+        if beyond:
+            row.cache.crop(-beyond)
+        row.replay = []
+    row.before, row.draft = None, []
+
+
+def _croppable(cache: Any) -> bool:
+    """Whether the last slots of every layer can be dropped without a trace.
+
+    Sliding layers cannot once they have let go of what lies before their window.
+    """
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    return type(cache) is DynamicCache and all(
+        type(layer) is DynamicLayer for layer in cache.layers
+    )

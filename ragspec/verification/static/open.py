@@ -1,0 +1,105 @@
+"""Which targets may take steps of fixed shape: those of which a trial shows that they do."""
+
+from __future__ import annotations
+
+import torch
+
+from ragspec.errors import InputError
+from ragspec.models.device import is_cuda
+from ragspec.models.layer_windows import layer_windows
+from ragspec.models.supported import rank_count
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.probe_trial import TREES, Trial
+from ragspec.verification.rotary_tables import asks_for_length
+from ragspec.verification.static.buffers import LayerShape
+from ragspec.verification.static.step import Masks
+from ragspec.verification.static.target import StaticTarget
+
+MODES = ("auto", "off", "eager", "graph", "compile")
+
+
+def open_static(
+    target: CausalTarget, mode: str = "auto", backend: str = "inductor"
+) -> CausalTarget:
+    """Return a target that takes steps of fixed shape, where it can; else the one that was given.
+
+    Its `static` says how it steps, with the reason where it does so as before. mode: see
+    `target.static.target`; "auto" is "graph" on CUDA, else "off". backend: of torch.compile.
+    Raises InputError for an unknown mode and for "graph" without CUDA.
+    """
+    selection = _expect_mode(mode, target.device)
+    if selection == "off" or isinstance(target, StaticTarget):
+        return target
+    result, reason = _tried(target, selection, backend)
+    if result is None:
+        target.static = f"off: {reason}"
+        return target
+    return result
+
+
+def _tried(target: CausalTarget, selection: str, backend: str) -> tuple[StaticTarget | None, str]:
+    """Return the target that passed a trial, or None and why there is none."""
+    if reason := _hindrance(target):
+        return None, reason
+    layers = _layer_shapes(target)
+    if layers is None:
+        return None, "its layers keep more than keys and values"
+    windows = layer_windows(target.model.config)
+    trial, stories = Trial(target), []
+    named = bool(getattr(target.model.config.get_text_config(), "layer_types", None))
+    for by_name in (named, not named):
+        if not by_name and len(set(windows.values())) > 1:
+            continue  # one mask cannot be that of two kinds of layer
+        result = StaticTarget(target.model, "eager", Masks(windows, by_name), layers, backend)
+        attempt = trial.attempt(result.open, TREES)
+        if attempt.passed:
+            result.static = selection
+            return result, ""
+        stories.append(attempt.story)
+    return None, f"a step of fixed shape goes wrong here ({stories[0]})"
+
+
+def _expect_mode(mode: str, device: torch.device) -> str:
+    """Return the mode to use on a device."""
+    if mode not in MODES:
+        raise InputError(f"got static={mode!r}; expected one of {', '.join(map(repr, MODES))}.")
+    if mode == "graph" and not is_cuda(device):
+        raise InputError(
+            f"got static='graph' for a model on {device}; expected one on a CUDA device, which "
+            "alone captures graphs. Use static='auto', or 'compile'."
+        )
+    if mode == "auto":
+        return "graph" if is_cuda(device) else "off"
+    return mode
+
+
+def _hindrance(target: CausalTarget) -> str:
+    """Return why a target cannot take steps of fixed shape, "" where nothing is known."""
+    if asks_for_length(target.model):
+        return "its rotary tables depend on the length of the text"
+    if type(target) is not CausalTarget:
+        return f"{type(target).__name__} makes its forwards in a way of its own"
+    if not target.takes_positions:
+        return "it counts positions by itself"
+    if (ranks := rank_count(target.model)) > 1:
+        return f"its weights are cut among {ranks} ranks"
+    devices = {str(p.device) for p in target.model.parameters()}
+    if len(devices) > 1:
+        return f"it lies on several devices ({', '.join(sorted(devices))})"
+    return ""
+
+
+def _layer_shapes(target: CausalTarget) -> list[tuple[LayerShape, LayerShape]] | None:
+    """Return the shapes of keys and values of each layer, as one forward leaves them."""
+    with target.open(1, 1) as session:
+        session.verify([[0]], [DraftTree.empty()])
+        layers = session.cache.layers
+    if not all(layer.is_initialized for layer in layers):
+        return None
+    return [(_shape(layer.keys), _shape(layer.values)) for layer in layers]
+
+
+def _shape(buffer: torch.Tensor) -> LayerShape:
+    _, heads, _, width = buffer.shape
+    return LayerShape(heads, width, buffer.dtype, buffer.device)

@@ -1,0 +1,209 @@
+"""A target whose steps have fixed shapes, made once and taken again and again.
+
+off      not this target at all
+eager    the step as it is: for tests, and where nothing else can be had
+graph    captured in a CUDA graph: one launch a step, the same kernels
+compile  compiled by inductor, which fuses the small kernels, and captured where there is CUDA
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ragspec.models.device import is_cuda, out_of_memory
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.arena import Arena
+from ragspec.verification.static.buffers import LayerShape, Stacks
+from ragspec.verification.static.layout import MOST_QUERIES, QUERIES, slots_of
+from ragspec.verification.static.session import StaticSession, StepTensors
+from ragspec.verification.static.step import CapturedStep, FixedStep, Masks, StaticStep, StepShape
+from ragspec.verification.tree_attention import Configs, lease
+
+MOST_SLOTS = 1 << 30
+Compiler = Callable[[Any], Any]
+Make = Callable[[Compiler | None], FixedStep]
+
+
+class StaticTarget(CausalTarget):
+    """A causal model verified by steps of fixed shape; see `open_static` for who may be one.
+
+    mode: "eager", "graph" or "compile". layers: the shapes of the keys and values of each layer.
+    backend: of torch.compile.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        mode: str,
+        masks: Masks,
+        layers: Sequence[tuple[LayerShape, LayerShape]],
+        backend: str = "inductor",
+    ) -> None:
+        super().__init__(model)
+        self.static, self.widths = mode, QUERIES
+        self.masks, self.layers = masks, tuple(layers)
+        self.backend = backend
+        self._free: list[Arena] = []
+        self._lock = threading.Lock()
+        self._pool: Any = None
+
+    def open(self, rows: int, capacity: int) -> StaticSession:
+        """Return an empty session of R rows with room for `capacity` slots (it grows)."""
+        arena = self.lend_arena(rows, capacity)
+        session = StaticSession(self, self, arena, rows, capacity)
+        # Not when it is left: a session may be kept, and entered again.
+        weakref.finalize(session, self.take_back, arena).atexit = False
+        return session
+
+    def lend_arena(self, rows: int, capacity: int) -> Arena:
+        """Return buffers for a session, with the steps made over them where nobody has them."""
+        rows = 1 << (rows - 1).bit_length()
+        slots = slots_of(capacity + MOST_QUERIES, MOST_SLOTS)
+        with self._lock:
+            result = self._free.pop() if self._free else None
+        if result is None or result.stacks.rows < rows or result.stacks.slots < slots:
+            result = None  # first of all its memory is given back
+            result = Arena(Stacks(self.layers, rows, slots))
+        self.check_addresses(result)
+        return result
+
+    def check_addresses(self, arena: Arena) -> None:
+        """Forget steps that read weights where these no longer are."""
+        held = itertools.chain(self.model.parameters(), self.model.buffers())
+        addresses = hash(tuple(tensor.data_ptr() for tensor in held))
+        if arena.addresses != addresses:
+            arena.moved()
+            arena.addresses = addresses
+
+    def take_back(self, arena: Arena) -> None:
+        """Keep the buffers of a session that has ended, for the next; one set of them."""
+        with self._lock:
+            self._free = [arena]
+
+    def take_step(
+        self,
+        arena: Arena,
+        shape: StepShape,
+        inputs: NDArray[np.int64],
+        configs: Configs,
+        *,
+        hidden: bool,
+    ) -> StepTensors:
+        """Take a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
+
+        inputs: see `step`; for the rest `take`.
+        """
+
+        def make(compiler: Compiler | None) -> FixedStep:
+            return StaticStep(
+                self.model,
+                arena.stacks,
+                shape,
+                self.masks,
+                None
+                if shape.distribution is None
+                else arena.distributions[shape.rows].distributions,
+                head=self.output_head if hidden else None,
+                compiler=compiler,
+            )
+
+        packet, logits, states = self.take(arena, (shape, hidden), make, inputs, configs)
+        return None if shape.distribution is None else packet, logits, states
+
+    def take_again(
+        self,
+        arena: Arena,
+        shape: StepShape,
+        packet: torch.Tensor,
+        logits: torch.Tensor,
+        *,
+        hidden: bool,
+    ) -> torch.Tensor:
+        """Return the packet of the step that was just taken with its tokens certain.
+
+        See `StaticStep.again`; the packet as it is where there is no memory for that, so that the
+        host looks at nodes one by one.
+        """
+        step = arena.steps[(shape, hidden), self.static]
+        if isinstance(step, CapturedStep):
+            step = step.step
+        assert isinstance(step, StaticStep)
+        try:
+            with torch.no_grad():
+                return step.again(packet, logits)
+        except Exception as error:
+            if out_of_memory(error):
+                return packet
+            raise
+
+    def take(
+        self,
+        arena: Arena,
+        key: Hashable,
+        make: Make,
+        inputs: NDArray[np.int64],
+        configs: Configs,
+    ) -> tuple[Any, ...]:
+        """Take the step of this key over an arena, made where there is none; see `FixedStep`.
+
+        Where memory ends, or one cannot be captured or compiled, all are given up for plain ones.
+        """
+        self.check_mode()
+        name, key = key, (key, self.static)  # steps of the trial are not captured
+        sent: FixedStep | None = None
+        with lease(self.model, configs), torch.no_grad():
+            new = key not in arena.steps
+            try:
+                step = arena.steps.get(key)
+                if step is None:
+                    step = arena.steps[key] = self._create(make)
+                step.send(inputs)
+                sent = step
+                return step()
+            except Exception as error:
+                if self.static == "eager" or not (new or out_of_memory(error)):
+                    raise
+                reason = _reason(error)
+            self.static = "eager"
+            key = name, self.static
+            warnings.warn(
+                f"{reason}; steps are taken one kernel at a time from now on, which is slower. "
+                "Open the engine with static='off' where that is faster.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            arena.steps.clear()
+            step = arena.steps[key] = self._create(make)
+            if sent is None:
+                step.send(inputs)
+            else:
+                step.packet.copy_(sent.packet)  # of which it may have told the laws already
+            return step()
+
+    def _create(self, make: Make) -> FixedStep:
+        compiler: Compiler | None = None
+        if self.static == "compile":
+            compiler = partial(torch.compile, fullgraph=True, dynamic=False, backend=self.backend)
+        step = make(compiler)
+        if self.static == "eager" or not is_cuda(self.device):
+            return step
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return CapturedStep(step, self._pool)
+
+
+def _reason(error: Exception) -> str:
+    if out_of_memory(error):
+        return "memory ended while a step was captured (leave more of it free)"
+    said = str(error).strip().splitlines()
+    return f"a step could not be captured ({type(error).__name__}: {said[0] if said else ''})"

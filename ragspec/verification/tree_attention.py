@@ -1,0 +1,378 @@
+"""Tree attention for any transformers model, through a registered attention and mask pair.
+
+The mask hook receives the model's own `mask_function` (full, sliding, chunked), so one wrapper
+serves all layer types: slots are mapped to logical positions, the model's rule is asked about
+those, and the ancestor relation of the tree is laid over it. Outside a `tree_view` both functions
+do what sdpa does, and a model lends itself only for the time of a `lease`, one forward or one
+draft: its configuration is put back afterwards, so `generate` and other engines may share it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function, eager_mask
+
+from ragspec.verification.kernels import attend, behind, explicit, in_parts, joins, masked
+
+LARGE_MASK = 1 << 17  # entries of a row's mask, queries by slots
+NAME = "ragspec"
+Configs = list[tuple[Any, bool]]
+MaskFunction = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeView:
+    """What the mask of one forward must know.
+
+    lengths i64 [B]: committed slots of each row. positions i64 [B, n]: logical position of each
+    query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
+    related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
+    None where the rows form chains. level: whether these begin at one slot, so that causal
+    attention is right. unused: slots behind the speculative ones, which nobody sees. hidden i64
+    [B]: first slots of each row that nobody else sees, see `hiding`.
+    """
+
+    lengths: torch.Tensor
+    positions: torch.Tensor
+    slot_positions: torch.Tensor
+    related: torch.Tensor | None
+    unused: int = 0
+    hidden: torch.Tensor | None = None
+    level: bool = True
+
+
+def hiding(view: TreeView, counts: Sequence[int]) -> TreeView:
+    """Return the view where each row's first slots, a prompt's padding, are seen by none but them.
+
+    Each of them sees itself, so that it has something to attend to.
+    """
+    hidden = torch.tensor(counts, device=view.lengths.device)
+    related = view.related
+    rows, n = view.positions.shape
+    if related is None:
+        chain = torch.ones(n, view.slot_positions.shape[1], dtype=torch.bool, device=hidden.device)
+        related = chain.tril(chain.shape[1] - n).expand(rows, -1, -1)
+    slots = view.lengths[:, None] + torch.arange(related.shape[2], device=hidden.device)
+    current = slots[:, -n:, None] == slots[:, None]
+    related = related & (current | (slots >= hidden[:, None])[:, None])
+    return replace(view, related=related, hidden=hidden)
+
+
+_view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=None)
+
+
+@contextmanager
+def tree_view(view: TreeView) -> Iterator[None]:
+    """Make the forwards inside the block attend as `view` says."""
+    token = _view.set(view)
+    try:
+        yield
+    finally:
+        _view.reset(token)
+
+
+def in_view() -> bool:
+    """Tell whether this is the forward of a `tree_view`."""
+    return _view.get() is not None
+
+
+def tree_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    mask_function: MaskFunction = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    local_size: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> torch.Tensor | None:
+    """Return the additive mask [B, 1, n, S] of the tree in view, or None where none is needed.
+
+    That is for plain causality, and where committed slots are attended to apart, see `in_parts`.
+    The mask of a long chain under a window covers the last slots alone, those that it sees.
+    Without a view, and for masks over something other than the cache (cross attention), it is
+    spelled out, as for eager attention: a lease can end between another thread's mask and its
+    attention. Models with attention code of their own know no mask but the one they are given, so
+    theirs always is, and so is one that forbids the skip because the model goes on to change it.
+    """
+    view = _view.get()
+    bidirectional = "allow_is_bidirectional_skip" in kwargs  # some models' self-attention
+    if view is not None and bidirectional:
+        view = view if kv_length == _slots(view) else None
+    if view is None:
+        spelled: torch.Tensor = eager_mask(
+            batch_size=batch_size,
+            q_length=q_length,
+            kv_length=kv_length,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            dtype=dtype,
+            **kwargs,
+        )
+        return spelled
+    current = _leases.explicit(kwargs.get("config")) or not kwargs.get("allow_is_causal_skip", True)
+    local = local_size is not None and kv_length > local_size
+    windowed = local or (local_size is None and mask_function is not causal_mask_function)
+    if not windowed and not current and _needs_none(view, kv_length):
+        return None
+    first = 0
+    if local_size is not None and local and not current and not bidirectional:
+        first = _first_visible(view, mask_function, local_size, q_length * kv_length)
+    if view.related is None:
+        allowed = _model_allows(view, mask_function, kv_length, first)
+    else:
+        allowed = _tree_allowed(view, view.related, kv_length)
+        if windowed:
+            allowed &= _model_allows(view, mask_function, kv_length)
+    return _additive(allowed, dtype)
+
+
+def tree_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend with an optional mask, logit soft-cap and attention sinks.
+
+    Shapes: query [B, heads, n, width], key and value [B, groups, S, width], mask [B, 1, n, S] or
+    [B, heads, n, S] -> [B, n, heads, width]. A narrower mask is that of the last slots. Queries
+    that share a key head are folded into one longer query, so that keys and values are never
+    repeated.
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = causal and attention_mask is None and query.shape[2] > 1
+    sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
+    view = _in_view(key) if causal else None
+    if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:
+        last = slice(key.shape[2] - attention_mask.shape[-1], None)
+        key, value = key[:, :, last], value[:, :, last]
+    if view is not None:
+        out = _unmasked(query, key, value, view, scaling, softcap, sinks)
+    elif (
+        softcap is None
+        and sinks is not None
+        and attention_mask is not None
+        and attention_mask.shape[1] == 1
+        and joins(query, value)
+    ):
+        out = masked(query, key, value, attention_mask, scaling, sinks)
+    elif softcap is not None or sinks is not None:
+        out = explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
+    else:
+        out = attend(query, key, value, attention_mask, causal, scaling, dropout)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _unmasked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    view: TreeView,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend to the slots of a view whose full attention came without a mask, see `_needs_none`."""
+    n, slots, related = query.shape[2], key.shape[2], view.related
+    plain = softcap is None and sinks is None
+    if related is None and slots == n and plain:
+        return attend(query, key, value, None, True, scaling)
+    if softcap is None and joins(query, value):
+        current = None if related is None else _additive(related, query.dtype).to(query.device)
+        return in_parts(query, key, value, current, scaling, sinks)
+    if related is None:
+        if plain:
+            return behind(query, key, value, scaling)
+        return explicit(query, key, value, None, True, scaling, softcap, sinks)
+    whole = _additive(_tree_allowed(view, related, slots), query.dtype).to(query.device)
+    if plain:
+        return attend(query, key, value, whole, False, scaling)
+    return explicit(query, key, value, whole, False, scaling, softcap, sinks)
+
+
+@dataclass(slots=True)
+class _Lent:
+    """A configuration on loan: to how many, and what it said before.
+
+    own: some part of the model has attention code that does not go through the registry.
+    """
+
+    config: Any
+    implementation: Any
+    custom_attention: bool
+    count: int = 0
+
+
+class _Leases:
+    """Counts who uses a configuration; the first sets it, the last puts it back.
+
+    Counted by configuration and not by model, because models may share one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lent: dict[int, _Lent] = {}
+
+    def take(self, configs: Configs) -> list[Any]:
+        with self._lock:
+            for config, current in configs:
+                new = _Lent(config, config._attn_implementation_internal, current)
+                lent = self._lent.setdefault(id(config), new)
+                lent.custom_attention |= current
+                lent.count += 1
+                config._attn_implementation_internal = NAME
+        return [config for config, _ in configs]
+
+    def give_back(self, configs: list[Any]) -> None:
+        with self._lock:
+            for config in configs:
+                lent = self._lent[id(config)]
+                lent.count -= 1
+                if not lent.count:
+                    config._attn_implementation_internal = lent.implementation
+                    del self._lent[id(config)]
+
+    def explicit(self, config: Any) -> bool:
+        lent = self._lent.get(id(config))
+        return lent is not None and lent.custom_attention
+
+
+_leases = _Leases()
+AttentionInterface.register(NAME, tree_attention)
+AttentionMaskInterface.register(NAME, tree_mask)
+
+
+@contextmanager
+def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
+    """Let the model attend through this module inside the block; nests and is thread-safe.
+
+    configs: what `model_configs` says of it, for callers that lease it step by step.
+    """
+    taken = _leases.take(model_configs(model) if configs is None else configs)
+    try:
+        yield
+    finally:
+        _leases.give_back(taken)
+
+
+def model_configs(model: nn.Module) -> Configs:
+    """Return every distinct configuration that some module reads, and `_Lent.own` of it."""
+    record: dict[int, tuple[Any, bool]] = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, "_attn_implementation_internal"):
+            current = getattr(module, "_supports_attention_backend", None) is False
+            _, before = record.get(id(config), (config, False))
+            record[id(config)] = (config, current or before)
+    return list(record.values())
+
+
+def _slots(view: TreeView) -> int:
+    """Return how many slots of the cache the queries of a view read."""
+    return int(view.lengths.max()) + view.slot_positions.shape[1] + view.unused
+
+
+def _tree_allowed(view: TreeView, related: torch.Tensor, slots: int) -> torch.Tensor:
+    """Return committed slots and ancestors: bool [B, n, slots]."""
+    lengths = view.lengths
+    rows, n, m = related.shape
+    hidden = view.hidden
+    if rows == 1:
+        committed = related.new_ones(1, n, slots - m - view.unused)
+        if hidden is not None:
+            committed[:, :, : int(hidden[0])] = False
+        return torch.cat([committed, related, related.new_zeros(1, n, view.unused)], dim=-1)
+    columns = torch.arange(slots, device=lengths.device)
+    known = columns < lengths[:, None]
+    if hidden is not None:
+        known &= columns >= hidden[:, None]
+    allowed = known[:, None].expand(rows, n, slots).clone()
+    index = (lengths[:, None] + torch.arange(m, device=lengths.device))[:, None]
+    return allowed.scatter_(2, index.expand(rows, n, m), related)
+
+
+def _model_allows(
+    view: TreeView, mask_function: MaskFunction, slots: int, first: int = 0
+) -> torch.Tensor:
+    """Ask the model's own rule about logical positions of slots from `first` on: bool [B, n, S]."""
+    rows, m = view.slot_positions.shape
+    device = view.lengths.device
+    logical = torch.arange(slots, device=device).expand(rows, slots).clone()
+    index = view.lengths[:, None] + torch.arange(m, device=device)
+    logical.scatter_(1, index, view.slot_positions)
+    batch = torch.arange(rows, device=device)[:, None, None, None]
+    head = torch.zeros(1, dtype=torch.int64, device=device)[None, :, None, None]
+    queries = view.positions[:, None, :, None]
+    allowed = mask_function(batch, head, queries, logical[:, None, None, first:])
+    return allowed.expand(rows, 1, view.positions.shape[1], slots - first)[:, 0]
+
+
+def _pays_split(view: TreeView, slots: int) -> bool:
+    """Tell whether a mask over all slots would cost more than to join two attentions.
+
+    A mask is read entry by entry, joining takes a fixed number of small operations. On a CPU with
+    48 folded queries the two break even between 2,000 and 8,000 slots.
+    """
+    n, m = view.positions.shape[1], view.slot_positions.shape[1]
+    if n == 1 or n * slots < LARGE_MASK or slots <= m:
+        return False
+    if view.unused or view.lengths.device.type != "cpu":
+        return False
+    return bool((view.lengths == view.lengths[0]).all())
+
+
+def _needs_none(view: TreeView, slots: int) -> bool:
+    """Tell whether full attention can do without a mask."""
+    if view.hidden is not None:
+        return False
+    chains = view.related is None and not view.unused and view.level
+    alone = view.positions.shape == (1, 1) and view.slot_positions.shape[1] == 1
+    return chains or alone or _pays_split(view, slots)
+
+
+def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int) -> int:
+    """Return how many first slots no query of a long chain sees under a window of `local` slots.
+
+    entries: of the whole mask; small ones are not worth it. 0 where the rule sees farther.
+    """
+    if view.related is not None or view.hidden is not None or entries < LARGE_MASK:
+        return 0
+    first = max(0, int(view.positions.min()) - local + 1)
+    device = view.positions.device
+    zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
+    rows = torch.arange(len(view.positions), device=device)[:, None, None, None]
+    slots = torch.arange(first, device=device)[None, None, None]
+    known = rule(rows, zero, view.positions[:, None, [0, -1], None], slots)
+    return 0 if bool(known.any()) else first
+
+
+def _in_view(key: torch.Tensor) -> TreeView | None:
+    """Return the view of queries that came without a mask, where these are its keys."""
+    view = _view.get()
+    if view is None or key.shape[2] != _slots(view):
+        return None
+    return view if view.related is None or key.shape[2] > view.positions.shape[1] else None
+
+
+def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return 0 where a slot is seen, else minus infinity: bool [B, n, S] -> [B, 1, n, S]."""
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, float("-inf"))[:, None]

@@ -1,0 +1,261 @@
+"""Mutants: every broken rule, drafter or noise is caught by checks that the sound one passes.
+
+A broken rule is the rule's own source with one place changed, loaded beside the original.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from ragspec.errors import RuleError
+from ragspec.rules import block_verification as block
+from ragspec.rules import k_seq as kseq
+from ragspec.rules import rejection
+from ragspec.rules import walk as rules
+from ragspec.rules.base import Rule
+from ragspec.rules.k_seq import KSeq
+from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
+from ragspec.sampling import noise
+from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.trees.draft_tree import DraftKind
+from tests.support.distributions import (
+    Distributions,
+    Draw,
+    Place,
+    distribution_deviation,
+    draw_distinct,
+    draw_independent,
+    grow,
+    sampled_deviation,
+)
+from tests.support.enumeration import NoiseUsedTwiceError, Tokens
+
+EXACT = 1e-12
+KNOWN = 1e-3
+SAMPLED, DISTINCT = DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT
+
+Mutate = Callable[[ModuleType, str, str], ModuleType]
+
+
+@pytest.fixture
+def mutate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mutate:
+    """Return a function that loads a module's source with a place in it changed."""
+
+    def load(module: ModuleType, old: str, new: str) -> ModuleType:
+        assert module.__file__ is not None
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        assert old in source, f"{module.__name__} no longer contains {old!r}: mend this mutant"
+        name = f"mutant_{module.__name__.rpartition('.')[2]}"
+        path = tmp_path / f"{name}.py"
+        path.write_text(source.replace(old, new), encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        mutant = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, mutant)
+        spec.loader.exec_module(mutant)
+        return mutant
+
+    return load
+
+
+def worst(rule: Rule, widths: Tokens, draw: Draw, kind: DraftKind, zeros: bool = False) -> float:
+    """Return the largest deviation of a rule over a few random target and draft models."""
+    tree = partial(grow, widths=widths, draw=draw, kind=kind)
+    worlds = [Distributions(3, seed, alike=0.0, zeros=zeros) for seed in range(3)]
+    return max(
+        distribution_deviation(rule, distributions, tree, len(widths) + 1)
+        for distributions in worlds
+    )
+
+
+BROKEN_RULES: list[tuple[ModuleType, str, Tokens, str, str]] = [
+    # module, class, widths of the draft, the source, what it is broken into
+    (rejection, "ChainRejection", (1,), "p = normalised(p - q, p)", "pass"),
+    (rejection, "ChainRejection", (1, 1), "tree.q[node + 1]", "tree.q[node]"),
+    (rejection, "ChainRejection", (1,), "float(p[token]) / drawn", "float(p[token])"),
+    (rejection, "MultiStep", (2,), "weights / total if", "weights if"),
+    (rejection, "MultiStep", (2,), "weights.clamp(min=0.0)", "weights.abs()"),
+    (rejection, "WithoutReplacement", (2,), "q = q / q.sum()", "pass"),
+    (rejection, "WithoutReplacement", (2,), "q = q.index_fill", "q.index_fill"),
+    (kseq, "KSeq", (2,), "rho = division_factor(p, q, k)", "rho = 1.0"),
+    (kseq, "KSeq", (2,), "p - overlap * _tries(float(overlap.sum()), k)", "p - q"),
+    (block, "Block", (1, 1), "left = weight * p - q", "left = p - q"),
+    (block, "Block", (1, 1), "< _chance(left, weight)", "< weight"),
+    (block, "Block", (1, 1), "spare + 1.0 - weight", "1.0"),
+    (block, "Block", (1, 1), "min(1.0, weight * ratio(", "min(1.0, ratio("),
+    (
+        block,
+        "Block",
+        (1, 1),
+        "min(1.0, weight * ratio(p, q, int(tree.tokens[depth])))",
+        "weight * ratio(p, q, int(tree.tokens[depth]))",
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "widths", "old", "new"), BROKEN_RULES)
+def test_broken_rules_change_the_distribution(
+    mutate: Mutate, module: ModuleType, name: str, widths: Tokens, old: str, new: str
+) -> None:
+    distinct = name == "WithoutReplacement"
+    sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
+    assert worst(getattr(module, name)(), widths, *sample) <= EXACT
+    assert worst(getattr(mutate(module, old, new), name)(), widths, *sample) > KNOWN
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "old"),
+    [
+        (rejection, "ChainRejection", "uniform(rank) < "),
+        (rejection, "WithoutReplacement", "uniform(rank) < "),
+        (kseq, "KSeq", "uniform(rank) < "),
+        (block, "Block", "uniform(nodes) < "),
+    ],
+)
+def test_a_lax_comparison_lets_impossible_tokens_in(
+    mutate: Mutate, module: ModuleType, name: str, old: str
+) -> None:
+    distinct = name == "WithoutReplacement"
+    sample = (draw_distinct, DISTINCT) if distinct else (draw_independent, SAMPLED)
+    assert worst(getattr(module, name)(), (1,), *sample, zeros=True) <= EXACT
+    lax = getattr(mutate(module, old, old.replace("<", "<=")), name)()
+    with pytest.raises(AssertionError, match="has no probability"):
+        worst(lax, (1,), *sample, zeros=True)
+
+
+BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
+    (rejection, "MultiStep", (2,), "uniform(rank)", "uniform(0)"),
+    (rejection, "ChainRejection", (1,), "index, Stream.ACCEPT", "index, Stream.DRAFT"),
+    (kseq, "KSeq", (2,), "uniform(rank)", "uniform(0)"),
+    (block, "Block", (1, 1), "uniform(depth) <", "uniform(nodes) <"),
+    (
+        block,
+        "Block",
+        (1, 1, 1),
+        "uniform(depth) <",
+        "target.noise.uniform(target.index(depth), Stream.ACCEPT) <",
+    ),
+    (rules, "Walk", (1, 1), "target.token(node)", "target.token(ROOT)"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "widths", "old", "new"), BROKEN_NOISE)
+def test_noise_that_serves_twice_is_visible(
+    mutate: Mutate, module: ModuleType, name: str, widths: Tokens, old: str, new: str
+) -> None:
+    def deviation(rule: Rule) -> float:
+        tree = partial(grow, widths=widths)
+        return distribution_deviation(rule, Distributions(2, 1), tree, length=4, steps=2)
+
+    assert deviation(getattr(module, name)()) <= EXACT
+    with pytest.raises(NoiseUsedTwiceError):
+        deviation(getattr(mutate(module, old, new), name)())
+
+
+def best_first(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    """The k likeliest tokens, passed off as draws."""
+    best: list[int] = q.topk(k).indices.tolist()
+    return best
+
+
+def resorted(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    """Draws without replacement, put into another order."""
+    return sorted(draw_distinct(noise, place, q, k), key=lambda token: -float(q[token]))
+
+
+def pruned(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    """Draws of which the improbable ones are dropped."""
+    return [token for token in draw_independent(noise, place, q, k) if float(q[token]) > 0.3]
+
+
+def without_twins(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    """Independent draws of which the second of two equal ones is dropped."""
+    return list(dict.fromkeys(draw_independent(noise, place, q, k)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "draw", "width"),
+    [
+        (ChainRejection(), best_first, 1),
+        (MultiStep(), best_first, 2),
+        (KSeq(), best_first, 2),
+        (WithoutReplacement(), best_first, 2),
+        (WithoutReplacement(), resorted, 2),
+        (ChainRejection(), pruned, 1),
+        (MultiStep(), without_twins, 2),
+        (MultiStep(), draw_distinct, 2),
+        (KSeq(), without_twins, 2),
+    ],
+)
+def test_drafts_not_sampled_as_declared_change_the_distribution(
+    rule: Rule, draw: Draw, width: int
+) -> None:
+    kind = next(iter(rule.accepts))
+    honest = draw_distinct if kind is DISTINCT else draw_independent
+    assert worst(rule, (width,), honest, kind) <= EXACT
+    assert worst(rule, (width,), draw, kind) > KNOWN
+
+
+def test_duplicate_siblings_are_refused_where_draws_are_distinct() -> None:
+    with pytest.raises(RuleError, match="distinct siblings"):
+        worst(WithoutReplacement(), (2,), draw_independent, DISTINCT)
+
+
+def with_the_targets_noise(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    """One draw with the noise from which the target draws its own token."""
+    scores = q.log() + noise.gumbel(place.index, torch.arange(len(q)))
+    return [int(torch.argmax(scores))]
+
+
+def test_draft_and_residual_must_not_share_a_stream(mutate: Mutate) -> None:
+    distributions = Distributions(3, 2)
+    distributions.cache["target", ()] = torch.tensor([0.0, 0.75, 0.25], dtype=torch.float64)
+    distributions.cache["draft", ()] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    tree = partial(grow, widths=(1,), draw=with_the_targets_noise)
+    sharing = mutate(rejection, "Stream.RESIDUAL", "Stream.TARGET").ChainRejection()
+    result, bound = sampled_deviation(ChainRejection(), distributions, tree, length=1, samples=3000)
+    assert result <= bound
+    result, bound = sampled_deviation(sharing, distributions, tree, length=1, samples=3000)
+    assert result > bound
+    assert distribution_deviation(ChainRejection(), distributions, tree, length=2) <= EXACT
+    with pytest.raises(NoiseUsedTwiceError):
+        distribution_deviation(sharing, distributions, tree, length=2)
+
+
+def test_a_walk_that_emits_the_draft_is_caught(mutate: Mutate) -> None:
+    lax = mutate(rules, "child.get((node, token))", "child.get((node, min(token, 1)))").Walk()
+    tree = partial(grow, widths=(2,), draw=best_first, kind=DraftKind.DETERMINISTIC)
+    distributions = Distributions(3, 0)
+    assert distribution_deviation(rules.Walk(), distributions, tree, length=2) <= EXACT
+    assert distribution_deviation(lax, distributions, tree, length=2) > KNOWN
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(index << 3) + int(stream)", "(index << 3)"),
+        ("(index << 3) + int(stream)", "int(stream)"),
+        ("self.sample + 2", "2"),
+        ("self.seed + _GOLDEN", "_GOLDEN"),
+        ("+ lane * _GOLDEN", ""),
+    ],
+)
+def test_noise_that_forgets_a_part_of_its_key_is_visible(
+    mutate: Mutate, old: str, new: str
+) -> None:
+    def distinct(module: ModuleType) -> bool:
+        uses = list(itertools.product((0, 1), (0, 1), (0, 1), Stream, (0, 1)))
+        values = {module.NoiseStream(s, n).uniform(i, t, lane) for s, n, i, t, lane in uses}
+        return len(values) == len(uses)
+
+    assert distinct(noise)
+    assert not distinct(mutate(noise, old, new))

@@ -1,0 +1,215 @@
+"""What all rules over drawn drafts keep, by enumeration of every draw; then what each is alone."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import RuleError
+from ragspec.rules.base import Rule
+from ragspec.rules.block_verification import Block
+from ragspec.rules.k_seq import KSeq
+from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
+from ragspec.sampling.noise import NoiseStream
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from tests.support.distributions import (
+    Distributions,
+    Grow,
+    distribution_deviation,
+    draw_distinct,
+    generate,
+    grow,
+    judged,
+    mean_length,
+    sampled_deviation,
+)
+
+EXACT = 1e-12
+
+
+def distinct(*widths: int) -> Grow:
+    kind = DraftKind.SAMPLED_WITHOUT_REPLACEMENT
+    return partial(grow, widths=widths, draw=draw_distinct, kind=kind)
+
+
+def independent(*widths: int) -> Grow:
+    return partial(grow, widths=widths)
+
+
+CASES = [
+    (ChainRejection(), independent(1), 5),
+    (ChainRejection(), independent(1, 1), 3),
+    (ChainRejection(), independent(1, 1, 1), 3),
+    (MultiStep(), independent(2), 5),
+    (MultiStep(), independent(3), 5),
+    (MultiStep(), independent(2, 1), 3),
+    (MultiStep(), independent(1, 2), 3),
+    (WithoutReplacement(), distinct(2), 5),
+    (WithoutReplacement(), distinct(3), 5),
+    (WithoutReplacement(), distinct(2, 1), 3),
+    (WithoutReplacement(), distinct(2, 2), 3),
+    (WithoutReplacement(), distinct(1, 1, 1), 3),
+    (KSeq(), independent(2), 5),
+    (KSeq(), independent(3), 4),
+    (KSeq(), independent(2, 1), 3),
+    (KSeq(), independent(1, 2), 3),
+    (KSeq(), independent(1, 1), 3),
+    (Block(), independent(1), 5),
+    (Block(), independent(1, 1), 4),
+    (Block(), independent(1, 1, 1), 3),
+    (Block(), independent(1, 1, 1, 1, 1), 2),
+]
+RULES: list[Rule] = [ChainRejection(), MultiStep(), WithoutReplacement(), KSeq(), Block()]
+
+
+def each(*trees: Grow) -> pytest.MarkDecorator:
+    """Run a test for every rule with its tree, in the order of RULES."""
+    pairs = list(zip(RULES, trees, strict=True))
+    return pytest.mark.parametrize(("rule", "tree"), pairs, ids=names)
+
+
+def names(value: object) -> str:
+    if isinstance(value, partial):
+        return "x".join(str(width) for width in value.keywords["widths"])
+    return getattr(value, "name", str(value))
+
+
+def depth(tree: Grow) -> int:
+    assert isinstance(tree, partial)
+    return len(tree.keywords["widths"])
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("rule", "tree", "vocab"), CASES, ids=names)
+def test_output_follows_the_target(rule: Rule, tree: Grow, vocab: int, zeros: bool) -> None:
+    for seed in range(3):
+        distributions = Distributions(vocab, seed, alike=0.4 * seed, zeros=zeros and vocab > 2)
+        assert distribution_deviation(rule, distributions, tree, depth(tree) + 1) <= EXACT
+
+
+@each(independent(1, 1), independent(2), distinct(2), independent(2), independent(1, 1))
+def test_steps_are_independent(rule: Rule, tree: Grow) -> None:
+    assert distribution_deviation(rule, Distributions(2, 1), tree, length=4, steps=2) <= EXACT
+
+
+@each(independent(1, 1), independent(3), distinct(2, 1), independent(3), independent(1, 1, 1))
+def test_greedy_target_gives_greedy_text(rule: Rule, tree: Grow) -> None:
+    distributions = Distributions(5, 4, greedy=True)
+    best: tuple[int, ...] = ()
+    while len(best) < 16:
+        best = (*best, int(distributions.target(best).argmax()))
+    for seed in range(20):
+        text = generate(rule, distributions, NoiseStream(seed), tree, steps=4)
+        assert text == best[: len(text)]
+
+
+def test_chain_accepts_with_one_minus_total_variation() -> None:
+    distributions = Distributions(5, 3)
+    variation = float((distributions.target(()) - distributions.draft(())).abs().sum() / 2)
+    accepted = mean_length(ChainRejection(), distributions, independent(1)) - 1
+    assert accepted == pytest.approx(1 - variation, abs=EXACT)
+
+
+def test_distinct_candidates_beat_independent_ones() -> None:
+    worlds = [Distributions(4, seed) for seed in range(4)]
+    one = np.mean(
+        [mean_length(ChainRejection(), distributions, independent(1)) for distributions in worlds]
+    )
+    repeated = np.mean(
+        [mean_length(MultiStep(), distributions, independent(3)) for distributions in worlds]
+    )
+    struck = np.mean(
+        [mean_length(WithoutReplacement(), distributions, distinct(3)) for distributions in worlds]
+    )
+    assert one + 0.05 < repeated < struck - 0.01
+
+
+def test_all_tokens_as_candidates_are_always_accepted() -> None:
+    assert mean_length(WithoutReplacement(), Distributions(3, 2), distinct(3)) == pytest.approx(
+        2, abs=EXACT
+    )
+
+
+@pytest.mark.parametrize("rule", [ChainRejection(), Block()], ids=names)
+def test_a_draft_like_the_target_is_always_accepted(rule: Rule) -> None:
+    distributions = Distributions(3, 0, alike=1.0)
+    assert mean_length(rule, distributions, independent(1, 1, 1)) == pytest.approx(4, abs=EXACT)
+
+
+@each(independent(1, 1), independent(1, 1), distinct(1, 1), independent(2), independent(1, 1))
+def test_real_noise_gives_the_distribution(rule: Rule, tree: Grow) -> None:
+    result, bound = sampled_deviation(rule, Distributions(3, 5), tree, length=2, samples=400)
+    assert result <= bound
+
+
+@pytest.mark.parametrize("rule", RULES, ids=names)
+def test_an_empty_draft_is_plain_decoding(rule: Rule) -> None:
+    distributions = Distributions(5, 6)
+    assert (
+        distribution_deviation(rule, distributions, lambda *_: DraftTree.empty(), length=1) <= EXACT
+    )
+
+
+@each(
+    *[independent(1, 1, 1), independent(2, 1), distinct(2, 1)],
+    independent(2, 1),
+    independent(1, 1, 1),
+)
+def test_a_text_that_ends_in_the_draft(rule: Rule, tree: Grow) -> None:
+    for seed in range(2):
+        assert (
+            distribution_deviation(rule, Distributions(3, seed, end=1), tree, depth(tree) + 1)
+            <= EXACT
+        )
+
+
+def judge(rule: Rule, tree: DraftTree) -> None:
+    judged(rule, tree, Distributions(4, 0), NoiseStream(0))
+
+
+def test_refusals_say_what_to_do() -> None:
+    q = torch.full((3, 4), 0.25, dtype=torch.float64)
+    sampled = DraftKind.SAMPLED
+    cases = [
+        (DraftTree.chain([1, 2], "retrieved"), r"'deterministic' draft.*accepts sampled"),
+        (DraftTree.chain([1, 2], "sampled", kind=sampled), "with no q"),
+        (DraftTree.chain([1, 2], "sampled", kind=sampled, q=q[:2]), "q of 2 rows"),
+        (DraftTree.chain([1, 2], "sampled", kind=sampled, q=q[:, :3]), "laws over 3 tokens"),
+        (DraftTree.build([1, 2], [-1, -1], "sampled", kind=sampled, q=q), "expected a chain"),
+    ]
+    with pytest.raises(RuleError, match="expected a chain"):
+        judge(Block(), cases[-1][0])
+    for tree, message in cases:
+        with pytest.raises(RuleError, match=message) as caught:
+            judge(ChainRejection(), tree)
+        assert "rule='walk'" in str(caught.value) or "'walk'" in str(caught.value)
+
+
+def test_a_token_that_q_excludes_is_refused() -> None:
+    q = torch.tensor([[0.0, 1.0, 0.0, 0.0]] * 2, dtype=torch.float64)
+    with pytest.raises(RuleError, match=r"token 2 has probability 0\.0"):
+        judge(ChainRejection(), DraftTree.chain([2], "sampled", kind=DraftKind.SAMPLED, q=q))
+
+
+def test_twins_without_replacement_are_refused() -> None:
+    q = torch.full((3, 4), 0.25, dtype=torch.float64)
+    kind = DraftKind.SAMPLED_WITHOUT_REPLACEMENT
+    tree = DraftTree.build([3, 3], [-1, -1], "sampled", kind=kind, q=q)
+    distributions = Distributions(4, 0)
+    distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
+    with pytest.raises(RuleError, match="distinct siblings"):
+        judged(WithoutReplacement(), tree, distributions, NoiseStream(0))
+
+
+def test_children_of_twins_are_tried_together() -> None:
+    q = torch.full((5, 4), 0.25, dtype=torch.float64)
+    tree = DraftTree.build([1, 1, 2, 3], [-1, -1, 0, 1], "sampled", kind=DraftKind.SAMPLED, q=q)
+    distributions = Distributions(4, 0)
+    for text, token in [((), 1), ((1,), 3), ((1, 3), 0)]:
+        distributions.cache["target", text] = torch.eye(4, dtype=torch.float64)[token]
+    verdict = judged(MultiStep(), tree, distributions, NoiseStream(0))
+    assert verdict.path == (1, 3)
+    assert verdict.token == 0

@@ -1,0 +1,133 @@
+"""What a rule sees: tokens, laws and ends of nodes, asked one by one or all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.rules.target_view import RowView, _choose_all, choose_together
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopRule
+from ragspec.trees.draft_tree import ROOT, DraftTree
+
+V = 50
+CONTEXT = [3, 4, 5, 6]
+TREE = DraftTree.build([7, 8, 9, 7], [-1, -1, 0, 2], "test")
+PATHS = [[], [7], [8], [7, 9], [7, 9, 7]]
+
+
+def logits() -> torch.Tensor:
+    return 3 * torch.randn(5, V, generator=torch.Generator().manual_seed(0))
+
+
+def distribution(**chosen: Any) -> TokenDistribution:
+    return TokenDistribution(
+        Sampling(**{"temperature": 1.0, **chosen}), NoiseStream(1), prompt_length=2
+    )
+
+
+def view(mine: TokenDistribution, chosen: Sequence[int] | None = None, new: int = 100) -> RowView:
+    stop = StopRule(frozenset({9}), new).open(None)
+    return RowView(logits(), TREE, mine, stop, CONTEXT, chosen)
+
+
+def test_paths_and_indices_of_the_nodes() -> None:
+    known = view(distribution())
+    assert [known.path(node) for node in range(-1, 4)] == PATHS
+    assert [known.index(node) for node in range(-1, 4)] == [2, 3, 3, 4, 5]
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.0, "repetition_penalty": 3.0},
+    {"top_k": 5, "presence_penalty": 2.0},
+    {"top_p": 0.8, "min_new_tokens": 4},
+]
+
+
+@pytest.mark.parametrize("chosen", SETTINGS)
+def test_requested_one_by_one_or_together_the_tokens_are_the_same(chosen: dict[str, Any]) -> None:
+    mine = distribution(**chosen)
+    alone = [view(mine).token(node) for node in (3, 0, ROOT, 2, 1)]
+    together = _choose_all(logits(), TREE, mine, CONTEXT).tolist()
+    assert [together[node + 1] for node in (3, 0, ROOT, 2, 1)] == alone
+    for node, path in zip(range(-1, 4), PATHS, strict=True):
+        row = mine.process(logits()[node + 1 : node + 2], CONTEXT, [path])
+        assert together[node + 1] == int(mine.select(row, [2 + len(path)]))
+
+
+def test_a_shifted_index_would_give_other_tokens() -> None:
+    mine = distribution()
+    shifted = TokenDistribution(mine.sampling, mine.noise, prompt_length=1)
+    tokens = _choose_all(logits(), TREE, mine, CONTEXT)
+    assert not torch.equal(tokens, _choose_all(logits(), TREE, shifted, CONTEXT))
+
+
+def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() -> None:
+    greedy = TokenDistribution(Sampling(), NoiseStream(0))
+    small = DraftTree.empty()
+    rows = [logits(), logits()[1:2]]
+    result = choose_together(rows, [TREE, small], [greedy, greedy], [CONTEXT, CONTEXT])
+    assert result == [logits().argmax(-1).tolist(), logits()[1:2].argmax(-1).tolist()]
+    lazy = distribution(no_repeat_ngram_size=2)
+    assert choose_together(rows, [TREE, small], [lazy, lazy], [CONTEXT, CONTEXT]) is None
+
+
+def test_a_node_is_processed_once_however_often_it_is_requested() -> None:
+    calls: list[list[int]] = []
+
+    def count(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        calls.append(ids[0].tolist())
+        return scores
+
+    mine = TokenDistribution(Sampling(temperature=1.0), NoiseStream(1), 2, extra=[count])
+    known = view(mine)
+    known.token(2)
+    known.probabilities(2)
+    known.logprob(2, 7, 1)
+    assert calls == [[*CONTEXT, 7, 9]]
+
+
+def test_logprobs_are_of_the_processed_logits_at_temperature_one() -> None:
+    mine = distribution(temperature=0.3, top_k=2, logit_bias={7: 5.0})
+    result = view(mine).logprob(0, 7, 3)
+    expected = logits()[1].double()
+    expected[7] += 5.0
+    logp = expected.log_softmax(-1)
+    assert result.logprob == pytest.approx(float(logp[7]), abs=1e-6)
+    values, tokens = logp.topk(3)
+    assert [token for token, _ in result.top] == tokens.tolist()
+    assert [value for _, value in result.top] == pytest.approx(values.tolist(), abs=1e-6)
+
+
+def test_the_text_ends_with_an_end_token_or_at_its_length() -> None:
+    known = view(distribution(), new=3)
+    assert [known.ends(node) for node in range(-1, 4)] == [False, False, False, True, True]
+    assert view(distribution(), new=1).ends(0)
+
+
+def test_tokens_that_were_chosen_together_are_used_as_they_are() -> None:
+    known = view(distribution(), chosen=[1, 2, 3, 4, 5])
+    assert [known.token(node) for node in range(-1, 4)] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"no_repeat_ngram_size": 2}],
+)
+def test_a_view_that_is_requested_late_answers_as_before(chosen: dict[str, Any]) -> None:
+    """Committed tokens are added to the very list that the view was given."""
+    mine, context = distribution(**chosen), list(CONTEXT)
+    early = view(mine)
+    late = RowView(logits(), TREE, mine, StopRule(frozenset({9}), 100).open(None), context)
+    context.extend([7, 9, 5])
+    for node in range(-1, 4):
+        assert torch.equal(late.scores(node), early.scores(node))
+        assert late.index(node) == early.index(node)
+        assert late.token(node) == early.token(node)
+        assert late.logprob(node, 8, 2) == early.logprob(node, 8, 2)

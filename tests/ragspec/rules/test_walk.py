@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragspec.drafters.base import DraftRequest, DraftSession, check_pairing
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, RuleError
+from ragspec.rules.base import ALL_KINDS, Rule, expect_rule
+from ragspec.rules.block_verification import Block
+from ragspec.rules.k_seq import KSeq
+from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
+from ragspec.rules.typical import Typical
+from ragspec.rules.walk import Walk
+from ragspec.sampling.noise import NoiseStream
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from tests.support import tiny
+from tests.support.distributions import (
+    Distributions,
+    Draw,
+    Place,
+    distribution_deviation,
+    draw_independent,
+    emitted,
+    generate,
+    grow,
+    judged,
+    sampled_deviation,
+)
+from tests.support.enumeration import Tokens
+
+EXACT = 1e-12
+RULES: list[Rule] = [
+    Walk(),
+    ChainRejection(),
+    MultiStep(),
+    WithoutReplacement(),
+    KSeq(),
+    Block(),
+    Typical(),
+]
+
+
+def plain(distributions: Distributions, noise: NoiseStream, length: int) -> Tokens:
+    """Return what plain decoding writes with this noise."""
+    return generate(Walk(), distributions, noise, lambda *_: DraftTree.empty(), steps=length)
+
+
+def likeliest(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    best: list[int] = q.topk(k).indices.tolist()
+    return best
+
+
+def with_the_targets_noise(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+    scores = q.log() + noise.gumbel(place.index, torch.arange(len(q)))
+    best: list[int] = scores.topk(k).indices.tolist()
+    return best
+
+
+@st.composite
+def trees(draw: st.DrawFn, vocab: int) -> DraftTree:
+    """Return any tree with distinct siblings, whatever it was made from."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    for _ in range(draw(st.integers(0, 12))):
+        parent = draw(st.integers(-1, len(tokens) - 1))
+        token = draw(st.integers(0, vocab - 1))
+        if (token, parent) not in zip(tokens, parents, strict=True):
+            tokens.append(token)
+            parents.append(parent)
+    return DraftTree.build(tokens, parents, "any")
+
+
+@given(tree=trees(vocab=4), seed=st.integers(0, 10**6), greedy=st.booleans())
+@settings(max_examples=150)
+def test_walk_writes_what_plain_decoding_writes(tree: DraftTree, seed: int, greedy: bool) -> None:
+    distributions, noise = Distributions(4, 0, greedy=greedy), NoiseStream(seed)
+    verdict = judged(Walk(), tree, distributions, noise)
+    text = emitted(tree, verdict)
+    assert text == plain(distributions, noise, len(text))
+
+
+@pytest.mark.parametrize("draw", [likeliest, with_the_targets_noise, draw_independent])
+def test_walk_writes_the_same_for_every_drafter(draw: Draw) -> None:
+    distributions = Distributions(4, 8)
+    for seed in range(40):
+        noise = NoiseStream(seed)
+        text = generate(
+            Walk(), distributions, noise, partial(grow, widths=(2, 1), draw=draw), steps=3
+        )
+        assert text == plain(distributions, noise, len(text))
+
+
+def test_walk_stops_where_the_text_ends() -> None:
+    distributions = Distributions(3, 1, end=1)
+    for seed in range(40):
+        noise = NoiseStream(seed)
+        text = generate(Walk(), distributions, noise, partial(grow, widths=(3, 3)), steps=3)
+        assert 1 not in text[:-1]
+        assert text == plain(distributions, noise, len(text))
+    tree = partial(grow, widths=(2, 1), draw=likeliest, kind=DraftKind.DETERMINISTIC)
+    assert distribution_deviation(Walk(), distributions, tree, length=3) <= EXACT
+
+
+def test_walk_accepts_all_that_it_can() -> None:
+    distributions, noise = Distributions(3, 2), NoiseStream(5)
+    truth = plain(distributions, noise, 4)
+    tree = DraftTree.chain(truth[:3], "truth")
+    verdict = judged(Walk(), tree, distributions, noise)
+    assert verdict.path == (0, 1, 2)
+    assert verdict.token == truth[3]
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize("widths", [(), (1, 1), (2, 1), (3, 3)])
+def test_walk_keeps_the_distribution_for_deterministic_drafts(widths: Tokens, zeros: bool) -> None:
+    for seed in range(3):
+        distributions = Distributions(3, seed, zeros=zeros)
+        tree = partial(grow, widths=widths, draw=likeliest, kind=DraftKind.DETERMINISTIC)
+        assert distribution_deviation(Walk(), distributions, tree, length=len(widths) + 1) <= EXACT
+
+
+def test_walk_keeps_the_distribution_for_sampled_drafts() -> None:
+    tree = partial(grow, widths=(2, 1))
+    assert distribution_deviation(Walk(), Distributions(3, 3), tree, length=3) <= EXACT
+    assert (
+        distribution_deviation(Walk(), Distributions(2, 3), partial(grow, widths=(1,)), 4, steps=2)
+        <= EXACT
+    )
+
+
+@pytest.mark.parametrize("draw", [with_the_targets_noise, likeliest])
+def test_walk_keeps_the_distribution_under_real_noise(draw: Draw) -> None:
+    tree = partial(grow, widths=(2,), draw=draw)
+    result, bound = sampled_deviation(Walk(), Distributions(3, 4), tree, length=2, samples=1000)
+    assert result <= bound
+
+
+def test_walk_accepts_at_the_rate_of_the_coupling() -> None:
+    # One coupled candidate is accepted with probability (1 - TV) / (1 + TV) at least.
+    distributions, samples = Distributions(4, 6), 1000
+    tree = partial(grow, widths=(1,), draw=with_the_targets_noise)
+    accepted = sum(
+        len(generate(Walk(), distributions, NoiseStream(s), tree)) - 1 for s in range(samples)
+    )
+    variation = float((distributions.target(()) - distributions.draft(())).abs().sum() / 2)
+    assert accepted / samples >= (1 - variation) / (1 + variation) - 0.04
+    assert accepted / samples <= 1 - variation + 0.04
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_rule_says_what_it_keeps(rule: Rule) -> None:
+    assert isinstance(rule, Rule)
+    expected = {"walk": "exact", "typical": "approximate"}.get(rule.name, "exact-for(distribution)")
+    assert rule.label == expected
+    judges_all = rule.name in ("walk", "typical")
+    assert rule.accepts == ALL_KINDS if judges_all else len(rule.accepts) == 1
+
+
+class Fixed:
+    """A drafter of a kind, for pairing."""
+
+    name = "fixed"
+
+    def __init__(self, kind: DraftKind) -> None:
+        self.kind = kind
+
+    def open(self, request: DraftRequest) -> DraftSession:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("kind", DraftKind)
+def test_wrong_pairings_are_refused(rule: Rule, kind: DraftKind) -> None:
+    if kind in rule.accepts:
+        check_pairing(rule, Fixed(kind))
+    else:
+        with pytest.raises(RuleError, match=f"cannot judge '{kind.value}'.*rule='walk'"):
+            check_pairing(rule, Fixed(kind))
+
+
+def test_a_rule_is_what_judges() -> None:
+    rule = Walk()
+    assert expect_rule(rule) is rule
+    for other in (42, None, Walk, object()):
+        with pytest.raises(InputError, match="name, label, accepts and judge"):
+            expect_rule(other)
+    wrong: Any = 42
+    with pytest.raises(InputError, match="got rule=42"):
+        Engine(tiny.model("llama"), drafter=None, rule=wrong)

@@ -1,0 +1,192 @@
+"""What a step of fixed shape asks of an accelerator: one wait, one copy in, few launches."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from ragspec.drafters.base import DraftContext
+from ragspec.engine.engine import Engine
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.row_laws import DistributionShape
+from ragspec.sampling.row_penalties import PenaltyShape
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.layout import MOST_QUERIES
+from ragspec.verification.static.open import open_static
+from ragspec.verification.static.session import StaticSession
+from ragspec.verification.static.step import StepShape
+from tests.support import tiny
+from tests.support.pretend import NAME, Pretend, pretend
+from tests.support.pretend_steps import Bushes, Steps, count_steps
+
+VOCAB = 20_032  # large enough for candidates to be found block by block, as in large models
+SETTINGS = {
+    "greedy": Sampling(),
+    "temperature": Sampling(temperature=0.3, seed=3),
+    "top-p": Sampling(temperature=0.2, top_p=0.9, seed=3),
+    "all": Sampling(
+        temperature=0.9,
+        top_k=60,
+        top_p=0.9,
+        min_p=0.01,
+        repetition_penalty=1.1,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+        min_new_tokens=40,
+        logit_bias={5: 1.0, 6: -2.0},
+        seed=3,
+    ),
+}
+FLAT = Sampling(temperature=1.5, top_k=0, top_p=0.99, repetition_penalty=1.1, seed=3)
+MIXED = [*SETTINGS.values(), Sampling(temperature=0.2, top_k=7, seed=3)]
+KERNELS, BYTES = 120, 64 << 10
+
+
+def model() -> Any:
+    return tiny.model("llama", vocab_size=VOCAB)
+
+
+def prompts(rows: int) -> list[list[int]]:
+    return [tiny.prompt(9, vocab_size=VOCAB, seed=seed) for seed in range(rows)]
+
+
+@cache
+def of_the_forward(rows: int, n: int) -> int:
+    """Return the kernels of the model's forward alone, as transformers makes it."""
+    with Pretend() as device, torch.no_grad():
+        alone = pretend(model())
+        ids = torch.zeros(rows, n, dtype=torch.int64).to(NAME)
+        mask = torch.zeros(rows, 1, n, n).to(NAME)
+        with device.recording() as record:
+            alone(
+                input_ids=ids,
+                position_ids=ids,
+                attention_mask=mask,
+                past_key_values=DynamicCache(),
+                use_cache=True,
+            )
+    return record.kernels
+
+
+def counted(nodes: int, rows: int, sampling: Any) -> Steps:
+    with Pretend() as device:
+        drafter = Bushes(nodes, VOCAB) if nodes else None
+        engine = Engine(pretend(model()), drafter=drafter, budget=nodes or 1, static="eager")
+        return count_steps(device, engine, prompts(rows), sampling)
+
+
+class ProgressCallback(Bushes):
+    """Drafts the true next tokens last, behind wrong siblings: to keep them, slots must move."""
+
+    def __init__(self, texts: list[list[int]]) -> None:
+        super().__init__(15, VOCAB)
+        self._texts = texts
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        begun = len(context.tokens)
+        (text,) = (each for each in self._texts if each[:begun] == list(context.tokens))
+        right = text[begun : begun + 3]
+        wrong = [token for token in range(13) if token != right[0]][:12]
+        parents = [-1] * 13 + [12, 13]
+        return DraftTree.build([*wrong, *right], parents[: 12 + len(right)], "test")
+
+
+def hold(steps: Steps, rows: int, nodes: int, looks: int = 1) -> None:
+    """Assert the bars, for each time that tokens are looked for."""
+    beside = (steps.kernels - of_the_forward(rows, nodes + 1)) / looks
+    assert steps.waits == looks, f"{steps.waits} waits\n{steps}"
+    assert steps.asynchronous == 1, f"{steps.asynchronous} copies in\n{steps}"
+    assert steps.bytes <= BYTES, f"{steps.bytes} bytes\n{steps}"
+    assert beside <= KERNELS, f"{beside} kernels beside the forward\n{steps}"
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("nodes", [0, 15])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_step_waits_once_and_launches_little(name: str, nodes: int, rows: int) -> None:
+    hold(counted(nodes, rows, SETTINGS[name]), rows, nodes)
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("nodes", [0, 15])
+def test_survivors_beyond_the_candidates_take_a_second_look(nodes: int, rows: int) -> None:
+    """Of all rows together, where the logits are."""
+    hold(counted(nodes, rows, FLAT), rows, nodes, looks=2)
+
+
+def test_a_second_look_leaves_the_others_their_tokens() -> None:
+    """Rows without a filter, or whose survivors were found, beside one that is looked at again."""
+    samplings = [FLAT, Sampling(temperature=2.0), SETTINGS["greedy"], SETTINGS["all"]]
+    distributions = [
+        TokenDistribution(each, NoiseStream(row), 9) for row, each in enumerate(samplings)
+    ]
+    tree = DraftTree.chain([7, 8, 9], "test")
+    with torch.no_grad():
+        target = open_static(CausalTarget(model()), "eager")
+        with target.open(len(distributions), 64) as session:
+            assert isinstance(session, StaticSession)
+            texts = prompts(len(distributions))
+            session.verify(texts, [DraftTree.empty()] * len(distributions))
+            session.commit([()] * len(distributions))
+            texts = [[*text, 1] for text in texts]
+            session.follow(distributions, texts)
+            logits = session.verify([[1]] * len(distributions), [tree] * len(distributions))
+            assert session.chosen is not None
+            for row, (text, current) in enumerate(zip(texts, distributions, strict=True)):
+                paths = [[7, 8, 9][:depth] for depth in range(4)]
+                scores = current.process(logits[row, :4], text, paths)
+                assert session.chosen[row] == current.select(scores, [1, 2, 3, 4]).tolist()
+
+
+@pytest.mark.parametrize(("name", "rows"), [("greedy", 1), ("all", 16), ("flat", 3)])
+def test_what_is_preserved_moves_without_the_host(name: str, rows: int) -> None:
+    new, sampling = 16, {**SETTINGS, "flat": FLAT}[name]
+    plain = Engine(model(), drafter=None)
+    results = plain.generate(prompts(rows), sampling, max_new_tokens=new, ignore_eos=True)
+    texts = [
+        [*prompt, *result.tokens] for prompt, result in zip(prompts(rows), results, strict=True)
+    ]
+    with Pretend() as device:
+        engine = Engine(
+            pretend(model()), drafter=ProgressCallback(texts), budget=15, static="eager"
+        )
+        steps = count_steps(device, engine, prompts(rows), sampling, new)
+    assert len(steps.records) < new // 2, "too little was kept"
+    hold(steps, rows, 15, looks=1 + (name == "flat"))
+
+
+def test_rows_of_all_distributions_at_once() -> None:
+    rows, result, tree = 16, Steps(), DraftTree.chain(list(range(15)), "test")
+    distributions = [
+        TokenDistribution(MIXED[row % len(MIXED)], NoiseStream(row), 9) for row in range(rows)
+    ]
+    with Pretend() as device, torch.no_grad():
+        target = open_static(CausalTarget(pretend(model())), "eager")
+        with target.open(rows, 64) as session:
+            assert isinstance(session, StaticSession)
+            texts = prompts(rows)
+            session.verify(texts, [DraftTree.empty()] * rows)
+            session.commit([()] * rows)
+            for token in range(3):
+                texts = [[*text, token] for text in texts]
+                session.follow(distributions, texts)
+                with device.recording() as record:
+                    session.verify([[token]] * rows, [tree] * rows)
+                    session.commit([()] * rows)
+                result.records.append(record)
+    result.records = result.records[1:]
+    hold(result, rows, len(tree))
+
+
+def test_the_widest_step() -> None:
+    hold(counted(MOST_QUERIES - 1, 1, SETTINGS["all"]), 1, MOST_QUERIES - 1)
+    distribution = DistributionShape(penalties=PenaltyShape(repetition=True))
+    widest = StepShape(16, MOST_QUERIES, 128, distribution)
+    assert 8 * widest.rows * (widest.width + 2 * MOST_QUERIES) <= BYTES

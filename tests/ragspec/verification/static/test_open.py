@@ -1,0 +1,256 @@
+"""Who takes steps of fixed shape, who does not, and what the texts of both are."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.engine.pool import Pool
+from ragspec.errors import InputError, PromptTooLongError
+from ragspec.sampling.settings import Sampling
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.constant_width import ConstantWidthTarget
+from ragspec.verification.static.open import MODES, open_static
+from ragspec.verification.static.target import StaticTarget
+from tests.support import architectures, tiny
+from tests.support.mixing import MixingDrafter
+from tests.support.model_state import state_of
+
+PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 3], [9] * 12, [1, 2, 3, 4, 5]]
+NEW = 24
+SETTINGS = {
+    "greedy": Sampling(),
+    "sampled": Sampling(temperature=0.8, seed=3),
+    "top-k": Sampling(temperature=1.2, top_k=9, seed=3),
+    "top-p": Sampling(temperature=0.9, top_p=0.7, seed=[1, 2, 3, 4]),
+    "min-p": Sampling(temperature=1.0, min_p=0.2, seed=3),
+    "penalties": Sampling(
+        temperature=0.7, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3, seed=1
+    ),
+    "no-repeat": Sampling(no_repeat_ngram_size=2, repetition_penalty=1.2),
+    "bias": Sampling(temperature=0.8, logit_bias={7: 4.0}, bad_words_ids=[[8]], seed=5),
+    "ends": Sampling(min_new_tokens=6, temperature=0.9, seed=2),
+    "several": Sampling(temperature=0.9, n=2, seed=4),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.model("llama", dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_steps_of_fixed_shape_change_no_token(name: str, model: Any) -> None:
+    sampling = SETTINGS[name]
+    plain = Engine(model, drafter=None).generate(PROMPTS, sampling, max_new_tokens=NEW)
+    first = [texts[0] if isinstance(texts, list) else texts for texts in plain]
+    truth = {tuple(p): text.tokens for p, text in zip(PROMPTS, first, strict=True)}
+    engine = Engine(model, drafter=MixingDrafter(truth), budget=12, static="eager")
+    for _ in range(2):  # the second time over the buffers of the first
+        result = engine.generate(PROMPTS, sampling, max_new_tokens=NEW)
+        assert _tokens(result) == _tokens(plain)
+    texts = result[0] if isinstance(result[0], list) else result
+    assert {text.report.static for text in texts} == {"eager"}
+    assert sum(text.report.accepted for text in texts) > 0
+
+
+def test_log_probabilities_are_those_of_the_host(model: Any) -> None:
+    plain = Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=8, logprobs=2)
+    result = Engine(model, budget=3, static="eager").generate(
+        PROMPTS[0], max_new_tokens=8, logprobs=2
+    )
+    assert [each.token for each in result.logprobs] == [each.token for each in plain.logprobs]
+    for one, other in zip(result.logprobs, plain.logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-9)
+
+
+def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
+    alone = Engine(model, drafter=None)
+    engine = Engine(model, budget=8, static="eager")
+    settings = [Sampling(temperature=0.9, top_p=0.8, seed=seed) for seed in range(6)]
+    lengths = (4, 20, 9, 16, 3, 12)
+    with Pool(engine, slots=3) as pool:
+        handles = [
+            pool.submit(PROMPTS[i % 4], settings[i], max_new_tokens=length)
+            for i, length in enumerate(lengths)
+        ]
+        results = [handle.result() for handle in handles]
+    for i, length in enumerate(lengths):
+        expected = alone.generate(PROMPTS[i % 4], settings[i], max_new_tokens=length)
+        assert results[i].tokens == expected.tokens
+
+
+def test_threads_over_one_engine_get_their_its_texts(model: Any) -> None:
+    engine = Engine(model, budget=3, static="eager")
+    expected = _tokens(Engine(model, drafter=None).generate(PROMPTS, max_new_tokens=12))
+    record: dict[int, list[int]] = {}
+
+    def write(number: int) -> None:
+        record[number] = engine.generate(PROMPTS[number], max_new_tokens=12).tokens
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [record[number] for number in range(4)] == expected
+
+
+def test_weights_that_change_in_place_or_move_are_visible() -> None:
+    model = copy.deepcopy(tiny.model("llama", dtype=torch.float64))
+    engine = Engine(model, drafter=None, static="eager")
+    engine.generate(PROMPTS[0], max_new_tokens=8)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.mul_(-2.0)
+            layer.self_attn.q_proj.weight = torch.nn.Parameter(
+                layer.self_attn.q_proj.weight.flip(0)
+            )
+    expected = Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=8)
+    assert engine.generate(PROMPTS[0], max_new_tokens=8).tokens == expected.tokens
+
+
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_a_callback_that_raises_leaves_the_engine_fit(at: int, model: Any) -> None:
+    """Also in the midst of a text, where the next step is under way already."""
+    engine = Engine(model, budget=3, static="eager")
+    sampling = SETTINGS["penalties"]
+    expected = _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12))
+    before, calls = state_of(model), 0
+
+    def raises(row: int, step: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > at:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        engine.generate(PROMPTS, sampling, max_new_tokens=12, on_step=raises)
+    assert calls == at + 1 and state_of(model) == before
+    assert _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12)) == expected
+
+
+@pytest.mark.parametrize("how", ["cancel", "close", "drop"])
+def test_a_text_that_is_left_leaves_the_engine_fit(how: str, model: Any) -> None:
+    engine = Engine(model, tiny.tokenizer(), budget=3, static="eager")
+    expected = engine.generate(PROMPTS[0], max_new_tokens=12, ignore_eos=True).tokens
+    stream = engine.stream(PROMPTS[0], max_new_tokens=12, ignore_eos=True)
+    next(stream)
+    next(stream)
+    written = stream.result.tokens
+    if how == "cancel":
+        stream.cancel()
+        list(stream)
+        assert stream.result.finish_reason == "cancelled"
+    elif how == "close":
+        stream.close()
+    assert len(written) < 12 and written == expected[: len(written)]
+    del stream
+    again = engine.generate([PROMPTS[1], PROMPTS[0]], max_new_tokens=12, ignore_eos=True)
+    assert again[1].tokens == expected
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) -> None:
+    """The padded rows of a step, and its padded queries, stand at places that the model has."""
+    model = tiny.model(architecture, dtype=torch.float64, max_position_embeddings=64)
+    limit = 64
+    prompts = [tiny.prompt(limit - 8, seed=1), tiny.prompt(limit - 20, seed=2), [5] * 30]
+    sampling = Sampling(repetition_penalty=1.1)
+    lengths = [limit - len(prompt) for prompt in prompts]
+    plain = [
+        Engine(model, drafter=None).generate(p, sampling, max_new_tokens=n, ignore_eos=True)
+        for p, n in zip(prompts, lengths, strict=True)
+    ]
+    truth = {tuple(p): text.tokens for p, text in zip(prompts, plain, strict=True)}
+    engine = Engine(model, drafter=MixingDrafter(truth), budget=12, static="eager")
+    assert engine.target.static == "eager"
+    with Pool(engine, slots=3) as pool:
+        handles = [
+            pool.submit(p, sampling, max_new_tokens=n, ignore_eos=True)
+            for p, n in zip(prompts, lengths, strict=True)
+        ]
+        assert [handle.result().tokens for handle in handles] == [text.tokens for text in plain]
+    for static in ("off", "eager"):
+        with pytest.raises(PromptTooLongError, match=rf"\b{limit}\b"):
+            Engine(model, budget=3, static=static).generate(
+                prompts[0], max_new_tokens=9, ignore_eos=True
+            )
+
+
+def test_auto_is_off_on_a_cpu(model: Any) -> None:
+    engine = Engine(model, budget=3)
+    assert type(engine.target) is CausalTarget
+    assert engine.generate(PROMPTS[0], max_new_tokens=3).report.static == "off"
+
+
+def test_unknown_words_and_graphs_without_cuda_are_refused(model: Any) -> None:
+    with pytest.raises(InputError, match=r"got static='fast'; expected one of 'auto', 'off'"):
+        Engine(model, static="fast")
+    with pytest.raises(InputError, match="static='graph' for a model on cpu; expected one on"):
+        Engine(model, static="graph")
+    assert set(MODES) == {"auto", "off", "eager", "graph", "compile"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "why"),
+    [
+        ("qwen3_next", "makes its forwards in a way of its own"),
+        ("gpt2", ""),
+        ("dynamic", "depend on the length"),
+    ],
+)
+def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: str) -> None:
+    model = dynamic_llama() if architecture == "dynamic" else tiny.model(architecture)
+    engine = Engine(model, budget=3, static="eager")
+    text = engine.generate(PROMPTS[0], max_new_tokens=6)
+    assert text.tokens == Engine(model, drafter=None).generate(PROMPTS[0], max_new_tokens=6).tokens
+    assert text.report.static.startswith("off: " if why else "eager") and why in text.report.static
+
+
+def test_a_model_that_reads_masks_its_its_variant_fails_the_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = copy.deepcopy(architectures.build("llama"))
+    current = model.forward
+
+    @functools.wraps(current)  # what it takes is asked for
+    def forgetful(*args: Any, attention_mask: Any = None, **kwargs: Any) -> Any:
+        if torch.is_tensor(attention_mask):
+            attention_mask = torch.zeros_like(attention_mask)
+        return current(*args, attention_mask=attention_mask, **kwargs)
+
+    monkeypatch.setattr(model, "forward", forgetful)
+    target = open_static(CausalTarget(model), "eager")
+    assert type(target) is CausalTarget
+    assert "goes wrong here (logits are off by" in target.static
+
+
+def test_a_target_that_is_ready_is_taken_as_requested(model: Any) -> None:
+    assert isinstance(Engine(CausalTarget(model), budget=3, static="eager").target, StaticTarget)
+    assert type(Engine(CausalTarget(model), budget=3).target) is CausalTarget
+    constant = ConstantWidthTarget(tiny.model("llama"))
+    assert Engine(constant, budget=3, batch_size=1, static="eager").target is constant
+    assert "ConstantWidthTarget" in constant.static
+
+
+def dynamic_llama() -> Any:
+    """Return a model whose rotary table depends on the length of the text."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    rotary = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    settings = architectures.COMMON | {"rope_parameters": rotary}
+    config = AutoConfig.for_model("llama", **settings)
+    instance: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    return instance.eval()
+
+
+def _tokens(texts: Any) -> list[list[int]]:
+    flat = [text for each in texts for text in (each if isinstance(each, list) else [each])]
+    return [text.tokens for text in flat]

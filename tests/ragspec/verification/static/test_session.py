@@ -1,0 +1,372 @@
+"""A step of fixed shape against the session that it stands for: same logits, slots and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.rules.target_view import RowView
+from ragspec.rules.walk import Walk
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.row_laws import BatchDistribution
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopState
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.static.open import open_static
+from ragspec.verification.static.session import StaticSession
+from ragspec.verification.static.target import StaticTarget
+from tests.support import architectures
+from tests.support.model_state import state_of
+
+ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "starter")
+STEPS = 24
+TREES = {1: 100, 3: 120, 16: 384}  # of a model, by rows: 1,812 of the three small models
+FEWER = {1: 16, 3: 24, 16: 64}  # of the starter model, which is larger
+CLOSE = 1e-12
+
+
+def model(name: str) -> Any:
+    if name == "starter":
+        from ragspec.models.load import load_model
+
+        return load_model("starter", "cpu", "float64")[0]
+    return architectures.build(name)
+
+
+def targets(name: str = "llama") -> tuple[CausalTarget, StaticTarget]:
+    plain = CausalTarget(model(name))
+    static = open_static(plain, "eager")
+    assert isinstance(static, StaticTarget), static.static
+    return plain, static
+
+
+def a_tree(rng: np.random.Generator, most: int = 20) -> DraftTree:
+    n = int(rng.integers(0, most))
+    if not n:
+        return DraftTree.empty()
+    parents = [int(rng.integers(-1, node)) for node in range(n)]
+    return DraftTree.build(rng.choice(90, n, replace=False).tolist(), parents, "test")
+
+
+def a_path(rng: np.random.Generator, tree: DraftTree) -> tuple[int, ...]:
+    path: list[int] = []
+    while below := [n for n, p in enumerate(tree.parents.tolist()) if p == ([-1, *path][-1])]:
+        if rng.random() < 0.3:
+            break
+        path.append(int(rng.choice(below)))
+    return tuple(path)
+
+
+def start(rng: np.random.Generator, rows: int, *sessions: TreeSession) -> list[list[int]]:
+    prompts = [rng.integers(0, 90, rng.integers(2, 30)).tolist() for _ in range(rows)]
+    for session in sessions:
+        session.verify(prompts, [DraftTree.empty()] * rows)
+        session.commit([()] * rows)
+    return prompts
+
+
+def slots(session: TreeSession) -> Iterator[torch.Tensor]:
+    """Yield the committed keys and values of every layer and row."""
+    for layer in session.cache.layers:
+        for row, length in enumerate(session.cache.book.lengths):
+            yield layer.keys[row, :, :length]
+            yield layer.values[row, :, :length]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_random_trees_get_the_same_logits_and_slots(name: str, rows: int) -> None:
+    plain, static = targets(name)
+    rng = np.random.default_rng(rows)
+    with plain.open(rows, 64) as one, static.open(rows, 64) as other, torch.no_grad():
+        start(rng, rows, one, other)
+        for _ in range((FEWER if name == "starter" else TREES)[rows] // rows):
+            roots = [[int(token)] for token in rng.integers(0, 90, rows)]
+            trees = [a_tree(rng) for _ in range(rows)]
+            expected, result = one.verify(roots, trees), other.verify(roots, trees)
+            for row, tree in enumerate(trees):
+                current, again = expected[row, : len(tree) + 1], result[row, : len(tree) + 1]
+                assert float((current - again).abs().max()) < CLOSE
+                assert torch.equal(current.argmax(-1), again.argmax(-1))
+            paths = [a_path(rng, tree) for tree in trees]
+            one.commit(paths)
+            other.commit(paths)
+        assert one.cache.book.lengths == other.cache.book.lengths
+        for selected, again in zip(slots(one), slots(other), strict=True):
+            assert float((selected - again).abs().max()) < CLOSE
+
+
+def distribution(seed: int, **settings: Any) -> TokenDistribution:
+    sampling = Sampling(**settings)
+    return TokenDistribution(sampling, NoiseStream(seed), prompt_length=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "steps", "settings"),
+    [
+        ("llama", 3, STEPS, {}),
+        ("llama", 3, STEPS, {"temperature": 1.0, "top_k": 3}),
+        ("llama", 1, STEPS, {"temperature": 0.9}),
+        ("qwen3", 1, STEPS, {"temperature": 0.9, "repetition_penalty": 1.3}),
+        ("gemma3_text", 16, 6, {}),
+        ("starter", 3, 4, {}),
+    ],
+    ids=str,
+)
+def test_the_device_walks_as_the_host_does(
+    name: str, rows: int, steps: int, settings: dict[str, Any]
+) -> None:
+    """Trees hold the target's own tokens, so that paths are long and slots move."""
+    plain, static = targets(name)
+    rng = np.random.default_rng(5)
+    walk, selected = Walk(), 0
+    distributions = [distribution(seed, **settings) for seed in range(rows)]
+    with plain.open(rows, 64) as one, static.open(rows, 64) as other, torch.no_grad():
+        texts = start(rng, rows, one, other)
+        roots = rng.integers(0, 90, rows).tolist()
+        for _ in range(steps):
+            for text, root in zip(texts, roots, strict=True):
+                text.append(root)
+            current = local_tokens(one, roots, distributions, texts)
+            trees = [with_local(rng, tokens) for tokens in current]
+            pending = [[root] for root in roots]
+            logits = one.verify(pending, trees)
+            other.follow(distributions, texts)
+            other.verify(pending, trees)
+            assert other.chosen is not None
+            paths = []
+            for row, tree in enumerate(trees):
+                view = RowView(logits[row], tree, distributions[row], NO_STOP, texts[row])
+                verdict = walk.judge(tree, view)
+                if chosen := other.chosen[row]:
+                    assert chosen == [view.token(node) for node in range(-1, len(tree))]
+                paths.append(verdict.path)
+                texts[row] += [int(tree.tokens[node]) for node in verdict.path]
+                assert verdict.token is not None
+                roots[row] = verdict.token
+            selected += sum(map(len, paths))
+            one.commit(paths)
+            other.commit(paths)
+            for expected, result in zip(slots(one), slots(other), strict=True):
+                assert float((expected - result).abs().max()) < CLOSE
+        assert selected > steps * rows
+
+
+class _Never:
+    def peek(self, path: list[int]) -> bool:
+        return False
+
+
+NO_STOP: StopState = _Never()  # type: ignore[assignment]
+
+
+def local_tokens(
+    session: TreeSession,
+    roots: list[int],
+    distributions: list[TokenDistribution],
+    texts: list[list[int]],
+) -> list[list[int]]:
+    """Return the two tokens with which each text will go on, less one in five steps."""
+    results: list[list[int]] = [[] for _ in roots]
+    for depth in range(2):
+        trees = [DraftTree.chain(local, "peek") for local in results]
+        logits = session.verify([[root] for root in roots], trees)
+        for row, current in enumerate(results):
+            index = len(texts[row]) - 2 + depth
+            current.append(int(distributions[row].select(logits[row, depth : depth + 1], [index])))
+        session.abandon()
+    return results
+
+
+def with_local(rng: np.random.Generator, current: list[int]) -> DraftTree:
+    """Return a tree that holds these tokens behind wrong ones, so that they have to move."""
+    wrong = [token for token in rng.choice(90, 6, replace=False).tolist() if token not in current]
+    tokens, parents = [*wrong[:2], current[0], wrong[2], current[1]], [-1, 0, -1, 2, 2]
+    return DraftTree.build(tokens, parents, "test")
+
+
+def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> None:
+    _, static = targets()
+    rng = np.random.default_rng(0)
+    moves: list[tuple[int, int]] = []
+
+    def noting(layer: Any, moves: list[tuple[int, int]]) -> None:
+        swap = layer.swap
+
+        def noted(a: int, b: int, lengths: tuple[int, int]) -> None:
+            moves.append((a, b))
+            swap(a, b, lengths)
+
+        layer.swap = noted
+
+    with static.open(4, 64) as session, torch.no_grad():
+        assert isinstance(session, StaticSession)
+        for row, prompt in enumerate(([1, 2], [3, 4, 5], [6, 7], [8, 9, 10, 11])):
+            session.join(prompt)
+            session.line_up([row])
+            session.verify([prompt], [DraftTree.empty()])
+            session.commit([()])
+        for layer in session.cache.layers:
+            noting(layer, moves)
+        for rows in ([0, 1, 2, 3], [1, 2, 3], [1, 3], [3]):
+            active_rows = session.line_up(rows)
+            assert sorted(active_rows) == rows
+            session.verify([[int(rng.integers(90))] for _ in rows], [a_tree(rng) for _ in rows])
+            session.commit([() for _ in rows])
+            if len(rows) == 3:
+                assert not moves, "what ended is padded"
+        assert moves
+        assert [session.cache.length(row) for row in range(4)] == [3, 6, 4, 8]
+
+
+def test_buffers_and_steps_outlive_a_session() -> None:
+    _, static = targets()
+    for _ in range(3):
+        with static.open(2, 40) as session, torch.no_grad():
+            assert isinstance(session, StaticSession)
+            start(np.random.default_rng(0), 2, session)
+            session.verify([[1], [2]], [DraftTree.empty()] * 2)
+            arena = session._arena
+            steps = list(arena.steps.values())
+            addresses = [buffer.data_ptr() for buffer in arena.stacks.buffers]
+        del session
+        again = static.lend_arena(2, 40)
+        assert again is arena and list(again.steps.values()) == steps
+        assert [buffer.data_ptr() for buffer in again.stacks.buffers] == addresses
+        static.take_back(again)
+
+
+def test_two_sessions_at_once_have_buffers_of_their_its() -> None:
+    plain, static = targets()
+    rng = np.random.default_rng(1)
+    openings = static.open(1, 40), static.open(1, 40), plain.open(1, 40)
+    with openings[0] as one, openings[1] as other, openings[2] as truth, torch.no_grad():
+        start(rng, 1, one, truth)
+        start(rng, 1, other)
+        tree = a_tree(rng)
+        result, expected = one.verify([[1]], [tree]), truth.verify([[1]], [tree])
+    difference = (result[0, : len(tree) + 1] - expected[0, : len(tree) + 1]).abs()
+    assert float(difference.max()) < CLOSE
+
+
+def test_buffers_grow_and_what_they_held_stays() -> None:
+    plain, static = targets()
+    rng = np.random.default_rng(2)
+    with plain.open(1, 8) as one, static.open(1, 8) as other, torch.no_grad():
+        assert isinstance(other, StaticSession)
+        start(rng, 1, one, other)
+        slots_before = other._arena.stacks.slots
+        long = rng.integers(0, 90, slots_before).tolist()
+        for session in (one, other):
+            session.verify([long], [DraftTree.empty()])
+            session.commit([()])
+        tree = a_tree(rng)
+        expected, result = one.verify([[1]], [tree]), other.verify([[1]], [tree])
+        assert other._arena.stacks.slots > slots_before
+        difference = (result[0, : len(tree) + 1] - expected[0, : len(tree) + 1]).abs()
+        assert float(difference.max()) < CLOSE
+
+
+def test_a_tree_wider_than_any_step_is_verified_as_before() -> None:
+    plain, static = targets()
+    rng = np.random.default_rng(3)
+    chain = DraftTree.chain(rng.integers(0, 90, 80).tolist(), "long")
+    with plain.open(1, 200) as one, static.open(1, 200) as other, torch.no_grad():
+        start(rng, 1, one, other)
+        expected, result = one.verify([[1]], [chain]), other.verify([[1]], [chain])
+        assert float((expected - result).abs().max()) < CLOSE
+        for session in (one, other):
+            session.commit([(0, 1, 2)])
+            session.verify([[4]], [DraftTree.empty()])
+        assert one.cache.book.lengths == other.cache.book.lengths
+
+
+def test_hidden_states_are_those_of_the_plain_session() -> None:
+    plain, static = targets()
+    rng = np.random.default_rng(4)
+    with plain.open(2, 64) as one, static.open(2, 64) as other, torch.no_grad():
+        for session in (one, other):
+            session.keep_hidden()
+        start(rng, 2, one, other)
+        trees = [a_tree(rng), a_tree(rng)]
+        for session in (one, other):
+            session.verify([[1], [2]], trees)
+        for row, tree in enumerate(trees):
+            n = len(tree) + 1
+            difference = one.hidden[row][:, :n] - other.hidden[row][:, :n]
+            assert float(difference.abs().max()) < CLOSE
+
+
+def test_the_model_is_left_as_it_was_detected() -> None:
+    """Between steps, too, and whoever left the session in whatever way."""
+    result = architectures.build("llama")
+    before = state_of(result)
+    _, static = targets()
+    assert state_of(result) == before, "by the trial"
+    with pytest.raises(KeyError), static.open(2, 40) as session, torch.no_grad():
+        session.keep_hidden()
+        start(np.random.default_rng(0), 2, session)
+        for _ in range(2):
+            session.verify([[1], [2]], [DraftTree.chain([3, 4], "test"), DraftTree.empty()])
+            assert state_of(result) == before
+            session.commit([(0,), ()])
+        raise KeyError
+    assert static.model is result
+    assert state_of(result) == before
+
+
+@pytest.mark.parametrize("again", [0, 2, 3, 8])
+@pytest.mark.parametrize("known", [0, 1, 2, 3, 6])
+def test_where_the_device_does_not_know_on_it_looks_again_and_the_host_goes_on(
+    known: int, again: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device keeps what it knows of a path, by a second look, too; the host moves the rest."""
+    plain, static = targets()
+    tree = DraftTree.build([5, 6, 7, 8, 9, 4], [-1, 0, 1, 0, -1, 3], "test")
+    selection = torch.zeros(1, 8, dtype=torch.int64)
+
+    def partly(distributions: Any, logits: Any, *rest: Any, whole: bool = False) -> torch.Tensor:
+        return selection.where(torch.arange(8) < max(known, again if whole else 0), -1)
+
+    monkeypatch.setattr(BatchDistribution, "choose", partly)
+    with plain.open(1, 64) as one, static.open(1, 64) as other, torch.no_grad():
+        texts = start(np.random.default_rng(0), 1, one, other)
+        for path in ((0,), (0, 1, 2), (0, 3), (0, 3, 5), (4,)):
+            texts[0].append(1)
+            selection.fill_(90)
+            for above, node in zip((-1, *path), path, strict=False):
+                selection[0, above + 1] = int(tree.tokens[node])
+            one.verify([[1]], [tree])
+            other.follow([distribution(0)], texts)
+            other.verify([[1]], [tree])
+            looked = known <= max((-1, *path)) + 1
+            assert other.chosen == partly(None, None, whole=looked)[:, :7].tolist()
+            one.commit([path])
+            other.commit([path])
+            for expected, result in zip(slots(one), slots(other), strict=True):
+                assert float((expected - result).abs().max()) < CLOSE
+
+
+def test_what_fills_a_step_up_is_never_preserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the target's own token is the one that stands in it."""
+    _, static = targets()
+
+    def nought(distributions: Any, logits: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return torch.zeros(logits.shape[:2], dtype=torch.int64)
+
+    monkeypatch.setattr(BatchDistribution, "choose", nought)
+    with static.open(1, 64) as session, torch.no_grad():
+        texts = start(np.random.default_rng(0), 1, session)
+        before = session.cache.book.lengths[0]
+        texts[0].append(1)
+        session.follow([distribution(0)], texts)
+        session.verify([[1]], [DraftTree.chain([5, 6], "test")])
+        assert session.chosen == [[0, 0, 0]]
+        session.commit([()])
+        assert session.cache.book.lengths[0] == before + 1

@@ -1,0 +1,282 @@
+"""What outlives a session, and what happens where weights move, memory ends or a step breaks."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.errors import ModelError
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.arena import Arena
+from ragspec.verification.static.layout import MOST_QUERIES
+from ragspec.verification.static.open import open_static
+from ragspec.verification.static.session import StaticSession
+from ragspec.verification.static.step import FixedStep, StaticStep, StepShape
+from ragspec.verification.static.target import StaticTarget
+from ragspec.verification.tree_attention import lease
+from tests.support import tiny
+from tests.support.model_state import state_of
+
+PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
+NEW = 12
+
+
+def local_model() -> Any:
+    return copy.deepcopy(tiny.model("llama", dtype=torch.float64))
+
+
+def opened(model: Any, mode: str = "eager") -> StaticTarget:
+    target = open_static(CausalTarget(model), mode, backend="eager")
+    assert isinstance(target, StaticTarget), target.static
+    return target
+
+
+def written(model: Any, **options: Any) -> list[int]:
+    engine = Engine(model, drafter="context", budget=3, **options)
+    tokens: list[int] = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True).tokens
+    return tokens
+
+
+def take_a_step(target: StaticTarget) -> Any:
+    """Take a step in a session that ends, and return the arena that it was taken in."""
+    with target.open(1, 40) as session, torch.no_grad():
+        session.verify([PROMPT], [DraftTree.empty()])
+        session.commit([()])
+        session.verify([[1]], [DraftTree.chain([2, 3], "test")])
+        return session._arena
+
+
+def replace_a_weight(model: Any) -> None:
+    attention = model.model.layers[0].self_attn
+    attention.q_proj.weight = torch.nn.Parameter(attention.q_proj.weight.detach().flip(0))
+
+
+def change_a_weight(model: Any) -> None:
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(-2.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "change"),
+    [
+        ("eager", replace_a_weight),
+        ("eager", change_a_weight),
+        ("compile", replace_a_weight),
+    ],
+)
+def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> None:
+    model = local_model()
+    target = opened(model, mode)
+    assert written(target) == written(model, static="off")
+    change(model)
+    changed = written(model, static="off")
+    assert written(target) == changed
+    assert changed != written(local_model(), static="off")
+
+
+@pytest.mark.parametrize(("change", "kept"), [(replace_a_weight, False), (change_a_weight, True)])
+def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, selected: bool) -> None:
+    """A captured step reads addresses: it sees what is written there, not what lies elsewhere."""
+    model = local_model()
+    target = opened(model)
+    arena = take_a_step(target)
+    steps = list(arena.steps.values())
+    change(model)
+    again = target.lend_arena(1, 40)
+    assert again is arena and steps
+    assert list(again.steps.values()) == (steps if selected else [])
+
+
+def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
+    """A pool keeps one session for all its texts."""
+    model = local_model()
+    with opened(model).open(2, 40) as session, torch.no_grad():
+        for prompt in ([1, 2], [3, 4]):
+            session.join(prompt)
+        session.verify([[1, 2], [3, 4]], [DraftTree.empty()] * 2)
+        session.commit([(), ()])
+        session.verify([[5], [6]], [DraftTree.empty()] * 2)
+        session.commit([(), ()])
+        session.leave(1)
+        session.join([7, 8])
+        steps = session._arena.steps
+        assert steps, "the weights are where they were"
+        session.leave(1)
+        replace_a_weight(model)
+        session.join([7, 8])
+        assert not steps
+
+
+def test_a_step_that_is_taken_again_counts_new_tokens_once() -> None:
+    """A capture runs it several times, and so does a retry after memory has ended."""
+    model = local_model()
+    distribution = TokenDistribution(Sampling(frequency_penalty=0.5), NoiseStream(0), 2)
+    with opened(model).open(1, 40) as session, torch.no_grad():
+        assert isinstance(session, StaticSession)
+        session.verify([[1, 2]], [DraftTree.empty()])
+        session.commit([()])
+        for text in ([1, 2, 5], [1, 2, 5, 6], [1, 2, 5, 6, 6]):
+            session.follow([distribution], [text])
+            session.verify([text[-1:]], [DraftTree.empty()])
+            session.commit([()])
+        (step,) = _with_distributions(session._arena)
+        penalties = session._arena.distributions[1].distributions._penalties
+        assert penalties is not None
+        held = penalties._held[1, 0, 0, :10].clone()
+        assert held.tolist() == [0, 0, 0, 0, 0, 1, 2, 0, 0, 0]
+        with lease(model, session._configs):
+            step()
+        assert torch.equal(penalties._held[1, 0, 0, :10], held)
+
+
+def _with_distributions(arena: Arena) -> list[FixedStep]:
+    keys: list[Any] = list(arena.steps)
+    return [arena.steps[key] for key in keys if key[0][0].distribution is not None]
+
+
+def test_the_steps_of_the_trial_are_not_those_of_texts() -> None:
+    """The trial takes them one kernel at a time, whatever the mode."""
+    target = opened(local_model(), "compile")
+    with target.open(2, 40) as session, torch.no_grad():
+        session.verify([PROMPT] * 2, [DraftTree.empty()] * 2)
+        session.commit([(), ()])
+        session.verify([[1], [2]], [DraftTree.empty()] * 2)
+        steps = session._arena.steps
+    shape = StepShape(rows=2, queries=1, slots=128)
+    keys: list[Any] = list(steps)
+    assert sorted(mode for (current, _), mode in keys if current == shape) == ["compile", "eager"]
+
+
+def test_buffers_that_are_too_small_are_not_lent() -> None:
+    target = opened(local_model())
+    arena = take_a_step(target)
+    assert target.lend_arena(1, arena.stacks.slots - MOST_QUERIES) is arena
+    target.take_back(arena)
+    assert target.lend_arena(1, arena.stacks.slots) is not arena
+    target.take_back(arena)
+    assert target.lend_arena(arena.stacks.rows + 1, 40) is not arena
+
+
+@pytest.mark.parametrize("when", ["create", "taken"])
+def test_memory_that_ends_is_reported_and_the_text_goes_on(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = local_model()
+    target = opened(model, "compile")
+    where: Any = target if when == "create" else StaticStep
+    name = "_create" if when == "create" else "__call__"
+    current, calls = getattr(where, name), 0
+
+    def short_of_memory(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if target.static != "eager" and (when == "create" or calls > 1):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return current(*args, **options)
+
+    monkeypatch.setattr(where, name, short_of_memory)
+    engine = Engine(target, drafter="context", budget=3)
+    with pytest.warns(
+        RuntimeWarning, match="memory ended while a step was captured"
+    ) as on_progress:
+        text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+    assert len(on_progress) == 1
+    assert text.tokens == written(model, static="off")
+    assert text.report.static == target.static == "eager"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert written(target) == text.tokens
+
+
+def test_a_step_that_cannot_be_compiled_is_reported_and_the_text_goes_on() -> None:
+    model = local_model()
+    current = model.model.layers[0].forward
+
+    def asks(*args: Any, **options: Any) -> Any:
+        states = current(*args, **options)
+        return states if float(states.sum()) != 0.123 else states * 2  # what a graph cannot hold
+
+    model.model.layers[0].forward = asks
+    target = opened(model, "compile")
+    engine = Engine(target, drafter="context", budget=3)
+    with pytest.warns(RuntimeWarning, match=r"a step could not be captured \(\w+: ") as on_progress:
+        text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+    assert len(on_progress) == 1
+    assert text.report.static == "eager"
+    assert text.tokens == written(local_model(), static="off")
+
+
+def test_an_error_of_the_model_is_its_its(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is as it was found, and the next text is right."""
+    model = local_model()
+    before = state_of(model)
+    target = opened(model)
+    expected = written(model, static="off")
+    engine = Engine(target, drafter="context", budget=3)
+    layer = model.model.layers[1]
+    current, calls = layer.forward, 0
+
+    def breaks(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 3:
+            raise ZeroDivisionError("of the model")
+        return current(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(layer, "forward", breaks)
+        with pytest.raises(ZeroDivisionError, match="of the model"):
+            engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+    vars(layer).pop("forward", None)  # the patch leaves the bound method behind
+    assert state_of(model) == before
+    assert engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True).tokens == expected
+    assert state_of(model) == before
+
+
+def test_a_model_in_training_is_refused() -> None:
+    model = local_model()
+    target = opened(model)
+    with target.open(1, 40) as session, torch.no_grad():
+        session.verify([PROMPT], [DraftTree.empty()])
+        session.commit([()])
+        model.train()
+        with pytest.raises(ModelError, match=r"put into training mode .* Call model\.eval\(\)"):
+            session.verify([[1]], [DraftTree.empty()])
+
+
+@pytest.mark.parametrize("modes", [("eager", "eager"), ("eager", "off")])
+def test_two_engines_over_one_model_write_at_once(modes: tuple[str, str]) -> None:
+    model = local_model()
+    before = state_of(model)
+    expected = written(model, static="off")
+    targets = [opened(model, m) if m != "off" else CausalTarget(model) for m in modes]
+    engines = [Engine(target, tiny.tokenizer(), drafter="context", budget=3) for target in targets]
+    streams = [engine.stream(PROMPT, max_new_tokens=NEW, ignore_eos=True) for engine in engines]
+    for _ in range(NEW):  # in turns, forward by forward
+        for stream in streams:
+            next(stream, None)
+    assert [stream.result.tokens for stream in streams] == [expected] * 2
+    results: list[list[int]] = []
+
+    def write(engine: Engine) -> None:
+        for _ in range(3):
+            text = engine.generate(PROMPT, max_new_tokens=NEW, ignore_eos=True)
+            results.append(text.tokens)
+
+    threads = [threading.Thread(target=write, args=(engine,)) for engine in engines]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert results == [expected] * 6
+    assert state_of(model) == before

@@ -1,0 +1,286 @@
+"""Packed weights give what the module's own forward gives, and only where they are lent."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ragspec.engine.engine import Engine
+from ragspec.models import packed
+from ragspec.verification import cpu_weights as packing
+from ragspec.verification.cpu_weights import Packed, forward, lend, pack
+from ragspec.verification.tree_attention import TreeView, tree_view
+from tests.support import tiny
+
+WIDTH, OUTPUTS = 256, 1024
+pytestmark = pytest.mark.skipif(not packed.available(), reason="needs oneDNN on x86")
+
+
+class Two(nn.Module):
+    """Two linear layers, large enough to pay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one = nn.Linear(WIDTH, OUTPUTS)
+        self.two = nn.Linear(OUTPUTS, WIDTH, bias=False)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.two(self.one(states))
+        return out
+
+
+@pytest.fixture
+def model() -> Two:
+    return Two().eval().requires_grad_(False)
+
+
+@pytest.fixture
+def borrowed() -> Iterator[None]:
+    place = torch.tensor([[0]])
+    with tree_view(TreeView(place[0], place, place, related=None)):
+        yield
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Positions of every product with a packed weight."""
+    results: list[int] = []
+    fits = packing._fits
+
+    def counted(pack: Any, states: torch.Tensor) -> bool:
+        used = fits(pack, states)
+        if used:
+            results.append(states.shape[-2])
+        return used
+
+    monkeypatch.setattr(packing, "_fits", counted)
+    return results
+
+
+def right(model: Two, states: torch.Tensor) -> torch.Tensor:
+    inner = functional.linear(states.double(), model.one.weight.double(), model.one.bias.double())
+    return functional.linear(inner, model.two.weight.double())
+
+
+@pytest.mark.usefixtures("borrowed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("positions", [3, 16, 60])
+def test_a_product_with_packs_is_the_module_s(
+    model: Two, dtype: torch.dtype, positions: int, calls: list[int]
+) -> None:
+    model.to(dtype)
+    states = torch.randn(2, positions, WIDTH).to(dtype)
+    with Packed(pack(model)):
+        result = model(states)
+    served = dtype == torch.float32 or packed.halves()
+    assert calls == [positions] * (2 if served else 0)
+    assert result.dtype == dtype
+    error = (result.double() - right(model, states)).abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 0.03)
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_strided_states_are_read_right(model: Two, calls: list[int]) -> None:
+    states = torch.randn(1, WIDTH, 8).transpose(1, 2)
+    with Packed(pack(model)):
+        assert (model(states).double() - right(model, states)).abs().max() < 1e-5
+    assert len(calls) == 2
+
+
+def test_outside_a_view_and_for_little_work_the_module_answers_itself(
+    model: Two, calls: list[int]
+) -> None:
+    states = torch.randn(1, 8, WIDTH)
+    with Packed(pack(model)):
+        assert torch.equal(model.one(states), functional.linear(states, *model.one.parameters()))
+    place = torch.tensor([[0]])
+    with tree_view(TreeView(place[0], place, place, related=None)), Packed(pack(model)):
+        model(states[:, :1])
+    assert calls == []
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_autocast_gradients_and_other_types_are_left_to_the_module(
+    model: Two, calls: list[int]
+) -> None:
+    states = torch.randn(1, 8, WIDTH)
+    with Packed(pack(model)):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model(states).dtype == torch.bfloat16
+        assert model(states.clone().requires_grad_()).requires_grad
+    assert calls == []
+
+
+def test_modules_are_detected_as_they_were(model: Two) -> None:
+    modules = pack(model)
+    with pytest.raises(KeyError), Packed(modules):
+        with Packed(modules):
+            pass
+        assert getattr(model.one.forward, "__func__", None) is forward
+        raise KeyError
+    assert "forward" not in model.one.__dict__
+    assert set(model.state_dict()) == {"one.weight", "one.bias", "two.weight"}
+
+
+def test_a_forward_that_somebody_put_there_stays(model: Two) -> None:
+    def current(states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    model.one.__dict__["forward"] = current  # as accelerate's hooks do
+    modules = pack(model)
+    assert modules == [model.two]
+    with Packed(modules):
+        model.two.__dict__["forward"] = current
+    assert model.one.__dict__["forward"] is model.two.__dict__["forward"] is current
+
+
+def _add(model: Two) -> None:
+    model.one.weight.add_(1.0)
+
+
+def _row(model: Two) -> None:
+    model.one.weight.data[OUTPUTS - 3] = 1.0
+
+
+def _column(model: Two) -> None:
+    model.one.weight.data[:, 5] += 1.0
+
+
+def _all(model: Two) -> None:
+    model.one.weight.data += torch.randn(OUTPUTS, 2) @ torch.randn(2, WIDTH)
+
+
+def _other(model: Two) -> None:
+    model.one.weight = nn.Parameter(torch.randn(OUTPUTS, WIDTH), requires_grad=False)
+
+
+def _bias(model: Two) -> None:
+    model.one.bias = nn.Parameter(torch.randn(OUTPUTS), requires_grad=False)
+
+
+@pytest.mark.usefixtures("borrowed")
+@pytest.mark.parametrize("change", [_add, _row, _column, _all, _other, _bias])
+def test_changed_weights_are_packed_again(model: Two, change: Any, calls: list[int]) -> None:
+    states = torch.randn(1, 8, WIDTH)
+    with Packed(pack(model)):
+        before = model(states)
+    change(model)
+    with Packed(pack(model)):
+        after = model(states)
+    assert not torch.allclose(before, after, atol=1e-3)
+    assert (after.double() - right(model, states)).abs().max() < 1e-4
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("shape", [(256, 704), (704, 256), (384, 384), (5, 7), (1, 9), (9, 1)])
+def test_the_look_meets_every_row_and_column(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    met = range(0, rows * columns, packing._stride(rows, columns))
+    assert {i // columns for i in met} == set(range(rows))
+    assert {i % columns for i in met} == set(range(columns))
+
+
+def test_packs_are_preserved_while_nothing_changes(model: Two) -> None:
+    pack(model)
+    before = packing._packs[id(model.one)]
+    pack(model)
+    assert packing._packs[id(model.one)] is before
+
+
+def test_not_a_number_counts_as_unchanged(model: Two) -> None:
+    model.one.weight[0, 0] = float("nan")
+    pack(model)
+    before = packing._packs[id(model.one)]
+    pack(model)
+    assert packing._packs[id(model.one)] is before
+
+
+def test_none_are_created_without_the_memory_and_stale_ones_go(
+    model: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack(model)
+    _add(model)
+    monkeypatch.setattr(packing, "free_memory", lambda: 4 * model.one.weight.nbytes - 1)
+    assert pack(model) == [model.two]
+    assert id(model.one) not in packing._packs
+
+
+def test_none_are_created_where_the_kernels_are_missing(
+    model: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert pack(model) == []
+
+
+def test_what_is_no_plain_linear_layer_is_left_alone() -> None:
+    class Mine(nn.Linear):
+        pass
+
+    layers = nn.Sequential(
+        Mine(64, 64), nn.Linear(64, 64, dtype=torch.float64), nn.Linear(64, 64, device="meta")
+    )
+    assert pack(layers) == []
+
+
+def test_compiled_models_are_left_alone(model: Two) -> None:
+    assert pack(torch.compile(model, backend="eager")) == []  # type: ignore[arg-type]
+    model.one.compile(backend="eager")
+    assert pack(model) == []
+
+
+def test_packs_go_with_the_model(model: Two) -> None:
+    key = id(model.one)
+    pack(model)
+    assert key in packing._packs
+    del model.one
+    gc.collect()
+    assert key not in packing._packs
+
+
+@pytest.mark.usefixtures("borrowed")
+def test_a_copy_created_meanwhile_uses_its_its_weights(model: Two) -> None:
+    states = torch.randn(1, 8, WIDTH)
+    with Packed(pack(model)):
+        other = copy.deepcopy(model)
+        _add(other)
+        assert (other(states).double() - right(other, states)).abs().max() < 1e-3
+
+
+def test_a_model_that_is_lent_answers_others_as_before() -> None:
+    model = tiny.model("llama")
+    text = torch.tensor([[3, 1, 4, 1, 5]])
+    before = model(text).logits
+    with lend(model):
+        during = model(text).logits
+    assert torch.equal(before, during)
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_an_engine_uses_packs_and_writes_the_same_text(
+    draft: bool, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model: Any = copy.deepcopy(tiny.model("llama")).float()
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
+    monkeypatch.setattr(packing, "LEAST_WORK", 0)
+
+    def write() -> list[int]:
+        smaller = copy.deepcopy(model) if draft else None
+        engine = Engine(model, None, "context", smaller, budget=6)
+        written: list[int] = engine.generate(prompt, max_new_tokens=24).tokens
+        return written
+
+    with_packs = write()
+    assert calls
+    calls.clear()
+    monkeypatch.setattr(packing, "available", lambda: False)
+    assert write() == with_packs
+    assert not calls

@@ -1,0 +1,309 @@
+"""Hidden states and views reach the drafters that ask for them, are right, and are only lent."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill, needs_hidden
+from ragspec.drafters.fuse import Fuse
+from ragspec.engine.engine import Engine
+from ragspec.retrievers.methods.cascade import Cascade
+from ragspec.retrievers.methods.sam_decoding import Select
+from ragspec.rules.base import Step, TargetView
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.hidden_states import HeadInputs
+from tests.support import tiny
+from tests.support.architectures import build
+from tests.support.fixed import BrokenDrafter, FixedDrafter
+
+PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed=3)]
+SAMPLING = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4, seed=[4, 5, 6])
+
+
+class Watcher:
+    """Drafts a small tree and keeps copies of what it is lent."""
+
+    name = "watcher"
+    kind = DraftKind.DETERMINISTIC
+    needs_hidden = True
+
+    def __init__(self) -> None:
+        self.sessions: list[Watching] = []
+
+    def open(self, request: DraftRequest) -> Watching:
+        assert request.distribution is not None
+        self.sessions.append(Watching())
+        return self.sessions[-1]
+
+
+class Watching:
+    def __init__(self) -> None:
+        self.root: list[int] = []
+        self.prompts: list[tuple[Ints, torch.Tensor]] = []
+        self.known: list[tuple[list[int], Step, torch.Tensor, list[int], torch.Tensor]] = []
+        self.steps: list[Step] = []
+        self.late: TargetView | None = None
+
+    def propose(self, context: DraftContext, budget: int) -> DraftTree:
+        self.root = list(context.tokens)
+        return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "watcher")
+
+    def observe(self, feedback: Feedback) -> None:
+        if isinstance(feedback, Prefill):
+            assert feedback.hidden is not None and feedback.best is None
+            self.prompts.append((feedback.tokens, feedback.hidden.clone()))
+            return
+        step = feedback
+        self.steps.append(step)
+        if step.view is None or step.hidden is None:
+            return
+        nodes = range(-1, len(step.tree))
+        chosen = [step.view.token(node) for node in nodes]
+        distributions = torch.stack([step.view.probabilities(node) for node in nodes])
+        self.known.append((self.root, step, step.hidden.clone(), chosen, distributions))
+
+
+def model() -> Any:
+    return tiny.model("llama", dtype=torch.float64)
+
+
+def states(text: list[int], instance: Any = None) -> torch.Tensor:
+    """Return what the output head reads at every token of the text: [T, H]."""
+    instance = instance or model()
+    with torch.no_grad():
+        out = instance(input_ids=torch.tensor([text]), output_hidden_states=True, use_cache=False)
+    last: torch.Tensor = out.hidden_states[-1][0]
+    return last
+
+
+def texts(root: list[int], tree: DraftTree) -> list[list[int]]:
+    results = [root]
+    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
+        results.append([*results[parent + 1], token])
+    return results
+
+
+def watch(drafter: Any, batch: int = 1, **options: Any) -> Any:
+    engine = Engine(model(), drafter=drafter, budget=3)
+    sampling = replace(SAMPLING, seed=[4, 5, 6][:batch])
+    return engine.generate(PROMPTS[:batch], sampling, max_new_tokens=6, ignore_eos=True, **options)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_hidden_states_are_those_that_the_output_head_reads(batch: int) -> None:
+    watcher = Watcher()
+    with pytest.warns(RuntimeWarning):
+        results = watch([BrokenDrafter(), watcher], batch)
+    for session, prompt in zip(watcher.sessions, PROMPTS, strict=False):
+        ((tokens, hidden),) = session.prompts
+        assert tokens.tolist() == prompt
+        assert hidden.shape == (1, len(prompt), 64)
+        torch.testing.assert_close(hidden[0], states(prompt))
+        assert session.known
+        for root, step, hidden, _, _ in session.known:
+            assert hidden.shape == (1, len(step.tree) + 1, 64)
+            expected = torch.stack([states(text)[-1] for text in texts(root, step.tree)])
+            torch.testing.assert_close(hidden[0], expected)
+    selected = [step for result in results for step in result.steps]
+    assert all(step.hidden is None and step.view is None for step in selected)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_view_answers_for_every_node_as_plain_decoding_would(batch: int) -> None:
+    """Also with a penalty on what was written, though tokens were committed since the verdict."""
+    watcher = Watcher()
+    watch(watcher, batch)
+    plain = Engine(model(), drafter=None)
+    for number, session in enumerate(watcher.sessions):
+        prompt = PROMPTS[number]
+        for root, step, _, chosen, _ in session.known:
+            for text, token in zip(texts(root, step.tree), chosen, strict=True):
+                expected = token_after(plain, prompt, text, seed=4 + number)
+                assert token == expected
+
+
+def token_after(plain: Engine, prompt: list[int], text: list[int], seed: int) -> int:
+    """Return the target's own choice after the text: its law there and the noise of its index."""
+    from ragspec.sampling.distribution import TokenDistribution
+    from ragspec.sampling.noise import NoiseStream
+
+    sampling = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4)
+    distribution = TokenDistribution(sampling, NoiseStream(seed), len(prompt))
+    with torch.no_grad():
+        logits = plain.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1:]
+    return int(
+        distribution.select(distribution.process(logits, text, [[]]), [len(text) - len(prompt)])
+    )
+
+
+def test_the_distributions_of_a_view_belong_to_its_tokens() -> None:
+    watcher = Watcher()
+    watch(watcher)
+    for _, _, _, chosen, distributions in watcher.sessions[0].known:
+        torch.testing.assert_close(
+            distributions.sum(-1), torch.ones(len(distributions), dtype=torch.float64)
+        )
+        assert all(distributions[i, token] > 0 for i, token in enumerate(chosen))
+
+
+def test_samples_of_one_prompt_all_receive_of_it() -> None:
+    watcher = Watcher()
+    engine = Engine(model(), drafter=watcher, budget=3)
+    engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)
+    heard = [session.prompts[0][0].tolist() for session in watcher.sessions]
+    assert heard == [p for p in PROMPTS[:2] for _ in range(2)]
+
+
+def test_processors_with_a_memory_are_not_requested_out_of_turn() -> None:
+    watcher = Watcher()
+    calls: list[int] = []
+
+    def remember(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        calls.append(ids.shape[1])
+        return scores
+
+    result = watch(watcher, logits_processor=[remember])[0]
+    assert all(step.view is None for step in watcher.sessions[0].steps)
+    assert len(calls) == len(result.tokens)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda drafter: Fuse([FixedDrafter([1]), drafter]),
+        lambda drafter: Cascade([FixedDrafter([1]), drafter]),
+        lambda drafter: Select([FixedDrafter([1]), drafter], by="accept_prob"),
+        lambda drafter: drafter,
+    ],
+    ids=["fuse", "cascade", "select", "alone"],
+)
+def test_drafters_of_drafters_hand_states_on(hold: Any) -> None:
+    watcher = Watcher()
+    held = hold(watcher)
+    assert needs_hidden([held])
+    watch(held)
+    (session,) = watcher.sessions
+    assert [tokens.tolist() for tokens, _ in session.prompts] == [PROMPTS[0]]
+    assert session.known
+
+
+def test_nothing_is_preserved_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("nobody asked")
+
+    monkeypatch.setattr("ragspec.verification.causal.TreeSession.keep_hidden", refuse)
+    monkeypatch.setattr("ragspec.verification.causal.TreeSession.read_prompts", refuse)
+    engine = Engine(model(), drafter=[FixedDrafter([1]), "context"], budget=4)
+    engine.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
+    assert not needs_hidden([FixedDrafter([1]), None])
+
+
+def test_a_model_is_left_as_it_was_detected() -> None:
+    instance, watcher = model(), Watcher()
+    head = instance.get_output_embeddings()
+    engine = Engine(instance, drafter=watcher, budget=3)
+    between = []
+    for tokens in PROMPTS[0], PROMPTS[1]:
+        engine.generate(
+            tokens,
+            max_new_tokens=4,
+            on_step=lambda row, step: between.append(len(head._forward_pre_hooks)),
+        )
+        assert not head._forward_pre_hooks
+    assert set(between) == {0}
+    assert len(watcher.sessions[1].known) > 0
+    with pytest.raises(RuntimeError), HeadInputs(head):
+        assert len(head._forward_pre_hooks) == 1
+        raise RuntimeError("on the way")
+    assert not head._forward_pre_hooks
+
+
+def test_other_threads_do_not_disturb_a_tap() -> None:
+    head = torch.nn.Linear(3, 2)
+    inputs = HeadInputs(head)
+    with inputs:
+        head(torch.ones(1, 1, 3))
+        other = threading.Thread(target=lambda: head(torch.zeros(1, 1, 3)))
+        other.start()
+        other.join()
+    result = inputs.taken()
+    assert result is not None
+    assert result.tolist() == [[[1.0, 1.0, 1.0]]]
+    head(torch.ones(1, 1, 3))
+    assert inputs.taken() is None
+    with inputs:
+        head(torch.ones(1, 1, 3))
+    with inputs:
+        pass
+    assert inputs.taken() is None  # not those of the block before
+
+
+def test_the_ends_of_long_prompts_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ragspec.verification.causal.MOST_LOGITS", 4 * tiny.VOCAB)
+    watcher = Watcher()
+    watch(watcher)
+    ((tokens, hidden),) = watcher.sessions[0].prompts
+    assert tokens.tolist() == PROMPTS[0][-4:]
+    torch.testing.assert_close(hidden[0], states(PROMPTS[0])[-4:])
+
+
+def test_targets_without_a_tree_report_of_nothing() -> None:
+    watcher, instance = Watcher(), build("qwen3_5_text")
+    result = Engine(instance, drafter=watcher, budget=3).generate([3, 4, 5, 6], max_new_tokens=6)
+    plain = Engine(instance, drafter=None).generate([3, 4, 5, 6], max_new_tokens=6)
+    assert result.tokens == plain.tokens
+    assert watcher.sessions[0].prompts == []
+    assert all(step.hidden is None for step in watcher.sessions[0].steps)
+
+
+def test_models_that_give_all_logits_report_of_the_right_places() -> None:
+    target = CausalTarget(model())
+    target.keeps_logits = False
+    with target.open(2, 64) as session:
+        session.keep_hidden()
+        trees = [DraftTree.build([5, 6, 7], [-1, 0, -1], "t"), DraftTree.chain([8], "t")]
+        session.verify(PROMPTS[:2], trees)
+        for row, (prompt, tree) in enumerate(zip(PROMPTS, trees, strict=False)):
+            expected = torch.stack([states(text)[-1] for text in texts(prompt, tree)])
+            torch.testing.assert_close(session.hidden[row][0, : len(tree) + 1], expected)
+
+
+def test_a_target_makes_the_same_logits_of_preserved_states() -> None:
+    target = CausalTarget(model())
+    with target.open(1, 64) as session:
+        session.keep_hidden()
+        logits = session.verify([PROMPTS[0]], [DraftTree.empty()])
+        again = target.head_logits(session.hidden[0], torch.tensor([[11]]))
+    torch.testing.assert_close(again, logits)
+    tokens = torch.tensor([PROMPTS[0]])
+    assert torch.equal(target.embed(tokens), model().model.embed_tokens(tokens))
+
+
+@pytest.mark.parametrize("keeps_logits", [True, False])
+@pytest.mark.parametrize("piece", [None, 7])
+def test_states_of_a_whole_text_need_no_logits_of_it(piece: int | None, keeps_logits: bool) -> None:
+    target, text = CausalTarget(model()), PROMPTS[2]
+    target.piece, target.keeps_logits = piece, keeps_logits
+    instance: list[int] = []
+    count = target.output_head.register_forward_hook(
+        lambda module, inputs, output: instance.append(output.shape[1])
+    )
+    with target.open(1, 64) as session:
+        result = session.read_states(text[:12])
+        session.commit([()])
+        later = session.read_states(text[12:])
+        session.commit([()])
+        assert session.hidden == [] and session.beginning(len(text)) is not None
+    count.remove()
+    assert result is not None and later is not None
+    torch.testing.assert_close(torch.cat([result, later], 1)[0], states(text))
+    if keeps_logits:
+        assert set(instance) == {1}
+    assert not target.output_head._forward_pre_hooks

@@ -1,0 +1,257 @@
+"""A model is lent for single forwards: between two steps it is its owner's, in every mode."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.retrievers.neighbours.device_table import DeviceNeighbourTable
+from ragspec.rules.base import Step
+from ragspec.sampling.settings import Sampling
+from ragspec.verification import cpu_weights as packing
+from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.cpu_weights import Packed, forward
+from ragspec.verification.tree_attention import NAME, lease
+from tests.support import tiny
+from tests.support.architectures import build
+
+IDS = torch.tensor([[5, 6, 7, 8, 9, 5]])
+TEXT = "ab ab ab ab"
+NEW = 24
+
+
+def eager(name: str = "llama") -> Any:
+    """Return a model of its own whose attention gives its weights away."""
+    model = copy.deepcopy(tiny.model(name))
+    model.set_attn_implementation("eager")
+    return model
+
+
+def is_as_it_was(model: Any) -> bool:
+    plain = model.config._attn_implementation == "eager"
+    lent = any("forward" in module.__dict__ for module in model.modules())
+    hooked = any(module._forward_pre_hooks for module in model.modules())
+    return plain and not lent and not hooked
+
+
+@pytest.mark.parametrize("drafter", ["context", "recycling", "model"])
+def test_while_a_stream_is_open_the_model_is_its_owner_s(drafter: str) -> None:
+    model = eager()
+    chosen: dict[str, Any] = {"drafter": drafter}
+    if drafter == "model":
+        chosen = {"drafter": None, "draft_model": model}
+    engine = Engine(model, tiny.tokenizer(), budget=4, **chosen)
+    whole = engine.generate(TEXT, max_new_tokens=NEW)
+    before = model(IDS, output_attentions=True)
+    stream = engine.stream(TEXT, max_new_tokens=NEW)
+    chunks = [next(stream), next(stream)]
+    assert is_as_it_was(model)
+    now = model(IDS, output_attentions=True)
+    assert len(now.attentions) == 2
+    for mine, theirs in zip(now.attentions, before.attentions, strict=True):
+        assert torch.equal(mine, theirs)
+    twin = copy.deepcopy(model)
+    chunks.extend(stream)
+    assert "".join(chunks) == whole.text
+    assert is_as_it_was(twin)
+    assert torch.equal(twin(IDS).logits, before.logits)
+    assert is_as_it_was(model)
+
+
+def test_callbacks_and_processors_find_the_model_as_it_was() -> None:
+    model, result = eager(), []
+
+    def look(*inputs: Any) -> Any:
+        result.append(is_as_it_was(model))
+        return inputs[-1]
+
+    def on_progress(row: int, step: Step) -> None:
+        look(step)
+
+    engine = Engine(model, drafter="context", budget=4)
+    engine.generate(
+        [5, 6, 5, 6, 5, 6],
+        max_new_tokens=6,
+        ignore_eos=True,
+        logits_processor=[look],
+        stopping_criteria=[lambda ids, scores: look(False)],
+        on_step=on_progress,
+    )
+    assert len(result) > 12
+    assert all(result)
+
+
+def test_weights_are_looked_at_once_a_text_and_not_for_every_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    def counted() -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    engine = Engine(tiny.model("llama"), drafter=None)
+    monkeypatch.setattr(packing, "available", counted)
+    result = engine.generate(IDS, max_new_tokens=NEW, ignore_eos=True)
+    assert (looks, result.report.forwards) == (1, NEW - 1)
+
+
+def _modules(count: int = 2) -> list[torch.nn.Linear]:
+    return [torch.nn.Linear(3, 3) for _ in range(count)]
+
+
+def _lent(module: torch.nn.Linear) -> bool:
+    return getattr(module.forward, "__func__", None) is forward
+
+
+def test_packs_may_be_passed_back_in_any_order() -> None:
+    one, two, three = _modules(3)
+    first, second = Packed([one, two]), Packed([two, three])
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert [_lent(module) for module in (one, two, three)] == [False, True, True]
+    first.__enter__()
+    second.__exit__(None, None, None)
+    assert [_lent(module) for module in (one, two, three)] == [True, True, False]
+    first.__exit__(None, None, None)
+    assert not any("forward" in module.__dict__ for module in (one, two, three))
+
+
+def test_a_forward_that_came_between_two_steps_is_used_and_stays() -> None:
+    (module,) = _modules(1)
+    packs = Packed([module])
+    with packs:
+        assert _lent(module)
+
+    def current(states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    module.__dict__["forward"] = current  # as accelerate's hooks do
+    with packs:
+        assert module.forward is current
+    assert module.__dict__["forward"] is current
+
+
+ENDS = [("llama", "sdpa"), ("llama", "eager"), ("gemma2", "eager"), ("gpt_oss", "eager")]
+
+
+@pytest.mark.parametrize("leased_first", [True, False])
+@pytest.mark.parametrize("name, own", ENDS)
+def test_a_lease_may_begin_and_end_inside_the_forward_of_another(
+    leased_first: bool, name: str, current: str
+) -> None:
+    """What two threads may do to each other, one of them halfway between mask and attention."""
+    model = copy.deepcopy(build(name))
+    model.set_attn_implementation(current)
+    text = torch.tensor([[*range(3, 20)]])
+    with torch.no_grad():
+        expected = model(text).logits
+        borrowed = lease(model)
+
+        def turn(*inputs: Any) -> None:
+            if model.config._attn_implementation == NAME:
+                borrowed.__exit__(None, None, None)
+            else:
+                borrowed.__enter__()
+
+        layers = [module for key, module in model.named_modules() if key.endswith("self_attn")]
+        hook = layers[0].register_forward_pre_hook(turn)
+        if leased_first:
+            borrowed.__enter__()
+        result = model(text).logits
+        hook.remove()
+    assert (model.config._attn_implementation == NAME) is not leased_first
+    if not leased_first:
+        borrowed.__exit__(None, None, None)
+    torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+
+
+def engine_of(kind: str) -> Engine:
+    if kind == "recycling on the device":
+        drafter = NeighbourDrafter(DeviceNeighbourTable(tiny.VOCAB, device="cpu"), scope="global")
+        return Engine(tiny.model("llama"), tiny.tokenizer(), drafter, budget=6)
+    if kind == "model":
+        return Engine(tiny.model("llama"), tiny.tokenizer(), None, tiny.model("llama", seed=1))
+    return Engine(tiny.model("llama"), tiny.tokenizer(), kind, budget=6)
+
+
+@pytest.mark.filterwarnings("error")  # a drafter that fails is left out with a warning
+@pytest.mark.parametrize(
+    "kind", ["context", "recycling", "recycling on the device", "model", "auto"]
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stream_goes_on_in_another_mode_than_it_began(kind: str, first: bool) -> None:
+    sampling = Sampling(temperature=0.7, repetition_penalty=1.1, seed=3)
+    plain = Engine(tiny.model("llama"), tiny.tokenizer(), None)
+    whole = plain.generate(TEXT, sampling, max_new_tokens=NEW).text
+    with torch.inference_mode(first):
+        engine = engine_of(kind)
+        stream = engine.stream(TEXT, sampling, max_new_tokens=NEW)
+        chunks = [next(stream), next(stream)]
+    with torch.inference_mode(not first):
+        chunks += [next(stream), next(stream)]
+    with torch.enable_grad():
+        chunks += stream
+        assert torch.is_grad_enabled()
+    assert "".join(chunks) == whole
+    with torch.inference_mode(not first):
+        assert engine.generate(TEXT, sampling, max_new_tokens=NEW).text == whole
+
+
+class Tight(CausalTarget):
+    """A target whose cache is too small from the beginning, so that it grows on the way."""
+
+    def open(self, rows: int, capacity: int) -> TreeSession:
+        return TreeSession(self, rows, 1)
+
+
+def test_a_cache_that_grows_in_one_mode_is_written_in_another() -> None:
+    whole = Engine(tiny.model("llama"), drafter=None).generate(IDS, max_new_tokens=NEW)
+    engine = Engine(Tight(tiny.model("llama")), tiny.tokenizer(), drafter=None)
+    stream = engine.stream(IDS, max_new_tokens=NEW)
+    for _ in stream:
+        with torch.inference_mode(len(stream.result.tokens) % 4 < 2):
+            next(stream, None)
+    assert stream.result.tokens == whole.tokens
+
+
+def test_rows_that_leave_a_batch_do_not_bind_the_others_to_a_mode() -> None:
+    engine = Engine(tiny.model("llama"), drafter=None)
+    prompts = [[5, 6, 7], [40, 41, 3, 9]]
+    plain = [engine.generate(prompt, max_new_tokens=9, ignore_eos=True) for prompt in prompts]
+    ends = [plain[0].tokens[2]]
+    known: list[bool] = []
+    modes = [torch.inference_mode(True), torch.inference_mode(False)]
+
+    def switch(row: int, step: Step) -> None:
+        known.append(torch.is_inference_mode_enabled())
+        if len(known) == 7:
+            modes[0].__exit__(None, None, None)
+
+    modes[0].__enter__()
+    results = engine.generate(
+        prompts, max_new_tokens=9, ignore_eos=True, stop_token_ids=ends, on_step=switch
+    )
+    assert not torch.is_inference_mode_enabled()
+    assert set(known) == {True, False}
+    for result, whole in zip(results, plain, strict=True):
+        stops = [place for place, token in enumerate(whole.tokens) if token in ends]
+        assert result.tokens == (whole.tokens[: stops[0] + 1] if stops else whole.tokens)
+    assert len({len(result.tokens) for result in results}) == 2
+
+
+def test_an_engine_leaves_the_mode_of_its_caller_alone() -> None:
+    engine = Engine(tiny.model("llama"), tiny.tokenizer(), drafter=None)
+    with torch.inference_mode():
+        assert next(engine.stream(TEXT, max_new_tokens=3))
+        assert torch.is_inference_mode_enabled()
+    with torch.enable_grad():
+        assert next(engine.stream(TEXT, max_new_tokens=3))
+        assert torch.is_grad_enabled()

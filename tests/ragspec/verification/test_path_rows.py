@@ -1,0 +1,260 @@
+"""Chains over the model's own cache give the logits of plain texts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragspec.models.supported import slot_limit
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.open import open_target
+from ragspec.verification.path_rows import (
+    LAG,
+    PathSession,
+    PathTarget,
+    ShortTreeTarget,
+    snapshot,
+)
+from tests.ragspec.verification.test_causal import assert_right, path_to, random_text, random_tree
+from tests.support import architectures_sweep as sweep
+from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB, build
+
+RECURRENT, SLOTTED, WINDOWED = "qwen3_5_text", "bloom", "mistral"
+EMPTY = DraftTree.empty()
+
+
+def close(model: Any, logits: torch.Tensor, texts: list[list[int]], trees: list[DraftTree]) -> None:
+    """Assert logits as `assert_right` does, for models that compute states in float32."""
+    for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
+        for node in range(-1, len(tree)):
+            tokens = [*text, *(int(tree.tokens[i]) for i in path_to(tree, node))]
+            with torch.no_grad():
+                expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
+            assert torch.allclose(logits[row, node + 1], expected, atol=1e-3), (row, node)
+
+
+@given(st.data())
+@settings(max_examples=20)
+def test_ragged_batches_of_chains_step_after_step(data: st.DataObject) -> None:
+    model = build(data.draw(st.sampled_from([RECURRENT, SLOTTED, WINDOWED])))
+    rows = data.draw(st.integers(1, 2))
+    texts = [random_text(data, 1, 14) for _ in range(rows)]
+    pending = [list(text) for text in texts]
+    with PathTarget(model).open(rows, 0) as session:
+        for _ in range(4):
+            trees = [session.admit(random_tree(data, 5)) for _ in texts]
+            close(model, session.verify(pending, trees), texts, trees)
+            selected = [path_to(tree, data.draw(st.integers(-1, len(tree) - 1))) for tree in trees]
+            session.commit(selected)
+            for text, tree, path in zip(texts, trees, selected, strict=True):
+                text.extend(int(tree.tokens[node]) for node in path)
+            pending = [random_text(data, 1, 2) for _ in texts]
+            for text, more in zip(texts, pending, strict=True):
+                text.extend(more)
+
+
+def fed(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Return a list that grows by the shape of the tokens of every forward."""
+    known: list[tuple[int, ...]] = []
+    forward = model.forward
+
+    def counted(**kwargs: Any) -> Any:
+        known.append(tuple(kwargs["input_ids"].shape))
+        return forward(**kwargs)
+
+    monkeypatch.setattr(model, "forward", counted)
+    return known
+
+
+def test_accepted_tokens_are_replayed_in_front_of_the_next_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = copy.deepcopy(build(RECURRENT))
+    text, known = [1, 2, 3, 4, 5], fed(model, monkeypatch)
+    with PathTarget(model).open(1, 0) as session:
+        session.verify([text], [EMPTY])
+        session.commit([()])
+        session.verify([[6]], [DraftTree.chain([7, 8, 9], "test")])
+        session.commit([(0,)])  # two of three rejected: the states come back
+        tree = DraftTree.chain([11], "test")
+        logits = session.verify([[10]], [tree])
+        session.commit([(0,)])  # all accepted: the states stay
+        last = session.verify([[12]], [EMPTY])
+    assert known == [(1, 5), (1, 4), (1, 4), (1, 1)]
+    close(build(RECURRENT), logits, [[*text, 6, 7, 10]], [tree])
+    close(build(RECURRENT), last, [[*text, 6, 7, 10, 11, 12]], [EMPTY])
+
+
+def test_plain_key_value_layers_are_cropped_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(build(SLOTTED))
+    known = fed(model, monkeypatch)
+    with PathTarget(model).open(1, 0) as session:
+        session.verify([[1, 2, 3]], [EMPTY])
+        session.commit([()])
+        session.verify([[4]], [DraftTree.chain([5, 6, 7], "test")])
+        session.commit([(0,)])
+        logits = session.verify([[8]], [EMPTY])
+    assert known == [(1, 3), (1, 4), (1, 1)]
+    close(build(SLOTTED), logits, [[1, 2, 3, 4, 5, 8]], [EMPTY])
+
+
+def test_a_long_replay_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(build(RECURRENT))
+    text, known = [1, 2, 3], fed(model, monkeypatch)
+    with PathTarget(model).open(1, 0) as session:
+        session.verify([text], [EMPTY])
+        session.commit([()])
+        for token in range(4, 4 + LAG + 4):
+            tree = DraftTree.chain([90], "test")
+            logits = session.verify([[token]], [tree])
+            session.commit([()])  # never accepted, so nothing of it is kept
+            text = [*text, token]
+    assert max(n for _, n in known[1:]) <= LAG + 3
+    close(build(RECURRENT), logits, [text], [tree])
+
+
+@pytest.mark.parametrize("name", [RECURRENT, SLOTTED, WINDOWED])
+def test_rows_are_dropped_and_copied(name: str) -> None:
+    model = build(name)
+    texts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
+    with PathTarget(model).open(4, 0) as session:
+        for text in texts:
+            session.join(text)
+        session.line_up([0, 1, 2])
+        session.verify(texts, [DraftTree.chain([50], "test")] * 3)
+        session.commit([(), (0,), ()])
+        session.line_up([2, 0, session.fork(2), 1])
+        trees = [DraftTree.chain([20, 21], "test"), EMPTY, EMPTY, EMPTY]
+        logits = session.verify([[11], [12], [13], [14]], trees)
+    followed = [[8, 9, 10, 11], [1, 2, 3, 4, 5, 12], [8, 9, 10, 13], [6, 7, 50, 14]]
+    close(model, logits, followed, trees)
+
+
+@pytest.mark.parametrize("name", [RECURRENT, SLOTTED, WINDOWED])
+def test_a_snapshot_is_not_touched_by_later_forwards(name: str) -> None:
+    model = build(name)
+    with torch.no_grad():
+        text = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]])
+        cache = model(input_ids=text, use_cache=True).past_key_values
+        selected = snapshot(cache)
+        model(input_ids=torch.tensor([[50, 51, 52]]), past_key_values=cache)
+        again = model(input_ids=torch.tensor([[11]]), past_key_values=selected).logits[0, -1]
+        whole = torch.tensor([[*text[0].tolist(), 11]])
+        assert torch.allclose(again, model(input_ids=whole).logits[0, -1], atol=1e-3)
+    assert snapshot(None) is None
+
+
+def test_positions_are_those_that_generate_gives() -> None:
+    model = sweep.build("roberta")  # by itself it counts from the number of its padding token
+    text, tree = list(range(20, 31)), DraftTree.chain([6, 7], "test")
+    ids = torch.tensor([[*text, 1, 6, 7]])
+    with torch.no_grad():
+        expected = model(input_ids=ids, position_ids=torch.arange(14)[None]).logits[0]
+        by_itself = model(input_ids=ids).logits[0]
+    with PathTarget(model).open(1, 0) as session:
+        first = session.verify([text], [EMPTY])
+        session.commit([()])
+        logits = session.verify([[1]], [tree])
+    torch.testing.assert_close(first[0, 0], expected[10])
+    torch.testing.assert_close(logits[0], expected[11:])
+    assert (by_itself - expected).abs().max() > 1.0
+
+
+def test_only_the_likeliest_path_is_admitted() -> None:
+    parents = [-1, -1, 1, -1, 3, *[-1] * 10]
+    accept_prob = [0.5, 0.4, 0.3, 0.9, 0.1, *[0.01] * 10]
+    tree = DraftTree.build(range(15), parents, "test", accept_prob=accept_prob)
+    session = PathTarget(build(SLOTTED)).open(1, 0)
+    chain = session.admit(tree)
+    assert chain.tokens.tolist() == [3, 4]
+    assert chain.parents.tolist() == [-1, 0]
+    assert session.admit(chain) is chain
+
+
+@pytest.mark.parametrize("name", [RECURRENT, SLOTTED])
+def test_a_forward_can_be_timed_at_any_length(name: str) -> None:
+    target = PathTarget(build(name))
+    for n, length in ((1, 16), (4, 16), (1, 32), (8, 16)):
+        assert target.time_forward(n, length) > 0
+
+
+def test_float64_models_without_states_are_exact_to_rounding() -> None:
+    model, tree = build(WINDOWED), DraftTree.chain([6, 7], "test")
+    text = list(range(20, 20 + 11))
+    assert max(text) < VOCAB
+    with PathTarget(model).open(1, 0) as session:
+        session.verify([text], [EMPTY])
+        session.commit([()])
+        session.verify([[1]], [tree])
+        session.commit([(0,)])
+        logits = session.verify([[2]], [tree])
+    assert_right(model, logits, [[*text, 1, 6, 2]], [tree])
+
+
+# --- queries scaled by their slot (Llama 4) -------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tempered() -> Any:
+    """Return a Llama 4 that scales the queries from slot 39 on."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = COMMON | ARCHITECTURES["llama4_text"].settings
+    config = AutoConfig.for_model("llama4_text", **settings, floor_scale=40, attn_scale=40.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def test_scales_by_slots_are_left_to_chains(tempered: Any) -> None:
+    text = list(range(20, 20 + 37))
+    chain = DraftTree.chain([3, 4, 5, 6], "test")
+    bushy = DraftTree.build(range(3, 11), [-1, -1, -1, 0, 1, 2, 3, 4], "test")
+    probed = open_target(tempered)
+    assert isinstance(probed, ShortTreeTarget), "the probe does not reach the scale by itself"
+    for target, tree, right in (
+        (probed, chain, True),
+        (CausalTarget(tempered), chain, True),
+        (CausalTarget(tempered), bushy, False),
+    ):
+        with target.open(1, 64) as session:
+            session.verify([text], [EMPTY])
+            session.commit([()])
+            logits = session.verify([[1]], [tree])
+            assert far(tempered, logits, [*text, 1], tree) == (not right)
+
+
+def far(model: Any, logits: torch.Tensor, text: list[int], tree: DraftTree) -> bool:
+    """Say whether the logits of any node are not those of its path."""
+    try:
+        close(model, logits, [text], [tree])
+    except AssertionError:
+        return True
+    return False
+
+
+def test_trees_serve_as_long_as_no_slot_is_scaled(tempered: Any) -> None:
+    target = ShortTreeTarget(tempered, 40)
+    assert isinstance(target.open(1, 39), TreeSession)
+    assert isinstance(target.open(1, 40), PathSession)
+    assert isinstance(target.open_rows(2), PathSession), "texts may grow beyond the limit"
+    assert min(target.time_forward(4, 16), target.time_forward(4, 64)) > 0
+    with target.open(1, 39) as session:
+        session.verify([list(range(30))], [EMPTY])
+        session.commit([()])
+        assert len(session.admit(DraftTree.chain(range(9), "test"))) == 9
+        assert len(session.admit(DraftTree.chain(range(10), "test"))) == 0
+
+
+def test_models_without_such_a_scale_have_no_limit(tempered: Any) -> None:
+    assert slot_limit(build("llama").config) is None
+    assert slot_limit(build("llama4_text").config) == 8191
+    config = copy.deepcopy(tempered.config)
+    config.attn_temperature_tuning = False
+    assert slot_limit(config) is None

@@ -1,0 +1,253 @@
+"""The load-time probe: what it finds and what it catches."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ragspec.verification.causal as target_module
+from ragspec.errors import UnsupportedModelError
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.kv_cache import SlotCache
+from ragspec.verification.path_rows import PathTarget
+from ragspec.verification.probe import probe, probe_target
+from ragspec.verification.probe_trial import PREFIXES, Trial, shortest_window
+from tests.support.architectures import build
+
+
+def changed(name: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
+    """Return a copy of a model, to be changed."""
+    return copy.deepcopy(build(name, dtype))
+
+
+def forwards(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the tokens of every forward of the model."""
+    known: list[int] = []
+    forward = model.forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        known.append(kwargs["input_ids"].numel())
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", counted)
+    return known
+
+
+def test_a_model_that_verifies_trees_is_reported_so() -> None:
+    verdict = probe(CausalTarget(build("llama", torch.float32)))
+    assert verdict.mode == "tree"
+    assert verdict.error < 1e-5 < verdict.tolerance < 0.01
+
+
+def test_the_probe_is_a_handful_of_short_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = changed()
+    target = CausalTarget(model)
+    known = forwards(model, monkeypatch)
+    probe(target)
+    assert len(known) <= 8
+    assert sum(known) < 400
+
+
+def test_windows_are_crossed_where_that_is_affordable() -> None:
+    assert probe(CausalTarget(build("mistral"))).prefix > 8
+    far = changed("mistral")
+    far.config.sliding_window = 100
+    assert probe(CausalTarget(far)).prefix == 103
+    out_of_prob = changed("mistral")
+    out_of_prob.config.sliding_window = 1 << 30
+    verdict = probe(CausalTarget(out_of_prob))
+    assert verdict.prefix == PREFIXES[0]
+    assert "too long to be crossed" in verdict.reason
+
+
+def test_the_shortest_window_counts() -> None:
+    assert shortest_window(CausalTarget(build("llama"))) is None
+    assert shortest_window(CausalTarget(build("gemma3_text"))) == 8
+    assert shortest_window(CausalTarget(build("llama4_text"))) == 8
+
+
+# --- mutants of the target: each must be caught ---------------------------------------------------
+
+
+def causal_over_slots(pending: Any, trees: Any, n: int) -> np.ndarray[Any, Any]:
+    return np.repeat(np.tri(n, dtype=np.bool_)[None], len(trees), axis=0)
+
+
+def positions_are_slots(count: int, visible: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+    return np.arange(1, count + 1)
+
+
+def keeps_the_first_slots(self: SlotCache, row: int, source: list[int], start: int) -> None:
+    """Compact nothing."""
+
+
+def moves_one_too_far(self: SlotCache, row: int, source: list[int], start: int) -> None:
+    index = torch.tensor([slot - 1 for slot in source])
+    for layer in self.layers:
+        layer.move(row, index, slice(start, start + len(source)))
+
+
+def sees_everything(view: Any, mask_function: Any, slots: int, first: int = 0) -> torch.Tensor:
+    rows, n = view.positions.shape
+    return torch.ones(rows, n, slots - first, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("owner", "part", "mutant", "name"),
+    [
+        (target_module, "_related", causal_over_slots, "llama"),
+        (target_module, "_places", positions_are_slots, "llama"),
+        (SlotCache, "_move", keeps_the_first_slots, "llama"),
+        (SlotCache, "_move", moves_one_too_far, "llama"),
+        ("ragspec.verification.tree_attention", "_model_allows", sees_everything, "mistral"),
+    ],
+    ids=["mask", "positions", "no-compaction", "off-by-one", "no-window"],
+)
+def test_a_broken_target_is_caught(
+    owner: Any,
+    part: str,
+    mutant: Any,
+    name: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if isinstance(owner, str):
+        monkeypatch.setattr(f"{owner}.{part}", mutant)
+    else:
+        monkeypatch.setattr(owner, part, mutant)
+    verdict = probe(CausalTarget(build(name, dtype)))
+    assert verdict.mode == "chain", verdict
+    assert "logits are off by" in verdict.reason
+
+
+def test_a_model_that_no_variant_fits_is_refused() -> None:
+    model = changed("bloom")
+    model.forward = lambda **kwargs: without_cache(model, **kwargs)
+    target = CausalTarget(model)
+    with pytest.raises(UnsupportedModelError, match="off by") as caught:
+        probe_target(target)
+    assert "BloomForCausalLM was refused" in str(caught.value)
+    assert "chain too" in str(caught.value)
+
+
+def test_damaged_weights_are_named_and_not_held_against_others() -> None:
+    damaged = changed()
+    with torch.no_grad():
+        damaged.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(UnsupportedModelError, match=r"logits are NaN.*weights are damaged"):
+        probe_target(CausalTarget(damaged))
+    assert probe_target(CausalTarget(changed())).verdict.mode == "tree"
+
+
+def without_cache(model: Any, **kwargs: Any) -> Any:
+    """Run a model that forgets its cache."""
+    out = type(model).forward(model, **kwargs)
+    out.past_key_values = None
+    return out
+
+
+def test_a_model_with_its_forward_fails_is_refused() -> None:
+    model = changed()
+    model.model.layers[0].self_attn.q_proj = torch.nn.Linear(7, 7)
+    verdict = probe(CausalTarget(model))
+    assert verdict.mode == "refused"
+    assert "its own forward fails" in verdict.reason
+
+
+@pytest.mark.parametrize("dropout", [0.01, 0.5])
+def test_training_mode_is_named_as_a_cause(dropout: float) -> None:
+    model = changed()
+    model.config.attention_dropout = dropout
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = dropout
+    assert probe(CausalTarget(model)).mode == "tree"
+    verdict = probe(CausalTarget(model.train()))
+    assert verdict.mode == "refused"
+    assert "model.eval()" in verdict.reason
+
+
+def rounded_by_one_scale(layer: Any, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+    """Round what a layer reads as dynamic quantisation does that knows no tokens."""
+    scale = inputs[0].abs().max() / 7
+    return (inputs[0] / scale).round() * scale
+
+
+def test_rounding_with_one_scale_for_all_tokens_is_named_as_a_cause() -> None:
+    model = changed()
+    for layer in model.model.layers:
+        layer.mlp.down_proj.register_forward_pre_hook(rounded_by_one_scale)
+        layer.self_attn.q_proj.register_forward_pre_hook(rounded_by_one_scale)
+    verdict = probe(CausalTarget(model))
+    assert verdict.mode == "refused"
+    assert verdict.reason.startswith("its logits depend on later tokens of the same forward")
+    assert not Trial(CausalTarget(build("llama"))).looks_ahead()
+
+
+def test_an_offloaded_model_is_probed_where_it_runs() -> None:
+    from accelerate import cpu_offload
+
+    model = changed()
+    cpu_offload(model, torch.device("cpu"))
+    assert model.get_input_embeddings().weight.device.type == "meta"
+    target = CausalTarget(model)
+    assert target.device.type == "cpu"
+    assert probe_target(target).verdict.mode == "tree"
+
+
+def spoil(model: Any) -> None:
+    model.model.layers[1].mlp.up_proj.weight.data.fill_(float("nan"))
+
+
+def hook(model: Any) -> None:
+    """Mix the positions of a text, which no mask prevents."""
+    model.model.layers[0].register_forward_hook(
+        lambda layer, inputs, out: out + out.mean(1)[:, None]
+    )
+
+
+def hook_before(model: Any) -> None:
+    model.model.layers[0].mlp.register_forward_pre_hook(
+        lambda layer, inputs: (inputs[0] + inputs[0].mean(1)[:, None],)
+    )
+
+
+def patch(model: Any) -> None:
+    mlp = model.model.layers[0].mlp
+    current = mlp.forward
+    mlp.forward = lambda states: current(states + states.mean(1)[:, None])
+
+
+@pytest.mark.parametrize("change", [spoil, hook, hook_before, patch])
+def test_a_changed_model_is_refused(change: Any) -> None:
+    model = changed()
+    assert probe(CausalTarget(model)).mode == "tree"
+    change(model)
+    assert probe(CausalTarget(model)).mode == "refused"
+
+
+def test_what_verifies_paths_is_the_target_of_a_model_that_fails_on_trees() -> None:
+    target, verdict = probe_target(CausalTarget(build("bloom")))
+    assert isinstance(target, PathTarget) and verdict.mode == "chain"
+
+
+def test_infinite_logits_are_named() -> None:
+    model = changed()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(3e38)
+    verdict = probe(CausalTarget(model))
+    assert (verdict.mode, verdict.reason.split(" on ")[0]) == (
+        "refused",
+        "its own logits are infinite",
+    )
+
+
+def test_special_tokens_are_not_used() -> None:
+    model = changed()
+    model.config.image_token_id = 30
+    assert 30 in Trial(CausalTarget(build("llama"))).vocabulary
+    assert 30 not in Trial(CausalTarget(model)).vocabulary

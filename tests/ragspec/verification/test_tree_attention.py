@@ -1,0 +1,458 @@
+"""The registered attention and mask pair, and that a model is left as it was found."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
+
+import ragspec.verification.kernels as kernels
+import ragspec.verification.tree_attention as attention_module
+from ragspec.engine.engine import Engine
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.tree_attention import (
+    NAME,
+    TreeView,
+    lease,
+    model_configs,
+    tree_attention,
+    tree_mask,
+    tree_view,
+)
+from tests.support.architectures import VOCAB, build
+
+WINDOW = 4
+RULES = {
+    "full": (causal_mask_function, None),
+    "sliding": (sliding_window_causal_mask_function(WINDOW), WINDOW),
+}
+PARENTS = [-1, 0, 0, 2, -1]
+ANCESTORS = [[0], [0, 1], [0, 2], [0, 2, 3], [4]]
+DEPTHS = [1, 2, 2, 3, 1]
+
+
+def view(lengths: list[int]) -> TreeView:
+    """Return the view of the root and the five nodes above in every row."""
+    n = len(PARENTS) + 1
+    related = torch.zeros(len(lengths), n, n, dtype=torch.bool)
+    related[:, :, 0] = True
+    for node, above in enumerate(ANCESTORS):
+        related[:, node + 1, [a + 1 for a in above]] = True
+    positions = torch.tensor(lengths)[:, None] + torch.tensor([0, *DEPTHS])
+    return TreeView(torch.tensor(lengths), positions, positions, related)
+
+
+def allowed_by_hand(lengths: list[int], slots: int, window: int | None) -> torch.Tensor:
+    allowed = torch.zeros(len(lengths), 6, slots, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        for query in range(6):
+            at = length + ([0, *DEPTHS][query])
+            known = {slot: slot for slot in range(length)} | {length: length}
+            if query:
+                known |= {length + 1 + a: length + DEPTHS[a] for a in ANCESTORS[query - 1]}
+            for slot, position in known.items():
+                if window is None or position > at - window:
+                    allowed[row, query, slot] = True
+    return allowed
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("lengths", [[7], [7, 2], [0, 5], [3, 3, 9]])
+def test_the_mask_is_that_created_by_hand(rule: str, lengths: list[int]) -> None:
+    function, local = RULES[rule]
+    slots = max(lengths) + 6
+    with tree_view(view(lengths)):
+        mask = tree_mask(len(lengths), 6, slots, mask_function=function, local_size=local)
+    assert mask is not None
+    assert mask.shape == (len(lengths), 1, 6, slots)
+    assert torch.equal(mask[:, 0] == 0, allowed_by_hand(lengths, slots, local))
+    assert torch.isneginf(mask[mask != 0]).all()
+
+
+def test_chunks_are_requested_about_logical_positions() -> None:
+    lengths, slots = [6], 12
+    rule = chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
+    with tree_view(view(lengths)):
+        mask = tree_mask(1, 6, slots, mask_function=rule, local_size=8)
+    assert mask is not None
+    visible = mask[0, 0] == 0
+    assert visible[0].nonzero().flatten().tolist() == list(range(7))  # position 6, chunk 0
+    assert visible[4].nonzero().flatten().tolist() == [9, 10]  # position 9 sees 8 and 9, chunk 1
+    assert visible[5].nonzero().flatten().tolist() == [*range(7), 11]  # position 7 at slot 11
+
+
+def test_plain_causality_needs_no_mask_unless_the_model_knows_no_other() -> None:
+    positions = torch.arange(5)[None]
+    plain = TreeView(torch.tensor([0]), positions, positions, None)
+    model = build("gptj")  # adds whatever mask it is given in code of its own
+    with tree_view(plain):
+        assert tree_mask(1, 5, 5, config=build("llama").config) is None
+        with lease(model):
+            mask = tree_mask(1, 5, 5, config=model.config)
+        assert tree_mask(1, 5, 5, config=model.config) is None
+    assert mask is not None
+    assert torch.equal(mask[0, 0] == 0, torch.ones(5, 5).tril().bool())
+
+
+def test_a_mask_that_the_model_goes_on_to_change_is_spelled_out() -> None:
+    positions = torch.arange(5)[None]
+    with tree_view(TreeView(torch.tensor([0]), positions, positions, None)):
+        assert tree_mask(1, 5, 5, allow_is_causal_skip=True) is None
+        mask = tree_mask(1, 5, 5, allow_is_causal_skip=False)
+    assert mask is not None
+    assert torch.equal(mask[0, 0] == 0, torch.ones(5, 5).tril().bool())
+
+
+def test_a_mask_over_something_else_than_the_cache_is_none_of_ours() -> None:
+    with tree_view(view([7])):
+        mask = tree_mask(
+            1,
+            6,
+            4,
+            mask_function=bidirectional_mask_function,
+            allow_is_causal_skip=False,
+            allow_is_bidirectional_skip=False,
+        )
+    assert mask is not None
+    assert mask.shape == (1, 1, 6, 4)
+    assert (mask == 0).all()
+
+
+@pytest.mark.parametrize("large", [1, 1 << 17])
+def test_a_single_query_need_not_see_every_speculative_slot(
+    large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_module, "LARGE_MASK", large)
+    position = torch.tensor([[5]])
+    related = torch.tensor([[[True, False, True]]])  # a second forward below one of two nodes
+    slots = torch.tensor([[4, 4, 5]])
+    with tree_view(TreeView(torch.tensor([4]), position, slots, related)):
+        mask = tree_mask(1, 1, 7)
+    assert mask is not None
+    assert (mask[0, 0, 0] == 0).tolist() == [True, True, True, True, True, False, True]
+
+
+def naive(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """Attend head by head, query by query: [B, n, heads, width]."""
+    rows, heads, n, width = query.shape
+    share = heads // key.shape[1]
+    out = torch.zeros(rows, n, heads, width, dtype=query.dtype)
+    for b in range(rows):
+        for h in range(heads):
+            for i in range(n):
+                scores = key[b, h // share] @ query[b, h, i] / width**0.5
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                scores = scores + mask[b, h % mask.shape[1], i]
+                if sinks is not None:
+                    scores = torch.cat([scores, sinks[h : h + 1]])
+                weights = scores.softmax(-1)[: key.shape[2]]
+                out[b, i, h] = weights @ value[b, h // share]
+    return out
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize(("causal", "masks"), [(False, 1), (False, 4), (True, 1)])
+def test_attention_is_that_of_single_queries(
+    groups: int, softcap: float | None, with_sinks: bool, causal: bool, masks: int
+) -> None:
+    random = torch.Generator().manual_seed(groups)
+    rows, heads, n, width = 2, 4, 5, 8
+    slots = n if causal else 9
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random, dtype=torch.float64)
+
+    query, key, value = draw(rows, heads, n, width), *draw(2, rows, groups, slots, width)
+    mask = torch.zeros(rows, masks, n, slots, dtype=torch.float64)
+    if causal:
+        visible = torch.ones(n, slots).tril().bool().expand_as(mask)
+    else:
+        visible = torch.rand(mask.shape, generator=random) < 0.5
+        visible[..., 0] = True
+    mask = mask.masked_fill(~visible, float("-inf"))
+    sinks = draw(heads) if with_sinks else None
+    module = nn.Module()
+    got, _ = tree_attention(
+        module, query, key, value, None if causal else mask, softcap=softcap, s_aux=sinks
+    )
+    assert torch.allclose(got, naive(query, key, value, mask, softcap, sinks), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_query_in_half_precision_is_rounded_and_no_more(
+    dtype: torch.dtype, masked: bool
+) -> None:
+    random = torch.Generator().manual_seed(7)
+    query = torch.randn(2, 4, 1, 8, generator=random).to(dtype)
+    key, value = torch.randn(2, 2, 4, 9, 8, generator=random).to(dtype)
+    mask = torch.zeros(2, 1, 1, 9)
+    if masked:
+        mask[0, ..., 3:6] = float("-inf")
+    got, _ = tree_attention(nn.Module(), query, key, value, mask.to(dtype) if masked else None)
+    exact = naive(query.double(), key.double(), value.double(), mask.double(), None, None)
+    assert got.dtype is dtype and got.shape == (2, 1, 4, 8)
+    torch.testing.assert_close(got.double(), exact, atol=0.02, rtol=0.02)
+
+
+# --- committed slots apart from the new ones ------------------------------------------------------
+
+
+def later(start: int, n: int, lengths: list[int]) -> TreeView:
+    """Return the view of a chain's queries from `start` on, behind the committed slots."""
+    slots = torch.tensor(lengths)[:, None] + torch.arange(start + n)
+    return TreeView(torch.tensor(lengths), slots[:, start:], slots, None)
+
+
+def whole_mask(visible: TreeView, slots: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the mask [B, 1, n, S] of full attention that is left out."""
+    with tree_view(visible):
+        mask = tree_mask(
+            len(visible.lengths),
+            visible.positions.shape[1],
+            slots,
+            dtype=dtype,
+            allow_is_causal_skip=False,
+        )
+    assert mask is not None and type(mask) is torch.Tensor
+    return mask
+
+
+def below(first: int) -> TreeView:
+    """Return the view of the last nodes alone, the others read by a forward before."""
+    whole = view([9, 9])
+    assert whole.related is not None
+    return replace(whole, positions=whole.positions[:, first:], related=whole.related[:, first:])
+
+
+VIEWS = {
+    "tree": lambda: view([9, 9]),
+    "the end of a tree": lambda: below(3),
+    "the end of a chain": lambda: later(3, 4, [0, 0]),
+    "a chain behind others": lambda: later(0, 5, [6, 6]),
+    "its end": lambda: later(2, 3, [6, 6]),
+}
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("kind", VIEWS)
+@pytest.mark.parametrize("variant", ["joined", "softcap", "sinks", "no kernel", "width"])
+def test_parts_add_up_to_what_a_mask_gives(
+    direction: str, kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernel does not serve, the mask that was left out is spelled out after all."""
+    monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
+    if direction == "no kernel":
+        monkeypatch.setattr(kernels, "_KERNEL", "_no_such_kernel")
+    known = VIEWS[kind]()
+    random = torch.Generator().manual_seed(groups)
+    n, slots = known.positions.shape[1], int(known.lengths.max()) + known.slot_positions.shape[1]
+    draw = [
+        torch.randn(2, heads, at, 8, generator=random).double()
+        for heads, at in ((4, n), (groups, slots), (groups, slots))
+    ]
+    query, key, value = draw
+    value = value[..., :6] if direction == "width" else value
+    softcap = 1.5 if direction == "softcap" else None
+    sinks = torch.randn(4, generator=random).double() if direction == "sinks" else None
+    joined = count_calls(monkeypatch, "in_parts")
+    with tree_view(known):
+        assert tree_mask(2, n, slots) is None
+        got, _ = tree_attention(nn.Module(), query, key, value, None, softcap=softcap, s_aux=sinks)
+    assert bool(joined) is (direction in ("joined", "sinks"))
+    mask = whole_mask(known, slots, torch.float64)
+    assert int((mask == 0).sum()) < mask.numel()
+    expected, _ = tree_attention(nn.Module(), query, key, value, mask, softcap=softcap, s_aux=sinks)
+    torch.testing.assert_close(got, expected, atol=1e-12, rtol=0)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[int]:
+    calls: list[int] = []
+    real = getattr(attention_module, name)
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(attention_module, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_are_rounded_as_near_as_one(dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(3)
+    known = later(0, 40, [600])
+    query = 3 * torch.randn(1, 6, 40, 16, generator=random).to(dtype)
+    key, value = torch.randn(2, 1, 2, 640, 16, generator=random).to(dtype)
+    with tree_view(known):
+        got, _ = tree_attention(nn.Module(), query, key, value, None)
+    mask = whole_mask(known, 640, torch.float64)
+    exact, _ = tree_attention(nn.Module(), query.double(), key.double(), value.double(), mask)
+    whole, _ = tree_attention(nn.Module(), query, key, value, mask.to(dtype))
+    assert got.dtype is dtype
+    errors = [float((result.double() - exact).abs().mean()) for result in (got, whole)]
+    assert errors[0] < 1.5 * errors[1]
+
+
+def test_small_ragged_and_single_forwards_keep_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tree_view(view([9])):
+        assert tree_mask(1, 6, 15) is not None
+        monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
+        assert tree_mask(1, 6, 15) is None
+        assert tree_mask(1, 6, 15, allow_is_causal_skip=False) is not None
+        rule, local = RULES["sliding"]
+        assert tree_mask(1, 6, 15, mask_function=rule, local_size=local) is not None
+    with tree_view(view([9, 7])):
+        assert tree_mask(2, 6, 15) is not None
+    with tree_view(view([0])):
+        assert tree_mask(1, 6, 6) is not None
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom", "gptj"])
+def test_trees_are_right_whatever_is_separately(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, text = build(name), ids(6)[0].tolist()
+    tree = DraftTree.build([5, 6, 7, 8], [-1, -1, 1, 0], "test")
+    results = []
+    for large in (1 << 17, 1):
+        monkeypatch.setattr(attention_module, "LARGE_MASK", large)
+        with lease(model), CausalTarget(model).open(1, 32) as session:
+            session.verify([text], [DraftTree.empty()])
+            session.commit([()])
+            results.append(session.verify([[3, 4]], [tree]))
+    torch.testing.assert_close(
+        results[0], results[1], atol=1e-4 if name == "gpt_oss" else 1e-9, rtol=0
+    )
+
+
+# --- the model is left as it was found ------------------------------------------------------------
+
+
+def ids(seed: int = 0, n: int = 12) -> torch.Tensor:
+    return torch.randint(VOCAB - 1, (1, n), generator=torch.Generator().manual_seed(seed))
+
+
+def local(model: Any, seed: int = 0) -> list[int]:
+    """Return what transformers' own generate gives."""
+    text = ids(seed)
+    mask = torch.ones_like(text)
+    out = model.generate(text, attention_mask=mask, max_new_tokens=16, do_sample=False)
+    tokens: list[int] = out[0].tolist()
+    return tokens
+
+
+def test_a_lease_nests_and_ends_even_in_an_error() -> None:
+    model = build("llama")
+    assert model.config._attn_implementation == "sdpa"
+    with pytest.raises(KeyError), lease(model):
+        with lease(model):
+            assert model.config._attn_implementation == NAME
+        assert model.config._attn_implementation == NAME
+        raise KeyError
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_lease_by_configurations_is_that_of_the_model() -> None:
+    model = build("llama")
+    before, configs = model.config._attn_implementation, model_configs(model)
+    with lease(model, configs), lease(model):
+        assert model.config._attn_implementation == NAME
+    assert model.config._attn_implementation == before
+    assert [config for config, _ in configs] == [model.config]
+
+
+def test_models_may_share_a_configuration() -> None:
+    one: Any = copy.deepcopy(build("llama"))
+    other: Any = type(one)(one.config).eval()
+    assert other.config is one.config
+    with lease(one):
+        with lease(other):
+            pass
+        assert one.config._attn_implementation == NAME
+        still = lease(other)
+        still.__enter__()
+    assert other.config._attn_implementation == NAME, "put back while the other needs it"
+    still.__exit__(None, None, None)
+    assert one.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom"])
+def test_the_model_is_left_as_it_was_detected(name: str, tmp_path: Path) -> None:
+    model = copy.deepcopy(build(name))
+    before = local(model)
+    configuration, names = model.config.to_dict(), set(vars(model))
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    implementation = model.config._attn_implementation
+    engine = Engine(model, drafter="context", budget=6, cache=tmp_path)
+    engine.generate(ids(1)[0].tolist(), max_new_tokens=8)
+    assert model.config._attn_implementation == implementation
+    assert model.config.to_dict() == configuration
+    assert set(vars(model)) == names
+    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+    assert local(model) == before
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "gptj"])
+def test_generate_is_right_while_the_model_is_on_loan(name: str) -> None:
+    model = copy.deepcopy(build(name))
+    before = local(model)
+    with lease(model), CausalTarget(model).open(1, 32) as session:
+        session.verify([ids(2)[0].tolist()], [DraftTree.chain([1, 2], "test")])
+        assert model.config._attn_implementation == NAME
+        assert local(model) == before
+        session.commit([(0,)])
+    assert local(model) == before
+
+
+def test_threads_share_one_model(tmp_path: Path) -> None:
+    """Two engines in threads of their own and transformers' generate in a third, all at once."""
+    model = copy.deepcopy(build("gemma3_text"))
+    prompts = [ids(seed)[0].tolist() for seed in (3, 4)]
+    engines = [Engine(model, drafter="context", budget=n, cache=tmp_path) for n in (4, 9)]
+    alone = [
+        engine.generate(prompt, max_new_tokens=24).tokens
+        for engine, prompt in zip(engines, prompts, strict=True)
+    ]
+    expected = [*alone, local(model, 5)]
+    matches: list[list[list[int]]] = [[], [], []]
+
+    def speculate(i: int) -> None:
+        for _ in range(3):
+            matches[i].append(engines[i].generate(prompts[i], max_new_tokens=24).tokens)
+
+    def generate() -> None:
+        for _ in range(6):
+            matches[2].append(local(model, 5))
+
+    threads = [threading.Thread(target=speculate, args=(i,)) for i in range(2)]
+    threads.append(threading.Thread(target=generate))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, results in enumerate(matches):
+        assert results, f"thread {i} failed"
+        assert all(tokens == expected[i] for tokens in results)
+    assert model.config._attn_implementation == "sdpa"

@@ -1,0 +1,110 @@
+"""Rules by name: defaults that fit the code-book, and settings that are refused where foreign."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.registry import NAMES
+from ragspec.rules.base import Rule
+from ragspec.rules.walk import Walk
+from ragspec.visual.rules.by_name import (
+    default_clusters,
+    default_delta,
+    default_lam,
+    default_neighbours,
+    make_rule,
+    relaxed,
+)
+from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
+from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
+from ragspec.visual.rules.relation import NearestByRatio, NearestWithin
+from ragspec.visual.rules.tv_budget import TVBudget
+from tests.support.codes import codebook
+
+BOOK = codebook(64)
+
+
+def test_defaults_fit_the_code_book() -> None:
+    assert [default_neighbours(v) for v in (16384, 1024, 256, 2)] == [655, 41, 10, 1]
+    assert [default_neighbours(v, "lantern++") for v in (16384, 1024, 256)] == [10, 10, 10]
+    assert [default_delta(v) for v in (16384, 1024, 256)] == pytest.approx([0.1, 0.025, 0.0125])
+    assert [default_lam(v) for v in (16384, 1024)] == pytest.approx([5.0, 3.0])
+    assert [default_clusters(v) for v in (16384, 1024, 4)] == [2048, 128, 1]
+
+
+@pytest.mark.parametrize("name", relaxed())
+def test_every_relaxed_rule_is_created_by_its_name(name: str) -> None:
+    rule = make_rule(name, BOOK)
+    assert isinstance(rule, Rule)
+    assert (rule.name, rule.label) == (name, "approximate")
+    assert name in NAMES["rule"]
+
+
+def test_settings_accept_prob_the_rule() -> None:
+    lantern = make_rule("lantern", BOOK, neighbours=7, delta=0.2, tv_budget=0.5, positions=64)
+    assert isinstance(lantern, Lantern) and isinstance(lantern.relation, NearestWithin)
+    assert (lantern.relation.k, lantern.relation.delta) == (7, 0.2)
+    assert lantern.tv_budget == TVBudget(0.5, 64)
+    half: Any = np.float32(0.5)
+    lantern = make_rule("lantern", BOOK, tv_budget=half)
+    assert isinstance(lantern, Lantern) and lantern.tv_budget == TVBudget(0.5)
+    plus = make_rule("lantern++", BOOK, lam=3.5, delta=None)
+    assert isinstance(plus, LanternPlus) and isinstance(plus.relation, NearestByRatio)
+    assert (plus.relation.k, plus.relation.lam) == (3, 3.5)
+    gsd = make_rule("gsd", BOOK, partition=4, tv_budget=TVBudget(2.0))
+    assert isinstance(gsd, RelaxedWalk) and gsd.tv_budget == TVBudget(2.0)
+    assert isinstance(make_rule("exact", BOOK), Walk)
+    assert make_rule("rejection", BOOK).name == "rejection"
+
+
+def test_tables_created_before_are_used_and_checked() -> None:
+    table = CodeNeighbours.build(BOOK, 9)
+    rule: Any = make_rule("lantern", BOOK, neighbours=table)
+    assert rule.relation.neighbours is table and rule.relation.k == 9
+    with pytest.raises(InputError, match="one and the same"):
+        make_rule("lantern", codebook(64, seed=1), neighbours=table)
+    partition = CodePartition(np.zeros(64, np.int32))
+    gsd: Any = make_rule("gsd", BOOK, partition=partition)
+    assert gsd.relation.partition is partition
+    with pytest.raises(InputError, match="partition of 64"):
+        make_rule("gsd", codebook(32), partition=partition)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("lantern", {"lam": 2.0}, r"'lantern' has no lam; it takes delta, least_gain, nei"),
+        ("lantern++", {"delta": 0.1}, "has no delta"),
+        (
+            "exact",
+            {"delta": 0.1, "tv_budget": 0.1},
+            "rule 'exact' has no delta, tv_budget; it takes no settings",
+        ),
+        ("lantern", {"delta": 5.0}, r"lam` of lantern\+\+"),
+        ("lantern", {"neighbours": 64}, "expected 1 to 63"),
+        ("lantern", {"neighbours": 2.5}, "got k=2.5"),
+        ("lantern", {"delta": "big"}, "got delta='big'"),
+        ("lantern++", {"lam": "big"}, "got lam='big'"),
+        ("lantern++", {"lam": True}, "got lam=True"),
+        ("lantern", {"least_gain": "much"}, "got least_gain='much'"),
+        ("gsd", {"partition": 2.5}, "got 2.5 clusters"),
+        ("lantern", {"tv_budget": "0.1"}, "tv_budget='0.1'; expected a number"),
+        ("gsd", {"tv_budget": [0.1], "positions": 4}, "expected a number"),
+    ],
+)
+def test_settings_of_another_rule_are_refused(
+    name: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        make_rule(name, BOOK, **settings)
+
+
+def test_an_unknown_rule_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'lantern'"):
+        make_rule("lanter", BOOK)
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'exact'.*Known: block, exact, gsd,"):
+        make_rule("exct", BOOK)

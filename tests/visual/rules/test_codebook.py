@@ -1,0 +1,221 @@
+"""Neighbours and clusters of codes: against brute force, on disk, and refused where foreign."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import InputError, StoreError
+from ragspec.storage.store import publish
+from ragspec.visual.rules import codebook as module
+from ragspec.visual.rules.codebook import (
+    FILE,
+    KIND,
+    CodeNeighbours,
+    CodePartition,
+    codebook_fingerprint,
+    unit_codes,
+)
+from tests.support.codes import broken, codebook
+
+
+def brute(rows: torch.Tensor, k: int) -> list[list[int]]:
+    """Return the k nearest rows by L2 distance, worked out pair by pair."""
+    results = []
+    for i in range(len(rows)):
+        distance = [(float((rows[i] - rows[j]).norm()), j) for j in range(len(rows)) if j != i]
+        results.append([j for _, j in sorted(distance)[:k]])
+    return results
+
+
+def unit(rows: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.normalize(rows.double(), dim=1)
+
+
+@pytest.mark.parametrize("k", [1, 7, 39])
+def test_rows_are_the_nearest_by_distance_on_the_unit_sphere(k: int) -> None:
+    codes = codebook(40)
+    table = CodeNeighbours.build(codes, k)
+    assert table.rows.tolist() == brute(unit(codes), k)
+    assert table.rows.dtype == np.int32 and table.rows.shape == (40, k)
+    assert (table.size, table.k) == (40, k)
+    assert not (table.rows == np.arange(40)[:, None]).any(), "a code is not its own neighbour"
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = CodeNeighbours.build(codebook(50), 9).rows
+    monkeypatch.setattr(module, "_BLOCK", 7)
+    assert np.array_equal(CodeNeighbours.build(codebook(50), 9).rows, whole)
+
+
+def test_raw_rows_have_other_neighbours() -> None:
+    # The published repository compares raw rows although codes are looked up normalised.
+    codes = codebook(60)
+    right = CodeNeighbours.build(codes, 5).rows.tolist()
+    raw = broken(module, "unit: NDArray[np.float64] = rows / lengths", "unit = rows")
+    assert raw.CodeNeighbours.build(codes, 5).rows.tolist() != right
+    assert brute(codes.double(), 5) != right
+
+
+def test_books_that_are_searched_by_plain_distance_have_plain_neighbours() -> None:
+    codes = codebook(40).double() * torch.linspace(0.2, 3.0, 40)[:, None].double()
+    table = CodeNeighbours.build(codes, 5, normalised=False)
+    assert table.rows.tolist() == brute(codes, 5) != brute(unit(codes), 5)
+    clusters = CodePartition.build(codes, 6, normalised=False).clusters
+    centres = torch.stack([codes[clusters == number].mean(0) for number in range(6)])
+    assert torch.cdist(codes, centres).argmin(1).tolist() == clusters.tolist()
+
+
+def test_marks_behind_the_codes_look_like_nothing() -> None:
+    codes = codebook(12)
+    table = CodeNeighbours.build(codes, 3)
+    marked = table.with_marks(2)
+    assert marked.rows[:12].tolist() == table.rows.tolist() and marked.size == 14
+    assert marked.rows[12:].tolist() == [[12] * 3, [13] * 3]
+    partition = CodePartition.build(codes, 4)
+    with_marks = partition.with_marks(2)
+    assert [each.tolist() for each in with_marks.mates[:12]] == [
+        each.tolist() for each in partition.mates
+    ]
+    assert [len(each) for each in with_marks.mates[12:]] == [0, 0]
+
+
+def test_the_code_itself_is_left_out_by_its_id_not_by_its_place() -> None:
+    codes = codebook(12)
+    codes[7] = codes[3]  # a twin is at distance zero too
+    table = CodeNeighbours.build(codes, 4)
+    assert table.rows[3, 0] == 7 and table.rows[7, 0] == 3
+    lax = broken(module, "near[np.arange(len(near)), own] = -np.inf", "pass").CodeNeighbours
+    assert (lax.build(codes, 4).rows == np.arange(12)[:, None]).any()
+
+
+def test_ties_go_to_the_lower_id() -> None:
+    codes = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [0.0, 2.0], [-1.0, 0.0]])
+    assert CodeNeighbours.build(codes, 3).rows[0].tolist() == [1, 2, 3]
+    assert CodeNeighbours.build(codes, 1).rows[0].tolist() == [1]
+
+
+def test_a_saved_table_comes_back(tmp_path: Path) -> None:
+    codes = codebook(30)
+    table = CodeNeighbours.build(codes, 6)
+    table.save(tmp_path / "near")
+    again = CodeNeighbours.open(tmp_path / "near", codes)
+    assert np.array_equal(again.rows, table.rows)
+    assert again.fingerprint == table.fingerprint == codebook_fingerprint(codes)
+    again.check(codes)
+
+
+def test_a_foreign_code_book_is_refused(tmp_path: Path) -> None:
+    codes = codebook(30)
+    CodeNeighbours.build(codes, 6).save(tmp_path)
+    other = codes.clone()
+    other[4, 0] += 0.001
+    for foreign in (other, codebook(31)):
+        with pytest.raises(StoreError, match="another code-book"):
+            CodeNeighbours.open(tmp_path, foreign)
+        with pytest.raises(InputError, match="one and the same"):
+            CodeNeighbours.open(tmp_path).check(foreign)
+    with pytest.raises(StoreError, match="no store"):
+        CodeNeighbours.open(tmp_path / "nowhere")
+
+
+def test_damage_is_visible(tmp_path: Path) -> None:
+    CodeNeighbours.build(codebook(30), 6).save(tmp_path)
+    path = next(tmp_path.rglob(FILE))
+    path.write_bytes(path.read_bytes()[:-4] + b"\0\0\0\1")
+    with pytest.raises(StoreError, match="SHA-256"):
+        CodeNeighbours.open(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int64])
+def test_tables_of_another_type_are_refused(tmp_path: Path, kind: type) -> None:
+    # The published repository stores uint16, on which its greedy path dies later.
+    rows: Any = CodeNeighbours.build(codebook(30), 6).rows.astype(kind)
+    with pytest.raises(InputError, match=r"expected int32 \[V, k\]"):
+        CodeNeighbours(rows)
+    publish(tmp_path, KIND, lambda folder: np.save(folder / FILE, rows))
+    with pytest.raises(StoreError, match="no usable table"):
+        CodeNeighbours.open(tmp_path)
+
+
+@pytest.mark.parametrize("k", [0, 30, -1, 2.5, "3", True])
+def test_k_outside_its_range_is_refused(k: Any) -> None:
+    with pytest.raises(InputError, match=r"expected 1 to 29"):
+        CodeNeighbours.build(codebook(30), k)
+
+
+def test_ids_beyond_the_table_are_refused() -> None:
+    with pytest.raises(InputError, match="ids within it"):
+        CodeNeighbours(np.array([[1], [2], [3]], np.int32))
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(3, 2), torch.tensor([[1.0, torch.nan], [0, 1]])])
+def test_rows_without_a_direction_are_refused(bad: torch.Tensor) -> None:
+    with pytest.raises(InputError, match="cannot be normalised"):
+        unit_codes(bad)
+
+
+def test_a_code_book_of_another_shape_is_refused() -> None:
+    with pytest.raises(InputError, match=r"expected \[V, d\]"):
+        CodeNeighbours.build(torch.ones(4), 1)
+
+
+def test_a_partition_keeps_near_codes_together() -> None:
+    rng = np.random.default_rng(0)
+    centres = np.eye(4)[[0, 1, 2, 3] * 10]
+    codes = (centres + 0.05 * rng.normal(size=centres.shape)) * rng.uniform(0.5, 3, (40, 1))
+    result = CodePartition.build(codes, 4, seed=1)
+    for seed in range(2, 12):
+        if len(set(result.clusters.tolist())) == 4:
+            break
+        result = CodePartition.build(codes, 4, seed=seed)
+    assert result.size == 40
+    same = result.clusters[:, None] == result.clusters[None]
+    true = np.arange(40) % 4
+    assert (same[true[:, None] == true[None]]).all()
+
+
+def test_mates_are_the_rest_of_the_cluster_nearest_first() -> None:
+    codes = codebook(30)
+    partition = CodePartition.build(codes, 5)
+    near = brute(unit(codes), 29)
+    for code, mates in enumerate(partition.mates):
+        inside = [j for j in near[code] if partition.clusters[j] == partition.clusters[code]]
+        assert mates.tolist() == inside
+    bare = CodePartition(partition.clusters)
+    assert [sorted(m.tolist()) for m in partition.mates] == [m.tolist() for m in bare.mates]
+
+
+def test_a_partition_is_fixed_by_its_seed() -> None:
+    one, two = (CodePartition.build(codebook(80), 9, seed=3) for _ in range(2))
+    assert np.array_equal(one.clusters, two.clusters)
+
+
+def test_wrong_partitions_are_refused() -> None:
+    with pytest.raises(InputError, match="expected int32"):
+        CodePartition(np.zeros(4, np.int64))
+    with pytest.raises(InputError, match="0 clusters"):
+        CodePartition.build(codebook(8), 0)
+    with pytest.raises(InputError, match="code-book that was partitioned"):
+        CodePartition(np.zeros(4, np.int32), codebook(5))
+
+
+def test_a_large_book_is_never_compared_with_itself_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What building takes stays near what is told, far below V x V; blocks change no row."""
+    book = torch.randn(1500, 4, generator=torch.Generator().manual_seed(1))
+    whole, clusters = CodeNeighbours.build(book, 9), CodePartition.build(book, 40)
+    monkeypatch.setattr(module, "_BLOCK_BYTES", 1 << 18)
+    tracemalloc.start()
+    small = CodeNeighbours.build(book, 9)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.5 * module.building_bytes(1500, 9) < 8 * 1500**2 / 10
+    assert np.array_equal(small.rows, whole.rows) and small.rows.dtype == np.int32
+    assert np.array_equal(CodePartition.build(book, 40).clusters, clusters.clusters)

@@ -1,0 +1,301 @@
+"""Relaxed walks: zero relaxation is the walk, pictures part where codes are replaced, labels."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragspec.drafters.base import check_pairing
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, RuleError
+from ragspec.rules.base import ALL_KINDS, Rule, open_rule
+from ragspec.rules.walk import Walk
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.operations import promised
+from ragspec.visual.rules import lantern as module
+from ragspec.visual.rules.codebook import CodePartition
+from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
+from tests.ragspec.rules.test_walk import Fixed, plain, trees
+from tests.support import tiny
+from tests.support.codes import (
+    broken,
+    codebook,
+    coupled,
+    distribution_after,
+    first_distribution,
+    first_excess,
+    fixed,
+    neighbours,
+    sampled,
+    variation,
+)
+from tests.support.distributions import Distributions, Grow, emitted, generate, judged
+
+CODES = 8
+TABLE = neighbours(CODES, 6)
+PARTITION = CodePartition.build(codebook(CODES), 3)
+NOTHING: list[RelaxedWalk] = [
+    Lantern(TABLE, k=0, delta=0.5),
+    Lantern(TABLE, delta=0.0),
+    LanternPlus(TABLE, lam=1.0),
+    LanternPlus(TABLE, k=0, lam=9.0),
+    GSD(CodePartition(np.arange(CODES, dtype=np.int32))),
+    GSD(PARTITION, tv_budget=0.0),
+]
+HARDLY: list[RelaxedWalk] = [
+    Lantern(TABLE, delta=1e-9),
+    LanternPlus(TABLE, lam=1.0 + 1e-9),
+    GSD(PARTITION, tv_budget=1e-9),
+]
+RELAXED: list[RelaxedWalk] = [Lantern(TABLE, 4, 0.15), LanternPlus(TABLE, 6, 4.0), GSD(PARTITION)]
+
+
+# --- no relaxation ------------------------------------------------------------------------------
+
+
+@given(tree=trees(vocab=CODES), seed=st.integers(0, 10**6), kind=st.sampled_from(list(DraftKind)))
+@settings(max_examples=80, deadline=None)
+def test_no_relaxation_is_the_walk(tree: DraftTree, seed: int, kind: DraftKind) -> None:
+    distributions, noise = Distributions(CODES, 0), NoiseStream(seed)
+    tree = replace(tree, kind=kind)
+    walk = judged(Walk(), tree, distributions, noise)
+    for rule in [*NOTHING, *HARDLY]:
+        verdict = judged(rule, tree, distributions, noise)
+        assert (verdict.path, verdict.token) == (walk.path, walk.token)
+        assert sum(verdict.excess) <= 1e-8
+        assert len(verdict.excess) == len(walk.path) + 1
+    assert {rule.label for rule in NOTHING} == {rule.open().label for rule in NOTHING} == {"exact"}
+
+
+def test_a_greedy_target_is_never_relaxed() -> None:
+    distributions = Distributions(CODES, 1, greedy=True)
+    for rule, seed in itertools.product(RELAXED[:2], range(5)):
+        text = generate(rule, distributions, NoiseStream(seed), fixed(2, 1), steps=3)
+        assert text == plain(distributions, NoiseStream(seed), len(text))
+
+
+# --- coupling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("tree", [fixed(2, 1), coupled(2, 1), coupled(1, 1, 1)])
+def test_a_picture_is_the_plain_one_until_a_code_is_replaced(rule: Rule, tree: Grow) -> None:
+    replaced = 0
+    for seed in range(100):
+        distributions, noise = Distributions(CODES, seed % 9), NoiseStream(seed)
+        draft = tree(distributions, noise, ())
+        verdict = judged(rule, draft, distributions, noise)
+        text, truth = emitted(draft, verdict), plain(distributions, noise, 4)
+        place = next((i for i, code in enumerate(text) if code != truth[i]), None)
+        if draft.kind is DraftKind.COUPLED:
+            first = next((i for i, figure in enumerate(verdict.excess) if figure), None)
+            assert first == place
+            assert set(verdict.excess) <= {0.0, 1.0}
+        elif place is not None:
+            assert verdict.excess[place] > 0.0
+        replaced += place is not None
+    assert replaced > 0
+
+
+@given(tree=trees(vocab=CODES), seed=st.integers(0, 10**6), gain=st.floats(0.0, 3.0))
+@settings(max_examples=120, deadline=None)
+def test_codes_stand_for_others_only_above_what_is_gain_it(
+    tree: DraftTree, seed: int, gain: float
+) -> None:
+    distributions, noise = Distributions(CODES, seed % 5), NoiseStream(seed)
+    free, picky = Lantern(TABLE, 6, 0.5), Lantern(TABLE, 6, 0.5, least_gain=gain)
+    tree = replace(tree, kind=DraftKind.COUPLED)
+    result, below = judged(picky, tree, distributions, noise), promised(tree)
+    for node, figure in zip(result.path, result.excess, strict=False):
+        assert figure == 0.0 or below[node] >= gain
+    if not gain:
+        assert result == judged(free, tree, distributions, noise)
+    huge = judged(Lantern(TABLE, 6, 0.5, least_gain=1e9), tree, distributions, noise)
+    walk = judged(Walk(), tree, distributions, noise)
+    assert (huge.path, huge.token, sum(huge.excess)) == (walk.path, walk.token, 0.0)
+
+
+def test_what_is_gain_it_bounds_as_before() -> None:
+    # Codes that may not stand for others keep their own mass: the figure is what is moved.
+    for seed in range(60):
+        distributions, noise = Distributions(CODES, seed % 9), NoiseStream(seed)
+        tree = replace(coupled(2, 2)(distributions, noise, ()), kind=DraftKind.DETERMINISTIC)
+        free = judged(Lantern(TABLE, 6, 0.5), tree, distributions, noise).excess[0]
+        picky = judged(Lantern(TABLE, 6, 0.5, least_gain=1.0), tree, distributions, noise).excess[0]
+        assert 0.0 <= picky <= free + 1e-12
+
+
+def test_a_negative_gain_is_refused() -> None:
+    with pytest.raises(InputError, match="least_gain=-1"):
+        Lantern(TABLE, least_gain=-1)
+
+
+def test_kinds_choose_the_same_codes() -> None:
+    # The shortcut for coupled drafts decides as the full reckoning does.
+    for seed, rule in itertools.product(range(80), RELAXED):
+        distributions, noise = Distributions(CODES, seed % 7), NoiseStream(seed)
+        tree = coupled(2, 2)(distributions, noise, ())
+        short = judged(rule, tree, distributions, noise)
+        full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
+        assert (short.path, short.token) == (full.path, full.token)
+
+
+@pytest.mark.parametrize("tree", [fixed(1), fixed(2), coupled(1), coupled(2), sampled(2)])
+def test_clusters_keep_their_distribution(tree: Grow) -> None:
+    rule, clusters, moved = GSD(PARTITION), PARTITION.clusters, 0
+    for seed in range(120):
+        distributions, noise = Distributions(CODES, seed % 4), NoiseStream(seed)
+        draft = tree(distributions, noise, ())
+        code, current = (
+            emitted(draft, judged(rule, draft, distributions, noise))[0],
+            plain(distributions, noise, 1)[0],
+        )
+        assert clusters[code] == clusters[current]
+        moved += code != current
+    assert moved > 0
+    if tree(Distributions(CODES, 0), NoiseStream(0), ()).kind is DraftKind.DETERMINISTIC:
+        result, p = (
+            first_distribution(rule, Distributions(CODES, 0), tree),
+            distribution_after(Distributions(CODES, 0)),
+        )
+        for cluster in range(3):
+            inside = clusters == cluster
+            assert result[inside].sum() == pytest.approx(p[inside].sum(), abs=1e-12)
+
+
+# --- ends, labels, refusals ---------------------------------------------------------------------
+
+
+def test_nothing_follows_the_end() -> None:
+    distributions = Distributions(CODES, 3, end=1)
+    rule = Lantern(TABLE, 6, 0.4)
+    known = Counter[bool]()
+    for seed in range(60):
+        noise = NoiseStream(seed)
+        tree = DraftTree.chain([1, 2], "any")
+        verdict = judged(rule, tree, distributions, noise)
+        assert verdict.path in ((), (0,))
+        assert len(verdict.excess) == 1
+        assert (verdict.token is None) == bool(verdict.path)
+        known[verdict.token is None] += 1
+    assert len(known) == 2
+
+
+@pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
+def test_a_relaxed_rule_says_so(rule: RelaxedWalk) -> None:
+    assert isinstance(rule, Rule) and isinstance(rule.open(), Rule)
+    assert rule.label == rule.open().label == "approximate"
+    assert rule.accepts == rule.open().accepts == ALL_KINDS
+    for kind in DraftKind:
+        check_pairing(rule, Fixed(kind))
+
+
+def test_rows_are_opened_separately() -> None:
+    rule = Lantern(TABLE, tv_budget=0.5)
+    one, two = open_rule(rule), open_rule(rule)
+    assert one is not two
+    assert open_rule(walk := Walk()) is walk
+
+
+@pytest.mark.parametrize("create", [Lantern, LanternPlus, GSD])
+def test_a_name_alone_is_not_enough(instance: type[RelaxedWalk]) -> None:
+    with pytest.raises(InputError, match="make_rule"):
+        instance()  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="which codes look alike"):
+        Engine(tiny.model(), drafter=None, rule=instance.name)
+
+
+def test_another_code_book_is_refused() -> None:
+    small = Lantern(neighbours(5, 3), delta=0.3)
+    with pytest.raises(RuleError, match="code-book of 5"):
+        judged(small, DraftTree.chain([1], "any"), Distributions(CODES, 0), NoiseStream(0))
+    with pytest.raises(RuleError, match="code-book of 5"):
+        judged(small, DraftTree.chain([7], "any"), Distributions(CODES, 0), NoiseStream(0))
+
+
+BROKEN = [
+    ("fresh[drafted] = 0.0", "pass"),
+    ("fresh[codes] = 0.0", "pass"),
+    ("if chosen is None and (codes", "if (codes"),
+    ("chosen = code if code in offered else chosen", "pass"),
+    ("codes = codes[:count]", "codes = self.relation.near(each)"),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), BROKEN)
+def test_broken_rules_are_visible(old: str, new: str) -> None:
+    def deviation(where: Any) -> float:
+        """How far the figure lies from the true variation, or the short way from the full."""
+        worst = 0.0
+        for seed, delta in itertools.product(range(6), (0.15, 0.5)):
+            rule, distributions = where.Lantern(TABLE, 6, delta), Distributions(CODES, seed)
+            result = first_distribution(rule, distributions, fixed(3))
+            excess = first_excess(rule, distributions, fixed(3))
+            worst = max(worst, abs(variation(result, distribution_after(distributions)) - excess))
+        for seed in range(150):
+            rule, distributions, noise = (
+                where.Lantern(TABLE, 6, 0.5),
+                Distributions(CODES, seed % 9),
+                NoiseStream(seed),
+            )
+            tree = coupled(3)(distributions, noise, ())
+            full = judged(rule, replace(tree, kind=DraftKind.DETERMINISTIC), distributions, noise)
+            worst = max(worst, judged(rule, tree, distributions, noise).path != full.path)
+        return worst
+
+    assert deviation(module) < 1e-12
+    assert deviation(broken(module, old, new)) > 1e-3
+
+
+# --- the whole loop -----------------------------------------------------------------------------
+
+PROMPTS = [[5, 6, 7, 8, 9, 5, 6], [40, 41, 3, 40, 41], [9] * 8]
+SAMPLING = Sampling(temperature=0.7, seed=[3, 4, 5])
+NEW = 24
+
+
+def pictures(rule: Rule | str, **drafts: Any) -> list[Any]:
+    engine = Engine(tiny.model(), rule=rule, budget=6, **drafts)
+    results: list[Any] = engine.generate(PROMPTS, SAMPLING, max_new_tokens=NEW, ignore_eos=True)
+    return results
+
+
+@pytest.mark.parametrize("drafts", [{"drafter": "context"}, {"drafter": None, "draft_model": 1}])
+def test_the_engine_tells_what_was_relaxed(drafts: dict[str, Any]) -> None:
+    if "draft_model" in drafts:
+        drafts = {"drafter": None, "draft_model": tiny.model(seed=drafts["draft_model"])}
+    table = neighbours(tiny.VOCAB, 60)
+    exact = pictures("walk", **drafts)
+    none = pictures(Lantern(table, delta=0.0), **drafts)
+    relaxed = pictures(Lantern(table, delta=0.6), **drafts)
+    budgeted = pictures(Lantern(table, delta=0.6, tv_budget=0.4), **drafts)
+    assert [g.tokens for g in none] == [g.tokens for g in exact]
+    for result in exact + none:
+        assert (result.label, result.report.tv_excess) == ("exact", 0.0)
+    for result in relaxed + budgeted:
+        figures = [figure for step in result.steps for figure in step.excess]
+        assert len(figures) == len(result.tokens) == NEW
+        assert result.report.tv_excess == pytest.approx(sum(figures) / NEW)
+    assert sum(g.report.tv_excess for g in relaxed) > 0.0
+    assert sum(g.report.accepted for g in relaxed) > sum(g.report.accepted for g in exact)
+    assert {g.label for g in relaxed} == {"approximate"}
+    deterministic = drafts["drafter"] == "context"
+    assert {g.label for g in budgeted} == {"bounded(tv<=0.4)" if deterministic else "approximate"}
+    for result in budgeted:
+        assert result.report.tv_excess * NEW <= 0.4 + 1e-9
+    if not deterministic:  # a budget below one leaves no room for a whole replaced code
+        assert [g.tokens for g in budgeted] == [g.tokens for g in exact]
+
+
+def test_a_table_of_another_vocabulary_is_refused_by_the_engine() -> None:
+    with pytest.raises(RuleError, match="code-book"):
+        pictures(Lantern(neighbours(50, 5), delta=0.3), drafter="context")

@@ -1,0 +1,170 @@
+"""The law of a relaxed walk is LANTERN's, and the figure it tells is the true variation."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.rules.base import Rule
+from ragspec.rules.walk import Walk
+from ragspec.sampling.noise import NoiseStream
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.visual.rules.lantern import Lantern, LanternPlus, RelaxedWalk
+from ragspec.visual.rules.relation import related, relaxed_distribution
+from tests.ragspec.rules.test_walk import plain
+from tests.support.codes import (
+    chi_square,
+    coupled,
+    distribution_after,
+    first_distribution,
+    first_excess,
+    fixed,
+    sampled,
+    variation,
+)
+from tests.support.distributions import (
+    Distributions,
+    DistributionTarget,
+    Grow,
+    emitted,
+    generate,
+    judged,
+    mean_length,
+)
+from tests.support.enumeration import Tokens, enumerate_outcomes
+from tests.visual.rules.test_lantern import CODES, RELAXED, TABLE
+
+
+@pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
+def test_one_deterministic_candidate_gives_the_relaxed_distribution(rule: RelaxedWalk) -> None:
+    masses = []
+    for seed in range(6):
+        distributions = Distributions(CODES, seed)
+        p, code = distribution_after(distributions), int(distributions.draft(()).argmax())
+        among = related(rule.relation, code, p)
+        result = first_distribution(rule, distributions, fixed(1))
+        assert np.abs(result - relaxed_distribution(p, code, among)).max() < 1e-12
+        assert variation(result, p) == pytest.approx(among.mass, abs=1e-12)
+        assert first_excess(rule, distributions, fixed(1)) == pytest.approx(among.mass, abs=1e-12)
+        accepted = mean_length(rule, distributions, fixed(1)) - mean_length(
+            Walk(), distributions, fixed(1)
+        )
+        assert accepted == pytest.approx(among.mass, abs=1e-12)
+        masses.append(among.mass)
+    assert max(masses) > 0.02, "nothing was relaxed: the test shows nothing"
+
+
+@pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("width", [2, 3])
+def test_with_siblings_the_excess_is_the_variation(rule: RelaxedWalk, width: int) -> None:
+    for seed in range(5):
+        distributions = Distributions(CODES, seed)
+        p, tree = distribution_after(distributions), fixed(width)
+        excess = first_excess(rule, distributions, tree)
+        assert variation(first_distribution(rule, distributions, tree), p) == pytest.approx(
+            excess, abs=1e-12
+        )
+        gained = mean_length(rule, distributions, tree) - mean_length(Walk(), distributions, tree)
+        assert gained == pytest.approx(excess, abs=1e-12)
+        assert excess == first_excess(rule, distributions, tree, seed=1), "depends on the noise"
+        if isinstance(rule, Lantern):
+            assert excess <= width * 0.15
+
+
+def test_sampled_candidates_shift_the_distribution_by_the_mean_excess_at_most() -> None:
+    rule = RELAXED[0]
+    for seed in range(3):
+        distributions = Distributions(CODES, seed)
+        outcomes = enumerate_outcomes(
+            lambda noise, dists=distributions: excess_of(rule, dists, noise)  # type: ignore[misc]
+        )
+        mean = sum(weight * text[-1] for text, weight in outcomes.items())
+        assert (
+            variation(
+                first_distribution(rule, distributions, sampled(1)),
+                distribution_after(distributions),
+            )
+            <= mean + 1e-12
+        )
+
+
+def excess_of(rule: Rule, distributions: Distributions, noise: NoiseStream) -> Any:
+    tree = sampled(1)(distributions, noise, ())
+    verdict = rule.judge(tree, DistributionTarget(distributions, tree, (), noise))
+    return (*emitted(tree, verdict), verdict.excess[0])
+
+
+def test_lantern_plus_makes_a_code_at_most_lam_times_as_likely() -> None:
+    for seed in range(6):
+        distributions = Distributions(CODES, seed)
+        code = int(distributions.draft(()).argmax())
+        result = first_distribution(LanternPlus(TABLE, lam=1.7), distributions, fixed(1))
+        assert result[code] <= 1.7 * distribution_after(distributions)[code] + 1e-12
+
+
+@pytest.mark.parametrize("rule", RELAXED, ids=lambda rule: rule.name)
+def test_real_noise_gives_the_closed_form(rule: RelaxedWalk) -> None:
+    samples = 3000
+
+    def moved(dists: Distributions) -> float:
+        return related(rule.relation, int(dists.draft(()).argmax()), distribution_after(dists)).mass
+
+    distributions = max((Distributions(CODES, seed) for seed in range(12)), key=moved)
+    p, code = distribution_after(distributions), int(distributions.draft(()).argmax())
+    expected = relaxed_distribution(p, code, related(rule.relation, code, p))
+    tree = fixed(1)(distributions, NoiseStream(0), ())
+    counts = np.zeros(CODES)
+    for seed in range(samples):
+        counts[emitted(tree, judged(rule, tree, distributions, NoiseStream(seed)))[0]] += 1
+    assert chi_square(counts, samples * expected) > 1e-4
+    assert chi_square(counts, samples * p) < 1e-6, "the test would not see the relaxation"
+
+
+@pytest.mark.parametrize("tree", [fixed(1), fixed(3), coupled(1), coupled(3)])
+def test_acceptance_grows_with_k_delta_and_lam(tree: Grow) -> None:
+    chains: list[list[RelaxedWalk]] = [
+        [Lantern(TABLE, k, 0.4) for k in range(7)],
+        [Lantern(TABLE, 6, d) for d in (0.0, 0.02, 0.1, 0.3, 0.8)],
+        [LanternPlus(TABLE, 6, x) for x in (1.0, 1.2, 2.0, 5.0, 50.0)],
+    ]
+    for chain in chains:
+        total = []
+        for seed in range(150):
+            distributions, noise = Distributions(CODES, seed % 5), NoiseStream(seed)
+            draft = tree(distributions, noise, ())
+            total.append([len(judged(rule, draft, distributions, noise).path) for rule in chain])
+            assert total[-1] == sorted(total[-1])
+        assert sum(row[0] for row in total) < sum(row[-1] for row in total)
+
+
+def test_drafted_codes_are_emitted_as_themselves() -> None:
+    # What a sibling carries is not given to another that it is near to.
+    distributions = Distributions(CODES, 2)
+    every = DraftTree.build(range(CODES), [-1] * CODES, "all")
+    for seed in range(30):
+        noise = NoiseStream(seed)
+        verdict = judged(Lantern(TABLE, delta=0.9), every, distributions, noise)
+        assert emitted(every, verdict)[0] == plain(distributions, noise, 1)[0]
+        assert verdict.excess[0] == 0.0
+
+
+def test_more_likely_codes_are_not_preferred() -> None:
+    """The law given a drafted code is p off the related codes, in proportion."""
+    distributions, rule = Distributions(CODES, 4), Lantern(TABLE, 5, 0.3)
+    result: defaultdict[Tokens, float] = defaultdict(float)
+    for text, weight in enumerate_outcomes(
+        lambda noise: generate(rule, distributions, noise, fixed(1))
+    ).items():
+        result[text[:1]] += weight
+    code = int(distributions.draft(()).argmax())
+    p = distribution_after(distributions)
+    among = related(rule.relation, code, p)
+    for (other,), weight in result.items():
+        if other != code:
+            assert other not in among.codes
+            assert weight == pytest.approx(p[other], abs=1e-12)
+    assert torch.tensor(list(result.values())).sum() == pytest.approx(1.0)

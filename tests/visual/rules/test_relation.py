@@ -1,0 +1,148 @@
+"""Which codes a drafted code stands for: prefixes, bounds, monotony (T1 and T2 of the proofs)."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragspec.errors import InputError, RuleError
+from ragspec.visual.rules import relation as module
+from ragspec.visual.rules.codebook import CodePartition
+from ragspec.visual.rules.relation import (
+    NearestByRatio,
+    NearestWithin,
+    Relation,
+    SameCluster,
+    check_size,
+    related,
+    relaxed_distribution,
+)
+from tests.support.codes import Distribution, broken, codebook, neighbours, variation
+
+CODES = 32
+TABLE = neighbours(CODES, 20)
+
+
+def distribution(seed: int, spread: float = 1.0) -> Distribution:
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.full(CODES, spread))
+    p[rng.integers(CODES, size=6)] = 0.0  # as after a top-k filter
+    return np.asarray(p / p.sum())
+
+
+@given(seed=st.integers(0, 10**6), code=st.integers(0, CODES - 1), k=st.integers(0, 20))
+@settings(max_examples=100, deadline=None)
+def test_the_related_codes_are_the_longest_prefix_within_the_bound(
+    seed: int, code: int, k: int
+) -> None:
+    p = distribution(seed)
+    choices: list[Relation] = [NearestWithin(TABLE, k, 0.07), NearestByRatio(TABLE, k, 2.5)]
+    for relation in choices:
+        bound = 0.07 if isinstance(relation, NearestWithin) else 1.5 * p[code]
+        result = related(relation, code, p)
+        n = len(result.codes)
+        assert result.codes.tolist() == TABLE.rows[code, :n].tolist() and n <= k
+        assert result.mass == pytest.approx(p[result.codes].sum(), abs=1e-12)
+        assert result.mass <= bound
+        if n < k:
+            assert p[TABLE.rows[code, : n + 1]].sum() > bound - 1e-12
+        relaxed = relaxed_distribution(p, code, result)
+        assert relaxed.sum() == pytest.approx(1.0, abs=1e-12)
+        assert variation(relaxed, p) == pytest.approx(result.mass, abs=1e-6)
+        assert (relaxed[result.codes] == 0.0).all()
+        if isinstance(relation, NearestByRatio):
+            assert relaxed[code] <= 2.5 * p[code] + 1e-12
+
+
+@pytest.mark.parametrize("kind", ["k", "delta", "lam"])
+def test_more_relaxation_relates_more(kind: str) -> None:
+    for seed, code in itertools.product(range(20), range(0, CODES, 5)):
+        p = distribution(seed)
+        chain: list[Relation] = {
+            "k": [NearestWithin(TABLE, k, 0.3) for k in range(0, 21, 4)],
+            "delta": [NearestWithin(TABLE, 20, d) for d in (0.0, 0.01, 0.05, 0.2, 0.6)],
+            "lam": [NearestByRatio(TABLE, 20, x) for x in (1.0, 1.5, 2.0, 5.0, 40.0)],
+        }[kind]  # type: ignore[assignment]
+        results = [related(relation, code, p) for relation in chain]
+        for less, more in itertools.pairwise(results):
+            assert less.codes.tolist() == more.codes.tolist()[: len(less.codes)]
+            assert less.mass <= more.mass
+
+
+def test_two_parameters_never_mean_one_another() -> None:
+    p = distribution(0)
+    code = int(p.argmax())
+    assert NearestWithin(TABLE, 5, 0.5).bound(code, p) == 0.5
+    assert NearestByRatio(TABLE, 5, 1.5).bound(code, p) == 0.5 * p[code]
+    with pytest.raises(InputError, match=r"delta=5.*lantern\+\+"):
+        NearestWithin(TABLE, 5, 5.0)
+    with pytest.raises(InputError, match=r"lam=0\.5.*lantern"):
+        NearestByRatio(TABLE, 5, 0.5)
+
+
+def test_what_relates_nothing_says_so() -> None:
+    assert NearestWithin(TABLE, 0, 0.5).nothing and NearestWithin(TABLE, 5, 0.0).nothing
+    assert NearestByRatio(TABLE, 5, 1.0).nothing and NearestByRatio(TABLE, 0, 9.0).nothing
+    assert not NearestWithin(TABLE, 1, 0.1).nothing
+    alone = CodePartition(np.arange(CODES, dtype=np.int32))
+    assert SameCluster(alone).nothing
+    assert not SameCluster(CodePartition(np.zeros(CODES, np.int32))).nothing
+
+
+def test_a_cluster_is_related_whatever_it_weighs() -> None:
+    partition = CodePartition.build(codebook(CODES), 4)
+    p = distribution(1)
+    result = related(SameCluster(partition), 9, p)
+    inside = partition.clusters == partition.clusters[9]
+    assert sorted([*result.codes.tolist(), 9]) == np.flatnonzero(inside).tolist()
+    assert result.mass == pytest.approx(p[inside].sum() - p[9])
+
+
+def test_a_code_that_the_distribution_excludes_stands_for_none_of_its_cluster() -> None:
+    relation = SameCluster(CodePartition.build(codebook(CODES), 4))
+    code = next(c for c in range(relation.size) if len(relation.near(c)))
+    p = np.zeros(relation.size)
+    p[relation.near(code)[0]] = 1.0
+    assert related(relation, code, p).mass == 0.0
+    p[code] = 0.5
+    assert related(relation, code, p).mass == 1.0
+
+
+def test_k_beyond_the_table_is_refused() -> None:
+    with pytest.raises(InputError, match="holds 20 neighbours"):
+        NearestWithin(TABLE, 21)
+
+
+def test_another_code_book_is_refused() -> None:
+    with pytest.raises(RuleError, match="chooses among 40 codes"):
+        check_size(NearestWithin(TABLE, 5), 40)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('side="right"))', 'side="right")) + 1'),
+        ("masses = p[codes].cumsum()", "codes = codes[1:]; masses = p[codes].cumsum()"),
+        ("neighbours.rows[:, : self.k]", "neighbours.rows"),
+    ],
+)
+def test_prefixes_off_by_one_are_visible(old: str, new: str) -> None:
+    # The published repository counts k + 1 although its list leaves the code itself out.
+    wrong = broken(module, old, new)
+
+    def sound(where: object) -> bool:
+        relation = where.NearestWithin(TABLE, 4, 0.07)  # type: ignore[attr-defined]
+        for seed, code in itertools.product(range(10), range(CODES)):
+            p = distribution(seed)
+            result = where.related(relation, code, p)  # type: ignore[attr-defined]
+            prefix = TABLE.rows[code, : len(result.codes)].tolist()
+            if result.mass > 0.07 or len(result.codes) > 4 or result.codes.tolist() != prefix:
+                return False
+        return True
+
+    assert sound(module)
+    assert not sound(wrong)

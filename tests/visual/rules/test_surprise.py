@@ -1,0 +1,75 @@
+"""Surprise: 0 on average under the target's law, and not where unlikelier codes stand in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.rules.walk import Walk
+from ragspec.visual.pipeline.pipeline import ImagePipeline
+from ragspec.visual.rules.nll_gap import Surprising, nll_gap_of
+from tests.support import tiny_images
+
+
+def test_its_mean_over_a_distribution_is_none_by_enumeration() -> None:
+    sample = torch.Generator().manual_seed(0)
+    for size in (1, 2, 30):
+        distribution = torch.randn(size, generator=sample, dtype=torch.float64).mul(2.0).softmax(0)
+        result = nll_gap_of(distribution.expand(size, -1), list(range(size)))
+        assert float(distribution @ torch.tensor(result, dtype=torch.float64)) == pytest.approx(
+            0.0, abs=1e-12
+        )
+        entropy = -float((distribution * distribution.log()).sum())
+        for code, value in enumerate(result):
+            assert value == pytest.approx(-float(distribution[code].log()) - entropy)
+
+
+def test_it_grows_where_the_likeliest_code_is_answered_by_an_unlikely_one() -> None:
+    distribution = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    relaxed = torch.tensor([0.0, 0.2, 0.8], dtype=torch.float64)  # code 2 stands for code 0
+    values = torch.tensor(nll_gap_of(distribution.expand(3, -1), [0, 1, 2]), dtype=torch.float64)
+    assert float(relaxed @ values) > 1.0
+    excluded = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    assert 0.0 < nll_gap_of(excluded, [1])[0] < 30.0  # finite where the law excludes the code
+    assert nll_gap_of(excluded, [0]) == (0.0,)
+
+
+def test_a_rule_that_measures_is_the_rule(tmp_path: Path) -> None:
+    rule = Surprising(Walk())
+    assert (rule.name, rule.label, rule.accepts) == ("walk", "exact", Walk.accepts)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_images.save(tmp_path_factory.mktemp("images"))
+
+
+def stats(folder: Path, drafter: Any, rule: str, images: int = 300, **settings: Any) -> Any:
+    pipe = ImagePipeline.from_pretrained(folder, drafter, rule, budget=4, **settings)
+    pipe.set_progress_bar_config(disable=True)
+    dice = torch.Generator().manual_seed(1)
+    return pipe(class_labels=[1], num_images_per_prompt=images, generator=dice).stats
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule", "settings"),
+    [
+        (None, "exact", {}),
+        ("starter", "exact", {}),
+        ("jacobi", "exact", {}),
+        ("starter", "rejection", {}),
+    ],
+)
+def test_exact_rules_have_none(folder: Path, drafter: Any, rule: str, settings: Any) -> None:
+    result = stats(folder, drafter, rule, **settings)
+    assert len(result.nll_gaps) == 300 * tiny_images.SIDE**2
+    assert abs(result.nll_gap) < 3.0 * result.nll_gap_error < 0.2
+
+
+def test_relaxed_rules_have_some_and_say_so(folder: Path) -> None:
+    result = stats(folder, "starter", "lantern", neighbours=23, delta=0.9)
+    assert result.nll_gap > 4.0 * result.nll_gap_error
+    assert f"surprise {result.nll_gap:+.3f}" in result.summary()

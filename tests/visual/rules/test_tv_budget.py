@@ -1,0 +1,234 @@
+"""The budget is kept in every run, bounds the law of the whole picture, and its label is earned."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ragspec.errors import InputError
+from ragspec.rules.base import Step, open_rule
+from ragspec.sampling.noise import NoiseStream
+from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.operations import limit_depth
+from ragspec.visual.rules import lantern
+from ragspec.visual.rules import tv_budget as variation
+from ragspec.visual.rules.codebook import CodePartition
+from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
+from ragspec.visual.rules.tv_budget import Spending, TVBudget, position_excess
+from tests.ragspec.rules.test_walk import plain
+from tests.support.codes import broken, codebook, coupled, fixed, neighbours, sampled
+from tests.support.distributions import (
+    Distributions,
+    DistributionTarget,
+    Grow,
+    Place,
+    deviation,
+    emitted,
+    grow,
+)
+from tests.support.enumeration import Tokens, enumerate_outcomes
+
+CODES = 8
+TABLE = neighbours(CODES, 6)
+PARTITION = CodePartition.build(codebook(CODES), 3)
+
+
+def draw_picture(
+    rule: RelaxedWalk, distributions: Distributions, noise: NoiseStream, tree: Grow, length: int
+) -> tuple[Tokens, tuple[float, ...], str]:
+    """Return the codes of a picture, each one's excess, and the label."""
+    row = open_rule(rule)
+    codes: Tokens = ()
+    excess: tuple[float, ...] = ()
+    while len(codes) < length:
+        draft = limit_depth(tree(distributions, noise, codes), length - len(codes) - 1)
+        verdict = row.judge(draft, DistributionTarget(distributions, draft, codes, noise))
+        codes, excess = (*codes, *emitted(draft, verdict)), (*excess, *verdict.excess)
+    return codes[:length], excess[:length], row.label
+
+
+def enumerated(
+    rule: RelaxedWalk, distributions: Distributions, tree: Grow, length: int
+) -> tuple[float, float, float]:
+    """Return (real total variation of the picture, mean of its excess, largest excess)."""
+    pictures: defaultdict[Tokens, float] = defaultdict(float)
+
+    def run(noise: NoiseStream) -> Any:
+        codes, excess, _ = draw_picture(rule, distributions, noise, tree, length)
+        return codes, sum(excess)
+
+    mean = most = 0.0
+    outcomes: Any = enumerate_outcomes(run)
+    for (codes, excess), weight in outcomes.items():
+        pictures[codes] += weight
+        mean += weight * excess
+        most = max(most, excess)
+    return deviation(dict(pictures), distributions, length), mean, most
+
+
+@pytest.mark.parametrize("tree", [fixed(1, 1), fixed(3, 1)])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_mean_excess_bounds_what_enumeration_finds(tree: Grow, seed: int) -> None:
+    distributions = Distributions(CODES, seed)
+    rules: list[RelaxedWalk] = [Lantern(TABLE, delta=0.2), LanternPlus(TABLE, lam=3.0)]
+    for rule in rules:
+        real, mean, most = enumerated(rule, distributions, tree, 3)
+        assert 0.0 < real <= mean + 1e-12 <= most + 2e-12
+
+
+@pytest.mark.parametrize("budget", [0.02, 0.1, TVBudget(0.1, positions=3), 0.5])
+@pytest.mark.parametrize("tree", [fixed(2, 1), fixed(1, 1, 1)])
+def test_a_budget_holds_for_every_picture_and_for_their_distribution(
+    budget: Any, tree: Grow
+) -> None:
+    total = budget.total if isinstance(budget, TVBudget) else budget
+    rules: list[RelaxedWalk] = [
+        Lantern(TABLE, delta=0.4, tv_budget=budget),
+        GSD(PARTITION, tv_budget=budget),
+    ]
+    for rule in rules:
+        real, _, most = enumerated(rule, Distributions(CODES, 3), tree, 3)
+        assert most <= total + 1e-12
+        assert real <= total + 1e-12
+        assert real > 0.0
+    without, _, _ = enumerated(Lantern(TABLE, delta=0.4), Distributions(CODES, 3), tree, 3)
+    assert without > 0.1
+
+
+@pytest.mark.parametrize("tree", [fixed(3, 2), coupled(2, 1), sampled(2, 1)])
+@pytest.mark.parametrize("total", [0.3, 1.0, 2.5])
+def test_no_kind_of_draft_overspends(tree: Grow, total: float) -> None:
+    spent = []
+    for seed, positions in itertools.product(range(12), (None, 16)):
+        rule = Lantern(TABLE, delta=0.5, tv_budget=TVBudget(total, positions))
+        _, excess, _ = draw_picture(
+            rule, Distributions(CODES, seed % 5), NoiseStream(seed), tree, 16
+        )
+        running = np.cumsum(excess)
+        assert running[-1] <= total + 1e-12
+        if positions is not None:
+            assert (running <= total * np.arange(1, 17) / 16 + 1e-12).all()
+        spent.append(running[-1])
+    if tree(Distributions(CODES, 0), NoiseStream(0), ()).kind is DraftKind.COUPLED:
+        assert {float(s) for s in spent} <= {0.0, 1.0, 2.0} and (max(spent) > 0.0) == (total >= 1.0)
+    else:
+        assert max(spent) > 0.5 * total
+
+
+def test_positions_spread_the_budget_over_the_picture() -> None:
+    def first_half(positions: int | None) -> float:
+        rule = Lantern(TABLE, delta=0.5, tv_budget=TVBudget(0.8, positions))
+        shares = []
+        for seed in range(8):
+            noise = NoiseStream(seed)
+            _, excess, _ = draw_picture(rule, Distributions(CODES, 1), noise, fixed(2, 1), 16)
+            shares.append(sum(excess[:8]) / sum(excess))
+        return float(np.mean(shares))
+
+    assert first_half(None) > 0.95
+    assert first_half(16) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("tree", "total", "label"),
+    [
+        (fixed(2, 1), 0.25, "bounded(tv<=0.25)"),
+        (fixed(2, 1), 0.0, "exact"),
+        (fixed(2, 1), 1.0, "approximate"),  # a variation of 1 is no bound
+        (coupled(2, 1), 0.25, "approximate"),
+        (sampled(2, 1), 0.25, "approximate"),
+    ],
+)
+def test_the_label_bounds_only_what_is_bounded(tree: Grow, total: float, label: str) -> None:
+    rule = Lantern(TABLE, delta=0.3, tv_budget=total)
+    assert draw_picture(rule, Distributions(CODES, 0), NoiseStream(1), tree, 6)[2] == label
+    assert (
+        "bounded"
+        not in draw_picture(
+            Lantern(TABLE, delta=0.3), Distributions(CODES, 0), NoiseStream(1), tree, 6
+        )[2]
+    )
+
+
+def test_one_draft_of_another_kind_ends_the_bound() -> None:
+    row = Lantern(TABLE, delta=0.3, tv_budget=0.2).open()
+    distributions, noise = Distributions(CODES, 0), NoiseStream(0)
+    assert row.label == "bounded(tv<=0.2)"
+    for tree, label in [
+        (DraftTree.empty(DraftKind.COUPLED), "bounded(tv<=0.2)"),
+        (fixed(2)(distributions, noise, ()), "bounded(tv<=0.2)"),
+        (replace(fixed(2)(distributions, noise, ()), kind=DraftKind.COUPLED), "approximate"),
+        (fixed(2)(distributions, noise, ()), "approximate"),
+    ]:
+        row.judge(tree, DistributionTarget(distributions, tree, (), noise))
+        assert row.label == label
+
+
+def test_a_budget_that_is_not_preserved_is_visible() -> None:
+    lax = broken(lantern, "left - spent, side", "left, side").Lantern(
+        TABLE, delta=0.5, tv_budget=0.1
+    )
+    forgetful = broken(lantern, "self.spending.spend(spent)", "pass").Lantern(
+        TABLE, delta=0.5, tv_budget=0.1
+    )
+    for rule in (lax, forgetful):
+        worst = 0.0
+        for seed in range(10):
+            _, excess, _ = draw_picture(
+                rule, Distributions(CODES, seed), NoiseStream(seed), fixed(3, 1), 8
+            )
+            worst = max(worst, sum(excess))
+        assert worst > 0.1 + 1e-9
+
+
+def test_a_budget_spent_on_averages_bounds_nothing() -> None:
+    # A draft that knows the noise may name the neighbour of whatever the target will choose.
+    distributions = Distributions(CODES, 1)
+    distributions.cache["target", ()] = torch.full((CODES,), 1 / CODES, dtype=torch.float64)
+
+    def beside(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
+        current = int(noise.gumbel(place.index, torch.arange(CODES)).argmax())
+        return [next(c for c in range(CODES) if current in TABLE.rows[c, :3])]
+
+    tree = partial(grow, widths=(1,), draw=beside, kind=DraftKind.COUPLED)
+    blind = broken(lantern, "if kind is DraftKind.COUPLED", "if False").Lantern
+    honest = Lantern(TABLE, 3, delta=0.4, tv_budget=0.4)
+    for rule, replaced in ((blind(TABLE, 3, delta=0.4, tv_budget=0.4), 1.0), (honest, 0.0)):
+        changed = 0
+        for seed in range(50):
+            codes, _, _ = draw_picture(rule, distributions, NoiseStream(seed), tree, 2)
+            changed += codes[0] != plain(distributions, NoiseStream(seed), 1)[0]
+        assert changed / 50 == replaced
+
+
+def test_spending_counts() -> None:
+    spending = Spending(TVBudget(0.6, positions=4))
+    assert spending.left(0) == pytest.approx(0.15)
+    spending.spend(0.1)
+    assert spending.left(1) == pytest.approx(0.2)
+    assert spending.left(3) == spending.left(99) == pytest.approx(0.5)
+    spending.spend(0.5)
+    assert spending.left(0) == 0.0
+    assert Spending(None).left(7) == np.inf
+
+
+@pytest.mark.parametrize("bad", [{"total": -0.1}, {"total": np.nan}, {"total": 1, "positions": 0}])
+def test_wrong_budgets_are_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        TVBudget(**bad)
+
+
+def test_position_excess_has_a_figure_for_each_token() -> None:
+    tree = DraftTree.chain([1, 2], "any")
+    steps = [Step(tree, (), (4,)), Step(tree, (0, 1), (1, 2, 3), excess=(0.1, 0.2, 0.0))]
+    assert position_excess(steps, "exact").tolist() == [0.0, 0.1, 0.2, 0.0]
+    unknown = position_excess(steps, "approximate")
+    assert np.isnan(unknown[0]) and unknown[1:].tolist() == [0.1, 0.2, 0.0]
+    assert variation.APPROXIMATE == "approximate"

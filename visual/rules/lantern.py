@@ -1,0 +1,287 @@
+"""Relaxed acceptance as a walk with a neighbour relation: LANTERN, LANTERN++ and GSD.
+
+At a node take the target's own code t, by its noise. If a child carries t, descend to it. Else, if
+t is one of the codes A(c) that a child c stands for (see `relation`; children in tree order),
+descend to c and so emit c in place of t. Else emit t and stop.
+
+For one deterministic candidate this has LANTERN's law (Jang et al., arXiv 2410.03355; LANTERN++:
+Park et al., arXiv 2502.06352) exactly: with probability p(c) + p(A(c)) the picture goes on with c.
+What differs is what comes with it. The choice is coupled to plain decoding: pictures of one seed
+are the same until a code is replaced, and bit for bit where nothing is relaxed. No law q is needed,
+so any draft may be judged. And P(emitted code is not t) bounds the total variation, so it can be
+reported, and kept within a budget (see `tv_budget`). With several children the codes that they
+stand for add up: c deterministic candidates may spend c delta at a position.
+
+For GSD's partition the cluster of the emitted code is always that of t: the law of the clusters is
+the target's. A greedy target has all its mass on t, so that LANTERN and LANTERN++ never relax it;
+the published code does, by the probabilities before temperature.
+
+`least_gain` is our own: every replaced code costs the same likeness, but saves as much as the draft
+promises below it, so it is only done where at least so many further codes are expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import TypeVar
+
+from ragspec.errors import InputError
+from ragspec.rules.base import ALL_KINDS, TargetView, Verdict
+from ragspec.rules.rejection import children_of
+from ragspec.rules.walk import Walk
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.operations import promised
+from ragspec.visual.checks import is_number
+from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
+from ragspec.visual.rules.relation import (
+    Distribution,
+    NearestByRatio,
+    NearestWithin,
+    Relation,
+    SameCluster,
+    check_size,
+    related,
+)
+from ragspec.visual.rules.tv_budget import APPROXIMATE, Spending, TVBudget
+
+Table = TypeVar("Table", CodeNeighbours, CodePartition)
+
+
+class RelaxedWalk:
+    """The walk that lets a drafted code stand for the codes of a relation.
+
+    tv_budget: see `TVBudget`; a number is a budget that is spent as it comes. Every row counts
+    its own spending in what `open` returns; `judge` takes its tree for the first of a new row.
+    least_gain: a drafted code stands for others only where the draft expects at least so many
+    accepted nodes below it. Raises InputError for a negative one.
+    """
+
+    name = "relaxed-walk"
+    accepts = ALL_KINDS
+    weighs = False  # whether a row asks what a draft promises, however little is wanted of it
+
+    def __init__(
+        self,
+        relation: Relation,
+        tv_budget: TVBudget | float | None = None,
+        least_gain: float = 0.0,
+    ) -> None:
+        if not (is_number(least_gain) and 0.0 <= least_gain < inf):
+            raise InputError(
+                f"got least_gain={least_gain!r}; expected a number of codes, 0 or more."
+            )
+        self.relation = relation
+        self.least_gain = least_gain
+        self.tv_budget = TVBudget(tv_budget) if isinstance(tv_budget, float | int) else tv_budget
+        off = self.tv_budget is not None and self.tv_budget.total == 0.0
+        self.relaxes = not (off or relation.nothing)
+
+    @property
+    def label(self) -> str:
+        """`exact` where nothing is relaxed; what a budget bounds only a row can tell."""
+        return APPROXIMATE if self.relaxes else Walk.label
+
+    def open(self) -> RelaxedRow:
+        """Return the rule for one row, with its budget unspent."""
+        return RelaxedRow(self)
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the accepted path, the code that follows it, and each position's excess."""
+        return self.open().judge(tree, target)
+
+
+class RelaxedRow:
+    """A `RelaxedWalk` over one row; counts what the row has spent."""
+
+    accepts = ALL_KINDS
+
+    def __init__(self, rule: RelaxedWalk) -> None:
+        self.name = rule.name
+        self.relation = rule.relation
+        self.relaxes = rule.relaxes
+        self.least_gain = rule.least_gain
+        self.weighs = rule.weighs or rule.least_gain > 0.0
+        self.spending = Spending(rule.tv_budget)
+
+    @property
+    def label(self) -> str:
+        """What the row is worth so far; a draft that is not deterministic ends a bound."""
+        return self.spending.label if self.relaxes else Walk.label
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the accepted path, the code that follows it, and each position's excess.
+
+        Raises RuleError where target, draft and relation are not over the same codes.
+        """
+        if not self.relaxes:
+            exact = Walk().judge(tree, target)
+            emitted = len(exact.path) + (exact.token is not None)
+            return Verdict(exact.path, exact.token, (0.0,) * emitted)
+        if len(tree):
+            self.spending.prepare_batch(tree.kind)
+            check_size(self.relation, max(self.relation.size, int(tree.tokens.max()) + 1))
+        tokens, children = tree.tokens.tolist(), children_of(tree)
+        below = promised(tree) if self.weighs else [0.0] * len(tree)
+        path: list[int] = []
+        excess: list[float] = []
+        node = ROOT
+        while True:
+            code = target.token(node)
+            offered = {tokens[child]: child for child in children[node]}
+            gains = {each: below[child] for each, child in offered.items()}
+            following, spent = self._decide(offered, gains, code, target, node, tree.kind)
+            excess.append(spent)
+            if following is None:
+                return Verdict(tuple(path), code, tuple(excess))
+            path.append(following)
+            node = following
+            if target.ends(node):
+                return Verdict(tuple(path), None, tuple(excess))
+
+    def _decide(
+        self,
+        offered: Mapping[int, int],
+        gains: Mapping[int, float],
+        code: int,
+        target: TargetView,
+        node: int,
+        kind: DraftKind,
+    ) -> tuple[int | None, float]:
+        """Return the child to go on with, or None, and the position's excess.
+
+        offered: the drafted codes and their nodes. gains: what the draft promises below them.
+        """
+        min_gain = [each for each, gain in gains.items() if gain >= self.least_gain]
+        if not min_gain:
+            return offered.get(code), 0.0
+        left = self.spending.left(target.index(node))
+        if kind is DraftKind.COUPLED:
+            chosen = code if code in offered else self._stand_in(min_gain, code, target, node, left)
+            spent = 0.0 if chosen in (code, None) else 1.0
+        else:
+            p = self._distribution(target, node)
+            chosen, spent = self._shares(list(offered), min_gain, code, p, left)
+            chosen = code if code in offered else chosen
+        self.spending.spend(spent)
+        return (None if chosen is None else offered[chosen]), spent
+
+    def _stand_in(
+        self, drafted: Sequence[int], code: int, target: TargetView, node: int, left: float
+    ) -> int | None:
+        """Return the first drafted code that stands for the target's; law only where needed."""
+        near = [each for each in drafted if (self.relation.near(each) == code).any()]
+        if left < 1.0 or not near:
+            return None
+        p = self._distribution(target, node)
+        for each in near:
+            if (related(self.relation, each, p).codes == code).any():
+                return each
+        return None
+
+    def _shares(
+        self,
+        drafted: Sequence[int],
+        min_gain: Sequence[int],
+        code: int,
+        p: Distribution,
+        left: float,
+    ) -> tuple[int | None, float]:
+        """Return the drafted code that stands for the target's, and the mass of all replaced codes.
+
+        The mass does not depend on the target's choice. A prefix ends where what it adds to the
+        mass would exceed what is `left`.
+        """
+        chosen, spent = None, 0.0
+        if left <= 0.0:
+            return chosen, spent
+        fresh = p.copy()  # what no drafted code carries or stands for yet
+        fresh[drafted] = 0.0
+        for each in min_gain:
+            codes = related(self.relation, each, p).codes
+            if not len(codes):
+                continue
+            masses = fresh[codes].cumsum()
+            count = int(masses.searchsorted(left - spent, side="right"))
+            if not count:
+                continue
+            codes = codes[:count]
+            spent += float(masses[count - 1])
+            fresh[codes] = 0.0
+            if chosen is None and (codes == code).any():
+                chosen = each
+        return chosen, spent
+
+    def _distribution(self, target: TargetView, node: int) -> Distribution:
+        p: Distribution = target.probabilities(node).numpy()
+        check_size(self.relation, len(p))
+        return p
+
+
+class Lantern(RelaxedWalk):
+    """LANTERN: a drafted code stands for near codes whose mass is at most delta.
+
+    neighbours: of the target's code-book. k: how many are looked at, default all of the table.
+    Raises InputError, see `NearestWithin`.
+    """
+
+    name = "lantern"
+    relaxed_by = "delta"
+
+    def __init__(
+        self,
+        neighbours: CodeNeighbours | None = None,
+        k: int | None = None,
+        delta: float = 0.1,
+        tv_budget: TVBudget | float | None = None,
+        least_gain: float = 0.0,
+    ) -> None:
+        relation = NearestWithin(expect_table(self.name, neighbours), k, delta)
+        super().__init__(relation, tv_budget, least_gain)
+
+
+class LanternPlus(RelaxedWalk):
+    """LANTERN++: a drafted code becomes at most lam times as likely, through near codes.
+
+    neighbours, k: as in `Lantern`. Raises InputError, see `NearestByRatio`.
+    """
+
+    name = "lantern++"
+    relaxed_by = "lam"
+
+    def __init__(
+        self,
+        neighbours: CodeNeighbours | None = None,
+        k: int | None = None,
+        lam: float = 2.0,
+        tv_budget: TVBudget | float | None = None,
+        least_gain: float = 0.0,
+    ) -> None:
+        relation = NearestByRatio(expect_table(self.name, neighbours), k, lam)
+        super().__init__(relation, tv_budget, least_gain)
+
+
+class GSD(RelaxedWalk):
+    """GSD with a fixed partition: a drafted code stands for all codes of its cluster."""
+
+    name = "gsd"
+    relaxed_by = "partition"
+
+    def __init__(
+        self,
+        partition: CodePartition | None = None,
+        tv_budget: TVBudget | float | None = None,
+        least_gain: float = 0.0,
+    ) -> None:
+        super().__init__(SameCluster(expect_table(self.name, partition)), tv_budget, least_gain)
+
+
+def expect_table(rule: str, table: Table | None) -> Table:
+    """Return the table of a rule; raises InputError where there is none, as by name alone."""
+    if table is None:
+        raise InputError(
+            f"rule {rule!r} needs to know which codes look alike, and a name does not tell; "
+            "expected a table of the target's code-book. Make the rule with "
+            f"ragspec.visual.rules.make_rule({rule!r}, codebook), or use ImagePipeline."
+        )
+    return table
