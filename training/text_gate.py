@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--split", default="valid")
     parser.add_argument("--passages", type=int, default=None, help="retrieve so many; else records")
     parser.add_argument("--words", type=int, default=105, help="of a passage")
-    parser.add_argument("--every", type=int, default=1, help="take every n-th item only")
+    parser.add_argument("--stride", type=int, default=1, help="take every n-th item only")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rows", type=Path, default=None, help="write the judged rows here")
     args = parser.parse_args()

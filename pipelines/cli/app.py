@@ -131,21 +131,21 @@ def ask(
     follow_up: Annotated[
         bool, typer.Option("--follow-up", help="Stay for further questions, as `chat` does.")
     ] = False,
-    answer_anyway: Annotated[
+    no_refusal: Annotated[
         bool,
-        typer.Option("--answer-anyway", help="Ask the model also where no document speaks of it."),
+        typer.Option("--no-refusal", help="Ask the model even if no document covers the question."),
     ] = False,
     model: o.ModelOption = "starter",
     draft_model: o.DraftModelOption = None,
     drafter: o.DrafterOption = None,
     store: o.StoreOption = None,
     history: o.HistoryOption = None,
-    scope: o.ScopeOption = "global",
+    tenant: o.TenantOption = "global",
     budget: o.BudgetOption = "auto",
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
     top_k: o.TopKOption = 0,
-    as_configured: o.AsConfiguredOption = False,
+    use_generation_config: o.GenerationConfigOption = False,
     seed: o.SeedOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to write.")] = 160,
     device: o.DeviceOption = "auto",
@@ -163,7 +163,9 @@ def ask(
         bool,
         typer.Option("--iterative", help="Look the passage up anew every few tokens (RaLMSpec)."),
     ] = False,
-    every: Annotated[int, typer.Option(min=1, help="With --iterative: tokens between two.")] = 4,
+    stride: Annotated[
+        int, typer.Option(min=1, help="With --iterative: tokens between two searches.")
+    ] = 4,
     search: Annotated[
         str | None, typer.Option(help="With --iterative: dense, sparse or fused.")
     ] = None,
@@ -185,12 +187,12 @@ def ask(
     long: Annotated[
         bool, typer.Option("--long", help="Read the one document as a whole, and only once.")
     ] = False,
-    part: Annotated[
-        str | None, typer.Option(help="With --long: FROM:TO, which of its tokens to read.")
+    token_range: Annotated[
+        str | None, typer.Option(help="With --long: FROM:TO, the document's tokens to read.")
     ] = None,
-    keep: Annotated[
+    save_cache: Annotated[
         Path | None,
-        typer.Option(help="With --long: a folder that keeps what was read, for later questions."),
+        typer.Option(help="With --long: folder that saves the document's KV cache for later."),
     ] = None,
     mode: Annotated[
         str | None,
@@ -209,7 +211,7 @@ def ask(
 
     o.check_long(
         long,
-        {"--part": part, "--keep": keep, "--mode": mode, "--eta": eta},
+        {"--token-range": token_range, "--save-cache": save_cache, "--mode": mode, "--eta": eta},
         {
             "--index": index,
             "--embedder": embedder,
@@ -225,7 +227,7 @@ def ask(
         )
     asking = Asking(
         engine=o.EngineOptions(
-            *(model, draft_model, drafter, budget, device, dtype, store, history, scope),
+            *(model, draft_model, drafter, budget, device, dtype, store, history, tenant),
             device_map=device_map,
             adapter=adapter,
             quantize=quantize,
@@ -240,9 +242,9 @@ def ask(
         prediction=o.prediction_of(prediction, drafter, draft_model),
         prompt=prompt,
         system=system,
-        refuse=not answer_anyway,
-        as_configured=as_configured,
-        iterative=Iterative(every, search, o.strides_of(speculate), rounds) if iterative else None,
+        refuse=not no_refusal,
+        use_generation_config=use_generation_config,
+        iterative=Iterative(stride, search, o.strides_of(speculate), rounds) if iterative else None,
     )
     alone = {"--search": search, "--rounds": rounds}
     alone["--speculate"] = speculate if speculate != "auto" else None
@@ -250,7 +252,12 @@ def ask(
     text = o.checked_text(question)
     if long:
         _finish(
-            answer_long(text, docs or [], Long(part_of(part), keep, mode or "exact", eta), asking)
+            answer_long(
+                text,
+                docs or [],
+                Long(part_of(token_range), save_cache, mode or "exact", eta),
+                asking,
+            )
         )
         return
     if follow_up:
@@ -271,12 +278,12 @@ def generate(
     drafter: o.DrafterOption = None,
     store: o.StoreOption = None,
     history: o.HistoryOption = None,
-    scope: o.ScopeOption = "global",
+    tenant: o.TenantOption = "global",
     budget: o.BudgetOption = "auto",
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
     top_k: o.TopKOption = 0,
-    as_configured: o.AsConfiguredOption = False,
+    use_generation_config: o.GenerationConfigOption = False,
     seed: o.SeedOption = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens to write; 256, or what the context has.")
@@ -316,7 +323,7 @@ def generate(
 
     asking = Asking(
         engine=o.EngineOptions(
-            *(model, draft_model, drafter, budget, device, dtype, store, history, scope),
+            *(model, draft_model, drafter, budget, device, dtype, store, history, tenant),
             device_map=device_map,
             adapter=adapter,
             quantize=quantize,
@@ -330,7 +337,7 @@ def generate(
         stream=not no_stream,
         prediction=o.prediction_of(prediction, drafter, draft_model),
         system=system,
-        as_configured=as_configured,
+        use_generation_config=use_generation_config,
         mixed=Mixed(datastore, knn, knn_weight, o.strides_of(speculate)) if datastore else None,
     )
     if datastore is None and (knn, knn_weight, speculate) != (32, 0.25, "auto"):

@@ -89,17 +89,18 @@ class Asking:
     prompt: str | None = None
     system: str | None = None
     refuse: bool = True
-    as_configured: bool = False
+    use_generation_config: bool = False
     iterative: Iterative | None = None
     mixed: Mixed | None = None
 
     def chosen(self, engine: Engine) -> Sampling:
         """Return the sampling: that of the options, or of the model's own generation config."""
-        if not self.as_configured:
+        if not self.use_generation_config:
             return self.sampling
         if replace(self.sampling, seed=None) != Sampling():
             raise InputError(
-                "got --as-configured with --temperature, --top-p or --top-k; expected the model's "
+                "got --use-generation-config with --temperature, --top-p or --top-k; expected "
+                "the model's "
                 "own settings or yours. Leave one out."
             )
         return Sampling.from_generation_config(
@@ -349,7 +350,7 @@ def _show_to_people(
         terminal.line(result.generation.text)
         terminal.note(f"the model was not asked: {result.fields['refused']}", "bold")
         nearest = f"nearest: {result.documents[0]}; " if result.documents else ""
-        terminal.note(f"{nearest}--answer-anyway asks it all the same")
+        terminal.note(f"{nearest}--no-refusal asks it all the same")
         return
     if asking.streams:
         terminal.line()

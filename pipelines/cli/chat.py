@@ -47,7 +47,7 @@ def chat(
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
     top_k: o.TopKOption = 0,
-    as_configured: o.AsConfiguredOption = False,
+    use_generation_config: o.GenerationConfigOption = False,
     seed: o.SeedOption = None,
     max_new_tokens: Annotated[
         int, typer.Option(min=1, help="Most tokens of an answer.")
@@ -71,7 +71,7 @@ def chat(
         sampling=o.sampling_of(temperature, top_p, top_k, seed),
         max_new_tokens=max_new_tokens,
         system=system,
-        as_configured=as_configured,
+        use_generation_config=use_generation_config,
     )
     converse(None, docs or [], index, top_passages, asking, embedder)
 

@@ -40,12 +40,14 @@ class Long:
 
 
 def part_of(text: str | None) -> tuple[int, int] | None:
-    """Return what `--part` names, FROM:TO in tokens of the document; raises InputError."""
+    """Return what `--token-range` names, FROM:TO in tokens of the document; raises InputError."""
     if text is None:
         return None
     first, colon, last = text.partition(":")
     if not (colon and first.isdecimal() and last.isdecimal()):
-        raise InputError(f"--part is {text!r}; expected FROM:TO, two tokens, such as 0:7000.")
+        raise InputError(
+            f"--token-range is {text!r}; expected FROM:TO, two tokens, such as 0:7000."
+        )
     return int(first), int(last)
 
 
@@ -63,13 +65,13 @@ def answer_long(question: str, docs: Sequence[Path], long: Long, asking: Asking)
     known = long.keep is not None and long.keep.is_dir() and is_store(long.keep)
     if known and (docs or long.part or asking.prompt or asking.system):
         raise InputError(
-            f"{long.keep} holds a kept document; expected it alone, without --docs, --part, "
+            f"{long.keep} holds a kept document; expected it alone, without --docs, --token-range, "
             "--prompt and --system, or another folder to keep this one in."
         )
     if not known and (len(docs) != 1 or docs[0].is_dir()):
         got = f"the folder {docs[0]}" if len(docs) == 1 else f"{len(docs)} of --docs"
         raise InputError(
-            f"got --long with {got}; expected one file, or a kept document (--keep FOLDER)."
+            f"got --long with {got}; expected one file, or a kept document (--save-cache FOLDER)."
         )
     if long.keep is not None and long.keep.exists():
         check_writable(long.keep)  # before the document is read, which takes long

@@ -21,7 +21,7 @@ OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the corpus i
 FieldOption = Annotated[
     str | None, typer.Option(help="Column of the rows; the usual names are tried without it.")
 ]
-ScopeOption = Annotated[str, typer.Option(help="Who may see it: global, or the name of a tenant.")]
+TenantOption = Annotated[str, typer.Option(help="Who may see it: global, or the name of a tenant.")]
 
 
 @app.callback()
@@ -67,7 +67,7 @@ def from_answers(
     out: OutOption,
     model: o.ModelOption = "starter",
     field: FieldOption = None,
-    scope: ScopeOption = "global",
+    tenant: TenantOption = "global",
     drafter: o.DrafterOption = "auto",
     budget: o.BudgetOption = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
@@ -83,7 +83,7 @@ def from_answers(
     engine = o.EngineOptions(model, None, drafter, budget, device, dtype)
     info = store_answers(
         prompts, field, engine, out, terminal,
-        max_new_tokens=max_new_tokens, scope=scope, batch=batch,
+        max_new_tokens=max_new_tokens, scope=tenant, batch=batch,
     )  # fmt: skip
     _show(info, terminal, json)
 
@@ -126,17 +126,17 @@ def merge(path: StoreArgument, json: o.JsonOption = False) -> None:
 def evict(
     path: StoreArgument,
     max_tokens: Annotated[str, typer.Option(help="Tokens to keep: 500k, 10M.")],
-    scope: Annotated[str | None, typer.Option(help="Of this scope only.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Tenant whose text is dropped.")] = None,
     json: o.JsonOption = False,
 ) -> None:
     """Drop the oldest documents until at most so many tokens are left."""
     terminal = Terminal(quiet=json)
     selected = count_of(max_tokens, "--max-tokens")
     with _opened(path) as result:
-        if scope is not None:
-            _check_held(result, scope)
+        if tenant is not None:
+            _check_held(result, tenant)
         with terminal.working("evicting"):
-            result.evict(selected, scope=scope)
+            result.evict(selected, scope=tenant)
         _show(result.info(), terminal, json)
 
 
@@ -158,7 +158,7 @@ def _check_held(result: Any, scope: str) -> None:
     if checked_scope(scope) not in scopes:
         raise InputError(
             f"no text of {result.path} has scope {scope!r}; it has "
-            f"{', '.join(sorted(scopes)) or 'none'}: name one of these, or leave --scope out."
+            f"{', '.join(sorted(scopes)) or 'none'}: name one of these, or leave --tenant out."
         )
 
 

@@ -82,8 +82,8 @@ HistoryOption = Annotated[
     Path | None,
     typer.Option(help="Answers of this model (`ragspec store from-answers`).", file_okay=False),
 ]
-ScopeOption = Annotated[
-    str, typer.Option(help="Whose text in the stores is drafted from, beside everybody's.")
+TenantOption = Annotated[
+    str, typer.Option(help="Tenant whose stored text may be used, in addition to shared text.")
 ]
 PassagesOption = Annotated[
     int | None,
@@ -92,11 +92,9 @@ PassagesOption = Annotated[
 SystemOption = Annotated[
     str | None, typer.Option(help="What a chat model is told before anything else.")
 ]
-AsConfiguredOption = Annotated[
+GenerationConfigOption = Annotated[
     bool,
-    typer.Option(
-        "--as-configured", help="Sample as the model's own generation config says, if it does."
-    ),
+    typer.Option("--use-generation-config", help="Sample as the model's generation config says."),
 ]
 PredictionOption = Annotated[
     str | None,

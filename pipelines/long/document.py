@@ -322,7 +322,8 @@ def _check_room(engine: Engine, prefix: Prompt, part: Part | None) -> None:
         raise PromptTooLongError(
             f"the document takes {length:,} tokens of a context of {limit:,}, {QUESTION_ROOM} of "
             f"which question and answer need; {fits:,} fit: read a part of it (part=({first}, "
-            f"{first + fits}), --part {first}:{first + fits}), or ask DocQA, which searches it."
+            f"{first + fits}), --token-range {first}:{first + fits}), or ask DocQA, which "
+            f"searches it."
         )
 
 

@@ -68,7 +68,7 @@ def test_answer_is_one_object_with_the_promised_fields(
 def test_a_passage_that_is_looked_up_again_tells_its_searches(
     index: str, model: str, capsys: Capture, speculate: str
 ) -> None:
-    options = ("--iterative", "--every", "5", "--search", "sparse", "--speculate", speculate)
+    options = ("--iterative", "--stride", "5", "--search", "sparse", "--speculate", speculate)
     result = ask(capsys, index, model, *options, "--seed", "3", "-t", "0.7", "--compare")
     message = result["report"]["retrieval"]
     assert message["strides"] == len(result["passages"]) == -(-result["report"]["tokens"] // 5)
@@ -86,7 +86,7 @@ def test_strides_are_written_on_guesses_without_drafts_too(
 
 
 def test_the_whole_answer_may_be_written_in_rounds(index: str, model: str, capsys: Capture) -> None:
-    result = ask(capsys, index, model, "--iterative", "--rounds", "3", "--answer-anyway")
+    result = ask(capsys, index, model, "--iterative", "--rounds", "3", "--no-refusal")
     assert len(result["passages"]) == 3
     assert result["report"]["retrieval"]["strides"] == 3
     inputs = ["ask", "What?", "--index", index, "--model", model, "--rounds", "3"]
@@ -267,12 +267,12 @@ def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
     out, err = capsys.readouterr()
     assert out == "The documents do not speak of this.\n"
     assert "the model was not asked: the best passage has" in err
-    assert "--answer-anyway" in err and "passage 1" in err
+    assert "--no-refusal" in err and "passage 1" in err
     assert main([*requests, "--json", "--compare", "--no-stream"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert "% of the question's words" in result["refused"] and not result["supported"]
     assert result["report"]["forward_passes"] == 0 and "compare" not in result
-    assert main([*requests, "--answer-anyway", "--max-new-tokens", "5", "--json"]) == 0
+    assert main([*requests, "--no-refusal", "--max-new-tokens", "5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["refused"] is None
     requests[1] = "Who was Hannibal?"
     assert main(requests) == 0

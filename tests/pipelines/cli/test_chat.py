@@ -156,10 +156,10 @@ def test_sampling_as_the_model_is_configured(model: str, tmp_path: Path, capsys:
     chosen = config | {"do_sample": True, "temperature": 0.7, "top_k": 9}
     (tmp_path / "generation_config.json").write_text(json.dumps(chosen))
     named = ("--model", str(tmp_path))
-    assert text(*named, "--as-configured") == text(*named, "-t", "0.7", "--top-k", "9")
-    assert text(*named, "--as-configured") != text(*named)
+    assert text(*named, "--use-generation-config") == text(*named, "-t", "0.7", "--top-k", "9")
+    assert text(*named, "--use-generation-config") != text(*named)
     greedy = ("--model", model)
-    assert text(*greedy, "--as-configured") == text(*greedy)
+    assert text(*greedy, "--use-generation-config") == text(*greedy)
 
 
 def test_a_line_that_is_no_text_does_not_end_the_conversation(
@@ -172,9 +172,9 @@ def test_a_line_that_is_no_text_does_not_end_the_conversation(
 
 
 def test_two_ways_of_sampling_are_refused(model: str, capsys: Capture) -> None:
-    run = ["generate", "Hello.", "--model", model, "--as-configured", "--seed", "3"]
+    run = ["generate", "Hello.", "--model", model, "--use-generation-config", "--seed", "3"]
     assert main([*run, "--temperature", "0.5"]) == 2
-    assert "got --as-configured with --temperature" in capsys.readouterr().err
+    assert "got --use-generation-config with --temperature" in capsys.readouterr().err
 
 
 def test_a_missing_index_is_named_before_a_model_is_loaded(tmp_path: Path, capsys: Capture) -> None:

@@ -42,12 +42,12 @@ def test_a_document_is_read_preserved_and_not_read_again(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     keep = str(tmp_path / "prefix_cache")
-    first = said(capsys, "--docs", report, "--long", "--keep", keep, "--model", model)
-    again = said(capsys, "--long", "--keep", keep, "--model", model, "--compare")
+    first = said(capsys, "--docs", report, "--long", "--save-cache", keep, "--model", model)
+    again = said(capsys, "--long", "--save-cache", keep, "--model", model, "--compare")
     assert first["answer"] == again["answer"] and again["compare"]["equal"]
     assert again["report"]["cached_tokens"] > 200
     assert again["passages"][0]["document"] == "report.txt"
-    part = said(capsys, "--docs", report, "--long", "--part", "10:60", "--model", model)
+    part = said(capsys, "--docs", report, "--long", "--token-range", "10:60", "--model", model)
     assert len(part["passages"][0]["text"]) < len(TEXT) // 2
 
 
@@ -85,7 +85,7 @@ def test_it_streams_and_says_what_it_preserved(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     keep = str(tmp_path / "prefix_cache")
-    inputs = ["ask", "What?", "--docs", report, "--long", "--keep", keep, "--model", model]
+    inputs = ["ask", "What?", "--docs", report, "--long", "--save-cache", keep, "--model", model]
     assert main([*inputs, "--max-new-tokens", "12"]) == 0
     out, err = capsys.readouterr()
     assert out.strip() and "kept in" in err
@@ -94,24 +94,27 @@ def test_it_streams_and_says_what_it_preserved(
 def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
     keep = str(tmp_path / "prefix_cache")
     base = ["ask", "What?", "--model", model, "--max-new-tokens", "5"]
-    assert main([*base, "--docs", report, "--long", "--keep", keep, "--json"]) == 0
+    assert main([*base, "--docs", report, "--long", "--save-cache", keep, "--json"]) == 0
     capsys.readouterr()
     for more, message in (
-        (["--docs", report, "--part", "0:5"], "got --part without --long"),
-        (["--docs", report, "--keep", keep], "got --keep without --long"),
+        (["--docs", report, "--token-range", "0:5"], "got --token-range without --long"),
+        (["--docs", report, "--save-cache", keep], "got --save-cache without --long"),
         (["--docs", report, "--mode", "steered"], "got --mode without --long"),
         (["--docs", report, "--long", "--mode", "steerd"], "Did you mean 'steered'"),
         (["--docs", report, "--long", "--eta", "5"], "expected mode='steered'"),
         (["--docs", report, "--long", "--mode", "steered", "--eta", "-1"], "eta of 0 or more"),
         (["--docs", report, "--long", "--mode", "paper", "--drafter", "context"], "no other"),
         (["--docs", report, "--long", "--iterative"], "got --iterative with --long"),
-        (["--docs", report, "--long", "--part", "five"], "expected FROM:TO"),
+        (["--docs", report, "--long", "--token-range", "five"], "expected FROM:TO"),
         (["--docs", report, "--docs", report, "--long"], "expected one file"),
         (["--docs", str(tmp_path), "--long"], "got --long with the folder"),
-        (["--docs", report, "--long", "--keep", str(tmp_path)], "holds other files"),
+        (["--docs", report, "--long", "--save-cache", str(tmp_path)], "holds other files"),
         (["--long"], "expected one file"),
-        (["--docs", report, "--long", "--keep", keep], "holds a kept document"),
-        (["--docs", report, "--long", "--part", "0:5000000", "--keep", report], "is a file"),
+        (["--docs", report, "--long", "--save-cache", keep], "holds a kept document"),
+        (
+            ["--docs", report, "--long", "--token-range", "0:5000000", "--save-cache", report],
+            "is a file",
+        ),
     ):
         assert main([*base, *more]) != 0
         assert message in capsys.readouterr().err.replace("\n", " "), more

@@ -82,7 +82,7 @@ def test_a_folder_is_built_looked_at_merged_and_evicted(
             store.seal()
             store.append([1] * 500, scope="a")
     assert len(result(capsys, "merge", str(out))["segments"]) == 2
-    assert result(capsys, "evict", str(out), "--max-tokens", "0.1k", "--scope", "a")["scopes"] == {
+    assert result(capsys, "evict", str(out), "--max-tokens", "0.1k", "--tenant", "a")["scopes"] == {
         "global": info["tokens"]
     }
     assert result(capsys, "evict", str(out), "--max-tokens", "12")["tokens"] == 11
@@ -202,7 +202,7 @@ def test_a_scope_that_no_text_has_is_not_evicted(
     assert run("build", str(texts), "-m", model, "-o", str(out)) == 0
     capsys.readouterr()
     for scope, message in (("nobody", "scope 'nobody'; it has global"), ("", "scope is ''")):
-        assert run("evict", str(out), "--max-tokens", "0", "--scope", scope) == 2
+        assert run("evict", str(out), "--max-tokens", "0", "--tenant", scope) == 2
         assert message in capsys.readouterr().err
     assert result(capsys, "info", str(out))["generation"] == "gen-000001"
     with CorpusIndex.open(out) as store, pytest.raises(InputError, match="scope is ' '"):

@@ -102,7 +102,7 @@ def test_a_scope_is_drafted_from_and_needs_a_store(
     common = ["--model", str(folder), "--device", "cpu"]
     (tmp_path / "a.txt").write_text("ab ab", encoding="utf-8")
     for command in (["generate", "ab"], ["ask", "ab?", "--docs", str(tmp_path / "a.txt")]):
-        assert cli_main([*command, *common, "--scope", "tenant"]) == 2
+        assert cli_main([*command, *common, "--tenant", "tenant"]) == 2
         assert "got scope 'tenant' and no store" in capsys.readouterr().err
     request = EngineOptions(str(folder), None, "rest", "8", "cpu", "auto", store, scope="tenant")
     drafter = request.engine().drafter
