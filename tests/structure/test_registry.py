@@ -41,7 +41,7 @@ def test_a_name_near_nothing_gets_the_list_and_no_guess() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reported"),
+    ("name", "message"),
     [
         ("rest", r"'rest' got no store.*CorpusIndex\.open"),
         ("model", "'model' got no draft model.*draft_model="),

@@ -24,7 +24,7 @@ SMALL = {
 
 
 @pytest.fixture
-def create_up(tmp_path: Path) -> Path:
+def built_up(tmp_path: Path) -> Path:
     """Write two sets of rectangles in the layout of the real ones; returns the shared folder."""
     folder = tmp_path / "data" / "images"
     folder.mkdir(parents=True)

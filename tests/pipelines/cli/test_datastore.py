@@ -105,37 +105,3 @@ def test_what_cannot_be_is_said(store: str, model: str, tmp_path: Path, capsys: 
     ):
         assert main([*inputs, *more]) == code
         assert message in capsys.readouterr().err.replace("\n", " ")
-
-
-def test_bench_indexes_the_keys_again(store: str, model: str, tmp_path: Path) -> None:
-    pytest.importorskip("faiss")
-    texts, out = tmp_path / "long.jsonl", tmp_path / "rows.json"
-    texts.write_text(json.dumps({"text": "tree walks " * 60}) + "\n")
-    requests = ["bench", "knn", "--datastore", store, "--texts", str(texts), "--model", model]
-    small = ["--items", "1", "--tokens", "6", "--knn", "4", "--search", "ivf", "--json", str(out)]
-    assert main([*requests, *small]) == 0
-    (row,) = json.loads(out.read_text())["rows"]
-    assert (row["search"], row["equal"]) == ("ivf", 1)
-
-
-def test_bench_compares_both_ways(store: str, model: str, tmp_path: Path, capsys: Capture) -> None:
-    texts, out = tmp_path / "long.jsonl", tmp_path / "rows.json"
-    texts.write_text(
-        "".join(json.dumps({"text": f"{i} tree walks " * 60}) + "\n" for i in range(3))
-    )
-    requests = ["bench", "knn", "--datastore", store, "--texts", str(texts), "--model", model]
-    small = ["--items", "2", "--tokens", "12", "--knn", "4,16", "--drafters", "none,context"]
-    assert main([*requests, *small, "--json", str(out)]) == 0
-    rows = json.loads(out.read_text())["rows"]
-    assert [(row["drafter"], row["k"]) for row in rows] == [
-        ("none", 4), ("none", 16), ("context", 4), ("context", 16),
-    ]  # fmt: skip
-    for row in rows:
-        assert row["equal"] == row["texts"] == 2 and row["ratio"] > 0 and row["predicted"] > 0
-    assert main([*requests, "--knn", "x"]) == 2
-    assert main([*requests, "--search", "exact"]) == 2
-    short = tmp_path / "short.txt"
-    short.write_text("short")
-    assert (
-        main(["bench", "knn", "--datastore", store, "--texts", str(short), "--model", model]) == 2
-    )

@@ -15,7 +15,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def create(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
+def instance(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
     folder = tmp_path / "docs"
     folder.mkdir()
     (folder / "pets.txt").write_text("The cat is a pet. The dog is an animal.\n")

@@ -159,7 +159,7 @@ def test_what_is_too_far_is_left_out_and_the_beginning_read(cosine: float, begin
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("inputs", "error", "message"),
     [
         ({"mode": "stered"}, UnknownNameError, "Did you mean 'steered'"),
         ({"eta": 5.0}, InputError, "mode='steered'"),

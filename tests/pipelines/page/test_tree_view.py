@@ -124,7 +124,7 @@ def test_a_run_without_drafts_has_no_pictures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "text"),
+    ("text", "display"),
     [
         (" a b", "·a·b"),
         ("\t\r\n", "⇥␍↵"),

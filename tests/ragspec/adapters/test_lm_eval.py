@@ -161,7 +161,7 @@ def test_a_task_of_the_harness_gives_the_same_scores_with_and_without_drafts(
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("inputs", "error"),
     [
         ({"max_length": 1}, "max_length is 1"),
         ({"max_length": 9999}, "max_length is 9999"),

@@ -177,7 +177,7 @@ def test_settings_by_the_names_of_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("inputs", "error"),
     [
         ({"temperatur": 1}, "Did you mean 'temperature'"),
         ({"documents": "one text"}, "documents is"),

@@ -57,7 +57,7 @@ def ended(handle: RequestHandle) -> tuple[list[int], BaseException | None]:
 
 
 @pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def message(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Note when forwards are launched, settle and are abandoned."""
     results: list[str] = []
     for name in ("launch", "settle", "abandon"):

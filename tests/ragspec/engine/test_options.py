@@ -157,9 +157,9 @@ def test_what_is_no_sampling_is_refused(sampling: Any) -> None:
         read(sampling)
 
 
-@pytest.mark.parametrize(("queries", "prefix_cache"), [(False, None), (True, 0), (0, 0), (5, 5)])
-def test_logprobs(request: int | bool, selected: int | None) -> None:
-    assert read(logprobs=request).logprobs == selected
+@pytest.mark.parametrize(("query", "selected"), [(False, None), (True, 0), (0, 0), (5, 5)])
+def test_logprobs(query: int | bool, selected: int | None) -> None:
+    assert read(logprobs=query).logprobs == selected
 
 
 def test_refusals() -> None:

@@ -108,7 +108,7 @@ def test_nothing_is_worked_out_where_nobody_asks(monkeypatch: pytest.MonkeyPatch
     engine.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
 
 
-@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("selected", [True, False])
 def test_only_scores_that_nobody_changes_are_searched_when_they_are_read(
     selected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

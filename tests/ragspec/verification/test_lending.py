@@ -143,7 +143,7 @@ ENDS = [("llama", "sdpa"), ("llama", "eager"), ("gemma2", "eager"), ("gpt_oss", 
 
 
 @pytest.mark.parametrize("leased_first", [True, False])
-@pytest.mark.parametrize("name, own", ENDS)
+@pytest.mark.parametrize("name,current", ENDS)
 def test_a_lease_may_begin_and_end_inside_the_forward_of_another(
     leased_first: bool, name: str, current: str
 ) -> None:

@@ -259,7 +259,7 @@ VIEWS = {
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("kind", VIEWS)
-@pytest.mark.parametrize("variant", ["joined", "softcap", "sinks", "no kernel", "width"])
+@pytest.mark.parametrize("direction", ["joined", "softcap", "sinks", "no kernel", "width"])
 def test_parts_add_up_to_what_a_mask_gives(
     direction: str, kind: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

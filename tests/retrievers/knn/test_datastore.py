@@ -134,7 +134,7 @@ def test_the_cache_forgets_the_oldest_and_holds_what_follows(store: Datastore) -
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "message"),
+    ("inputs", "options", "message"),
     [
         ([], {}, "no two tokens in a row"),
         ([[4], []], {}, "no two tokens in a row"),

@@ -104,7 +104,7 @@ def test_who_wants_a_draft_prompt_is_known_through_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("inputs", "message"),
     [
         ([5, 999], "draft_prompt has 999"),
         (7, "draft_prompt is 7"),

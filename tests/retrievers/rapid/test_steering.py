@@ -176,7 +176,7 @@ def test_several_samples_and_memories_have_one_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("inputs", "error", "message"),
     [
         ({"mode": "steerd"}, UnknownNameError, "Did you mean 'steered'"),
         ({"mode": "steered", "eta": -1.0}, InputError, "expected eta of 0 or more"),

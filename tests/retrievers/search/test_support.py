@@ -35,7 +35,7 @@ def test_coverage_is_the_share_of_words_by_rarity_in_the_best_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("coverage", "cosine", "covered"),
+    ("coverage", "cosine", "result"),
     [
         (LEAST_COVERAGE, 0.0, True),
         (LEAST_COVERAGE - 0.01, LEAST_COSINE, True),

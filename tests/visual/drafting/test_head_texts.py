@@ -57,7 +57,7 @@ def test_they_show_the_guided_target_of_the_same_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("codes", "given"),
+    ("codes", "inputs"),
     [
         (CODES.float(), torch.zeros(4).long()),
         (CODES[0], torch.zeros(16).long()),

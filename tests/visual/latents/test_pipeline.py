@@ -173,7 +173,7 @@ def test_it_draws_again_from_what_it_saved(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("inputs", "message"),
     [
         ({"temperature": 0.5}, "got temperature=0.5"),
         ({"top_k": 3}, "got top_k=3"),

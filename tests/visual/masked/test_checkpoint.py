@@ -91,7 +91,7 @@ def with_one(name: str, *shape: int) -> Callable[[Weights], Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "conditioning"),
+    ("change", "on_progress"),
     [
         (without("z_proj.weight"), r"is no MAR model: it holds .*, and no z_proj\.weight"),
         (without("z_proj.bias"), r"lacks z_proj\.bias"),

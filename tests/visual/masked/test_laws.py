@@ -28,7 +28,7 @@ def selection() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("rule", "drafts", "given"),
+    ("rule", "drafts", "inputs"),
     [
         (Aligned(), "jacobi", {}),
         (Aligned(), "model", {"spread": 1.5}),  # unequal deviations, which tries settle
@@ -76,7 +76,7 @@ class Unmasked(MaskedTarget):
 
 
 @pytest.mark.parametrize(
-    ("rule", "drafts", "given"),
+    ("rule", "drafts", "inputs"),
     [
         (FreshDraw(1), "model", {"isolate_errors": 0.3}),
         (Mirrored(), "model", {"spread": 2.0}),

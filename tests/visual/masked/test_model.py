@@ -60,7 +60,7 @@ def test_the_head_is_that_of_the_plain_prefill(
 
 
 @pytest.mark.parametrize(
-    ("given", "conditioning"),
+    ("inputs", "message"),
     [
         ({"num_attention_heads": 5}, "5 attention heads for a width of 768"),
         ({"grid_size": 0}, "grid_size is 0"),

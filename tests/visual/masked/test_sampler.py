@@ -157,7 +157,7 @@ def test_sampling_can_be_ended(model: MaskedModel) -> None:
     assert len(message) == 2 and 0 < message[0] < message[1] < PLACES
 
 
-@pytest.mark.parametrize("given", [{"scale": -1.0}, {"temperature": float("nan")}, {"scale": "2"}])
+@pytest.mark.parametrize("inputs", [{"scale": -1.0}, {"temperature": float("nan")}, {"scale": "2"}])
 def test_bad_settings_are_refused(model: MaskedModel, inputs: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected a number, 0 or more"):
         MaskedSampler(model, LearnedSchedule(4), 2, **inputs)

@@ -72,7 +72,7 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "reported"),
+    ("change", "on_progress"),
     [
         (without("decoder.conv_in.weight"), r"is no KL autoencoder .*no decoder\.conv_in\.weight"),
         (without("quant_conv.bias"), r"lacks quant_conv\.bias"),

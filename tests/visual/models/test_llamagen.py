@@ -136,7 +136,7 @@ def test_sizes_follow_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "reported"),
+    ("settings", "message"),
     [
         ({"hidden_size": 30, "num_attention_heads": 4}, "multiple of 4"),
         ({"hidden_size": 24, "num_attention_heads": 4}, "multiple of 4"),
@@ -150,7 +150,7 @@ def test_bad_sizes_are_refused(settings: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "inputs",
     [torch.tensor([4]), torch.tensor([-1]), torch.tensor([1.0]), torch.tensor([[1]])],
 )
 def test_classes_out_of_range_are_refused(inputs: torch.Tensor) -> None:

@@ -168,7 +168,7 @@ def test_a_model_without_a_book_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "reported"),
+    ("images", "message"),
     [
         (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), "uint8"),
         (torch.zeros(3, 8, 8), r"\[3, 8, 8\]"),
@@ -185,7 +185,7 @@ def test_pictures_of_another_form_are_refused(images: torch.Tensor, message: str
 
 
 @pytest.mark.parametrize(
-    ("codes", "reported"),
+    ("codes", "message"),
     [
         (torch.zeros(1, 4), "float32"),
         (torch.zeros(4, dtype=torch.int64), r"\[4\]"),

@@ -149,7 +149,7 @@ def with_one(name: str, *shape: int) -> Callable[[Weights], Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "reported"),
+    ("change", "on_progress"),
     [
         (without("decoder.mid.1.q.bias"), r"lacks decoder\.mid_block\.attentions\.0\.to_q\.bias"),
         (without("quantize.embedding.weight"), "is no LlamaGen tokenizer"),

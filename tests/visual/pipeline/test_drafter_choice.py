@@ -45,7 +45,7 @@ def test_no_drafter_is_plain_decoding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "name"),
+    ("inputs", "name"),
     [
         (None, None),
         ("auto", "jacobi"),

@@ -137,7 +137,7 @@ def test_half_precision_draws(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "step_tensors"),
+    ("inputs", "message"),
     [
         ({"iterations": 10}, "10 iterations for 9 latents"),
         ({"iterations": 0}, "0 iterations"),
@@ -234,7 +234,7 @@ def test_a_draft_model_is_saved_and_detected(folder: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("labels", "condition", "step_tensors"),
+    ("labels", "inputs", "message"),
     [
         ([3], {}, "got the class 3; expected a whole number from 0 to 2"),
         (["purple"], {}, "expected one of red, green/leaf, blue"),

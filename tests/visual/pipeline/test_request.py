@@ -22,20 +22,20 @@ NAMES = ("wall/stone", "cat", "spell/fire", "item/fire")
 
 
 @pytest.mark.parametrize(
-    ("condition", "number"), [(0, 0), (3, 3), ("2", 2), ("cat", 1), ("CAT ", 1), ("stone", 0)]
+    ("inputs", "number"), [(0, 0), (3, 3), ("2", 2), ("cat", 1), ("CAT ", 1), ("stone", 0)]
 )
 def test_a_class_is_a_number_or_a_name(inputs: int | str, number: int) -> None:
     assert class_number(inputs, NAMES, 4) == number
 
 
-@pytest.mark.parametrize("condition", [np.int64(2), torch.tensor(2), np.array(2), " 2 "])
+@pytest.mark.parametrize("inputs", [np.int64(2), torch.tensor(2), np.array(2), " 2 "])
 def test_a_class_may_be_any_whole_number(inputs: Any) -> None:
     assert class_number(inputs, NAMES, 4) == 2
     assert [class_number(each, NAMES, 4) for each in some(inputs)] == [2]
 
 
 @pytest.mark.parametrize(
-    "condition",
+    "inputs",
     [
         *[4, -1, "4", "dog", "fire", "", "--3", "1.0", "9" * 5000, 1.9, 1.0, None, [1]],
         *[True, False, np.bool_(True), torch.tensor(True)],

@@ -206,7 +206,7 @@ def test_rows_are_opened_separately() -> None:
     assert open_rule(walk := Walk()) is walk
 
 
-@pytest.mark.parametrize("create", [Lantern, LanternPlus, GSD])
+@pytest.mark.parametrize("instance", [Lantern, LanternPlus, GSD])
 def test_a_name_alone_is_not_enough(instance: type[RelaxedWalk]) -> None:
     with pytest.raises(InputError, match="make_rule"):
         instance()  # type: ignore[call-arg]

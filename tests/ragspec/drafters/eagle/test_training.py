@@ -183,7 +183,7 @@ def test_a_head_can_go_on_but_not_for_another_target() -> None:
         train_head(target(), texts(), replace(FEW, draft_vocab_size=3), head=head)
 
 
-@pytest.mark.parametrize("given", [[], [[1, 2]]])
+@pytest.mark.parametrize("inputs", [[], [[1, 2]]])
 def test_no_text_is_refused(inputs: list[list[int]]) -> None:
     with pytest.raises(InputError, match="expected text"):
         train_head(target(), inputs, FEW)
