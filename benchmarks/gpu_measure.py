@@ -92,7 +92,9 @@ class Probe:
             return "context", CONTEXT_NODES
         if cell.drafter == "draft":
             if self._drafter is None:
-                self._drafter = ModelDrafter(self._make_draft(), depth=LEVELS, width=1, min_gain=0)
+                self._drafter = ModelDrafter(
+                    self._make_draft(), depth=LEVELS, width=1, min_expected_gain=0
+                )
             return self._drafter, LEVELS
         assert cell.rows is not None
         return (Stub(), cell.rows - 1) if cell.rows > 1 else (None, 0)

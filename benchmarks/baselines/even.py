@@ -89,11 +89,11 @@ class EvenRow(RelaxedRow):
             if p[each] <= 0.0:
                 continue
             likelier = log(p[each]) - log(p[code])
-            min_gain = gains[each] + price * likelier
-            if min_gain < 0.0 or abs(self.balance + likelier) > self.band:
+            min_expected_gain = gains[each] + price * likelier
+            if min_expected_gain < 0.0 or abs(self.balance + likelier) > self.band:
                 continue
-            if best is None or min_gain > best[0]:
-                best = min_gain, likelier, each
+            if best is None or min_expected_gain > best[0]:
+                best = min_expected_gain, likelier, each
         if best is None:
             return None, 0.0
         self.balance += best[1]

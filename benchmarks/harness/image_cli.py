@@ -31,7 +31,7 @@ def image(
     batches: Annotated[int, typer.Option(min=5, help="Independent plain batches.")] = 5,
     side_by_side: Annotated[int, typer.Option(min=1, help="Images drawn together there.")] = 32,
     budget: o.BudgetOption = "12",
-    min_gain: Annotated[
+    min_expected_gain: Annotated[
         float | None,
         typer.Option(min=0.0, help="Accepted codes for which a draft model reads on; 0 for all."),
     ] = None,
@@ -80,7 +80,7 @@ def image(
     names = tuple(name.strip() for name in ways.split(",") if name.strip())
     request = ImageBench(
         *(model or image_set or "tiles", names, images, quality, batches, side_by_side, budget),
-        *(min_gain, guidance, temperature, top_k, seed, device, dtype),
+        *(min_expected_gain, guidance, temperature, top_k, seed, device, dtype),
         None if features is None else str(features),
         *(steps, floor, prefill),
     )

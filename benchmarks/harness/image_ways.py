@@ -141,7 +141,7 @@ def build_variant(
     drafts: dict[str, Any],
     budget: Any,
     batch_size: int,
-    min_gain: float | None = None,
+    min_expected_gain: float | None = None,
 ) -> ImagePipeline:
     """Return the pipeline of a way, over the models of `base`.
 
@@ -171,7 +171,7 @@ def build_variant(
             rule,
             budget=budget,
             draft_mode=direction.mode,
-            draft_gain=min_gain,
+            draft_gain=min_expected_gain,
             folder=base.folder,
             batch_size=batch_size,
             **settings,

@@ -306,7 +306,9 @@ def check(tree: DraftTree, vocab_size: int | None = None) -> None:
     if min(source) < 0 or max(source) >= len(tree.sources):
         raise InputError(f"source: expected indices into the {len(tree.sources)} sources.")
     if not (isfinite(sum(accept_prob)) and min(accept_prob) >= 0.0):
-        raise InputError("reach: expected finite probabilities, got a negative or non-finite one.")
+        raise InputError(
+            "accept_prob: expected finite probabilities, got a negative or non-finite one."
+        )
     if tree.kind is not DraftKind.SAMPLED:
         distinct = len(set(zip(parents, tokens, strict=True)))
         if distinct != n:

@@ -104,7 +104,8 @@ class Select(Combined):
 
     sources: drafters of equal trust, or with less for some: discounts are taken off what each of
     them says (none for the first, `discount` for the others, where left out). by: "match", the
-    length of the match (sources must tell it: context, match, suffix, lookup, REST), or "reach",
+    length of the match (sources must tell it: context, match, suffix, lookup, REST), or
+    "accept_prob",
     the expected accepted tokens. threshold: below it the fallback drafts, where there is one.
     patience: seconds that a source may take, see `Source`.
     Raises InputError for no source, another `by`, and discounts that do not fit.
@@ -132,7 +133,7 @@ class Select(Combined):
         if not sources or by not in ("match", "accept_prob"):
             raise InputError(
                 f"got {len(sources)} sources and by={by!r}; expected at least one source, and "
-                "'match' or 'reach'."
+                "'match' or 'accept_prob'."
             )
         others = [discount] * (len(sources) - 1)
         self.discounts = [0.0, *others] if discounts is None else list(discounts)
@@ -204,7 +205,7 @@ class SelectSession:
         if matched is None:
             raise InputError(
                 f"drafter {source.name!r} does not tell the length of its match; expected a "
-                "session with `matched`. Use Select(..., by='reach')."
+                "session with `matched`. Use Select(..., by='accept_prob')."
             )
         return float(matched)
 

@@ -44,7 +44,7 @@ class SuffixDrafter(Combined):
     past: a drafter over earlier outputs, such as `store.drafter()`. factor, offset: a match of m
     tokens gives at most factor * m + offset nodes. depth: the longest suffix that counts.
     least: nodes of a smaller path probability are left out. score: "counts", the paper's, or
-    "reach", the same sum of corrected probabilities. patience: seconds that `past` may take.
+    "accept_prob", the same sum of corrected probabilities. patience: seconds that `past` may take.
     Raises InputError for settings outside their range.
     """
 
@@ -77,7 +77,7 @@ class SuffixDrafter(Combined):
         ):
             raise InputError(
                 f"got factor {factor}, depth {depth}, least {least}, score {score!r}; expected "
-                "factor >= 0, depth >= 1, a probability, and 'counts' or 'reach'."
+                "factor >= 0, depth >= 1, a probability, and 'counts' or 'accept_prob'."
             )
         if past is not None:
             expect_drafter(past)

@@ -193,7 +193,7 @@ class Approximate:
             lists = max(1, min(round(4 * math.sqrt(count)), count // 4))
             centres = faiss.IndexFlat(width, metric)
             index = faiss.IndexIVFFlat(centres, width, lists, metric)
-            index.fields_of_index = True
+            index.own_fields = True
             centres.this.disown()
             index.cp.seed = SEED
             index.cp.min_points_per_centroid = 1  # no remark on small collections

@@ -152,6 +152,9 @@ def test_the_pins_cover_and_satisfy_every_requirement(dev: ModuleType) -> None:
     installed = (*dev.EXTRAS.split(","), "int8")
     for text in (*used, *(text for name in installed for text in extras[name])):
         requirement = Requirement(text)
+        if requirement.name == "ragspec":  # an extra of its own, whose packages are looked at too
+            assert requirement.extras <= set(extras)
+            continue
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), text
 
 

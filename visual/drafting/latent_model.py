@@ -44,7 +44,7 @@ class LatentDrafter:
         draft: Any,
         target: LatentDraws,
         window: int = 16,
-        min_gain: float = MIN_EXPECTED_GAIN,
+        min_expected_gain: float = MIN_EXPECTED_GAIN,
         begin: int = 0,
     ) -> None:
         if not isinstance(draft, LatentDraws) or draft.table is not target.table:
@@ -52,10 +52,10 @@ class LatentDrafter:
                 f"got a {type(draft).__name__} to draft with; expected a LatentTarget or a "
                 "MaskedTarget over the smaller model that was made with table=target.table."
             )
-        check_window(window, min_gain)
+        check_window(window, min_expected_gain)
         self.draft: Any = draft
         self.window = window
-        self.min_expected_gain = min_gain
+        self.min_expected_gain = min_expected_gain
         self.begin = begin
 
     def open(self, request: DraftRequest) -> LatentSession:
@@ -65,11 +65,11 @@ class LatentDrafter:
         return LatentSession(self, noise, cache)
 
 
-def check_window(window: int, min_gain: float) -> None:
+def check_window(window: int, min_expected_gain: float) -> None:
     """Raise InputError for a window without latents, and a worth that is no chance."""
-    if window < 1 or not 0.0 <= min_gain < 1.0:
+    if window < 1 or not 0.0 <= min_expected_gain < 1.0:
         raise InputError(
-            f"got window {window} and worth {min_gain}; expected at least 1, and 0 to 1."
+            f"got window {window} and worth {min_expected_gain}; expected at least 1, and 0 to 1."
         )
 
 

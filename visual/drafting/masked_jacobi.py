@@ -31,14 +31,14 @@ class MaskedJacobiDrafter:
         self,
         target: MaskedTarget,
         window: int = 12,
-        min_gain: float = MIN_EXPECTED_GAIN,
+        min_expected_gain: float = MIN_EXPECTED_GAIN,
         begin: int = 0,
     ) -> None:
-        check_window(window, min_gain)
+        check_window(window, min_expected_gain)
         self.target, self.window, self.min_expected_gain, self.begin = (
             target,
             window,
-            min_gain,
+            min_expected_gain,
             begin,
         )
 

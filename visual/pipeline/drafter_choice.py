@@ -105,7 +105,7 @@ class ModelSource:
 
         draft = conditions.target(self.model, target)
         return ModelDrafter(
-            draft, self.depth, self.width, mode=self.mode, min_gain=self.min_expected_gain
+            draft, self.depth, self.width, mode=self.mode, min_expected_gain=self.min_expected_gain
         )
 
 
@@ -129,7 +129,7 @@ class HeadSource:
             self.depth,
             self.width,
             mode=self.mode,
-            min_gain=self.min_expected_gain,
+            min_expected_gain=self.min_expected_gain,
         )
 
 
@@ -189,7 +189,7 @@ def draft_source(
     model: Any,
     folder: ImageFolder | None,
     mode: str | None = None,
-    min_gain: float | None = None,
+    min_expected_gain: float | None = None,
 ) -> DraftSource:
     """Return what makes the drafters of a pipeline.
 
@@ -205,7 +205,7 @@ def draft_source(
         return FixedSource(None)
     if isinstance(drafter, list | tuple):
         instance = tuple(
-            draft_source(each, rule, model, folder, mode, min_gain) for each in drafter
+            draft_source(each, rule, model, folder, mode, min_expected_gain) for each in drafter
         )
         return SeveralSources(instance) if len(instance) > 1 else [*instance, FixedSource(None)][0]
     mode = mode or mode_for(rule)
@@ -214,12 +214,12 @@ def draft_source(
     if isinstance(drafter, str) and drafter == "jacobi":
         return jacobi_source(mode, int(model.config.grid_size))
     if isinstance(drafter, str | Path):
-        return _from_folder(_where(drafter, folder), model, mode, min_gain)
+        return _from_folder(_where(drafter, folder), model, mode, min_expected_gain)
     if isinstance(drafter, FeatureHead):
-        return HeadSource(drafter, mode, min_expected_gain=min_gain)
+        return HeadSource(drafter, mode, min_expected_gain=min_expected_gain)
     if hasattr(drafter, "config") and hasattr(drafter, "condition"):
         check_draft(model, drafter)
-        return ModelSource(drafter, mode, min_expected_gain=min_gain)
+        return ModelSource(drafter, mode, min_expected_gain=min_expected_gain)
     expect_drafter(drafter)
     return FixedSource(drafter)
 
@@ -284,13 +284,13 @@ def _where(drafter: str | Path, folder: ImageFolder | None) -> Path:
     return result
 
 
-def _from_folder(path: Path, model: Any, mode: str, min_gain: float | None) -> DraftSource:
+def _from_folder(path: Path, model: Any, mode: str, min_expected_gain: float | None) -> DraftSource:
     try:
         kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("kind")
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{path / CONFIG} cannot be read ({error}); expected JSON.") from error
     if kind == KIND:
-        return HeadSource(FeatureHead.load(path), mode, min_expected_gain=min_gain)
+        return HeadSource(FeatureHead.load(path), mode, min_expected_gain=min_expected_gain)
     draft = load_model(path, model.device, model.dtype)
     check_draft(model, draft)
-    return ModelSource(draft, mode, min_expected_gain=min_gain)
+    return ModelSource(draft, mode, min_expected_gain=min_expected_gain)

@@ -152,16 +152,20 @@ class RelaxedRow:
 
         offered: the drafted codes and their nodes. gains: what the draft promises below them.
         """
-        min_gain = [each for each, gain in gains.items() if gain >= self.least_gain]
-        if not min_gain:
+        min_expected_gain = [each for each, gain in gains.items() if gain >= self.least_gain]
+        if not min_expected_gain:
             return offered.get(code), 0.0
         left = self.spending.left(target.index(node))
         if kind is DraftKind.COUPLED:
-            chosen = code if code in offered else self._stand_in(min_gain, code, target, node, left)
+            chosen = (
+                code
+                if code in offered
+                else self._stand_in(min_expected_gain, code, target, node, left)
+            )
             spent = 0.0 if chosen in (code, None) else 1.0
         else:
             p = self._distribution(target, node)
-            chosen, spent = self._shares(list(offered), min_gain, code, p, left)
+            chosen, spent = self._shares(list(offered), min_expected_gain, code, p, left)
             chosen = code if code in offered else chosen
         self.spending.spend(spent)
         return (None if chosen is None else offered[chosen]), spent
@@ -182,7 +186,7 @@ class RelaxedRow:
     def _shares(
         self,
         drafted: Sequence[int],
-        min_gain: Sequence[int],
+        min_expected_gain: Sequence[int],
         code: int,
         p: Distribution,
         left: float,
@@ -197,7 +201,7 @@ class RelaxedRow:
             return chosen, spent
         fresh = p.copy()  # what no drafted code carries or stands for yet
         fresh[drafted] = 0.0
-        for each in min_gain:
+        for each in min_expected_gain:
             codes = related(self.relation, each, p).codes
             if not len(codes):
                 continue

@@ -60,7 +60,7 @@ class HeadDrafter:
         *,
         mode: str = "coupled",
         tree: TreeShape | Sequence[int] | None = None,
-        min_gain: float | None = None,
+        min_expected_gain: float | None = None,
         name: str = "head",
     ) -> None:
         if head is None or target is None:
@@ -68,7 +68,7 @@ class HeadDrafter:
                 f"got {'no head' if head is None else 'no target'}; expected both. Use "
                 "HeadDrafter(folder, model) with the folder that `ragspec train-head` wrote."
             )
-        self.kind = checked_mode(mode, depth, min_gain)
+        self.kind = checked_mode(mode, depth, min_expected_gain)
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
         self.head = _ready(head, self.target)
         tokens = self.head.tokens
@@ -76,7 +76,7 @@ class HeadDrafter:
         self.depth = depth
         self.widths = checked_widths(width, mode)
         self.shape = checked_shape(tree, width, mode)
-        self.min_expected_gain = min_gain
+        self.min_expected_gain = min_expected_gain
         self.name = name
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:

@@ -84,7 +84,7 @@ class ModelDrafter:
         mode: str = "coupled",
         tree: TreeShape | Sequence[int] | None = None,
         static: str = "auto",
-        min_gain: float | None = None,
+        min_expected_gain: float | None = None,
         name: str = "model",
     ) -> None:
         if model is None:
@@ -94,7 +94,7 @@ class ModelDrafter:
             )
         self.model = draft_target(model)
         self.depth = depth
-        self.kind = checked_mode(mode, depth, min_gain)
+        self.kind = checked_mode(mode, depth, min_expected_gain)
         self.widths = checked_widths(width, mode)
         self.shape = checked_shape(tree, width, mode)
         if self.shape is None and static in STATIC_MODES and static not in ("auto", "off"):
@@ -106,7 +106,7 @@ class ModelDrafter:
         self._opened: dict[str, CausalTarget] = {}
         if static != "auto":
             self._stepping(static)
-        self.min_expected_gain = min_gain
+        self.min_expected_gain = min_expected_gain
         self.name = name
 
     def open(self, request: DraftRequest) -> ModelSession:
@@ -187,12 +187,12 @@ class ModelSession:
         cache: DraftCache,
         growth: Growth,
         depth: int | None,
-        min_gain: float | None,
+        min_expected_gain: float | None,
         static: str = "off",
     ) -> None:
         self.cache = cache
         self.static = static
-        self.draft_cost = DraftCostEstimate(min_gain)
+        self.draft_cost = DraftCostEstimate(min_expected_gain)
         self._growth = growth
         self._depth = depth
         self._drafted = False
@@ -206,20 +206,20 @@ class ModelSession:
         self._drafted = self._open = depth >= 1 and cache.readable(tokens)
         if not self._drafted:
             return DraftTree.empty(self._growth.kind)
-        min_gain = self.draft_cost.min_expected_gain(getattr(context.adviser, "rate", 0.0))
+        min_expected_gain = self.draft_cost.min_expected_gain(getattr(context.adviser, "rate", 0.0))
         began, before = perf_counter(), cache.forwards
-        tree = self._drafted_tree(context, budget, depth, min_gain)
+        tree = self._drafted_tree(context, budget, depth, min_expected_gain)
         self.draft_cost.learn(1000.0 * (perf_counter() - began), cache.forwards - before)
         return tree
 
     def _drafted_tree(
-        self, context: DraftContext, budget: int, depth: int, min_gain: float
+        self, context: DraftContext, budget: int, depth: int, min_expected_gain: float
     ) -> DraftTree:
         """Return the draft below a text that can be read; see `DraftState`."""
         cache = self.cache
         with cache.lease():
             draft_state = DraftState(
-                cache, cache.read(context.tokens), context, budget, depth, min_gain
+                cache, cache.read(context.tokens), context, budget, depth, min_expected_gain
             )
             return self._growth.grow(draft_state)
 
@@ -245,13 +245,13 @@ class LevelSession(ModelSession):
     _growth: StaticGrowth
 
     def _drafted_tree(
-        self, context: DraftContext, budget: int, depth: int, min_gain: float
+        self, context: DraftContext, budget: int, depth: int, min_expected_gain: float
     ) -> DraftTree:
         growth = self._growth
         levels = growth.levels(budget, depth)
         result = self.cache.draft(context.tokens, growth.shape, levels)
         if result is None:
-            return super()._drafted_tree(context, budget, depth, min_gain)
+            return super()._drafted_tree(context, budget, depth, min_expected_gain)
         return growth.fill(result, budget, min(depth, levels + 1))
 
 

@@ -67,13 +67,14 @@ def make_growth(
     return growth
 
 
-def checked_mode(mode: str, depth: int | None, min_gain: float | None) -> DraftKind:
+def checked_mode(mode: str, depth: int | None, min_expected_gain: float | None) -> DraftKind:
     """Return the kind of draft that a mode makes; raises InputError for what cannot be."""
     if mode not in MODES:
         raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, MODES))}.")
-    if (depth is not None and depth < 1) or (min_gain or 0.0) < 0.0:
+    if (depth is not None and depth < 1) or (min_expected_gain or 0.0) < 0.0:
         raise InputError(
-            f"got depth {depth} and worth {min_gain}; expected at least 1, and 0 or more. Use "
+            f"got depth {depth} and worth {min_expected_gain}; expected at least 1, and 0 or "
+            f"more. Use "
             "drafter=None for plain decoding."
         )
     return MODES[mode]

@@ -56,7 +56,7 @@ def test_texts_become_a_head(model: Path, texts: Path, tmp_path: Path, capsys: C
     assert match["texts"] == 3
     assert 0.0 <= match["agreement"] <= 1.0
     loaded, _ = load_model(model)
-    engine = Engine(loaded, drafter=HeadDrafter(out, loaded, min_gain=0.0), budget=4)
+    engine = Engine(loaded, drafter=HeadDrafter(out, loaded, min_expected_gain=0.0), budget=4)
     result = engine.generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     plain = Engine(loaded, drafter=None).generate([1, 2, 3], max_new_tokens=8, ignore_eos=True)
     assert result.tokens == plain.tokens

@@ -45,7 +45,7 @@ def text_file(folder: Path, text: str = TEXT) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prefix_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def selected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long")
     LongDocument.open(text_file(folder), engine()).save(folder / "prefix_cache")
     return folder / "prefix_cache"

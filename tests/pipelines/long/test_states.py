@@ -41,7 +41,7 @@ def engine(head: bool = True, beside: tuple[str, ...] = ()) -> Engine:
     target = CausalTarget(tiny.model(dtype=torch.float64, max_position_embeddings=4096))
     if not head:
         return Engine(target, tiny.tokenizer(), None)
-    instance = HeadDrafter(heads.fresh(target), target, min_gain=0.0)
+    instance = HeadDrafter(heads.fresh(target), target, min_expected_gain=0.0)
     return Engine(target, tiny.tokenizer(), [instance, *beside], budget=5)
 
 
@@ -51,7 +51,7 @@ def opened() -> LongDocument:
 
 
 @pytest.fixture(scope="module")
-def prefix_cache(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def selected(opened: LongDocument, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states") / "prefix_cache"
     opened.save(folder)
     return folder

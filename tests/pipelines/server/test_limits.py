@@ -32,7 +32,7 @@ SHORT = {**LONG, "max_tokens": 4}
 
 
 @pytest.fixture(scope="module")
-def created() -> Engine:
+def instance() -> Engine:
     return engine()
 
 

@@ -19,7 +19,7 @@ MESSAGES: Any = [{"role": "user", "content": "Where does a draft come from?"}]
 
 
 @pytest.fixture(scope="module")
-def created() -> Engine:
+def instance() -> Engine:
     return engine()
 
 

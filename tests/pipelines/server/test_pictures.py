@@ -26,7 +26,7 @@ from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
-def created() -> Engine:
+def instance() -> Engine:
     return engine()
 
 

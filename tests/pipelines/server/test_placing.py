@@ -17,7 +17,7 @@ PROMPT = "A draft tree"
 
 
 @pytest.fixture(scope="module")
-def created() -> Engine:
+def instance() -> Engine:
     """Return an engine whose tokens are several characters."""
     tokenizer = tiny.bpe_tokenizer()
     return Engine(tiny.model("llama", vocab_size=len(tokenizer), seed=4), tokenizer, drafter=None)

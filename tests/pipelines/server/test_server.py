@@ -22,7 +22,7 @@ SAMPLED = Sampling(temperature=0.8, top_p=0.9, seed=11)
 
 
 @pytest.fixture(scope="module")
-def created() -> Engine:
+def instance() -> Engine:
     return engine()
 
 

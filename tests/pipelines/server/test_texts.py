@@ -28,7 +28,7 @@ LONG = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 400,
 
 
 @pytest.fixture(scope="module")
-def created() -> Engine:
+def instance() -> Engine:
     return engine()
 
 

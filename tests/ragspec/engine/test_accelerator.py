@@ -134,7 +134,7 @@ def create(name: str, where: CausalTarget, store: Any) -> Any:
     needs = describe(name).needs
     if "head" in needs:
         head = heads.fresh(CausalTarget(target()))
-        return HeadDrafter(head.to(where.device), where, min_gain=0.0)
+        return HeadDrafter(head.to(where.device), where, min_expected_gain=0.0)
     if "continuation" in needs:
         texts = {tuple(prompt): text for prompt, text in zip(PROMPTS, plain("all"), strict=True)}
         return SyntheticDrafter(0.8, texts)
@@ -185,7 +185,9 @@ def test_log_probabilities_are_those_of_the_cpu(settings: str, there: CausalTarg
 def test_every_rule_decides_as_on_the_cpu(rule: str, there: CausalTarget) -> None:
     def drafter(model: Any) -> ModelDrafter:
         mode, width = RULES[rule]
-        return ModelDrafter(model, 3, width, mode=mode, min_gain=None if "sampled" in mode else 0.0)
+        return ModelDrafter(
+            model, 3, width, mode=mode, min_expected_gain=None if "sampled" in mode else 0.0
+        )
 
     inputs: dict[str, Any] = {"rule": rule, "budget": BUDGET}
     here = written(Engine(target(), drafter=drafter(smaller()), **inputs), SETTINGS["top-p"])
@@ -207,7 +209,7 @@ def test_every_rule_for_texts_is_tried() -> None:
 def test_a_head_drafts_as_on_the_cpu(mode: str, tree: Any) -> None:
     def draft(where: CausalTarget) -> list[Any]:
         head = copy.deepcopy(heads.fresh(CausalTarget(heads.model()))).to(where.device)
-        drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, min_gain=0.0)
+        drafter = HeadDrafter(head, where, mode=mode, tree=tree, width=2, min_expected_gain=0.0)
         results = Engine(where, drafter=drafter, budget=BUDGET).generate(
             prompts, SETTINGS["top-p"], **INPUTS
         )

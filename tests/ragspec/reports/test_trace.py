@@ -78,7 +78,7 @@ def test_lines_carry_the_documented_fields(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     write_trace(path, run(), letters)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    names = "t index sources tokens parents source reach origin path emitted texts ms"
+    names = "t index sources tokens parents source accept_prob origin path emitted texts ms"
     assert set(lines[1]) == set(names.split())  # a step without a draft brings no words
     assert set(lines[2]) == {*names.split(), "vocabulary"}
     assert [line["t"] for line in lines[1:-1]] == [0.0, 4.0, 10.0]

@@ -267,7 +267,7 @@ GOOD = DraftTree.build([1, 2, 2], [-1, 0, -1], "a")
         (replace(GOOD, source=GOOD.source.astype(float)), "source: got float64 values"),
         (
             replace(GOOD, accept_prob=GOOD.accept_prob.astype(complex)),
-            "reach: got complex128 values",
+            "accept_prob: got complex128 values",
         ),
         (replace(GOOD, origin=np.full((3, 2), None)), "origin: got object values"),
         (replace(GOOD, sources=cast(Any, ([],))), "sources: got"),

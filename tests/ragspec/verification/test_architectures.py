@@ -155,7 +155,7 @@ def test_tokens_do_not_depend_on_a_draft_model_beside_the_context(
     plain = run(alone, PROMPTS[:rows], name, ignore_eos=True)
     # How the texts begin can be copied; the rest is left to the model.
     texts = [SourceText(tuple(out.tokens[:6]), i) for i, out in enumerate(plain)]
-    drafters: list[str | Drafter] = ["context", ModelDrafter(alike(), min_gain=0.0)]
+    drafters: list[str | Drafter] = ["context", ModelDrafter(alike(), min_expected_gain=0.0)]
     engine = Engine(target(), drafter=drafters, budget=budget, cache=cache)
     drafted = run(engine, PROMPTS[:rows], name, ignore_eos=True, texts=texts)
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]

@@ -225,7 +225,7 @@ def test_wrong_settings_are_reported(settings: dict[str, Any]) -> None:
 
 
 def drafters() -> dict[str, Drafter]:
-    small = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), min_gain=0.0)
+    small = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), min_expected_gain=0.0)
     sampled = ModelDrafter(small.model, mode="sampled", width=(2, 1))
     return {
         "model": Rasd(small, [ContextDrafter(), SuffixDrafter()]),
@@ -250,13 +250,13 @@ def test_its_name_stands_for_the_text_of_the_request_and_second_choices() -> Non
 
 
 def test_texts_and_model_together_need_no_more_steps_than_either() -> None:
-    small = ModelDrafter(target(), depth=2, min_gain=0.0)
+    small = ModelDrafter(target(), depth=2, min_expected_gain=0.0)
     both = forwards(Rasd(small, [ContextDrafter()]))
     assert both <= min(forwards(small), forwards(ContextDrafter()))
 
 
 def test_a_draft_model_that_knows_nothing_silences_texts_only_in_the_papers_form() -> None:
-    unlike = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), depth=1, min_gain=0.0)
+    unlike = ModelDrafter(tiny.model(seed=1, dtype=torch.float64), depth=1, min_expected_gain=0.0)
     texts, paper = (
         forwards(ContextDrafter()),
         forwards(Rasd(unlike, [ContextDrafter()], grace=None)),

@@ -119,9 +119,9 @@ LONG: list[Lesson] = [
         ("torch.where(refuted < first, before[:, -1], 0)", "before[:, -1]"),
         ("torch.where(refuted < first, before[:, -1], 0)", "0"),
         (".clamp(max=SUREST)", ""),
-        ("            self._own[tokens] = True", "            pass"),
-        ("held = torch.where(self._own[tokens], held, NOTHING)", "pass"),
-        ("made._cells = self._cells.clone()", "pass"),
+        ("            self._local[tokens] = True", "            pass"),
+        ("held = torch.where(self._local[tokens], held, NOTHING)", "pass"),
+        ("instance._cells = self._cells.clone()", "pass"),
     ],
 )
 def test_the_check_of_learning_can_fail(old: str, new: str) -> None:

@@ -246,5 +246,5 @@ def test_unknown_kinds_and_a_missing_faiss_are_reported(monkeypatch: pytest.Monk
     with pytest.raises(InputError, match="dense is 'flat'; expected one of exact, hnsw, ivf"):
         build_nearest(unit(5, 1), "flat")
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'ragspec\[cpu\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'ragspec\[rag\]'"):
         build_nearest(unit(5, 1), "hnsw")

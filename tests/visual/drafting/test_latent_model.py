@@ -40,13 +40,13 @@ def generate(
     rule: Any,
     rows: int = 3,
     window: int = 6,
-    min_gain: float = 0.0,
+    min_expected_gain: float = 0.0,
     instance: Any = None,
     **inputs: Any,
 ) -> Any:
     target = models.target(models.model(strength=0.1), rows, scale=2.0)
     drafter = drafter_of(
-        target, instance or smaller(), rows, window=window, min_expected_gain=min_gain
+        target, instance or smaller(), rows, window=window, min_expected_gain=min_expected_gain
     )
     engine = Engine(target, None, drafter, budget=6, rule=rule, **inputs)
     result = engine.generate(
@@ -105,10 +105,10 @@ def test_a_draft_is_what_its_model_draws_alone() -> None:
 
 
 def test_chains_grow_with_what_is_preserved_and_end_with_the_picture() -> None:
-    latents, result = generate(Near(50.0), window=99, min_gain=0.1)  # all are kept
+    latents, result = generate(Near(50.0), window=99, min_expected_gain=0.1)  # all are kept
     sizes = [len(step.tree) for step in result[0].steps if len(step.tree)]
     assert sizes[0] == 3 and sum(sizes) < CODES  # 0.5, 0.25 and 0.125 are worth it
-    _, none = generate(Near(0.0), window=99, min_gain=0.1)  # none is
+    _, none = generate(Near(0.0), window=99, min_expected_gain=0.1)  # none is
     assert min(len(step.tree) for step in none[0].steps[1:-1]) == 1
     assert latents.shape[1] == CODES
 
@@ -125,6 +125,6 @@ def test_bad_drafts_are_refused() -> None:
         InputError, match="expected a LatentTarget or a MaskedTarget over the smaller model"
     ):
         LatentDrafter(smaller(), target)
-    for window, min_gain in ((0, 0.1), (4, -0.1), (4, 1.0)):
-        with pytest.raises(InputError, match=f"got window {window} and worth {min_gain}"):
-            drafter_of(target, smaller(), window=window, min_expected_gain=min_gain)
+    for window, min_expected_gain in ((0, 0.1), (4, -0.1), (4, 1.0)):
+        with pytest.raises(InputError, match=f"got window {window} and worth {min_expected_gain}"):
+            drafter_of(target, smaller(), window=window, min_expected_gain=min_expected_gain)

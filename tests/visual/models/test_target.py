@@ -132,7 +132,7 @@ def test_a_smaller_model_drafts(condition: str, draft_scale: float) -> None:
     """The draft model is a target too, with conditions and guidance of its own."""
     model = image_models.model(condition)
     small = image_models.target(image_models.model(condition, 7, layers=1), draft_scale)
-    drafter = ModelDrafter(small, depth=3, width=2, min_gain=0.0)
+    drafter = ModelDrafter(small, depth=3, width=2, min_expected_gain=0.0)
     engine = Engine(image_models.target(model), None, drafter=drafter, budget=6)
     sample = draw(engine, 1)
     assert sample.tokens == image_models.plain(model, 1, SAMPLED, 3)
@@ -142,7 +142,7 @@ def test_a_smaller_model_drafts(condition: str, draft_scale: float) -> None:
 
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:
     model = image_models.model("features")
-    drafter = ModelDrafter(image_models.target(model), depth=5, width=1, min_gain=0.0)
+    drafter = ModelDrafter(image_models.target(model), depth=5, width=1, min_expected_gain=0.0)
     sample = draw(Engine(image_models.target(model), None, drafter=drafter, budget=5), 0)
     assert sample.tokens == image_models.plain(model, 0, SAMPLED, 3)
     assert len(sample.steps) == 1 + -(-(ALL - 1) // 6)  # the prefill draws one code alone

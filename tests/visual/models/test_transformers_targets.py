@@ -232,7 +232,7 @@ def test_trees_draw_what_plain_decoding_draws(kind: str, sampling: Sampling) -> 
     engine = Engine(instance, None, drafter=drafters, budget=7)
     assert draw(engine, rows, sampling) == plain
     assert draw(engine, rows[:1], sampling) == plain[:1]
-    small = ModelDrafter(target(kind, 1), depth=3, width=2, min_gain=0.0)
+    small = ModelDrafter(target(kind, 1), depth=3, width=2, min_expected_gain=0.0)
     assert draw(Engine(instance, None, drafter=small, budget=5), rows, sampling) == plain
 
 

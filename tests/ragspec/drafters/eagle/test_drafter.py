@@ -40,7 +40,7 @@ SAMPLED = Sampling(temperature=1.0, seed=7)
 
 
 def drafter(target: CausalTarget, **options: Any) -> HeadDrafter:
-    return HeadDrafter(heads.fresh(target), target, min_gain=0.0, **options)
+    return HeadDrafter(heads.fresh(target), target, min_expected_gain=0.0, **options)
 
 
 def accepted(target: CausalTarget, instance: Any, sampling: Sampling, **options: Any) -> float:
@@ -84,14 +84,14 @@ def test_training_pays(temperature: float) -> None:
     target, head = CausalTarget(heads.model()), heads.trained()
     sampling = Sampling(temperature=temperature, seed=7)
     fresh = accepted(target, drafter(target), sampling)
-    trained = accepted(target, HeadDrafter(head, target, min_gain=0.0), sampling)
+    trained = accepted(target, HeadDrafter(head, target, min_expected_gain=0.0), sampling)
     assert trained > fresh + 0.2
 
 
 def test_drafts_with_the_noise_are_accepted_more_often_than_blind_ones() -> None:
     target, head = CausalTarget(heads.model()), heads.trained()
     coupled, blind = (
-        accepted(target, HeadDrafter(head, target, min_gain=0.0, mode=mode), SAMPLED)
+        accepted(target, HeadDrafter(head, target, min_expected_gain=0.0, mode=mode), SAMPLED)
         for mode in ("coupled", "deterministic")
     )
     assert coupled > blind
@@ -277,7 +277,7 @@ def test_what_it_knows_of_a_prompt_moves_no_token(settings: str) -> None:
         options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
         plain = Engine(target, drafter=None).generate(prompt, SAMPLINGS[settings], **options)
         engine.generate([*prompt[:20], 3], max_new_tokens=1, prefix_cache=cache)
-        options |= {"kept": cache, "known_states": parts}
+        options |= {"prefix_cache": cache, "known_states": parts}
         result = engine.generate(prompt, SAMPLINGS[settings], **options)
         assert result.tokens == plain.tokens
         assert result.report.cached_tokens == 20 and not result.report.faults

@@ -24,10 +24,12 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=0.8)}
 
 
 def opened(
-    sampling: Sampling, width: int = 3, min_gain: float = 0.0, seed: int = 0
+    sampling: Sampling, width: int = 3, min_expected_gain: float = 0.0, seed: int = 0
 ) -> tuple[ModelSession, CoupledGrowth]:
     distribution = TokenDistribution(sampling, NoiseStream(seed), len(PROMPT))
-    drafter = ModelDrafter(tiny.model(dtype=torch.float64), width=width, min_gain=min_gain)
+    drafter = ModelDrafter(
+        tiny.model(dtype=torch.float64), width=width, min_expected_gain=min_expected_gain
+    )
     session = drafter.open(DraftRequest(tuple(PROMPT), tiny.VOCAB, distribution=distribution))
     assert isinstance(session._growth, CoupledGrowth)
     return session, session._growth
@@ -75,8 +77,8 @@ def test_a_larger_budget_keeps_what_a_smaller_one_has() -> None:
 
 
 def test_growth_ends_where_a_forward_promises_too_little() -> None:
-    for min_gain, forwards in ((10.0, 0), (0.0, 8)):
-        session, _ = opened(SAMPLINGS["greedy"], width=1, min_gain=min_gain)
+    for min_expected_gain, forwards in ((10.0, 0), (0.0, 8)):
+        session, _ = opened(SAMPLINGS["greedy"], width=1, min_expected_gain=min_expected_gain)
         tree = propose(session, 9)
         assert session.cache.drafted == forwards
         assert len(tree) == forwards + 1
@@ -141,7 +143,7 @@ def test_distributions_name_the_nodes_of_the_tree_that_were_read(settings: str) 
 
 
 def test_growth_reads_no_node_that_cannot_pay_for_its_row() -> None:
-    session, growth = opened(SAMPLINGS["greedy"], width=4, min_gain=0.4)
+    session, growth = opened(SAMPLINGS["greedy"], width=4, min_expected_gain=0.4)
     nodes = growth._nodes
     nodes.add(-1, [1.0, 2.0, 3.0], [0.8, 0.1, 0.05])
     draft_state = DraftState(session.cache, torch.empty(0), DraftContext([], 0, 9), 8, 8, 0.4)

@@ -103,7 +103,7 @@ def test_the_text_is_that_of_plain_decoding(settings: str, width: int) -> None:
     sampling = SAMPLINGS[settings]
     plain, _ = write(None, sampling)
     for draft in (model(1), alike()):
-        drafted, steps = write(ModelDrafter(draft, width=width, min_gain=0.0), sampling)
+        drafted, steps = write(ModelDrafter(draft, width=width, min_expected_gain=0.0), sampling)
         assert drafted == plain
         assert all(step.tree.kind is DraftKind.COUPLED for step in steps[1:] if len(step.tree))
         assert max(len(step.tree) for step in steps) == 6
@@ -111,7 +111,9 @@ def test_the_text_is_that_of_plain_decoding(settings: str, width: int) -> None:
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_a_model_that_drafts_for_itself_has_every_chain_accepted(settings: str) -> None:
-    _, steps = write(ModelDrafter(model(), width=1, min_gain=0.0), SAMPLINGS[settings], new=29)
+    _, steps = write(
+        ModelDrafter(model(), width=1, min_expected_gain=0.0), SAMPLINGS[settings], new=29
+    )
     assert [len(step.path) for step in steps] == [0, 6, 6, 6, 6]
 
 
@@ -125,7 +127,7 @@ def test_a_model_that_is_nearly_the_target_is_accepted_for_the_most_part(setting
 
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_a_draft_is_the_same_whether_the_cache_was_preserved_or_is_new(settings: str) -> None:
-    drafter, prompt = ModelDrafter(alike(), width=3, min_gain=0.0), tiny.prompt()
+    drafter, prompt = ModelDrafter(alike(), width=3, min_expected_gain=0.0), tiny.prompt()
     plain, _ = write(None, SAMPLINGS[settings])
     request = DraftRequest(
         tuple(prompt), tiny.VOCAB, distribution=distribution(SAMPLINGS[settings], prompt)
@@ -152,7 +154,7 @@ def same(one: DraftTree, two: DraftTree) -> bool:
 
 def test_accepted_tokens_are_not_read_again() -> None:
     read: list[int] = []
-    drafter = ModelDrafter(model(), width=1, min_gain=0.0)
+    drafter = ModelDrafter(model(), width=1, min_expected_gain=0.0)
     forward = drafter.model.forward
 
     def counted(tokens: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -215,7 +217,7 @@ def test_a_budget_that_cuts_and_pauses_changes_nothing() -> None:
 def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
     short = tiny.model(seed=0, dtype=torch.float64, max_position_embeddings=40)
     plain, _ = write(None, Sampling(), new=40)
-    drafted, steps = write(ModelDrafter(short, width=1, min_gain=0.0), Sampling(), new=40)
+    drafted, steps = write(ModelDrafter(short, width=1, min_expected_gain=0.0), Sampling(), new=40)
     assert drafted == plain
     drafted_at = [len(step.tree) for step in steps]
     assert drafted_at[1] == 6 and drafted_at[-1] == 0 and 0 < sum(drafted_at) < 20
@@ -223,7 +225,7 @@ def test_a_text_that_outgrows_the_draft_model_goes_on_without_it() -> None:
 
 def test_no_draft_is_deeper_than_the_text_may_become() -> None:
     prompt = tiny.prompt()
-    session = ModelDrafter(alike(), width=1, min_gain=0.0).open(
+    session = ModelDrafter(alike(), width=1, min_expected_gain=0.0).open(
         DraftRequest(tuple(prompt), tiny.VOCAB)
     )
     sizes = [len(session.propose(DraftContext(prompt, 24, left), 6)) for left in (9, 4, 2, 1)]
@@ -243,7 +245,7 @@ def test_tokens_beyond_the_target_are_never_proposed() -> None:
     for sampling in SAMPLINGS.values():
         request = DraftRequest(tuple(prompt), 50, distribution=distribution(sampling, prompt))
         tree = (
-            ModelDrafter(model(), min_gain=0.0)
+            ModelDrafter(model(), min_expected_gain=0.0)
             .open(request)
             .propose(DraftContext(prompt, 24, 20), 40)
         )
@@ -286,7 +288,7 @@ def test_a_higher_rate_makes_smaller_drafts() -> None:
 def test_distributions_are_reported_of_the_last_proposal_only(mode: str) -> None:
     prompt = tiny.prompt()
     settings = distribution(SAMPLINGS["sampled"], prompt)
-    drafter = ModelDrafter(alike(), width=2, mode=mode, min_gain=0.0)
+    drafter = ModelDrafter(alike(), width=2, mode=mode, min_expected_gain=0.0)
     session = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, distribution=settings))
     assert session.distributions() == []
     tree = session.propose(DraftContext(prompt, 24, 20), 6)

@@ -84,7 +84,9 @@ def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> No
     assert changed != written(local_model(), static="off")
 
 
-@pytest.mark.parametrize(("change", "selected"), [(replace_a_weight, False), (change_a_weight, True)])
+@pytest.mark.parametrize(
+    ("change", "selected"), [(replace_a_weight, False), (change_a_weight, True)]
+)
 def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, selected: bool) -> None:
     """A captured step reads addresses: it sees what is written there, not what lies elsewhere."""
     model = local_model()
