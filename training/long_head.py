@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ragspec.engine.accepted import PrefixCache
 from safetensors.torch import load_file, save_file
 
 from ragspec import Engine
@@ -35,6 +34,7 @@ from ragspec.drafters.eagle.training import (
     HeadTraining,
     load_state,
 )
+from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.long.document import LongDocument

@@ -75,7 +75,7 @@ def noise_loss(
     """Return the head's loss at a random time of each latent [n, D]; told [n, width]."""
     times = torch.randint(TRAINED, (len(clean),), generator=rng)
     noise = torch.randn(clean.shape, generator=rng)
-    tables = (schedule.accepted, schedule.to_clean, schedule.least, schedule.most)
+    tables = (schedule.alphas_cumprod, schedule.to_clean, schedule.least, schedule.most)
     selected, to_clean, least, most = (each[times, None].to(clean) for each in tables)
     noisy = selected.sqrt() * clean + (1.0 - selected).sqrt() * noise
     result, message_variance = model.head(noisy, times, message)

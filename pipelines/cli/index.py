@@ -137,7 +137,7 @@ def _change(index: Path, embedder: str | None, change: Callable[..., Change]) ->
         o.be_quiet()
     terminal = Terminal()
     with progress(terminal, "reading documents") as on_progress:
-        done = change(embedder=embedder, message=on_progress)
+        done = change(embedder=embedder, on_progress=on_progress)
     for skipped in done.skipped:
         terminal.note(f"not read: {skipped.path} {skipped.reason}")
     for missing in done.missing:

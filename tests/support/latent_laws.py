@@ -24,7 +24,7 @@ OTHER_SEEDS = 10**6  # those of samples that share no noise with what is tested
 class Linear(torch.nn.Module):
     """A head whose chain is linear and Gaussian.
 
-    apart: how far from the head of `isolate_errors` 0.
+    difference: how far from the head of difference 0.
     """
 
     def __init__(self, width: int, hidden: int, difference: float = 0.0) -> None:

@@ -89,7 +89,7 @@ def test_share_alike_text_is_left_out(tmp_path: Path) -> None:
     assert [d.title for d in data.read_documents(tmp_path)] == ["Title"]
     questions = data.read_questions(tmp_path)
     # The other passages of a question may be share-alike: only the gold one is kept.
-    assert [(q.title, q.passage, q.answer) for q in questions] == [("b", "own text here.", "local")]
+    assert [(q.title, q.passage, q.answer) for q in questions] == [("b", "own text here.", "own")]
 
 
 def test_created_questions_use_words_of_their_sentence() -> None:

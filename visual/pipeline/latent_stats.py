@@ -26,7 +26,7 @@ class DraftFigures:
     @property
     def acceptance(self) -> float | None:
         """Drafts that stayed, of those that were judged; None without drafts."""
-        selected = int((self.outcomes == OUTCOMES.index("kept")).sum())
+        selected = int((self.outcomes == OUTCOMES.index("accepted")).sum())
         judged = int((self.outcomes > 0).sum())
         return selected / judged if judged else None
 

@@ -167,16 +167,6 @@ def test_bad_questions_are_refused(selected: Path) -> None:
         opened.over(engine())
 
 
-def test_memory_is_stated_before_it_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ragspec.models.memory.free_memory", lambda: 1000)
-    with pytest.raises(
-        InputError, match=r"keys and values of [\d,]+ tokens 0\.\d+\); 0\.00 GB are"
-    ):
-        LongDocument.open(text_file(tmp_path), engine())
-
-
 def test_a_document_in_memory_serves_too() -> None:
     opened = LongDocument.open(Document("d", "Trees", TEXT), engine())
     assert opened.document.title == "Trees"

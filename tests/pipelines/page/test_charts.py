@@ -37,7 +37,7 @@ def inside(chart: Chart) -> bool:
 def test_steps_hold_every_token(tmp_path: Path) -> None:
     steps = sample_trace(tmp_path).steps
     chart = step_chart(steps, colours_of(steps))
-    unit = next(bar.height for bar in chart.bars if bar.css == "local")
+    unit = next(bar.height for bar in chart.bars if bar.css == "own")
     assert sum(bar.height for bar in chart.bars) == pytest.approx(9 * unit, abs=0.02)
     assert inside(chart)
     assert chart.mean == pytest.approx(chart.base - 9 / 4 * unit, abs=0.1)
@@ -127,7 +127,7 @@ def test_what_was_written_and_searched_lies_in_two_lanes_along_the_time() -> Non
         Event("ahead", 100.0, 40.0),
     ]
     instance = search_chart(events)
-    assert [bar.css for bar in instance.bars] == ["s2", "s0", "local", "s2", "s1"]
+    assert [bar.css for bar in instance.bars] == ["s2", "s0", "own", "s2", "s1"]
     written = {bar.y for bar in instance.bars if bar.css != "s2"}
     searched = {bar.y for bar in instance.bars if bar.css == "s2"}
     assert len(written) == len(searched) == 1 and max(written) < min(searched)

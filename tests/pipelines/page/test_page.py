@@ -129,7 +129,7 @@ def test_a_node_of_the_tree_carries_its_token_and_its_tip(tmp_path: Path) -> Non
     nodes = elements.named("g")
     assert len(nodes) == 4 + 7 + 4  # a root a step, the drafted nodes, the target's own tokens
     assert all(node.get("aria-label") and "tabindex" in node for node in nodes)
-    selected = [node for node in nodes if "prefix_cache" in str(node["class"])]
+    selected = [node for node in nodes if "kept" in str(node["class"])]
     assert len(selected) == 5
     tip = "“draft·” · context · a.md, token 4\nclaimed reach 1 · accepted"
     assert selected[0]["aria-label"] == tip
@@ -193,7 +193,7 @@ def test_colours_are_reported_separately_by_every_eye(scheme: int, eye: str) -> 
     assert f".s{COLOURS - 1} {{" in render_template("base.html.j2")
     names = schemes()[scheme]
     colours = [names[f"c{slot}"] for slot in range(COLOURS)]
-    assert nearest([*colours, names["local"]], eye) > 0.095
+    assert nearest([*colours, names["own"]], eye) > 0.095
     assert min(contrast(colour, names["card"]) for colour in colours) > 2.95
     assert nearest(["#2c8a6b", "#c0446b"], "deuteranopia") < 0.03  # the check can fail
 

@@ -15,10 +15,10 @@ from tests.pipelines.page.test_page import EVIL, WORDS, sample_trace
 def test_spans_carry_source_document_and_run(tmp_path: Path) -> None:
     view = run_view(sample_trace(tmp_path))
     text = [(span.text.strip(), span.css) for span in view.spans]
-    assert text[0] == ("A", "local")
+    assert text[0] == ("A", "own")
     # The origin jumps to another document inside the accepted run: one span for each.
     context = dict(view.legend)["context"]
-    assert text[1:4] == [("draft is", context), ("checked", context), (EVIL, "local")]
+    assert text[1:4] == [("draft is", context), ("checked", context), (EVIL, "own")]
     assert "context · a.md, token 4–5" in view.spans[1].tip
     assert "step 1: 3 drafted tokens accepted" in view.spans[1].tip
     assert view.spans[2].tip.startswith(f"context · {EVIL}, token 9\n")
@@ -44,7 +44,7 @@ def test_shares_add_up_to_the_whole(tmp_path: Path) -> None:
 
 def test_leading_space_gets_no_colour() -> None:
     assert Span.of(" \n a b ", "s0", "tip") == Span(" \n ", "a b ", "s0", "tip")
-    assert Span.of("  ", "local", "") == Span("  ", "", "local", "")
+    assert Span.of("  ", "own", "") == Span("  ", "", "own", "")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_was_copied_from_no_document_has_its_its_colour(
         ("exact", "that plain decoding gives"),
         ("exact-for(distribution)", "another sample from it"),
         ("exact-for(distribution) up to rounding", "another sample from it"),
-        ("exact-for(knn)", "plain decoding by the law 'knn' gives"),
+        ("exact-for(knn)", "plain decoding by the distribution 'knn' gives"),
         ("exact-for(knn) up to rounding", "a rounding apart"),
         ("bounded(tv<=0.5)", "within the stated distance"),
         ("approximate", "may differ"),

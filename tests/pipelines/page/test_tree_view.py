@@ -49,12 +49,12 @@ def view_of(step: Step) -> DraftView:
 
 def test_the_accepted_path_is_bold_and_reads_along_the_top() -> None:
     view = view_of(Step(branching(), (1, 3), (1, 2, 9)))
-    selected = [node for node in view.nodes if "prefix_cache" in node.css.split()]
+    selected = [node for node in view.nodes if "kept" in node.css.split()]
     assert [node.text for node in selected] == ["·the", "·draft"]
     assert view.accepted == 2
     top = sorted((node for node in view.nodes if node.y == view.nodes[0].y), key=lambda n: n.x)
     assert [node.text for node in top] == ["prompt", "·the", "·draft", "↵"]
-    assert top[-1].css == "local"
+    assert top[-1].css == "own"
     assert view.path.count("M") == 3 and "q" not in view.path
     assert view.edges.count("H") >= 3 and view.edges.count("M") == 3
 
@@ -69,7 +69,7 @@ def test_every_node_says_source_accept_prob_and_origin() -> None:
 
 def test_colours_are_those_of_the_sources() -> None:
     css = [node.css for node in view_of(Step(branching(), (1, 3), (1, 2, 9))).nodes]
-    assert css == ["root", "s2", "s0 kept", "s3", "s0 kept", "s0", "local"]
+    assert css == ["root", "s2", "s0 kept", "s3", "s0 kept", "s0", "own"]
 
 
 def test_the_likelier_child_comes_first_where_none_was_accepted() -> None:
@@ -82,7 +82,7 @@ def test_the_likelier_child_comes_first_where_none_was_accepted() -> None:
 
 def test_a_text_that_ends_with_the_path_has_no_token_of_the_target() -> None:
     view = view_of(Step(branching(), (1, 3, 4), (1, 2)))
-    assert "local" not in {node.css for node in view.nodes}
+    assert "own" not in {node.css for node in view.nodes}
     assert view.caption == "5 drafted, 2 accepted, then the end"
 
 
@@ -196,6 +196,6 @@ def test_no_box_overlaps_another_and_every_edge_ends_at_its_box(step: Step) -> N
         sample = f"{view.edges}{view.path}"
         ends = [float(end) for end in re.findall(r"H([\d.]+)(?=M|$)", sample)]
         assert sorted(ends) == sorted(float(node.x) for node in view.nodes[1:])
-        bold = {box for box, node in enumerate(view.nodes) if "prefix_cache" in node.css}
+        bold = {box for box, node in enumerate(view.nodes) if "kept" in node.css}
         assert bold == {node + 1 for node in step.path}
         assert view.path.count("M") == len(step.path) + 1

@@ -34,7 +34,7 @@ def selection() -> torch.Tensor:
         (Aligned(), "model", {"spread": 1.5}),  # unequal deviations, which tries settle
         (Horizon(2), "jacobi", {}),
         (Path(), "jacobi", {}),
-        (Path(), "model", {"isolate_errors": 0.1}),
+        (Path(), "model", {"difference": 0.1}),
     ],
     ids=["aligned", "aligned-unequal", "horizon", "path", "path-model"],
 )
@@ -78,7 +78,7 @@ class Unmasked(MaskedTarget):
 @pytest.mark.parametrize(
     ("rule", "drafts", "inputs"),
     [
-        (FreshDraw(1), "model", {"isolate_errors": 0.3}),
+        (FreshDraw(1), "model", {"difference": 0.3}),
         (Mirrored(), "model", {"spread": 2.0}),
         (CspdPaper(), "model", {}),  # keeps the factor of the deviations
         (Aligned(), None, {"built_by": TwiceUsed}),
