@@ -1,4 +1,4 @@
-"""docs/adapters.md: the snippet of each host runs, where that host is installed."""
+"""docs/integrations.md: the snippet of each host runs, where that host is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
 SNIPPET = re.compile(r"^## (\S+)\n.*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 HOSTS = {
     "LangChain": "langchain_core",
