@@ -131,7 +131,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def refused(index: PassageIndex, request: Sequence[Question]) -> float:
     """Return the share of questions that are not put to the model."""
-    return fmean(not index.support(question.text).result for question in request)
+    return fmean(not index.support(question.text).covered for question in request)
 
 
 def main() -> None:

@@ -88,16 +88,16 @@ def main() -> None:
                     "without": round(none, 3),
                     "alone": round(alone, 3),
                     "beside": round(beside, 3),
-                    "prefix_cache": round(beside / alone, 4),
+                    "share": round(beside / alone, 4),
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
-    selected = statistics.median(row["prefix_cache"] for row in rows)
+    selected = statistics.median(row["share"] for row in rows)
     facts = {
         "simulated": True,
         "budget": options.budget,
         "others": len(books),
-        "prefix_cache": selected,
+        "share": selected,
     }
     print(json.dumps(facts))
     if options.json:

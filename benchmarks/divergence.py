@@ -102,7 +102,7 @@ def _rows(
             "plain_seconds": round(plain_price, 3),
             "speculative_seconds": round(fast_price, 3),
             "speed_up": round(gain, 3),
-            "prefix_cache": sum(selected),
+            "timed": sum(selected),
         }
 
 

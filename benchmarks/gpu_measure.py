@@ -218,7 +218,7 @@ def measure(
     # Where there is memory for one way alone, it is not today's.
     plain = sorted((mode for mode in modes if mode != "compile"), key=lambda mode: mode == "off")
     results = [
-        row for cell in selection for row in _summary(probe.rows(cell, plain, timed), notify)
+        row for cell in selection for row in _notify_each(probe.rows(cell, plain, timed), notify)
     ]
     # The profiler leaves launches slower behind it, so that all is timed before.
     places = {_key(row): row for row in results}
@@ -233,7 +233,7 @@ def measure(
     yield from map(_idle, results)
     if "compile" in parts and "compile" in modes:
         for cell in _by_gain(probe.cells):
-            yield from map(_idle, _summary(probe.rows(cell, ["compile"], both), notify))
+            yield from map(_idle, _notify_each(probe.rows(cell, ["compile"], both), notify))
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -250,7 +250,7 @@ def _by_gain(every: Sequence[Cell]) -> list[Cell]:
     return sorted(every, key=lambda cell: not about(cell))
 
 
-def _summary(rows: Iterator[Row], notify: Report) -> Iterator[Row]:
+def _notify_each(rows: Iterator[Row], notify: Report) -> Iterator[Row]:
     for row in rows:
         notify(row)
         yield row

@@ -28,7 +28,7 @@ from ragspec.retrievers import Document
 
 FIRST, NEXT = "What is this text about?", "Who or what is named first, and what happens then?"
 NEW_TOKENS = 64
-WAYS = ("restart", "prefix_cache", "disk")
+WAYS = ("restart", "memory", "disk")
 
 
 def timed(run: Callable[[Callable[[str], None]], Any]) -> tuple[float, float, Any]:
@@ -51,7 +51,7 @@ def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int
     row |= {"tokens": opened.tokens, "bytes": opened.bytes}
     opened.ask(FIRST, max_new_tokens=NEW_TOKENS)
     with tempfile.TemporaryDirectory() as folder:
-        opened.save(Path(folder) / "prefix_cache")
+        opened.save(Path(folder) / "memory")
 
         def restart(take: Callable[[str], None]) -> Any:
             instance = opened.prompt(NEXT)
@@ -70,10 +70,10 @@ def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int
             return opened.ask(NEXT, max_new_tokens=NEW_TOKENS, stream=take).generation.tokens
 
         def disk(take: Callable[[str], None]) -> Any:
-            again = LongDocument.open(Path(folder) / "prefix_cache", engine)
+            again = LongDocument.open(Path(folder) / "memory", engine)
             return again.ask(NEXT, max_new_tokens=NEW_TOKENS, stream=take).generation.tokens
 
-        ways = {"restart": restart, "prefix_cache": selected, "disk": disk}
+        ways = {"restart": restart, "memory": selected, "disk": disk}
         texts = []
         for name in WAYS[turn % 3 :] + WAYS[: turn % 3]:
             first, whole, written = timed(ways[name])
@@ -103,8 +103,10 @@ def main() -> None:
         rows.append(measure(document, engine, part, turn))
         print(json.dumps(rows[-1]), flush=True)
     ratios = {
-        f"anew to {name}, {what}": median(r[f"anew, {what}"] / r[f"{name}, {what}"] for r in rows)
-        for name in ("prefix_cache", "disk")
+        f"restart to {name}, {what}": median(
+            r[f"restart, {what}"] / r[f"{name}, {what}"] for r in rows
+        )
+        for name in ("memory", "disk")
         for what in ("first", "whole")
     }
     print(json.dumps(ratios, indent=1))

@@ -8,14 +8,14 @@ from types import MappingProxyType
 
 SIDE, GAP = 20, 2
 COLOURS: Mapping[str, str] = MappingProxyType(
-    {"prefix_cache": "s5", "reflected": "s1", "redrawn": "s4", "local": "local"}
+    {"accepted": "s5", "reflected": "s1", "redrawn": "s4", "target": "own"}
 )
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
-        "prefix_cache": "the draft was kept",
+        "accepted": "the draft was kept",
         "reflected": "the draft was mirrored",
         "redrawn": "another latent was drawn in its place",
-        "local": "no draft stood there",
+        "target": "no draft stood there",
     }
 )
 

@@ -150,5 +150,5 @@ def write_tuned(request: ImageBench, rule: str, json: Path | None) -> None:
     if json is not None:
         rows = [asdict(each) for each in tried]
         selected = None if best is None else best.settings
-        text = json_text.dumps({"rule": rule, "prefix_cache": selected, "rows": rows}, indent=1)
+        text = json_text.dumps({"rule": rule, "chosen": selected, "rows": rows}, indent=1)
         json.write_text(text + "\n", encoding="utf-8")

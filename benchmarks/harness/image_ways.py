@@ -171,7 +171,7 @@ def build_variant(
             rule,
             budget=budget,
             draft_mode=direction.mode,
-            draft_gain=min_expected_gain,
+            min_expected_gain=min_expected_gain,
             folder=base.folder,
             batch_size=batch_size,
             **settings,

@@ -114,7 +114,7 @@ class PathTarget(WatchedTarget):
 
     def _states(self, judged: Judged, s: int) -> torch.Tensor:
         """Return the states x_0 .. x_(s - 1) of what stands in place of the target's own."""
-        if judged.prefix_cache:
+        if judged.accepted:
             return self.table.paths[judged.emitted][:s]
         result = self.redrawn.get(judged.emitted)
         return self.table.latents[judged.emitted][None] if result is None else result[:s]

@@ -101,7 +101,7 @@ def _panel(direction: Variant, out: PathOutput) -> Panel:
     stats = _stats(out)
     picture = embedded(out.images[0])
     names = [[OUTCOMES[max(0, place)] for place in row] for row in stats.outcomes[0].tolist()]
-    selected = sum(row.count("prefix_cache") for row in names)
+    selected = sum(row.count("accepted") for row in names)
     judged = int((stats.outcomes[0] > 0).sum())
     note = f"{selected} of {judged} drafts kept" if judged else "without drafts"
     if direction.rule == FEWER:
@@ -113,7 +113,7 @@ def _by_row(sample: dict[str, PathOutput], colours: dict[str, str]) -> LineChart
     """Return the share of drafts that were kept, by the row of the picture."""
     series: dict[str, list[Point]] = {}
     for name, out in sample.items():
-        selected = (_stats(out).outcomes == OUTCOMES.index("prefix_cache")).sum((0, 2))
+        selected = (_stats(out).outcomes == OUTCOMES.index("accepted")).sum((0, 2))
         judged = _judged(out).sum((0, 2))
         series[name] = [
             Point(row + 1, float(selected[row] / judged[row]), int(judged[row]))

@@ -59,7 +59,7 @@ def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part |
         (COST, chart(lambda row: row.c, True, "", 0.0)),
         (SHARE, chart(lambda row: row.accepted, True, "%", 0.0)),
     ]
-    selected = sum(row.prefix_cache for row in rows if row.variant == rows[0].variant)
+    selected = sum(row.timed for row in rows if row.variant == rows[0].variant)
     prompts = sum(row.prompts for row in rows if row.variant == rows[0].variant)
     others = "; the others loop, or end before they can be timed" if selected < prompts else ""
     hint = f"{selected} of {prompts} prompts{others}. Hollow points rest on fewer than {FEW}."

@@ -85,7 +85,7 @@ class LongRow:
     length: int
     variant: str
     prompts: int
-    prefix_cache: int
+    timed: int
     ratio: float | None
     ratio_low: float | None
     ratio_high: float | None
@@ -174,7 +174,7 @@ def cells(row: LongRow) -> list[str]:
     """Return a row for people."""
     whole = row.ratio is not None
     return [
-        *(row.variant, f"{row.prefix_cache}/{row.prompts}"),
+        *(row.variant, f"{row.timed}/{row.prompts}"),
         f"{row.ratio:.2f}" if whole else NO_VALUE,
         f"{row.ratio_low:.2f}-{row.ratio_high:.2f}" if whole else NO_VALUE,
         f"{row.worst_quarter:.2f}" if whole else NO_VALUE,
@@ -205,7 +205,7 @@ def series(
     """Yield each way with a figure by length, plain decoding and lengths without it left out."""
     for direction in dict.fromkeys(row.variant for row in rows if row.variant != PLAIN):
         points = [
-            Point(row.length, value, row.prefix_cache)
+            Point(row.length, value, row.timed)
             for row in rows
             if row.variant == direction and (value := figure(row)) is not None
         ]

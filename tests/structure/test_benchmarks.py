@@ -204,7 +204,7 @@ def test_distractors(folder: Path, tmp_path: Path) -> None:
     assert document["simulated"] is True
     assert (document["others"], row["manual"]) == (1, "manual")
     assert row["alone"] > 3.0
-    assert document["kept"] == row["kept"] == round(row["beside"] / row["alone"], 4)
+    assert document["share"] == row["share"] == round(row["beside"] / row["alone"], 4)
 
 
 def test_lengths(folder: Path) -> None:
@@ -249,10 +249,10 @@ def test_long_documents(folder: Path, tmp_path: Path) -> None:
     )
     result = json.loads(out.read_text())
     (row,) = result["rows"]
-    assert row["equal"] and row["tokens"] > 60 and row["kept, first"] > 0
+    assert row["equal"] and row["tokens"] > 60 and row["memory, first"] > 0
     assert set(result["ratios"]) == {
-        f"anew to {direction}, {what}"
-        for direction in ("kept", "disk")
+        f"restart to {direction}, {what}"
+        for direction in ("memory", "disk")
         for what in ("first", "whole")
     }
 
@@ -313,7 +313,6 @@ def test_image_sizes(tmp_path: Path) -> None:
     run("image_sizes.py", "--small", "--draw", "--repeats", "1", "--json", tmp_path / "out.json")
     result = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert result["label"] == "random weights" and result["size"] == "small"
-    assert result["memory_MB"]["weights"] == 4 * result["parameters"] / 1e6
     assert result["table"]["table_MB"] == 4 * result["table"]["codes"] * result["table"]["k"] / 1e6
     plain, *others = result["pictures"]
     assert plain["forwards"] == 16 and len(others) == 3

@@ -58,7 +58,7 @@ class ImagePipeline(CodePipeline):
     a name and its settings (neighbours, delta, lam, tv_budget, ...), see `make_rule`; without any,
     those that were measured for this model, see `relaxation`. budget: a
     number of draft nodes, "auto" (slow to learn: an image is short), or a policy. draft_mode: how
-    a model or a head drafts. draft_worth: the accepted codes for which it reads on, see
+    a model or a head drafts. min_expected_gain: the accepted codes for which it reads on, see
     `ModelDrafter`; 0 uses up the budget, which pays where a forward of the draft is next to free.
     text_encoder: of a model that reads features of prompts: a folder or model id for transformers
     (LlamaGen's is google/flan-t5-xl), or a function of texts; None takes the bundled embedder where
@@ -79,7 +79,7 @@ class ImagePipeline(CodePipeline):
         *,
         budget: Any = NODES,
         draft_mode: str | None = None,
-        draft_gain: float | None = None,
+        min_expected_gain: float | None = None,
         text_encoder: Any = None,
         folder: ImageFolder | None = None,
         batch_size: int = 16,
@@ -99,7 +99,7 @@ class ImagePipeline(CodePipeline):
             relaxation=getattr(folder, "relaxation", None),
             normalised=tokenizer.normalised,
         )
-        self.source = draft_source(drafter, self.rule, model, folder, draft_mode, draft_gain)
+        self.source = draft_source(drafter, self.rule, model, folder, draft_mode, min_expected_gain)
         self.budget = make_budget(budget)
         self.batch_size = checked_count(batch_size, "batch_size")
         self.folder = folder

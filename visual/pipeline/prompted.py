@@ -55,7 +55,8 @@ class PromptPipeline(CodePipeline):
     """Draws pictures of prompts with a model of transformers, with or without speculation.
 
     model: of transformers. processor: the model's, or its text tokenizer. drafter: see
-    `prompt_source`. rule, budget, draft_mode, draft_worth, settings: see `ImagePipeline`. vq: what
+    `prompt_source`. rule, budget, draft_mode, min_expected_gain, settings: see `ImagePipeline`.
+    vq: what
     decodes codes, where the model cannot. prompt_template: a text with {prompt} in it, in place of
     the model's own; negative prompts stand alone. folder: where draft/ and relaxation.json lie.
     batch_size: images that are drawn side by side. Raises UnsupportedModelError,
@@ -76,7 +77,7 @@ class PromptPipeline(CodePipeline):
         prompt_template: str | None = None,
         budget: Any = NODES,
         draft_mode: str | None = None,
-        draft_gain: float | None = None,
+        min_expected_gain: float | None = None,
         folder: Path | None = None,
         batch_size: int = BATCH,
         **settings: Any,
@@ -107,7 +108,7 @@ class PromptPipeline(CodePipeline):
             marks=self.raster.ends,
         )
         load = partial(load_part, kind=self.kind, device=model.device, dtype=model.dtype)
-        drafting = Drafting(self.rule, load, folder, draft_mode, draft_gain)
+        drafting = Drafting(self.rule, load, folder, draft_mode, min_expected_gain)
         self.source = prompt_source(drafter, model, drafting)
         self.budget = make_budget(budget)
         self.batch_size = checked_count(batch_size, "batch_size")
