@@ -166,7 +166,7 @@ def test_a_source_that_stalls_is_switched_off(monkeypatch: pytest.MonkeyPatch) -
     clock = fake_clock(monkeypatch)
     late = result([9], [0.5], seconds=0.02, clock=clock)
     session = opened(Rasd(model([7], [0.7]), [late], patience=0.01))
-    with pytest.warns(RuntimeWarning, match=r"'found' is switched off.*took 0.02 s"):
+    with pytest.warns(RuntimeWarning, match=r"'result' is switched off.*took 0.02 s"):
         for _ in range(4):  # the first may take longer
             tree = session.propose(DraftContext([1, 2], 2, 50), 8)
             assert sorted(tree.tokens.tolist()) == [7, 9]

@@ -101,7 +101,7 @@ def test_the_choice_may_be_by_expected_accepted_tokens() -> None:
 
 def test_a_source_without_a_match_length_is_reported() -> None:
     session = Select([FixedDrafter([7], "mute")]).open(DraftRequest((1,), 100))
-    with pytest.raises(InputError, match=r"'mute' does not tell.*by='reach'"):
+    with pytest.raises(InputError, match=r"'mute' does not tell.*by='accept_prob'"):
         session.propose(at([1]), 8)
 
 

@@ -100,7 +100,7 @@ def test_what_cannot_be_drafted_so_is_drafted_as_before_with_the_reason() -> Non
     assert "more than 64 choices" in wide.static
     assert len(wide.propose(DraftContext([*PROMPT, 1], 8, 9), 80)) == 64
     session = ModelDrafter(LocalVariant(model()), tree=LEVELS, static="eager").open(request)
-    assert session.static == "off: OwnWay makes its forwards in a way of its own"
+    assert session.static == "off: LocalVariant makes its forwards in a way of its own"
     assert len(session.propose(DraftContext([*PROMPT, 1], 8, 9), 9)) == 9
 
 
