@@ -31,7 +31,7 @@ import torch
 from harness.data import docqa_documents, gold_questions, holds, read_records
 
 from ragspec.engine.engine import Engine
-from ragspec.pipelines.console.options import be_quiet
+from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    be_quiet()
+    silence_transformers()
     torch.set_num_threads(1)
     engine = Engine.from_pretrained(options.model, device="cpu", dtype="float32")
     rows: list[Row] = []

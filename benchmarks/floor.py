@@ -25,7 +25,7 @@ from typing import Any
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
 from ragspec.pipelines.bench.prompts import FREE_TEMPERATURE, turn_ids
-from ragspec.pipelines.console.options import be_quiet
+from ragspec.pipelines.console.options import silence_transformers
 from ragspec.sampling.settings import Sampling
 
 REQUESTS = ("writing", "roleplay", "reasoning")
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="2000,4000,7000", help="of the texts, in tokens")
     parser.add_argument("--tokens", type=int, default=96)
     options = parser.parse_args()
-    be_quiet()
+    silence_transformers()
     model, tokenizer = load_model(options.model, "cpu", "float32")
     lengths = [int(each) for each in options.lengths.split(",") if each]
     books = options.prompts // max(1, len(lengths))

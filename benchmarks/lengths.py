@@ -23,7 +23,7 @@ from harness.token_clock import TokenClock
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
-from ragspec.pipelines.console.options import be_quiet
+from ragspec.pipelines.console.options import silence_transformers
 
 WRITTEN = 33
 WARMING = 64  # tokens of a prompt by which both are warmed up
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=2)
     options = parser.parse_args()
-    be_quiet()
+    silence_transformers()
     torch.set_num_threads(1)
     model, tokenizer = load_model(options.model, "cpu", options.dtype)
     engine, peer = Engine(model, tokenizer, None), copy.deepcopy(model)

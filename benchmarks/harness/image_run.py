@@ -93,7 +93,7 @@ def _of_codes(request: ImageBench) -> Prepared:
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
     ways = parse_ways(request.ways)
-    o.be_quiet()
+    o.silence_transformers()
     base = ImagePipeline.from_pretrained(
         request.source, None, device=request.device, dtype=request.dtype
     )
@@ -118,7 +118,7 @@ def _of_latents(request: ImageBench) -> Prepared:
     if request.min_expected_gain is not None:
         raise InputError("got --worth; drafts of continuous latents have none, leave it out.")
     ways = parse_latent_ways(request.ways or USUAL)
-    o.be_quiet()
+    o.silence_transformers()
     # Laws are compared by their densities, for which less than 32 bits are too few.
     dtype = "float32" if request.dtype == "auto" else request.dtype
     base = LatentPipeline.from_pretrained(
@@ -145,7 +145,7 @@ def _of_masked(request: ImageBench) -> Prepared:
     if request.min_expected_gain is not None:
         raise InputError("got --worth; drafts of continuous latents have none, leave it out.")
     ways = parse_masked_ways(request.ways or USUAL)
-    o.be_quiet()
+    o.silence_transformers()
     base = MaskedLatentPipeline.from_pretrained(
         request.source,
         device=request.device,

@@ -21,7 +21,7 @@ import numpy as np
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.options import be_quiet, checked_output, drafter_of
+from ragspec.pipelines.console.options import checked_output, parse_drafter, silence_transformers
 from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def knn(
     from ragspec.retrievers.knn.datastore import Datastore as AnyStore
 
     checked_output(out)
-    be_quiet()
+    silence_transformers()
     sizes = [int(each) for each in neighbours.split(",") if each.strip().isdecimal()]
     if not sizes:
         raise InputError(f"--knn is {neighbours!r}; expected numbers such as 32,1024.")
@@ -136,7 +136,7 @@ def knn(
     console = Console(width=140)
     with Console(stderr=True).status("opening the datastore") as status:
         for drafter in drafters.split(","):
-            engine = Engine(loaded, tokenizer, drafter_of(drafter))
+            engine = Engine(loaded, tokenizer, parse_drafter(drafter))
             for k in sizes:
                 lms = {
                     direction: AnyLM(engine, store, k=k, speculate=direction) for direction in WAYS

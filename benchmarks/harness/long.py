@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.options import be_quiet, checked_output
+from ragspec.pipelines.console.options import checked_output, silence_transformers
 
 if TYPE_CHECKING:
     from harness.long_table import LongRow, Requests
@@ -122,7 +122,7 @@ def run_long_bench(request: LongBench, data: Path, json: Path | None, page: Path
     from ragspec.pipelines.console.progress import progress
     from ragspec.pipelines.console.terminal import Terminal
 
-    be_quiet()
+    silence_transformers()
     plan = readings(
         *(data, request.kinds, request.lengths),
         documents=request.documents,

@@ -226,7 +226,7 @@ def make_ways(names: Sequence[str], engine: Engine, draft_model: Any = None) -> 
     InputError for a drafter without the model that it needs.
     """
     names = list(dict.fromkeys((PLAIN, *names)))
-    check_variants([drafter_of(name) for name in names])
+    check_variants([parse_drafter(name) for name in names])
     ways: list[Variant] = []
     for name in names:
         drafter, _, nodes = _split(name)
@@ -262,7 +262,7 @@ def _check_model(name: str, draft_model: Any) -> None:
         )
 
 
-def drafter_of(name: str) -> str:
+def parse_drafter(name: str) -> str:
     """Return the drafters of a way, without the size of its trees."""
     return _split(name)[0]
 

@@ -24,7 +24,7 @@ import typer
 
 from harness.data import read_records
 from ragspec.errors import InputError
-from ragspec.pipelines.console.options import be_quiet, checked_output
+from ragspec.pipelines.console.options import checked_output, silence_transformers
 
 if TYPE_CHECKING:
     from ragspec.pipelines.iterative.rag import IterativeRag
@@ -138,7 +138,7 @@ def retrieval(
     from ragspec.engine.engine import Engine
 
     checked_output(out)
-    be_quiet()
+    silence_transformers()
     names = [name.strip() for name in cases.split(",") if name.strip()]
     unknown = [name for name in names if name not in CASES]
     if unknown or not names:

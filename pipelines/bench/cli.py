@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ragspec.pipelines.bench.variants import DEFAULT_VARIANTS, PEERS
-from ragspec.pipelines.console.options import HELP, be_quiet, checked_output
+from ragspec.pipelines.console.options import HELP, checked_output, silence_transformers
 
 HELP_TEXT = "Measure variants side by side in one run: paired, interleaved, medians of ratios."
 app = typer.Typer(no_args_is_help=True, context_settings=HELP, help=HELP_TEXT)
@@ -79,7 +79,7 @@ def text(
     check_variants(names)
     for path in (json, html):
         checked_output(path)
-    be_quiet()
+    silence_transformers()
     engine = Engine.from_pretrained(model, "context", None, budget, device, dtype)
     draft = None
     if draft_model:
@@ -141,12 +141,12 @@ def image(
     from ragspec.pipelines.bench.images import ImageOptions, build_images
     from ragspec.pipelines.bench.measure import run_benchmark
     from ragspec.pipelines.bench.results import show_results
-    from ragspec.pipelines.console.options import budget_of
+    from ragspec.pipelines.console.options import parse_budget
 
     for path in (json, html):
         checked_output(path)
-    be_quiet()
-    options = ImageOptions(budget_of(budget), guidance, temperature, steps, device, dtype)
+    silence_transformers()
+    options = ImageOptions(parse_budget(budget), guidance, temperature, steps, device, dtype)
     items, built = build_images(model, _split(variants), images, seed, options)
     with Console(stderr=True).status("drawing") as status:
         result = run_benchmark(items, built, skip_loops=False, on_progress=status.update)

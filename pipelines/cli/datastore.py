@@ -66,7 +66,7 @@ def build(
 
     result = read_texts(texts, TextColumns(field, split, config, skipped))
     with terminal.working("loading the model"):
-        engine = o.EngineOptions(model, None, "none", "auto", device, dtype).engine()
+        engine = o.EngineOptions(model, drafter="none", device=device, dtype=dtype).load_engine()
     began = time.perf_counter()
 
     with counting(terminal, "reading") as on_progress:

@@ -80,7 +80,7 @@ def run_demo(
     folder = docs or guide()
     name = pick_model(model, fetch, terminal)
     with terminal.working("loading the model and reading the documents"):
-        engine = EngineOptions(name, None, "auto", "auto", "auto", "float32").engine()
+        engine = EngineOptions(name, dtype="float32").load_engine()
         qa = DocQA.from_documents(folder, engine=engine)
         questions = questions_of(folder, qa)[:count]
     items = []
@@ -161,13 +161,13 @@ def ask_all(
 
     show: called with the pieces of the speculative answers as they come.
     """
-    from ragspec.pipelines.cli.ask import over
     from ragspec.pipelines.cli.compare import compare, plain_engine
+    from ragspec.pipelines.docqa.docqa import DocQA
     from ragspec.sampling.settings import Sampling
 
     show = show or (lambda piece: None)
     sampling = Sampling(seed=0)
-    plain_qa = over(qa, plain_engine(qa.engine))
+    plain_qa = DocQA(qa.retriever, engine=plain_engine(qa.engine))
     for each in (plain_qa, qa):
         each.ask(questions[0], sampling, max_new_tokens=WARM_UP_TOKENS, refuse=False)
     for number, question in enumerate(questions):

@@ -94,7 +94,7 @@ def draw(
         rule=rule,
         settings=parse_settings(setting or ()),
         drafter=() if drafter == "none" else tuple(drafter.split("+")),
-        budget=o.budget_of(budget),
+        budget=o.parse_budget(budget),
         count=n,
         seed=seed,
         guidance=guidance,

@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.options import be_quiet, checked_output
+from ragspec.pipelines.console.options import checked_output, silence_transformers
 from ragspec.registry import resolve
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def load_pipeline(options: DrawOptions) -> Any:
     from ragspec.visual.pipeline.latents import LatentPipeline
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    be_quiet()
+    silence_transformers()
     if options.family is not None:
         return resolve("family", options.family).from_pretrained(
             options.model,

@@ -63,7 +63,7 @@ def build(
             f"place; `ragspec index add {out} PATHS` adds to it."
         )
     if embedder is not None:  # the bundled one shows no bars, and transformers costs seconds
-        o.be_quiet()
+        o.silence_transformers()
     terminal = Terminal()
     with progress(terminal, "reading documents") as on_progress:
         qa = DocQA.from_documents(
@@ -134,7 +134,7 @@ def info(index: IndexArgument, json: o.JsonOption = False) -> None:
 def _change(index: Path, embedder: str | None, change: Callable[..., Change]) -> None:
     """Make a change to an index and say what became of it."""
     if embedder is not None:
-        o.be_quiet()
+        o.silence_transformers()
     terminal = Terminal()
     with progress(terminal, "reading documents") as on_progress:
         done = change(embedder=embedder, on_progress=on_progress)

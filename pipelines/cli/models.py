@@ -46,7 +46,7 @@ def get(
     from ragspec.models.fetch import fetch
 
     terminal = Terminal()
-    o.be_quiet()
+    o.silence_transformers()
     folder = fetch(name, note=terminal.note)
     terminal.line(f"{name} is there: {folder}")
 

@@ -3,98 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.cli.chat import read
 from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
 if TYPE_CHECKING:
     from ragspec.pipelines.server.settings import ServerSettings
 
 
-def serve(
-    docs: Annotated[
-        list[Path] | None, typer.Option("--docs", "-d", help="Searched for chats; repeatable.")
-    ] = None,
-    index: Annotated[
-        Path | None, typer.Option("--index", help="An index that `ragspec index` built.")
-    ] = None,
-    embedder: o.EmbedderOption = None,
-    store: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=FOLDER: a corpus to draft from; repeatable."),
-    ] = None,
-    images: Annotated[
-        list[str] | None, typer.Option(help="An image model to serve beside; repeatable.")
-    ] = None,
-    model: o.ModelOption = "starter",
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where the server listens, who may use it, and how much it takes."""
+
     name: Annotated[
-        str | None, typer.Option(help="As callers name the model; without it as --model.")
-    ] = None,
-    draft_model: o.DraftModelOption = None,
-    drafter: o.DrafterOption = None,
-    budget: o.BudgetOption = "auto",
-    host: Annotated[str, typer.Option(help="Beyond this machine only with keys.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+        str | None, typer.Option(help="Model name in the API. Default: that of --model.")
+    ] = None
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond this machine only with --key.")
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8000
     key: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A key that callers send; repeatable, each a tenant.", envvar="RAGSPEC_API_KEY"
-        ),
-    ] = None,
+        typer.Option(help="API key, one for each tenant; repeatable.", envvar="RAGSPEC_API_KEY"),
+    ] = None
     admin_key: Annotated[
-        str | None,
-        typer.Option(help="The key for /admin.", envvar="RAGSPEC_ADMIN_KEY"),
-    ] = None,
-    slots: Annotated[int, typer.Option(min=1, help="Texts decoded at once.")] = 8,
-    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 429.")] = 32,
+        str | None, typer.Option(help="API key for /admin.", envvar="RAGSPEC_ADMIN_KEY")
+    ] = None
+    slots: Annotated[int, typer.Option(min=1, help="Texts decoded in one batch.")] = 8
+    queue: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait; more get status 429.")
+    ] = 32
     drain: Annotated[
-        float, typer.Option(min=0, help="Seconds that texts have to end in at a stop.")
-    ] = 20.0,
-    device: o.DeviceOption = "auto",
-    dtype: o.DtypeOption = "auto",
-    device_map: o.DeviceMapOption = None,
-    adapter: o.AdapterOption = None,
-    quantize: o.QuantizeOption = None,
-    static: o.StaticOption = "auto",
-) -> None:
+        float, typer.Option(min=0, help="Seconds that running texts have at a stop.")
+    ] = 20.0
+    store: Annotated[
+        list[str] | None, typer.Option(help="NAME=FOLDER, a corpus to draft from; repeatable.")
+    ] = None
+    images: Annotated[
+        list[str] | None, typer.Option(help="Image model to serve too; repeatable.")
+    ] = None
+
+
+@takes_records
+def serve(documents: o.SearchOptions, server: ServerOptions, engine: o.EngineOptions) -> None:
     """Serve a model: /v1/chat/completions, /v1/completions, /v1/images/generations, /metrics."""
     from ragspec.pipelines.server.run import Served
     from ragspec.pipelines.server.run import serve as listen
     from ragspec.pipelines.server.settings import ServerSettings
 
-    if docs and index:
-        raise InputError("got both of --docs and --index; expected one of them, or neither.")
     settings = ServerSettings(
-        host=host,
-        port=port,
-        keys=tuple(key or ()),
-        admin_key=admin_key,
-        slots=slots,
-        queue=queue,
-        drain=drain,
+        host=server.host,
+        port=server.port,
+        keys=tuple(server.key or ()),
+        admin_key=server.admin_key,
+        slots=server.slots,
+        queue=server.queue,
+        drain=server.drain,
     )
     terminal = Terminal()
-    chosen = o.EngineOptions(
-        *(model, draft_model, drafter, budget, device, dtype),
-        device_map=device_map,
-        adapter=adapter,
-        quantize=quantize,
-        static=static,
-    )
     served = Served(
-        name=name or Path(model).name,
-        engine=chosen.engine,
-        drafter=o.drafter_of(drafter or "auto"),
-        budget=o.budget_of(budget),
-        documents=lambda: read(docs or [], index, embedder, terminal),
-        stores=stores_of(store or ()),
-        images=tuple(images or ()),
+        name=server.name or Path(engine.model).name,
+        engine=engine.load_engine,
+        drafter=o.parse_drafter(engine.drafter or "auto"),
+        budget=o.parse_budget(engine.budget),
+        documents=lambda: documents.open(terminal),
+        stores=stores_of(server.store or ()),
+        images=tuple(server.images or ()),
     )
     listen(served, settings, on_progress=lambda line: said(line, settings, terminal))
 

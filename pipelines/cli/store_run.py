@@ -35,9 +35,9 @@ def load_tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
     from ragspec.models.resolve import resolve_model
-    from ragspec.pipelines.console.options import be_quiet
+    from ragspec.pipelines.console.options import silence_transformers
 
-    be_quiet()
+    silence_transformers()
     folder = resolve_model(name).folder
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -126,7 +126,7 @@ def store_answers(
     if not first and not answered.skipped:
         raise InputError(f"{prompts} holds no prompt; expected one row for each.")
     with terminal.working("loading the model"):
-        engine = options.engine()
+        engine = options.load_engine()
     answers = tokens = 0
     with _open_for(engine, out) as store, counting(terminal, "answering", "answers") as on_progress:
         store.record(engine, scope=scope)

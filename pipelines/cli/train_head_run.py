@@ -29,7 +29,7 @@ from ragspec.drafters.eagle.training import (
 from ragspec.errors import InputError, StoreError
 from ragspec.models.load import load_model
 from ragspec.pipelines.cli.store_run import counting
-from ragspec.pipelines.console.options import be_quiet
+from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, read_texts
 from ragspec.retrievers.corpus.text import tokenized
@@ -67,7 +67,7 @@ def make_head(
 
     Raises: InputError, DocumentError, ModelError, StoreError, KeyboardInterrupt.
     """
-    be_quiet()
+    silence_transformers()
     check_out(out, resume=resume)
     state = load_state(out) if resume else None
     if data.suffix == PICTURES:

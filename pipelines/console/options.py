@@ -1,8 +1,10 @@
-"""The options that several commands share, and what they are turned into."""
+"""The options that several commands share, and the records that group them.
+
+See `records.takes_records`. A check that needs no model runs when a record is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,125 +15,80 @@ from ragspec.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
+    from ragspec.pipelines.console.terminal import Terminal
+    from ragspec.pipelines.docqa.docqa import DocQA
     from ragspec.sampling.settings import Sampling
 
-HELP = {"help_option_names": ["-h", "--help"]}  # click itself knows the long one alone
+HELP = {"help_option_names": ["-h", "--help"]}  # click alone knows only the long form
 
 ModelOption = Annotated[
-    str, typer.Option("--model", "-m", help="Path, bundled name or hub id of the target model.")
-]
-DraftModelOption = Annotated[
-    str | None, typer.Option(help="A smaller model of the same vocabulary that drafts too.")
+    str, typer.Option("--model", "-m", help="Target model: path, bundled name or hub id.")
 ]
 DrafterOption = Annotated[
     str | None,
     typer.Option(
-        help="What drafts: names that `ragspec drafters` lists, several with commas; the folder of "
-        "a head (`ragspec train-head`); or none: plain decoding. Without it: auto."
+        help="Drafters by name (`ragspec drafters`), comma-separated; the folder of a head "
+        "(`ragspec train-head`); or none for plain decoding. Default: auto."
     ),
 ]
 EmbedderOption = Annotated[
     str | None,
     typer.Option(
-        help="An embedder: path, package or hub id. Without it the bundled one, or the one that an "
+        help="Embedder: path, package or hub id. Default: the bundled one, or the one that the "
         "index was built with."
     ),
 ]
-BudgetOption = Annotated[str, typer.Option(help="Draft nodes a step: auto, or a number.")]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, or an accelerator.")]
-DeviceMapOption = Annotated[
-    str | None, typer.Option(help="Spread a large model over devices: auto, balanced.")
+BudgetOption = Annotated[str, typer.Option(help="Draft nodes per step: auto, or a number.")]
+DeviceOption = Annotated[str, typer.Option(help="Device: auto, cpu, or an accelerator.")]
+DtypeOption = Annotated[
+    str, typer.Option(help="Data type: auto, float32, bfloat16, float16 or float64.")
 ]
-AdapterOption = Annotated[
-    Path | None, typer.Option(help="The folder of an adapter that peft saved.", file_okay=False)
-]
-QuantizeOption = Annotated[
-    str | None, typer.Option(help="Keep the weights in fewer bits: int8 (weight-only).")
-]
-StaticOption = Annotated[
-    str,
-    typer.Option(
-        help="Steps of fixed shape, for accelerators: auto (graph on CUDA), graph, compile, off."
-    ),
-]
-DtypeOption = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
-TemperatureOption = Annotated[
-    float, typer.Option("--temperature", "-t", help="0 always takes the most probable token.")
-]
-TopPOption = Annotated[float, typer.Option(help="Keep the tokens that make up this probability.")]
-TopKOption = Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")]
-SeedOption = Annotated[
-    int | None, typer.Option(help="The text is a function of it; drawn and reported if absent.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object and no more.")]
-CompareOption = Annotated[
-    bool, typer.Option("--compare", help="Decode plainly too: both times, are the tokens equal?")
-]
-TraceOption = Annotated[
-    Path | None, typer.Option(help="Write the trace here, for `ragspec report`.", dir_okay=False)
-]
-NoStreamOption = Annotated[
-    bool, typer.Option("--no-stream", help="Show the text when it is whole, coloured by source.")
-]
-
-StoreOption = Annotated[
-    Path | None,
-    typer.Option(help="A corpus of `ragspec store build`, to draft from.", file_okay=False),
-]
-HistoryOption = Annotated[
-    Path | None,
-    typer.Option(help="Answers of this model (`ragspec store from-answers`).", file_okay=False),
-]
-TenantOption = Annotated[
-    str, typer.Option(help="Tenant whose stored text may be used, in addition to shared text.")
-]
-PassagesOption = Annotated[
-    int | None,
-    typer.Option(min=1, help="Passages to show the model; 3 without it, 1 for small chat models."),
-]
-SystemOption = Annotated[
-    str | None, typer.Option(help="What a chat model is told before anything else.")
-]
-GenerationConfigOption = Annotated[
-    bool,
-    typer.Option("--use-generation-config", help="Sample as the model's generation config says."),
-]
-PredictionOption = Annotated[
-    str | None,
-    typer.Option(help="A text that the output will resemble, to copy from; @FILE reads it."),
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object only.")]
+SystemOption = Annotated[str | None, typer.Option(help="System message of a chat model.")]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """How the engine is made."""
+    """The model, what drafts for it, and where both run."""
 
-    model: str
-    draft_model: str | None
-    drafter: str | None
-    budget: str
-    device: str
-    dtype: str
-    store: Path | None = None
-    history: Path | None = None
-    scope: str = "global"
-    device_map: str | None = None
-    adapter: Path | None = None
-    quantize: str | None = None
-    static: str = "auto"
+    model: ModelOption = "starter"
+    draft_model: Annotated[
+        str | None, typer.Option(help="Smaller model of the same vocabulary that drafts too.")
+    ] = None
+    drafter: DrafterOption = None
+    budget: BudgetOption = "auto"
+    device: DeviceOption = "auto"
+    dtype: DtypeOption = "auto"
+    device_map: Annotated[
+        str | None, typer.Option(help="Spread the model over devices: auto or balanced.")
+    ] = None
+    adapter: Annotated[
+        Path | None, typer.Option(help="Folder of an adapter saved by peft.", file_okay=False)
+    ] = None
+    quantize: Annotated[
+        str | None, typer.Option(help="Store the weights in fewer bits: int8 (weight-only).")
+    ] = None
+    static: Annotated[
+        str,
+        typer.Option(
+            help="Steps of fixed shape, for accelerators: auto (graph on CUDA), graph, compile, "
+            "off."
+        ),
+    ] = "auto"
 
-    def engine(self) -> Engine:
+    def load_engine(self, stores: StoreOptions | None = None) -> Engine:
         """Load the models and open the stores.
 
-        Raises what `Engine.from_pretrained` and `open_sources` do, and ModelError where there is no
-        tokenizer.
+        Raises:
+            ModelError: The model has no tokenizer; else what `Engine.from_pretrained` and
+                `open_sources` raise.
         """
         from ragspec.drafters.build import check_draft_model
-        from ragspec.engine.engine import Engine as AnyEngine
+        from ragspec.engine import engine
         from ragspec.models.load import load_model
         from ragspec.pipelines.methods import compose, drafts_with_model, open_sources
 
-        be_quiet()
+        silence_transformers()
         model, tokenizer = load_model(
             self.model,
             self.device,
@@ -140,10 +97,11 @@ class EngineOptions:
             adapter=self.adapter,
             quantize=self.quantize,
         )
+        stores = stores or StoreOptions()
         sources = open_sources(
-            self.store, self.history, tokenizer=tokenizer, model=model, scope=self.scope
+            stores.store, stores.history, tokenizer=tokenizer, model=model, scope=stores.tenant
         )
-        names = drafter_of(self.drafter or "auto")
+        names = parse_drafter(self.drafter or "auto")
         draft_model = None
         if self.draft_model is not None:
             draft_model = load_model(self.draft_model, self.device, self.dtype)
@@ -152,19 +110,218 @@ class EngineOptions:
             size = int(model.config.get_text_config().vocab_size)
             check_draft_model(draft, draft_tokenizer, tokenizer, size)
             sources, draft_model = replace(sources, draft_model=draft), None
-        drafter = compose(names, sources, model)
-        budget = budget_of(self.budget)
-        engine = AnyEngine(model, tokenizer, drafter, draft_model, budget, static=self.static)
-        if engine.tokenizer is None:
+        if tokenizer is None:
             raise ModelError(
                 f"{self.model} holds no tokenizer; expected tokenizer.json beside the weights. "
                 "Save it there with tokenizer.save_pretrained(folder)."
             )
-        return engine
+        return engine.Engine(
+            model,
+            tokenizer,
+            compose(names, sources, model),
+            draft_model,
+            parse_budget(self.budget),
+            static=self.static,
+        )
 
 
-def be_quiet() -> None:
-    """Keep transformers' bars and remarks off the terminal; errors still show."""
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Stored text to draft from."""
+
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Corpus to draft from, made by `ragspec store build`.", file_okay=False),
+    ] = None
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            help="Answers of this model, made by `ragspec store from-answers`.", file_okay=False
+        ),
+    ] = None
+    tenant: Annotated[
+        str, typer.Option(help="Tenant whose stored text may be used, in addition to shared text.")
+    ] = "global"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How tokens are chosen, and how many."""
+
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="0 always takes the most probable token.")
+    ] = 0.0
+    top_p: Annotated[float, typer.Option(help="Keep the tokens that make up this probability.")] = (
+        1.0
+    )
+    top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")] = 0
+    use_generation_config: Annotated[
+        bool,
+        typer.Option(
+            "--use-generation-config", help="Sample as the model's generation config says."
+        ),
+    ] = False
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed. Chosen at random and reported if omitted.")
+    ] = None
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Most new tokens. Default: 160 over documents, else 256 or what fits."
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        self.settings()
+
+    def settings(self) -> Sampling:
+        """Return the sampling settings; raises SamplingError for values outside their range."""
+        from ragspec.sampling.settings import Sampling
+
+        return Sampling(
+            temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=self.seed
+        )
+
+    def settings_for(self, engine: Engine) -> Sampling:
+        """Return the settings of the options, or of the model's own generation config."""
+        from ragspec.sampling.settings import Sampling
+
+        if not self.use_generation_config:
+            return self.settings()
+        if replace(self.settings(), seed=None) != Sampling():
+            raise InputError(
+                "Expected --use-generation-config alone, got it with --temperature, --top-p or "
+                "--top-k. Leave one out."
+            )
+        return Sampling.from_generation_config(engine.target.generation_config, seed=self.seed, n=1)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What is shown and written."""
+
+    json: JsonOption = False
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Also run without speculation and compare time and tokens."),
+    ] = False
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Write a trace to this file, for `ragspec report`.", dir_okay=False),
+    ] = None
+    no_stream: Annotated[
+        bool,
+        typer.Option("--no-stream", help="Show the whole text at its end, coloured by source."),
+    ] = False
+
+    def __post_init__(self) -> None:
+        checked_output(self.trace)
+
+    @property
+    def streams(self) -> bool:
+        """Whether text is shown as it is written; not for --compare: showing takes time."""
+        return not (self.no_stream or self.json or self.compare)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """The documents that are searched."""
+
+    docs: Annotated[
+        list[Path] | None,
+        typer.Option("--docs", "-d", help="Folder or file of documents; repeatable."),
+    ] = None
+    index: Annotated[Path | None, typer.Option(help="Index built by `ragspec index`.")] = None
+    embedder: EmbedderOption = None
+
+    def __post_init__(self) -> None:
+        if self.docs and self.index:
+            raise InputError("Expected one of --docs and --index, got both. Leave one out.")
+
+    def expect_any(self) -> None:
+        """Raise InputError where no documents are named."""
+        if not self.docs and self.index is None:
+            raise InputError(
+                "Expected one of --docs and --index, got neither: --docs FOLDER reads documents, "
+                "--index FOLDER opens what `ragspec index` built."
+            )
+
+    def open(self, terminal: Terminal) -> DocQA | None:
+        """Return the pipeline over the documents, None where none are named."""
+        if not self.docs and self.index is None:
+            return None
+        from ragspec.pipelines.docqa.docqa import DocQA
+        from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER
+
+        if self.index is not None:
+            return DocQA.from_index(self.index, embedder=self.embedder)
+        qa = DocQA.from_documents(self.docs or [], embedder=self.embedder or DEFAULT_EMBEDDER)
+        for skipped in qa.skipped:
+            terminal.note(f"not read: {skipped.path} {skipped.reason}")
+        return qa
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentOptions(SearchOptions):
+    """The documents that are searched, and how a question is put."""
+
+    top_passages: Annotated[
+        int | None,
+        typer.Option(min=1, help="Passages in the prompt. Default: 3, or 1 for small chat models."),
+    ] = None
+    prompt: Annotated[
+        str | None,
+        typer.Option(
+            help="Prompt template: evidence, quote, answer, or a Jinja file. Default: answer for "
+            "chat models, evidence for others."
+        ),
+    ] = None
+    system: SystemOption = None
+
+    def __post_init__(self) -> None:
+        SearchOptions.__post_init__(self)
+        if self.prompt is not None:
+            from ragspec.pipelines.docqa.template import find_template
+
+            find_template(self.prompt, self.system)
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionOptions:
+    """A text that the output will resemble."""
+
+    prediction: Annotated[
+        str | None,
+        typer.Option(help="Text that the output will resemble, to copy from; @FILE reads it."),
+    ] = None
+
+    def read(self, engine: EngineOptions) -> dict[str, str]:
+        """Return the option of `Engine.generate`: none, or the text, read from @FILE.
+
+        Raises:
+            InputError: The file is unreadable, or there is no drafter to copy the text.
+        """
+        text = self.prediction
+        if text is None:
+            return {}
+        plain = engine.drafter and parse_drafter(engine.drafter) is None
+        if plain and engine.draft_model is None:
+            raise InputError(
+                f"Expected a drafter beside --prediction, got --drafter {engine.drafter}, which "
+                "copies from no text. Leave one out."
+            )
+        if not text.startswith("@"):
+            return {"prediction": checked_text(text)}
+        try:
+            return {"prediction": Path(text[1:]).read_text(encoding="utf-8")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"Expected a text file in UTF-8 as --prediction, got {text[1:]} ({error})."
+            ) from error
+
+
+def silence_transformers() -> None:
+    """Keep progress bars and warnings of transformers off the terminal; errors still show."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -172,11 +329,11 @@ def be_quiet() -> None:
 
 
 def checked_text(text: str) -> str:
-    """Return the text; raises InputError where the shell handed on bytes that are no UTF-8."""
+    """Return the text; raises InputError for bytes of the shell that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"the text is not UTF-8 ({error}); expected text.") from error
+        raise InputError(f"Expected text in UTF-8, got other bytes ({error}).") from error
     return text
 
 
@@ -184,76 +341,18 @@ def checked_output(path: Path | None) -> Path | None:
     """Return the path; raises InputError, before any work, where its folder is missing."""
     if path is not None and not path.parent.is_dir():
         raise InputError(
-            f"{path} cannot be written: there is no folder {path.parent}; make it, or name "
+            f"{path} cannot be written: there is no folder {path.parent}. Make it, or name "
             "another file."
         )
     return path
 
 
-def prediction_of(
-    text: str | None, drafter: str | None = None, draft_model: str | None = None
-) -> str | None:
-    """Return the predicted text, read from the file that `@FILE` names.
-
-    drafter, draft_model: the options beside it. Raises InputError where that file cannot be read as
-    UTF-8, and where there is no drafter to copy the text.
-    """
-    if text is not None and drafter and drafter_of(drafter) is None and draft_model is None:
-        raise InputError(
-            f"got --prediction and --drafter {drafter}, which copies from no text; expected one: "
-            "leave the other out."
-        )
-    if text is None or not text.startswith("@"):
-        return text if text is None else checked_text(text)
-    try:
-        return Path(text[1:]).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"the prediction {text[1:]} cannot be read ({error}); expected a text file in UTF-8."
-        ) from error
-
-
-def strides_of(text: str) -> str | int:
+def parse_strides(text: str) -> str | int:
     """Return what `--speculate` names: auto, off, or a number of strides."""
     return int(text) if text.isdecimal() else text
 
 
-def check_iterative(
-    iterative: bool, alone: Mapping[str, Any], passages: int | None, follow_up: bool
-) -> None:
-    """Raise InputError for options that do not go together with `--iterative`, or without it.
-
-    alone: options that mean nothing without it, by name, None where one was not given.
-    """
-    for name, inputs in alone.items():
-        if inputs is not None and not iterative:
-            raise InputError(f"got {name} without --iterative; expected both, or neither.")
-    if iterative and passages not in (None, 1):
-        raise InputError(
-            f"got --iterative with --top-passages {passages}; expected one passage at a time. "
-            "Leave --top-passages out."
-        )
-    if iterative and follow_up:
-        raise InputError(
-            "got --iterative with --follow-up; expected one of them: a conversation keeps its "
-            "passages."
-        )
-
-
-def check_long(long: bool, alone: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Raise InputError for options that do not go together with `--long`, or without it.
-
-    alone: options that mean nothing without it; others: that mean nothing beside it. By name, None
-    where one was not given.
-    """
-    for name, inputs in (others if long else alone).items():
-        if inputs is not None:
-            direction = "with" if long else "without"
-            rest = "it reads one document as a whole" if long else "expected both, or neither"
-            raise InputError(f"got {name} {direction} --long; {rest}. Leave one of them out.")
-
-
-def drafter_of(text: str) -> Any:
+def parse_drafter(text: str) -> Any:
     """Return what the engine takes as a drafter: None, a name, or a list of names."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or names == ["none"]:
@@ -261,13 +360,6 @@ def drafter_of(text: str) -> Any:
     return names[0] if len(names) == 1 else names
 
 
-def budget_of(text: str) -> str | int:
-    """Return a number where the text is one, else the text: the engine knows its policies."""
+def parse_budget(text: str) -> str | int:
+    """Return a number where the text is one, else the text, a policy that the engine knows."""
     return int(text) if text.isdecimal() else text
-
-
-def sampling_of(temperature: float, top_p: float, top_k: int, seed: int | None) -> Sampling:
-    """Return the settings. Raises SamplingError for values outside their range."""
-    from ragspec.sampling.settings import Sampling as AnySampling
-
-    return AnySampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed)

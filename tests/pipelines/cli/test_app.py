@@ -13,8 +13,10 @@ import ragspec
 from ragspec import __main__ as entry
 from ragspec.errors import InputError
 from ragspec.pipelines.cli import app as cli
-from ragspec.pipelines.cli import ask as answering
-from ragspec.pipelines.cli.app import INTERRUPTED, main
+from ragspec.pipelines.cli import show
+from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.cli.show import INTERRUPTED
+from ragspec.pipelines.console.options import EngineOptions
 from tests.support import tiny
 
 Capture = pytest.CaptureFixture[str]
@@ -61,8 +63,8 @@ def test_version_and_bare_call(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["ask", "why?"], 2, "neither of --docs and --index"),
-        (["ask", "why?", "--docs", "a", "--index", "b"], 2, "both of --docs and --index"),
+        (["ask", "why?"], 2, "--docs and --index, got neither"),
+        (["ask", "why?", "--docs", "a", "--index", "b"], 2, "--docs and --index, got both"),
         (["generate", "a", "--temperature", "-1"], 2, "temperature is -1.0"),
         (["generate", "a", "--model", "./absent"], 5, "./absent"),
         (["report", "absent.jsonl"], 2, "absent.jsonl"),
@@ -87,10 +89,10 @@ def test_debug_shows_where_an_error_came_from(capsys: Capture) -> None:
 def test_interrupt_before_any_text_ends_with_130(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    def interrupt(*_: object, **__: object) -> bool:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(answering, "continue_text", interrupt)
+    monkeypatch.setattr(EngineOptions, "load_engine", interrupt)
     assert main(["generate", "a"]) == INTERRUPTED == 130
     assert "interrupted" in capsys.readouterr().err
 
@@ -118,7 +120,7 @@ def test_a_predicted_text_is_copied_and_changes_nothing(
     assert again["report"]["accepted_prediction_tokens"] > 0
     assert again["report"]["forwards"] <= result["report"]["forwards"]
     assert main([*arguments, "--prediction", "a", "--drafter", "none"]) == 2
-    assert "--prediction and --drafter none" in capsys.readouterr().err
+    assert "beside --prediction, got --drafter none" in capsys.readouterr().err
 
 
 def test_generate_streams_text_and_keeps_remarks_separately(
@@ -207,7 +209,7 @@ def test_a_trace_that_cannot_be_written_costs_no_answer(
     assert main([*arguments, "--trace", str(tmp_path / "no" / "t.jsonl")]) == 2
     out, err = capsys.readouterr()
     assert out == "" and "there is no folder" in err  # said before any work
-    monkeypatch.setattr(answering, "_write_trace", refuse_to_write)
+    monkeypatch.setattr(show, "_write_trace", refuse_to_write)
     assert main([*arguments, "--trace", str(tmp_path / "t.jsonl")]) == 2
     assert json.loads(capsys.readouterr().out)["report"]["tokens"] == 4
 
@@ -218,7 +220,7 @@ def test_what_the_system_refuses_is_one_line(
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(answering, "show_result", full)
+    monkeypatch.setattr(show, "_show", full)
     arguments = ["generate", "A tree ", "--model", model, "--max-new-tokens", "4"]
     assert main(arguments) == 1
     assert "the system refused: [Errno 28] No space left" in capsys.readouterr().err

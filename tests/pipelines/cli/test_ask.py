@@ -44,8 +44,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(out)
 
 
-def ask(capsys: Capture, index: str, model: str, *more: str) -> dict[str, Any]:
-    arguments = ["ask", "What does the walk follow?", "--index", index, "--model", model]
+def ask(
+    capsys: Capture, index: str, model: str, *more: str, command: str = "ask"
+) -> dict[str, Any]:
+    arguments = [command, "What does the walk follow?", "--index", index, "--model", model]
     code = main([*arguments, "--max-new-tokens", "40", "--json", *more])
     out, err = capsys.readouterr()
     assert code == 0, err
@@ -68,37 +70,38 @@ def test_answer_is_one_object_with_the_promised_fields(
 def test_a_passage_that_is_looked_up_again_tells_its_searches(
     index: str, model: str, capsys: Capture, speculate: str
 ) -> None:
-    options = ("--iterative", "--stride", "5", "--search", "sparse", "--speculate", speculate)
-    result = ask(capsys, index, model, *options, "--seed", "3", "-t", "0.7", "--compare")
-    message = result["report"]["retrieval"]
-    assert message["strides"] == len(result["passages"]) == -(-result["report"]["tokens"] // 5)
+    options = ("--stride", "5", "--search", "sparse", "--speculate", speculate, "--compare")
+    result = ask(
+        capsys, index, model, *options, "--seed", "3", "-t", "0.7", command="ask-iterative"
+    )
+    searches = result["report"]["retrieval"]
+    assert searches["strides"] == len(result["passages"]) == -(-result["report"]["tokens"] // 5)
     assert result["compare"]["equal"]
     if speculate == "off":
-        assert message["calls"] == message["strides"] and message["hits"] == 0
+        assert searches["calls"] == searches["strides"] and searches["hits"] == 0
 
 
 def test_strides_are_written_on_guesses_without_drafts_too(
     index: str, model: str, capsys: Capture
 ) -> None:
-    options = ("--iterative", "--search", "sparse", "--speculate", "4", "--drafter", "none")
-    message = ask(capsys, index, model, *options)["report"]["retrieval"]
-    assert message["calls"] < message["strides"] or message["rollbacks"] > 0
+    options = ("--search", "sparse", "--speculate", "4", "--drafter", "none")
+    searches = ask(capsys, index, model, *options, command="ask-iterative")["report"]["retrieval"]
+    assert searches["calls"] < searches["strides"] or searches["rollbacks"] > 0
 
 
 def test_the_whole_answer_may_be_written_in_rounds(index: str, model: str, capsys: Capture) -> None:
-    result = ask(capsys, index, model, "--iterative", "--rounds", "3", "--no-refusal")
+    options = ("--rounds", "3", "--no-refusal")
+    result = ask(capsys, index, model, *options, command="ask-iterative")
     assert len(result["passages"]) == 3
     assert result["report"]["retrieval"]["strides"] == 3
-    inputs = ["ask", "What?", "--index", index, "--model", model, "--rounds", "3"]
-    assert main(inputs) == 2
-    assert "got --rounds without --iterative" in capsys.readouterr().err
 
 
 def test_its_page_draws_what_was_written_and_searched(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     trace, page = str(tmp_path / "t.jsonl"), tmp_path / "page.html"
-    ask(capsys, index, model, "--iterative", "--speculate", "3", "--trace", trace)
+    options = ("--speculate", "3", "--trace", trace)
+    ask(capsys, index, model, *options, command="ask-iterative")
     assert main(["report", trace, "-o", str(page)]) == 0
     sample = page.read_text()
     assert "Written and searched" in sample and "Looked up" in sample
@@ -110,18 +113,15 @@ def test_its_page_draws_what_was_written_and_searched(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--speculate", "4"], "got --speculate without --iterative"),
-        (["--search", "dense"], "got --search without --iterative"),
-        (["--iterative", "--top-passages", "3"], "--iterative with --top-passages 3"),
-        (["--iterative", "--follow-up"], "--iterative with --follow-up"),
-        (["--iterative", "--search", "dense"], "no dense part"),
-        (["--iterative", "--speculate", "much"], "speculate is 'much'"),
+        (["--top-passages", "3"], "got --top-passages 3"),
+        (["--search", "dense"], "no dense part"),
+        (["--speculate", "much"], "speculate is 'much'"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
     index: str, model: str, capsys: Capture, options: list[str], expected: str
 ) -> None:
-    assert main(["ask", "What?", "--index", index, "--model", model, *options]) != 0
+    assert main(["ask-iterative", "What?", "--index", index, "--model", model, *options]) != 0
     assert expected in " ".join(capsys.readouterr().err.split())
 
 

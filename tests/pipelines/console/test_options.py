@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,15 +11,17 @@ from ragspec.errors import InputError, ModelError, SamplingError
 from ragspec.pipelines.cli.app import main as cli_main
 from ragspec.pipelines.console.options import (
     EngineOptions,
-    budget_of,
+    PredictionOptions,
+    SamplingOptions,
+    StoreOptions,
     checked_output,
     checked_text,
-    drafter_of,
-    prediction_of,
-    sampling_of,
+    parse_budget,
+    parse_drafter,
 )
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.rest import RestDrafter
+from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
 
@@ -27,12 +30,12 @@ from tests.support import tiny
     [("none", None), ("", None), ("context", "context"), ("a, b,", ["a", "b"])],
 )
 def test_drafters_are_named_by_text(text: str, drafter: object) -> None:
-    assert drafter_of(text) == drafter
+    assert parse_drafter(text) == drafter
 
 
 def test_a_budget_is_a_number_or_a_name() -> None:
-    assert budget_of("12") == 12
-    assert budget_of("auto") == "auto"
+    assert parse_budget("12") == 12
+    assert parse_budget("auto") == "auto"
 
 
 def test_a_file_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -> None:
@@ -45,29 +48,24 @@ def test_a_file_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -
 def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     copy.deepcopy(tiny.model("llama")).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="holds no tokenizer"):
-        EngineOptions(str(tmp_path), None, "none", "0", "cpu", "auto").engine()
+        EngineOptions(str(tmp_path), None, "none", "0", "cpu", "auto").load_engine()
 
 
 def test_steps_of_fixed_shape_are_requested_for_by_name() -> None:
     def options(static: str) -> EngineOptions:
         return EngineOptions("starter-draft", None, "none", "0", "cpu", "float32", static=static)
 
-    assert options("eager").engine().target.static == "eager"
-    assert options("auto").engine().target.static == "off"
+    assert options("eager").load_engine().target.static == "eager"
+    assert options("auto").load_engine().target.static == "off"
     with pytest.raises(InputError, match="got static='graf'; expected one of 'auto', 'off'"):
-        options("graf").engine()
+        options("graf").load_engine()
 
 
 def test_sampling_checks_its_values() -> None:
-    settings = sampling_of(0.5, 0.9, 20, 3)
-    assert (settings.temperature, settings.top_p, settings.top_k, settings.seed) == (
-        0.5,
-        0.9,
-        20,
-        3,
-    )
+    settings = SamplingOptions(temperature=0.5, top_p=0.9, top_k=20, seed=3).settings()
+    assert settings == Sampling(temperature=0.5, top_p=0.9, top_k=20, seed=3)
     with pytest.raises(SamplingError, match="top_p"):
-        sampling_of(0.5, 0.0, 0, None)
+        SamplingOptions(top_p=0.0)
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:
@@ -79,17 +77,22 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 def test_a_prediction_is_a_text_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "answer.txt"
     file.write_text("as before\n", encoding="utf-8")
-    assert prediction_of(f"@{file}") == "as before\n"
-    assert prediction_of("the same") == "the same"
-    assert prediction_of(None) is None
-    with pytest.raises(InputError, match="cannot be read"):
-        prediction_of(f"@{tmp_path / 'missing.txt'}")
-    assert prediction_of("a", "none", "draft") == prediction_of("a", "context") == "a"
-    with pytest.raises(InputError, match="got --prediction and --drafter none"):
-        prediction_of("a", "none")
+
+    def read(text: str | None, **engine: Any) -> dict[str, str]:
+        return PredictionOptions(text).read(EngineOptions(**engine))
+
+    assert read(None) == {}
+    assert read(f"@{file}") == {"prediction": "as before\n"}
+    drafters: list[dict[str, str]] = [{}, {"drafter": "context"}]
+    for engine in (*drafters, {"drafter": "none", "draft_model": "draft"}):
+        assert read("the same", **engine) == {"prediction": "the same"}
+    with pytest.raises(InputError, match=r"missing\.txt"):
+        read(f"@{tmp_path / 'missing.txt'}")
+    with pytest.raises(InputError, match="got --drafter none"):
+        read("a", drafter="none")
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match="UTF-8"):
-        prediction_of(f"@{file}")
+        read(f"@{file}")
 
 
 def test_a_scope_is_drafted_from_and_needs_a_store(
@@ -104,8 +107,8 @@ def test_a_scope_is_drafted_from_and_needs_a_store(
     for command in (["generate", "ab"], ["ask", "ab?", "--docs", str(tmp_path / "a.txt")]):
         assert cli_main([*command, *common, "--tenant", "tenant"]) == 2
         assert "got scope 'tenant' and no store" in capsys.readouterr().err
-    request = EngineOptions(str(folder), None, "rest", "8", "cpu", "auto", store, scope="tenant")
-    drafter = request.engine().drafter
+    options = EngineOptions(str(folder), drafter="rest", budget="8", device="cpu")
+    drafter = options.load_engine(StoreOptions(store, tenant="tenant")).drafter
     assert drafter is not None
     _, rest = within(drafter)
     assert isinstance(rest, RestDrafter) and rest.scope == "tenant"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.pipelines.console.options import EngineOptions, drafter_of
+from ragspec.pipelines.console.options import EngineOptions, parse_drafter
 from ragspec.pipelines.server.run import Served, load
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
@@ -41,7 +41,7 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
     drafter = str(head) if beside is None else f"{head},{beside}"
     chosen = EngineOptions(str(model), None, drafter, "4", "cpu", "float32")
     result = load(
-        Served(NAME, chosen.engine, drafter_of(drafter), 4, documents=lambda: None),
+        Served(NAME, chosen.load_engine, parse_drafter(drafter), 4, documents=lambda: None),
         ServerSettings(),
     )
     selection = result.engine.drafting(None).generate("A draft", max_new_tokens=12, ignore_eos=True)

@@ -31,7 +31,9 @@ def smaller(seed: int = 7, dtype: torch.dtype = torch.float64, **changes: Any) -
     return models.model(seed, dtype, strength=0.1, hidden=16, head_width=12, **changes)
 
 
-def drafter_of(target: LatentTarget, instance: Any, rows: int = 1, **inputs: Any) -> LatentDrafter:
+def parse_drafter(
+    target: LatentTarget, instance: Any, rows: int = 1, **inputs: Any
+) -> LatentDrafter:
     draft = models.target(instance, rows, target.guidance_scale, table=target.table)
     return LatentDrafter(draft, target, **inputs)
 
@@ -45,7 +47,7 @@ def generate(
     **inputs: Any,
 ) -> Any:
     target = models.target(models.model(strength=0.1), rows, scale=2.0)
-    drafter = drafter_of(
+    drafter = parse_drafter(
         target, instance or smaller(), rows, window=window, min_expected_gain=min_expected_gain
     )
     engine = Engine(target, None, drafter, budget=6, rule=rule, **inputs)
@@ -84,7 +86,7 @@ def test_a_copy_of_the_target_is_always_right() -> None:
 def test_a_draft_is_what_its_model_draws_alone() -> None:
     target = models.target(models.model(), scale=2.0)
     instance = smaller()
-    drafter = drafter_of(target, instance, window=4, min_expected_gain=0.0)
+    drafter = parse_drafter(target, instance, window=4, min_expected_gain=0.0)
     prompt = target.prompt(0)
     distribution = TokenDistribution(Sampling(temperature=1.0), NoiseStream(5), 1)
     session = drafter.open(
@@ -127,4 +129,4 @@ def test_bad_drafts_are_refused() -> None:
         LatentDrafter(smaller(), target)
     for window, min_expected_gain in ((0, 0.1), (4, -0.1), (4, 1.0)):
         with pytest.raises(InputError, match=f"got window {window} and worth {min_expected_gain}"):
-            drafter_of(target, smaller(), window=window, min_expected_gain=min_expected_gain)
+            parse_drafter(target, smaller(), window=window, min_expected_gain=min_expected_gain)

@@ -1,4 +1,4 @@
-"""`ragspec ask --long`, as a user types it."""
+"""`ragspec ask-long`, as a user types it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def report(tmp_path: Path) -> str:
 
 def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
     capsys.readouterr()
-    code = main(["ask", "What is kept?", *arguments, "--max-new-tokens", "20", "--json"])
+    code = main(["ask-long", "What is kept?", *arguments, "--max-new-tokens", "20", "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
     result: dict[str, Any] = json.loads(out)
@@ -42,12 +42,12 @@ def test_a_document_is_read_preserved_and_not_read_again(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     keep = str(tmp_path / "prefix_cache")
-    first = said(capsys, "--docs", report, "--long", "--save-cache", keep, "--model", model)
-    again = said(capsys, "--long", "--save-cache", keep, "--model", model, "--compare")
+    first = said(capsys, "--doc", report, "--save-cache", keep, "--model", model)
+    again = said(capsys, "--save-cache", keep, "--model", model, "--compare")
     assert first["answer"] == again["answer"] and again["compare"]["equal"]
     assert again["report"]["cached_tokens"] > 200
     assert again["passages"][0]["document"] == "report.txt"
-    part = said(capsys, "--docs", report, "--long", "--token-range", "10:60", "--model", model)
+    part = said(capsys, "--doc", report, "--token-range", "10:60", "--model", model)
     assert len(part["passages"][0]["text"]) < len(TEXT) // 2
 
 
@@ -55,7 +55,7 @@ def test_a_document_is_read_preserved_and_not_read_again(
 def test_modes_by_name(model: str, tmp_path: Path, drafter: str, capsys: Capture) -> None:
     parts = [f"Part {i} is about trees and so on. " * 4 for i in range(4)]
     (tmp_path / "parts.txt").write_text("\n\n".join([*parts, "A rule is kept by the target."]))
-    inputs = ["--docs", str(tmp_path / "parts.txt"), "--long", "--model", model]
+    inputs = ["--doc", str(tmp_path / "parts.txt"), "--model", model]
     inputs += ["--drafter", drafter, "--compare"]
     exact = said(capsys, *inputs)
     assert exact["compare"]["equal"] and exact["label"] == "exact"
@@ -72,7 +72,7 @@ def test_the_published_variant_and_a_model_that_reads_the_chunks(
     other = tmp_path / "other"
     tiny.model(seed=1).save_pretrained(other)
     tiny.tokenizer().save_pretrained(other)
-    inputs = ["--docs", report, "--long", "--model", model, "--draft-model", str(other)]
+    inputs = ["--doc", report, "--model", model, "--draft-model", str(other)]
     sampled = [*inputs, "--temperature", "1", "--seed", "3"]
     paper = said(capsys, *sampled, "--mode", "paper", "--eta", "20")
     assert paper["label"] == "approximate" and paper["report"]["tv_excess"] > 0.0
@@ -85,36 +85,28 @@ def test_it_streams_and_says_what_it_preserved(
     model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     keep = str(tmp_path / "prefix_cache")
-    inputs = ["ask", "What?", "--docs", report, "--long", "--save-cache", keep, "--model", model]
+    inputs = ["ask-long", "What?", "--doc", report, "--save-cache", keep, "--model", model]
     assert main([*inputs, "--max-new-tokens", "12"]) == 0
     out, err = capsys.readouterr()
-    assert out.strip() and "kept in" in err
+    assert out.strip() and "saved in" in err
 
 
 def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
     keep = str(tmp_path / "prefix_cache")
-    base = ["ask", "What?", "--model", model, "--max-new-tokens", "5"]
-    assert main([*base, "--docs", report, "--long", "--save-cache", keep, "--json"]) == 0
+    base = ["ask-long", "What?", "--model", model, "--max-new-tokens", "5"]
+    assert main([*base, "--doc", report, "--save-cache", keep, "--json"]) == 0
     capsys.readouterr()
     for more, message in (
-        (["--docs", report, "--token-range", "0:5"], "got --token-range without --long"),
-        (["--docs", report, "--save-cache", keep], "got --save-cache without --long"),
-        (["--docs", report, "--mode", "steered"], "got --mode without --long"),
-        (["--docs", report, "--long", "--mode", "steerd"], "Did you mean 'steered'"),
-        (["--docs", report, "--long", "--eta", "5"], "expected mode='steered'"),
-        (["--docs", report, "--long", "--mode", "steered", "--eta", "-1"], "eta of 0 or more"),
-        (["--docs", report, "--long", "--mode", "paper", "--drafter", "context"], "no other"),
-        (["--docs", report, "--long", "--iterative"], "got --iterative with --long"),
-        (["--docs", report, "--long", "--token-range", "five"], "expected FROM:TO"),
-        (["--docs", report, "--docs", report, "--long"], "expected one file"),
-        (["--docs", str(tmp_path), "--long"], "got --long with the folder"),
-        (["--docs", report, "--long", "--save-cache", str(tmp_path)], "holds other files"),
-        (["--long"], "expected one file"),
-        (["--docs", report, "--long", "--save-cache", keep], "holds a kept document"),
-        (
-            ["--docs", report, "--long", "--token-range", "0:5000000", "--save-cache", report],
-            "is a file",
-        ),
+        (["--doc", report, "--mode", "steerd"], "Did you mean 'steered'"),
+        (["--doc", report, "--eta", "5"], "expected mode='steered'"),
+        (["--doc", report, "--mode", "steered", "--eta", "-1"], "eta of 0 or more"),
+        (["--doc", report, "--mode", "paper", "--drafter", "context"], "no other"),
+        (["--doc", report, "--token-range", "five"], "Expected --token-range FROM:TO"),
+        (["--doc", str(tmp_path)], "Invalid value"),
+        (["--doc", report, "--save-cache", str(tmp_path)], "holds other files"),
+        ([], "Expected --doc FILE"),
+        (["--doc", report, "--save-cache", keep], "holds a saved document"),
+        (["--doc", report, "--token-range", "0:5000000", "--save-cache", report], "is a file"),
     ):
         assert main([*base, *more]) != 0
         assert message in capsys.readouterr().err.replace("\n", " "), more

@@ -1,0 +1,182 @@
+"""`ragspec ask-long`: answer a question over one long document, which is read once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ragspec.errors import InputError
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import takes_records
+from ragspec.pipelines.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.pipelines.long.document import LongDocument
+
+
+@dataclass(frozen=True, slots=True)
+class LongOptions:
+    """The document, what of it is read, and how the question bears on the answer."""
+
+    doc: Annotated[
+        Path | None, typer.Option("--doc", "-d", help="The document: one file.", dir_okay=False)
+    ] = None
+    token_range: Annotated[
+        str | None, typer.Option(help="FROM:TO, the tokens of the document to read.")
+    ] = None
+    save_cache: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the document's KV cache: written first, then opened."),
+    ] = None
+    prompt: Annotated[
+        str | None, typer.Option(help="Prompt template: evidence, quote, answer, or a Jinja file.")
+    ] = None
+    system: o.SystemOption = None
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="exact; steered moves the answer's distribution by what the question finds; "
+            "paper does so as RAPID published it."
+        ),
+    ] = "exact"
+    eta: Annotated[
+        float | None, typer.Option(help="With --mode: strength of the steering. Default: 10.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        from ragspec.storage.store import check_writable
+
+        self.tokens()
+        if self.saved and (self.doc or self.token_range or self.prompt or self.system):
+            raise InputError(
+                f"{self.save_cache} holds a saved document; expected it without --doc, "
+                "--token-range, --prompt and --system, or another folder to save this one in."
+            )
+        if not self.saved and self.doc is None:
+            raise InputError(
+                "Expected --doc FILE, or --save-cache FOLDER with a saved document; got neither."
+            )
+        if self.save_cache is not None and self.save_cache.exists():
+            check_writable(self.save_cache)  # before the document is read, which takes long
+
+    @property
+    def saved(self) -> bool:
+        """Whether --save-cache holds a document that was read before."""
+        from ragspec.storage.store import is_store
+
+        return (
+            self.save_cache is not None and self.save_cache.is_dir() and is_store(self.save_cache)
+        )
+
+    def tokens(self) -> tuple[int, int] | None:
+        """Return what --token-range names, None for all; raises InputError."""
+        if self.token_range is None:
+            return None
+        first, colon, last = self.token_range.partition(":")
+        if not (colon and first.isdecimal() and last.isdecimal()):
+            raise InputError(
+                f"Expected --token-range FROM:TO, such as 0:7000, got {self.token_range!r}."
+            )
+        return int(first), int(last)
+
+
+@takes_records
+def ask_long(
+    question: Annotated[str, typer.Argument(help="Question about the document.")],
+    long: LongOptions,
+    engine: o.EngineOptions,
+    stores: o.StoreOptions,
+    sampling: o.SamplingOptions,
+    output: o.OutputOptions,
+    predicted: o.PredictionOptions,
+) -> None:
+    """Answer a question over one long document; it is read once."""
+    from ragspec.pipelines.cli.show import OnRead, OnText, answer_result, discard, run_and_show
+    from ragspec.pipelines.docqa.docqa import NEW_TOKENS
+    from ragspec.retrievers.rapid.distribution import eta_of
+
+    question = o.checked_text(question)
+    eta_of(long.mode, long.eta)  # raises before anything is loaded
+    options = predicted.read(engine)
+    new_tokens = sampling.max_new_tokens or NEW_TOKENS
+    terminal = Terminal(quiet=output.json)
+    with terminal.working("loading the model"):
+        loaded, modes = _load(engine, stores, long)
+    settings = sampling.settings_for(loaded)
+    document = _open_document(loaded, long, modes, terminal)
+
+    def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
+        current = document if engine is document.engine else document.over(engine)
+        answer = current.ask(
+            question, sampling, max_new_tokens=new_tokens, stream=on_text, **options
+        )
+        return answer_result(question, answer)
+
+    if output.compare:  # so that neither run copies the keys for the first time
+        document.ask(question, max_new_tokens=1, stream=discard)
+    run_and_show(write, document.engine, settings, output, engine.model, terminal)
+
+
+def _load(
+    options: o.EngineOptions, stores: o.StoreOptions, long: LongOptions
+) -> tuple[Engine, dict[str, Any]]:
+    """Return the engine, and further arguments of `LongDocument.open`.
+
+    A draft model reads the chunks where a mode or the drafter asks for that, else the whole prompt.
+    """
+    from ragspec.models.load import load_model
+    from ragspec.pipelines.long.modes import RAPID
+
+    modes: dict[str, Any] = {"mode": long.mode, "eta": long.eta}
+    parsed = o.parse_drafter(options.drafter or "auto")
+    names = [parsed] if isinstance(parsed, str) else list(parsed or ())
+    if long.mode == "exact" and RAPID not in names:
+        return options.load_engine(stores), modes
+    others = [name for name in names if name != RAPID]
+    current = replace(options, draft_model=None, drafter=",".join(others) or "none")
+    if long.mode == "paper":
+        current = replace(current, drafter="none")
+        modes["drafter"] = others if options.drafter else None
+    elif RAPID in names:
+        modes["drafter"] = RAPID
+    engine = current.load_engine(stores)
+    if modes.get("drafter") == RAPID and engine.drafter is not None:
+        modes["drafter"] = [engine.drafter, RAPID]
+    if options.draft_model is not None:
+        modes["draft_model"] = load_model(options.draft_model, options.device, options.dtype)
+    return engine, modes
+
+
+def _open_document(
+    engine: Engine, long: LongOptions, modes: dict[str, Any], terminal: Terminal
+) -> LongDocument:
+    """Open a saved document, or read one and save it where that is wanted."""
+    from ragspec.pipelines.long.document import LongDocument
+
+    if long.saved:
+        assert long.save_cache is not None
+        with terminal.working("opening the saved document"):
+            return LongDocument.open(long.save_cache, engine, **modes)
+    assert long.doc is not None
+    with terminal.prefill_progress() as on_read:
+        document = LongDocument.open(
+            long.doc,
+            engine,
+            part=long.tokens(),
+            prompt=long.prompt,
+            system=long.system,
+            on_read=on_read,
+            **modes,
+        )
+    if long.save_cache is not None:
+        with terminal.working("saving it"):
+            document.save(long.save_cache)
+        terminal.note(
+            f"saved in {long.save_cache}: {document.tokens:,} tokens, "
+            f"{document.bytes / 1e6:,.0f} MB"
+        )
+    return document

@@ -1,0 +1,136 @@
+"""`ragspec generate`: continue a text, or answer it as a chat model, without documents."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.pipelines.console import options as o
+from ragspec.pipelines.console.records import takes_records
+from ragspec.pipelines.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from ragspec.engine.engine import Engine
+    from ragspec.pipelines.knn.knn_lm import KnnLM
+    from ragspec.retrievers.knn.datastore import Datastore
+
+WARM_UP_TOKENS = 8
+NEIGHBOURS, WEIGHT = 32, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class KnnOptions:
+    """A datastore that the distribution of every token is mixed with (kNN-LM)."""
+
+    datastore: Annotated[
+        Path | None,
+        typer.Option(help="Datastore to mix into the distribution of each token (kNN-LM)."),
+    ] = None
+    knn: Annotated[int, typer.Option(min=1, help="With --datastore: neighbours of a token.")] = (
+        NEIGHBOURS
+    )
+    knn_weight: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="With --datastore: their weight.")
+    ] = WEIGHT
+    speculate: Annotated[
+        str,
+        typer.Option(
+            help="With --datastore: tokens written on guesses before the search checks them: auto, "
+            "a number, or off. The text stays the same."
+        ),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        settings = (self.knn, self.knn_weight, self.speculate)
+        if self.datastore is None and settings != (NEIGHBOURS, WEIGHT, "auto"):
+            raise InputError(
+                "Expected --datastore with --knn, --knn-weight or --speculate, got none. Name one."
+            )
+
+    def open(self) -> Datastore | None:
+        """Open the datastore, None without one; raises StoreError."""
+        if self.datastore is None:
+            return None
+        from ragspec.retrievers.knn.datastore import Datastore
+
+        return Datastore.open(self.datastore)
+
+    def model(self, engine: Engine, datastore: Datastore, *, plain: bool) -> KnnLM:
+        """Return the language model; plain: every search is waited for."""
+        from ragspec.pipelines.knn.knn_lm import KnnLM
+
+        speculate = "off" if plain else o.parse_strides(self.speculate)
+        return KnnLM(engine, datastore, k=self.knn, weight=self.knn_weight, speculate=speculate)
+
+
+@takes_records
+def generate(
+    text: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    engine: o.EngineOptions,
+    stores: o.StoreOptions,
+    sampling: o.SamplingOptions,
+    output: o.OutputOptions,
+    predicted: o.PredictionOptions,
+    knn: KnnOptions,
+    as_chat: Annotated[
+        bool, typer.Option("--chat", help="Answer the text, in the model's chat template.")
+    ] = False,
+    system: o.SystemOption = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Text that ends the output; repeatable.")
+    ] = None,
+) -> None:
+    """Continue a text, or with --chat answer it, without documents."""
+    from ragspec.pipelines.cli.show import OnRead, OnText, Result, run_and_show
+    from ragspec.pipelines.docqa.docqa import drain
+
+    if system is not None and not as_chat:
+        raise InputError("Expected --system with --chat, got it alone. Add --chat or leave it out.")
+    text = _standard_input() if text == "-" else o.checked_text(text)
+    options: dict[str, Any] = {"stop": tuple(stop or ()), **predicted.read(engine)}
+    options["max_new_tokens"] = sampling.max_new_tokens
+    terminal = Terminal(quiet=output.json)
+    datastore = knn.open()  # before the model, whose loading takes seconds
+    with terminal.working("loading the model"):
+        loaded = engine.load_engine(stores)
+        prompt = _one_turn(loaded, text, system) if as_chat else text
+        if output.compare:
+            loaded.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
+
+    def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
+        every = options | {"on_read": on_read}
+        if datastore is None:
+            generation = drain(engine.stream(prompt, sampling, **every), on_text)
+        else:
+            with terminal.working("opening the datastore"):
+                model = knn.model(engine, datastore, plain=plain)
+            generation = model.generate(prompt, sampling, stream=on_text, **every)
+        fields = {"text": generation.text, "finish_reason": generation.finish_reason}
+        return Result(generation, fields, extra={"prompt": text})
+
+    settings = sampling.settings_for(loaded)
+    run_and_show(write, loaded, settings, output, engine.model, terminal)
+
+
+def _one_turn(engine: Engine, text: str, system: str | None) -> list[dict[str, str]]:
+    """Return the chat messages of one turn."""
+    if not getattr(engine.tokenizer, "chat_template", None):
+        raise UnsupportedModelError(
+            f"{type(engine.model).__name__} comes without a chat template; expected a chat model, "
+            "such as smollm2 (`ragspec models`). Leave --chat out to continue the text."
+        )
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": text}]
+
+
+def _standard_input() -> str:
+    try:
+        # The line break that ends a file or an echo is not part of the text.
+        return o.checked_text(sys.stdin.read().removesuffix("\n"))
+    except UnicodeDecodeError as error:
+        raise InputError(f"Expected text in UTF-8 on standard input ({error}).") from error
