@@ -21,7 +21,7 @@ from typing import Any
 from text_data import Document, read_documents
 
 from ragspec import Engine, Sampling
-from ragspec.sampling.repetition import repeats
+from ragspec.sampling.stopping import repeats
 
 MARK = "\N{OBJECT REPLACEMENT CHARACTER}"  # stands where a user's words go in the template
 OF_MODEL, PASSAGES = 64, 32  # prompts of a round

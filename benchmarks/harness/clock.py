@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from ragspec.budget.cost_curve import CostCurve
-from ragspec.budget.cost_measurement import measure
+from ragspec.budget.cost_curve import CostCurve, measure
 from ragspec.drafters import fuse
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.rules.base import Step

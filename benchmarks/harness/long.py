@@ -119,8 +119,7 @@ def run_long_bench(request: LongBench, data: Path, json: Path | None, page: Path
     from harness.long_page import write_lengths
     from harness.long_table import COLUMNS, rows_of, tables
     from harness.long_tasks import readings
-    from ragspec.pipelines.console.progress import progress
-    from ragspec.pipelines.console.terminal import Terminal
+    from ragspec.pipelines.console.terminal import Terminal, progress
 
     silence_transformers()
     plan = readings(

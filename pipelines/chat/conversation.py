@@ -36,7 +36,7 @@ from ragspec.pipelines.docqa.template import (
     templated,
 )
 from ragspec.retrievers.search.fusion import Hit
-from ragspec.sampling.repetition import EndRepetition
+from ragspec.sampling.stopping import EndRepetition
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine

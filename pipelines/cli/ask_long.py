@@ -97,7 +97,7 @@ def ask_long(
     """Answer a question over one long document; it is read once."""
     from ragspec.pipelines.cli.show import OnRead, OnText, answer_result, discard, run_and_show
     from ragspec.pipelines.docqa.docqa import NEW_TOKENS
-    from ragspec.retrievers.rapid.distribution import eta_of
+    from ragspec.retrievers.rapid.steering import eta_of
 
     question = o.checked_text(question)
     eta_of(long.mode, long.eta)  # raises before anything is loaded

@@ -125,9 +125,9 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     import torch
 
     from ragspec.engine.options import end_tokens
-    from ragspec.sampling.defaults import default_processors, with_defaults
     from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.noise import NoiseStream
+    from ragspec.sampling.transform import default_processors, with_defaults
 
     context = [*plain.prompt_tokens, *plain.tokens[:index]]
     ids = torch.tensor([context], device=engine.model.device)

@@ -11,8 +11,7 @@ from typer.core import TyperGroup
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
-from ragspec.pipelines.console.progress import progress
-from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.console.terminal import Terminal, progress
 
 if TYPE_CHECKING:
     from ragspec.retrievers.search.upkeep import Change

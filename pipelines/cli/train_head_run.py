@@ -32,7 +32,7 @@ from ragspec.pipelines.cli.store_run import counting
 from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, read_texts
-from ragspec.retrievers.corpus.text import tokenized
+from ragspec.retrievers.corpus.catalogue import tokenized
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 

@@ -22,8 +22,8 @@ from ragspec.retrievers.search.fusion import Hit, Retriever, SearchFunction, as_
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.passages import WORDS
-from ragspec.retrievers.search.support import LEAST_COVERAGE
-from ragspec.sampling.repetition import EndRepetition, repeats
+from ragspec.retrievers.search.sparse import LEAST_COVERAGE
+from ragspec.sampling.stopping import EndRepetition, repeats
 from ragspec.storage.manifest import Verify
 
 if TYPE_CHECKING:

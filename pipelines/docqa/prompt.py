@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragspec.drafters.base import SourceText
-from ragspec.engine.prediction import anchored
+from ragspec.engine.prompts import anchored
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.template import WORDINGS, PromptTemplate, is_chat
 from ragspec.retrievers.search.fusion import Hit

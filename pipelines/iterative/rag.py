@@ -21,9 +21,14 @@ from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA
 from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
-from ragspec.pipelines.iterative.prompts import StridePrompts
-from ragspec.pipelines.iterative.shown import AnswerStream
-from ragspec.pipelines.iterative.writers import RoundWriter, Stride, Writer, tokens_of
+from ragspec.pipelines.iterative.writers import (
+    AnswerStream,
+    RoundWriter,
+    Stride,
+    StridePrompts,
+    Writer,
+    tokens_of,
+)
 from ragspec.reports.report import joined
 from ragspec.retrievers.search.fusion import (
     Retriever,

@@ -17,7 +17,7 @@ from ragspec.engine.output import Generation
 from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.engine.prompts import encode_prompts
 from ragspec.errors import InputError
-from ragspec.pipelines.iterative.shown import AnswerStream
+from ragspec.pipelines.iterative.writers import AnswerStream
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import Guessing, Knn
 from ragspec.retrievers.knn.mixture import Mixture

@@ -24,13 +24,18 @@ from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, pla
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
 from ragspec.pipelines.long.chunks import ChunkHits, Chunks, ChunkSearch
 from ragspec.pipelines.long.modes import Writer, writer_of
-from ragspec.pipelines.long.reading import OnRead, read_document
-from ragspec.pipelines.long.saved import SavedDocument, open_document, save_document
+from ragspec.pipelines.long.saved import (
+    OnRead,
+    SavedDocument,
+    open_document,
+    read_document,
+    save_document,
+)
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
-from ragspec.sampling.repetition import EndRepetition
 from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import EndRepetition
 from ragspec.storage.store import is_store
 from ragspec.verification.kv_cache import slot_bytes
 

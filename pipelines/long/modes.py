@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.drafters.build import model_drafter
 from ragspec.errors import InputError
-from ragspec.retrievers.rapid.distribution import eta_of
 from ragspec.retrievers.rapid.drafter import Rapid
+from ragspec.retrievers.rapid.steering import eta_of
 
 if TYPE_CHECKING:
     from ragspec.drafters.base import Drafter

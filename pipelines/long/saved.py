@@ -7,21 +7,25 @@ opened, not read. They are those of one model in one type of numbers, over token
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ragspec.errors import StoreError
+from ragspec.engine.prefix_cache import PrefixCache
+from ragspec.errors import StoreError, UnsupportedModelError
+from ragspec.models.device import without_autograd
 from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.search.documents import Document
-from ragspec.retrievers.search.passage_index import read_document
+from ragspec.retrievers.search.passage_index import read_document as parse_document
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
-from ragspec.verification.base import Beginning
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.base import Beginning, CachedSession, TargetSession
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -126,7 +130,7 @@ def _read(store: OpenStore, engine: Engine, what: str) -> SavedDocument:
     shape = facts.get("states")  # which stores of before, and of other drafters, do not have
     states = _mapped(store.file(STATES), shape, dtype, engine.target.device) if shape else [None]
     return SavedDocument(
-        read_document(record["document"]),
+        parse_document(record["document"]),
         PromptTemplate(**template),
         tuple(int(token) for token in record["tokens"]),
         None if part is None else (int(part[0]), int(part[1])),
@@ -146,3 +150,51 @@ def _mapped(
     whole = torch.from_file(str(path), shared=False, size=sum(sizes), dtype=dtype)
     flat = torch.split(whole, sizes)
     return [part.view(*shape).to(device) for part, shape in zip(flat, shapes, strict=True)]
+
+
+OnRead = Callable[[int, int], None]
+
+
+@without_autograd
+def read_document(
+    engine: Engine,
+    tokens: tuple[int, ...],
+    context: AbstractContextManager[PrefixCache],
+    *,
+    states: bool,
+    on_read: OnRead | None,
+) -> torch.Tensor | None:
+    """Read a prompt up to its document's end into a context, whose prefixes keep keys and values.
+
+    tokens: T of them. states: whether to return what the output head reads at each token,
+    [copies, T, H], too; None where not, or where the model does not tell. Raises
+    UnsupportedModelError for a model whose keys and values cannot be kept.
+    """
+    engine.target.check_prompt(tokens)
+    size, text = len(tokens), list(tokens)
+    with context as selected:
+        # One token more than is read: of a prompt the last one is always read anew.
+        opened = selected.open(engine.target, [*text, text[-1]], size + 1, size)
+        with opened as (session, _):
+            if isinstance(session, CachedSession):
+                session.on_read = on_read
+            result = _read_document(session, text, states)
+        prefixes = selected.prefixes
+    if prefixes.find(engine.target, tokens) is None:
+        raise UnsupportedModelError(
+            f"what {type(engine.model).__name__} makes of a document cannot be kept: its "
+            "cache cannot be cut, or its positions depend on the prompt's length. Ask it with "
+            "DocQA over passages."
+        )
+    return result
+
+
+def _read_document(session: TargetSession, tokens: list[int], states: bool) -> torch.Tensor | None:
+    """Read tokens into a session; return their states where they are wanted and told."""
+    result = None
+    if states and isinstance(session, CachedSession):
+        result = session.read_states(tokens)
+    else:
+        session.verify([tokens], [DraftTree.empty()])
+    session.commit([()])
+    return result

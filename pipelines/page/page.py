@@ -1,9 +1,7 @@
-"""Turns a trace into one self-contained page: no network, everything escaped.
+"""Who gave a token, and its colour: one colour a source, the same on every page.
 
-The page shows the answer coloured by the source of each token, the tokens and the draft tree of
-every step, the shares of the sources along the text, where the time went, and the figures of the
-report. All text from models and documents reaches the template as plain strings and is escaped
-there; the page's own policy forbids every script but the one that shows the chosen step.
+The eight colours of the pages are told apart also with red-, green- or blue-blind eyes, and by
+lightness alone for the most part; a source that the table does not know takes a free one.
 """
 
 from __future__ import annotations
@@ -23,6 +21,9 @@ from ragspec.reports.trace import DAMAGE, Trace, damaged, read_trace
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+# Names of sources that are no methods: texts, and levels of methods.
+
 
 TEMPLATES = Path(__file__).parent
 SCRIPT = "steps.js.j2"

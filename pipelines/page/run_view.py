@@ -7,11 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ragspec.pipelines.page.charts import Chart, first_number, search_chart, share_chart, step_chart
-from ragspec.pipelines.page.palette import TARGET, colours_of
+from ragspec.pipelines.page.charts import (
+    TARGET,
+    Chart,
+    colours_of,
+    first_number,
+    search_chart,
+    share_chart,
+    step_chart,
+)
 from ragspec.pipelines.page.tree_view import where
 from ragspec.reports.builder import accepted_of, count_sources, sources_of
-from ragspec.reports.label import ROUNDED, kind_of_label
+from ragspec.reports.report import ROUNDED, kind_of_label
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step
 from ragspec.rules.rejection import EXACT_FOR_LABEL

@@ -14,8 +14,7 @@ from itertools import accumulate
 from math import ceil
 from unicodedata import category, combining, east_asian_width
 
-from ragspec.pipelines.page.charts import first_number
-from ragspec.pipelines.page.palette import TARGET, colours_of
+from ragspec.pipelines.page.charts import TARGET, colours_of, first_number
 from ragspec.reports.builder import accepted_of, sources_of
 from ragspec.reports.trace import Trace
 from ragspec.rules.base import Step

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.method import Sources, listed
-from ragspec.engine.parts import read_cost
+from ragspec.engine.rows import read_cost
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.methods import compose
 from ragspec.registry import unknown

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.stream import TextChunks
+from ragspec.engine.output import TextChunks
 from ragspec.pipelines.server.token_offsets import Placed, TokenOffsets
 
 if TYPE_CHECKING:

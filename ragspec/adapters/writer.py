@@ -18,10 +18,9 @@ from ragspec.adapters.requests import GenerateRequest
 from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import Options
-from ragspec.engine.output import Generation
+from ragspec.engine.output import Generation, Stream
 from ragspec.engine.pool import Pool
 from ragspec.engine.prompts import read_message, well_formed
-from ragspec.engine.stream import Stream
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.prompt import (

@@ -1,15 +1,4 @@
-"""How many draft nodes to verify: the tree that gives the most tokens per second.
-
-A step of n nodes yields 1 + sum of their reach tokens and costs drafting, verifying n + 1 rows
-and the host's work. For a fixed n the best tree is the n nodes of largest reach, which is closed
-under ancestors since reach never grows downwards; so n alone is searched, over buckets, to keep
-shapes few. Reach is calibrated (see `calibration`), costs are measured (see `cost_curve`). n = 0 is
-plain decoding. Drafts differ from step to step, so what is maximised is tokens in all over time
-in all: sum of reach less time at the present rate (Dinkelbach), not the ratio of one step.
-
-Special cases of the formula: SmartSpec (arXiv 2406.14066), DySpec (2410.11744), the tree size of
-Sequoia (2402.12374), the stop rule of SpecDec++ (2405.19715).
-"""
+"""Budget policies: how many draft nodes a step takes."""
 
 from __future__ import annotations
 

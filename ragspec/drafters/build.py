@@ -1,4 +1,4 @@
-"""From what the user asked for to one drafter."""
+"""Build drafters from names, and look inside combined ones."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.drafters.base import Drafter, expect_drafter
+from ragspec.drafters.base import (
+    Drafter,
+    expect_drafter,
+)
 from ragspec.drafters.combined import check_fits, within
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Sources, build, one
 from ragspec.errors import InputError
-from ragspec.models.vocabulary import check_vocabulary
+from ragspec.models.supported import check_vocabulary
 from ragspec.rules.base import Rule
 from ragspec.verification.causal import CausalTarget
 
 if TYPE_CHECKING:
     from ragspec.drafters.model.drafter import ModelDrafter
+
 
 DrafterSpec = str | Drafter | Sequence[str | Drafter] | None
 

@@ -21,12 +21,10 @@ from ragspec.drafters.build import build_drafter
 from ragspec.drafters.combined import required_member
 from ragspec.engine.loop import decode
 from ragspec.engine.options import Options, RowSettings, end_tokens, read_options
-from ragspec.engine.output import Generation
-from ragspec.engine.parts import Parts, read_cost
+from ragspec.engine.output import Generation, Stream
 from ragspec.engine.prompts import EncodedPrompts, encode_prompts
-from ragspec.engine.rows import Run
+from ragspec.engine.rows import Parts, Run, read_cost
 from ragspec.engine.step import Emission
-from ragspec.engine.stream import Stream
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count

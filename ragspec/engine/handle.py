@@ -10,9 +10,8 @@ from queue import SimpleQueue
 from typing import Any, Self
 
 from ragspec.engine.options import RowSettings
-from ragspec.engine.output import Generation
+from ragspec.engine.output import Generation, Stream
 from ragspec.engine.step import Emission
-from ragspec.engine.stream import Stream
 from ragspec.errors import InputError
 
 

@@ -11,16 +11,14 @@ from typing import Any, TypedDict
 import torch
 
 from ragspec.drafters.base import KnownStates, SourceText
-from ragspec.engine.prediction import read_prediction
 from ragspec.engine.prefix_cache import PrefixCache
-from ragspec.engine.prompts import check_length
+from ragspec.engine.prompts import check_length, read_prediction
 from ragspec.errors import InputError, SamplingError
 from ragspec.registry import did_you_mean
-from ragspec.sampling.defaults import default_processors, with_defaults
 from ragspec.sampling.processors import ByRow, HFCallable, Processor, copied
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import Criterion, StopRule
-from ragspec.sampling.transform import Transform
+from ragspec.sampling.transform import Transform, default_processors, with_defaults
 
 
 @dataclass(slots=True)

@@ -1,12 +1,17 @@
-"""What a generation returns."""
+"""Generations, and streams of their text piece by piece."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
 
+from ragspec.engine.options import RowSettings
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import TokenLogprob
+from ragspec.sampling.text_output import TextOutput
 
 
 @dataclass(slots=True)
@@ -28,3 +33,114 @@ class Generation:
     logprobs: list[TokenLogprob] | None = None
     steps: list[Step] = field(default_factory=list)
     sample: int = 0
+
+
+class Written(Protocol):
+    """The one text that a stream is of."""
+
+    @property
+    def settings(self) -> RowSettings:
+        """What was asked for."""
+        ...
+
+    def results(self) -> list[list[Generation]]:
+        """Return its generation so far, or once it has ended."""
+        ...
+
+
+class TextChunks:
+    """The pieces of a text whose tokens come step by step, without what may become a stop string.
+
+    written: tokens that were given before. stops: strings that end the text and never appear.
+    """
+
+    def __init__(self, tokenizer: Any, stops: Sequence[str], written: Sequence[int] = ()) -> None:
+        self._text = TextOutput(tokenizer)
+        self._held = max((len(stop) for stop in stops), default=1) - 1
+        self._text.push(written)
+        self._inputs = max(0, len(self._text.text) - self._held)  # by the stream before a pause
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """Take the tokens of a step."""
+        self._text.push(tokens)
+
+    def new(self, whole: str | None = None) -> str:
+        """Return what has not been given yet, "" for nothing; whole: the text once it has ended."""
+        text = self._text.text[: max(0, len(self._text.text) - self._held)]
+        if whole is not None:
+            text = whole
+        piece, self._inputs = text[self._inputs :], max(self._inputs, len(text))
+        return piece
+
+
+class Stream:
+    """Iterate over it for pieces of text; `result` has the generation afterwards.
+
+    Each verified step gives one piece. `cancel()`, also from another thread, ends it after the
+    current step; an interrupt (Ctrl-C) inside the iteration or leaving it early do the same, and
+    what was written is kept in `result`. A stop string never appears, nor a part of it; what may be
+    the beginning of one at a pause is given by the stream that goes on.
+    """
+
+    def __init__(
+        self, run: Written, passes: Iterator[Any], tokenizer: Any, stops: Sequence[str]
+    ) -> None:
+        self._run = run
+        self._passes = passes
+        self._chunks = TextChunks(tokenizer, stops, run.settings.written)
+        self._cancelled = threading.Event()
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        # No generator over `self` here: it would be a cycle, and a stream that is dropped would
+        # keep its cache, and the lease on its model, until the garbage collector comes by.
+        try:
+            piece = self._advance()
+        except BaseException:
+            self.close()
+            raise
+        if piece is None or self._ended:
+            self.close()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def cancel(self) -> None:
+        """End the text after the step that is under way."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Leave the iteration and free the cache; what was written stays in `result`."""
+        self._ended = True
+        close = getattr(self._passes, "close", None)
+        if close is not None:
+            close()
+
+    @property
+    def result(self) -> Generation:
+        """The generation so far; whole once the iteration has ended."""
+        return self._run.results()[0][0]
+
+    def _advance(self) -> str | None:
+        """Return the next piece that is not empty, or None where there is no more."""
+        while not self._ended:
+            emissions = next(self._passes, None)
+            if emissions is None:
+                return None
+            if not emissions:
+                continue
+            for emission in emissions:
+                self._chunks.push(emission.step.tokens)
+            row = emissions[-1].row
+            # What was held back is due as soon as nothing can follow it.
+            self._ended = row.done
+            if self._cancelled.is_set():
+                self.close()
+            whole = self._ended and row.stop.reason != "paused"
+            piece = self._chunks.new(self.result.text if whole else None)
+            if piece:
+                return piece
+        return None

@@ -27,8 +27,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.loop import Loop
 from ragspec.engine.options import Options, RowSettings
-from ragspec.engine.parts import Parts
-from ragspec.engine.rows import Row, Run
+from ragspec.engine.rows import Parts, Row, Run
 from ragspec.engine.step import Emission
 from ragspec.errors import InputError, PoolClosedError, QueueFullError
 from ragspec.rules.base import Step

@@ -1,15 +1,27 @@
-"""The rows of one call of the engine: made ready, and what became of them."""
+"""What an engine is made of, and what a forward of its target costs."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from ragspec.budget.base import BudgetSession
-from ragspec.budget.cost_curve import SharedCost, SharedForward
+from ragspec.budget.base import BudgetPolicy, BudgetSession
+from ragspec.budget.cost_curve import (
+    CostCurve,
+    Padding,
+    SharedCost,
+    SharedForward,
+    cached,
+    context_lengths,
+)
 from ragspec.budget.policy import for_one_text
 from ragspec.drafters.base import (
     DraftContext,
@@ -24,11 +36,10 @@ from ragspec.drafters.build import with_prediction
 from ragspec.drafters.combined import required_member
 from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
-from ragspec.engine.parts import Parts
 from ragspec.errors import InputError
 from ragspec.models.device import without_autograd
 from ragspec.reports.builder import ReportBuilder
-from ragspec.reports.label import label_under, rounds
+from ragspec.reports.report import label_under, rounds
 from ragspec.rules.base import Rule, Step
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
@@ -37,6 +48,66 @@ from ragspec.sampling.noise import NoiseStream, fresh_seed
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform, TextStart, Transform
+from ragspec.storage.filesystem import cache_directory
+from ragspec.verification.causal import CausalTarget
+
+LONGEST_TIMED = 8192
+_NO_COST = frozenset(
+    {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What one call of an engine works with.
+
+    cost: the target's cost curve, None where no policy asks for it. tokenizer: None for ids only.
+    """
+
+    target: CausalTarget
+    drafter: Drafter | None
+    rule: Rule
+    budget: BudgetPolicy
+    cost: CostCurve | None
+    tokenizer: Any
+
+
+def read_cost(
+    target: CausalTarget, budget: BudgetPolicy, cache: Path | None = None
+) -> CostCurve | None:
+    """Return the cost curve of the target where the budget needs one; measured once, cached."""
+    if not budget.needs_cost:
+        return None
+    key: dict[str, str | int] = {
+        "model": model_identity(target.model),
+        "device": _device_name(target.device),
+        "dtype": str(target.dtype),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "steps": target.static.split(":")[0],
+    }
+    lengths = context_lengths(min(target.max_length or LONGEST_TIMED, LONGEST_TIMED))
+    padding = Padding(target.widths, target.time_forward) if target.widths else None
+    return cached(cache or cache_directory(), key, target.time_forward, lengths, padding)
+
+
+def model_identity(model: Any) -> str:
+    """Return a short name for what a model costs: a hash of its configuration and sizes.
+
+    Weights do not count: two checkpoints of one architecture cost the same. Nor does what saving
+    or loading writes into a configuration.
+    """
+    config = {k: v for k, v in model.config.to_dict().items() if k not in _NO_COST}
+    sizes = sorted((name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters())
+    known = json.dumps([config, sizes], sort_keys=True, default=str)
+    return hashlib.sha256(known.encode()).hexdigest()[:24]
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"cpu {platform.processor() or platform.machine()}"
+    return str(torch.get_device_module(device).get_device_name(device))
+
 
 OpenView = Callable[..., RowView]
 MOST_NODES = 64  # room that a cache keeps for a draft

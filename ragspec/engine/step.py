@@ -1,4 +1,4 @@
-"""One step: its forward, and for each row the draft, the verdict, the emission and the feedback."""
+"""One step of the engine: draft, verify, accept."""
 
 from __future__ import annotations
 

@@ -1,14 +1,105 @@
-"""Which models are outside the project's scope, told by name before any work is done.
-
-What cannot be told from the configuration and the class is left to the load-time probe.
-"""
+"""Which models are supported, and what their configurations say of windows and vocabulary."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import Any
 
-from ragspec.errors import UnsupportedModelError
+import torch
+
+from ragspec.errors import TokenizerMismatchError, UnsupportedModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a kind of layer attends to, beside causality.
+
+    size: the last so many tokens, the query among them; None for all. chunk: tokens of the query's
+    own chunk of so many; None for all.
+    """
+
+    size: int | None = None
+    chunk: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all that came before is attended to."""
+        return self.size is None and self.chunk is None
+
+    def reaches(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        """Return whether queries reach keys, both by their positions in the text (broadcast)."""
+        reached = torch.ones_like(query - key, dtype=torch.bool)
+        if self.size is not None:
+            reached = reached & (query - key < self.size)
+        if self.chunk is not None:
+            reached = reached & (query // self.chunk == key // self.chunk)
+        return reached
+
+
+def layer_windows(config: Any) -> dict[str, Window]:
+    """Return the window of each kind of layer that a configuration names.
+
+    Those that name none have one, called "full_attention" whatever its window.
+    """
+    text = config.get_text_config()
+    size = getattr(text, "sliding_window", None) or None
+    if getattr(text, "use_sliding_window", True) is False:
+        size = None
+    chunk = getattr(text, "attention_chunk_size", None) or None
+    known = {
+        "full_attention": Window(),
+        "sliding_attention": Window(size=size),
+        "chunked_attention": Window(chunk=chunk),
+    }
+    kinds = dict.fromkeys(getattr(text, "layer_types", None) or ())
+    if not kinds:
+        return {"full_attention": Window(size=size)}
+    return {kind: known.get(kind, Window()) for kind in kinds}
+
+
+def check_vocabulary(
+    target_tokenizer: Any, draft_tokenizer: Any, target_size: int, draft_size: int
+) -> None:
+    """Refuse a draft model whose token ids mean something else than the target's.
+
+    The tokenizers must give every id that both have the same token; special tokens may have
+    different names. The models' vocabularies may be padded to different sizes. Where a tokenizer
+    is None only the sizes can be compared. Raises TokenizerMismatchError.
+    """
+    if target_tokenizer is None or draft_tokenizer is None:
+        if target_size != draft_size:
+            raise TokenizerMismatchError(
+                f"the draft model has {draft_size} token ids and the target {target_size}, and "
+                "without both tokenizers they cannot be compared; expected one vocabulary. Pass "
+                "draft_model=(model, tokenizer) and the target's tokenizer."
+            )
+        return
+    target, draft = _tokens_by_id(target_tokenizer), _tokens_by_id(draft_tokenizer)
+    special = _special_ids(target_tokenizer) & _special_ids(draft_tokenizer)
+    shared = target.keys() & draft.keys()
+    wrong = sorted(i for i in shared if target[i] != draft[i] and i not in special)
+    if wrong or not shared:
+        example = (
+            f"id {wrong[0]} is {draft[wrong[0]]!r} in the draft model's tokenizer and "
+            f"{target[wrong[0]]!r} in the target's"
+            if wrong
+            else "no id in common"
+        )
+        raise TokenizerMismatchError(
+            f"the draft model's tokenizer differs from the target's in {len(wrong)} of "
+            f"{len(shared)} token ids ({example}); expected one vocabulary. Use a draft model of "
+            "the target's family, or drafter='context', which needs no model."
+        )
+
+
+def _tokens_by_id(tokenizer: Any) -> dict[int, str]:
+    return {int(number): str(token) for token, number in tokenizer.get_vocab().items()}
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    return {int(number) for number in getattr(tokenizer, "added_tokens_decoder", {})}
+
 
 # Kinds of layers that carry a state from token to token instead of keys and values, or nothing.
 _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid"}

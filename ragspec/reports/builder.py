@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from ragspec.reports.label import label_of
-from ragspec.reports.report import Report, distinct_share, loop_share
+from ragspec.reports.report import Report, distinct_share, label_of, loop_share
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from ragspec.errors import InputError
 
@@ -345,3 +346,33 @@ def loop_share(
         for start, stop in edges[edges[:, 1] - edges[:, 0] >= period * (repeats - 1)].tolist():
             inside[start : stop + period] = True
     return float(inside.mean()) if len(ids) else 0.0
+
+
+ROUNDED = " up to rounding"
+
+
+def rounds(dtype: torch.dtype, device: torch.device) -> bool:
+    """Tell whether forwards of several widths round visibly: below float32, or its fast forms."""
+    if torch.finfo(dtype).bits < 32:
+        return True
+    fast = torch.get_float32_matmul_precision() != "highest"  # TensorFloat-32 and bfloat16 passes
+    return dtype is torch.float32 and (fast or _fast_on(device))
+
+
+def _fast_on(device: torch.device) -> bool:
+    return device.type not in ("cpu", "meta") and bool(torch.backends.cuda.matmul.allow_tf32)
+
+
+def label_of(rule: str, rounded: bool) -> str:
+    """Return a rule's label as it holds in these numbers: "exact", or "exact up to rounding"."""
+    return rule + ROUNDED if rounded and rule.startswith("exact") else rule
+
+
+def label_under(rule: str, distribution: str | None) -> str:
+    """Return a rule's label over the law of that name, None for the target's own."""
+    return f"exact-for({distribution})" if distribution is not None and rule == "exact" else rule
+
+
+def kind_of_label(label: str) -> str:
+    """Return the label without its law or bound: "exact", "exact up to rounding", "bounded", .."""
+    return label.partition("(")[0] + (ROUNDED if "(" in label and label.endswith(ROUNDED) else "")

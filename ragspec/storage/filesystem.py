@@ -127,3 +127,6 @@ def cache_directory() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("ragspec", appauthor=False)
+
+
+"""All that an answer is valid for."""

@@ -28,9 +28,15 @@ from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.trees.operations import ancestors, depths, limit_depth
 from ragspec.verification.base import Beginning, StepSession
 from ragspec.verification.cpu_weights import Packed, lend, pack
-from ragspec.verification.hidden_states import HeadInputs
 from ragspec.verification.kv_cache import SlotCache, slot_bytes
-from ragspec.verification.reading import LONG, OnRead, in_chunks, piece_of, read_in_chunks
+from ragspec.verification.reading import (
+    LONG,
+    HeadInputs,
+    OnRead,
+    in_chunks,
+    piece_of,
+    read_in_chunks,
+)
 from ragspec.verification.rotary_tables import rereads, table_border
 from ragspec.verification.row_texts import Place, RowTexts
 from ragspec.verification.tree_attention import Configs, TreeView, model_configs, tree_view

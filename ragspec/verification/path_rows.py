@@ -1,29 +1,70 @@
-"""Targets for models that cannot attend to a tree: the draft is a chain over the model's own cache.
-
-Recurrent hybrids have layers without ancestor masks, and some attention code reads positions off
-cache slots. Both go right where a forward is one plain sequence over the model's own cache. What a
-forward wrote beyond the accepted nodes is cropped where all layers are plain key-value layers. Else
-the states from before the forward come back, and the accepted tokens go in front of the next
-forward (lagged replay), which costs positions but no forward of its own.
-
-Rows of text advance one after the other, so a batch is no faster than its rows.
-"""
+"""Rows of a session that are objects of their own, which share nothing of what they read."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth
 from ragspec.verification.causal import CausalTarget, TreeSession
-from ragspec.verification.listed_rows import ListedRows
+from ragspec.verification.row_texts import RowTexts
+
+T = TypeVar("T")
+
+
+class ListedRows(Generic[T]):
+    """The part of a `TargetSession` in which rows join, leave and line up.
+
+    rows: R. make: makes an empty row. copy: copies one, as of the last commit.
+    """
+
+    def __init__(self, rows: int, make: Callable[[], T], copy: Callable[[T], T]) -> None:
+        self._make, self._copy = make, copy
+        self._all = [make() for _ in range(rows)]
+        self._line = list(range(rows))
+        self._taken = RowTexts(rows)
+
+    @property
+    def active_rows(self) -> list[T]:
+        """The rows in line."""
+        return [self._all[row] for row in self._line]
+
+    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
+        """Take a free row for a text, of which it holds nothing; see `TargetSession.join`."""
+        row = self._taken.join((), scope).row
+        self._all[row] = self._make()
+        return row, 0
+
+    def fork(self, row: int) -> int:
+        """Take a free row that holds what this one does; see `TargetSession.fork`."""
+        other = self._taken.fork(row).row
+        self._all[other] = self._copy(self._all[row])
+        return other
+
+    def leave(self, row: int) -> None:
+        """Give a row back, and its memory; see `TargetSession.leave`."""
+        self._taken.leave(row)
+        self._all[row] = self._make()
+
+    def line_up(self, rows: Sequence[int]) -> list[int]:
+        """Let the next forwards cover these rows; see `TargetSession.line_up`."""
+        self._line = list(rows)
+        return self._line
+
+    def abandon(self) -> list[int]:
+        """Forget what was not committed, which no row holds; see `TargetSession.abandon`."""
+        return []
+
+    def shrink(self) -> None:
+        """Nothing to do: rows that were left hold no memory."""
+
 
 LAG = 16  # replayed tokens beyond this are settled by a forward of their own
 

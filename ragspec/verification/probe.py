@@ -1,25 +1,277 @@
-"""The load-time probe: may this model verify trees?
+"""The experiment of the load-time probe: logits of drafts against those of their paths run alone.
 
-A wrong mask or position gives wrong logits without an error, so before a model is used the logits
-of random trees are compared with those of their paths, each run alone and whole by the model as
-it was found. Two rows of unequal length, and a second tree after the first one's accepted path
-was kept, so that ragged batches, positions, sliding windows and compaction are all in it. A model
-that fails is tried on chains over its own cache (`path_rows`), else refused with the figures.
+Two rows of unequal length, a step without a draft, and further drafts after an accepted path was
+kept, so that ragged batches, positions, windows and compaction are all in it. The reference is the
+model as it was found, over whole texts and without a cache.
 """
 
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ragspec.errors import UnsupportedModelError
-from ragspec.models.supported import foreign_layers, slot_limit, state_layers, unwrapped
+from ragspec.models.supported import (
+    foreign_layers,
+    slot_limit,
+    state_layers,
+    unwrapped,
+)
+from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import paths
+from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget, ShortTreeTarget
-from ragspec.verification.probe_trial import CHAINS, TREES, Attempt, Trial, shortest_window
+
+PREFIXES = (12, 7)
+AFFORDED = 2.0  # seconds that crossing a long window may take on a CPU
+ROUNDING = 1000.0  # of the dtype's step, relative to the largest logit; models compute norms and
+HALF_ROUNDING = 4.0  # softmax in float32 at best, and half precision rounds at every product
+NOISE = 8.0  # times the difference that another batch shape alone makes
+SENSE = 0.25  # of the logits' deviation: a tolerance above this would let everything pass
+QUANTILE = 0.75  # in half precision a near-tie of routed experts spoils single nodes
+
+_BUSHY = (-1, 0, 1, 0, 3, -1, 5, 6)
+_FORK = (-1, -1, 1)
+_CHAIN = (-1, 0, 1, 2)
+# For each stage the shape of the tree and the nodes that are kept, for both rows. The first is a
+# step of plain decoding: some models with states have code of its own for a single token.
+_PLAIN = (((), ()), ((), ()))
+TREES = (_PLAIN, ((_BUSHY, (0, 3, 4)), (_FORK, (1, 2))), ((_FORK, (0,)), (_BUSHY, (5, 6, 7))))
+CHAINS = (
+    _PLAIN,
+    ((_CHAIN, (0, 1)), (_CHAIN, (0, 1, 2, 3))),
+    ((_CHAIN, ()), (_CHAIN, (0,))),
+    ((_CHAIN, ()), (_CHAIN, ())),
+)
+
+Stages = Sequence[Sequence[tuple[Sequence[int], tuple[int, ...]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How far one way of verifying was off, or the error that it raised."""
+
+    error: float
+    tolerance: float
+    raised: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing was raised and the error lies within the tolerance."""
+        return not self.raised and self.error <= self.tolerance
+
+    @property
+    def story(self) -> str:
+        """What went wrong, in a few words."""
+        if self.raised:
+            return self.raised
+        return f"logits are off by {self.error:.2g}, tolerance {self.tolerance:.2g}"
+
+
+@dataclass(slots=True)
+class Case:
+    """One row of the experiment: a prompt, then (root token, tree, kept nodes) stage by stage."""
+
+    prompt: list[int]
+    stages: list[tuple[int, DraftTree, tuple[int, ...]]]
+
+
+class Trial:
+    """Runs one model in several ways on the same tokens and compares the logits."""
+
+    def __init__(self, target: CausalTarget) -> None:
+        self.target = target
+        self.generator = torch.Generator().manual_seed(0)
+        self.vocabulary = _plain_tokens(target)
+        self.prefix = PREFIXES[0]
+        self.scale, self.deviation, self.noise, seconds = self._survey()
+        self.prefix = self._long_prefix(seconds)
+
+    def attempt(
+        self,
+        opened: Callable[[int, int], TargetSession],
+        stages: Stages,
+    ) -> Attempt:
+        """Return how far the sessions that `opened` makes are off over these stages."""
+        lengths = (self.prefix, PREFIXES[1])
+        cases = [self._case(n, [stage[row] for stage in stages]) for row, n in enumerate(lengths)]
+        tolerance = self._tolerance()
+        try:
+            result = list(self._verified(opened, cases))
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as raised:  # whatever a foreign model may raise is its verdict
+            return Attempt(float("inf"), tolerance, f"{type(raised).__name__}: {raised}"[:200])
+        selection = [self._expected(case) for case in cases]
+        worst = torch.cat([_difference(a, b) for a, b in zip(result, selection, strict=True)])
+        half = torch.finfo(self.target.dtype).bits < 32
+        error = float(worst.quantile(QUANTILE) if half else worst.max())
+        return Attempt(error if error == error else float("inf"), tolerance)
+
+    def wavers(self) -> bool:
+        """Say whether two equal forwards differ, as dropout makes them."""
+        text = [self._tokens(PREFIXES[0])]
+        one, other = (self._alone(text, PREFIXES[0])[0] for _ in range(2))
+        return bool(_difference(one, other).max() > self._rounding())
+
+    def looks_ahead(self) -> bool:
+        """Say whether logits depend on later tokens of the same forward: one text, two endings."""
+        beginning = self._tokens(PREFIXES[0])
+        ways = [[*beginning, *self._tokens(PREFIXES[0])] for _ in range(2)]
+        one, other = (
+            self._alone([direction], len(direction))[0, : len(beginning)] for direction in ways
+        )
+        # The median: a near-tie of routed experts spoils single places.
+        return bool(_difference(one, other).median() > self._rounding())
+
+    def _rounding(self) -> float:
+        precision = torch.finfo(self.target.dtype)
+        if precision.bits < 32:
+            return HALF_ROUNDING * precision.eps * self.scale
+        return ROUNDING * torch.finfo(torch.float32).eps * self.scale
+
+    def _tolerance(self) -> float:
+        return min(max(self._rounding(), NOISE * self.noise), SENSE * self.deviation)
+
+    def _survey(self) -> tuple[float, float, float, float]:
+        """Return the largest logit, their deviation, the noise of batching, and seconds a token."""
+        first = [self._tokens(2 * self.prefix) for _ in range(2)]
+        together = self._alone(first, self.prefix)
+        start = time.perf_counter()
+        difference = self._alone(first[:1], self.prefix)
+        self.target.synchronize()
+        seconds = (time.perf_counter() - start) / len(first[0])
+        logits = together.float()
+        noise = float(_difference(together[0], difference[0]).median())
+        return float(logits.abs().max()), float(logits.std()), noise, seconds
+
+    def _long_prefix(self, seconds: float) -> int:
+        """Return a prefix that crosses the model's window, where that is affordable."""
+        window = shortest_window(self.target)
+        limit = self.target.max_length
+        if window is None or window < PREFIXES[1] or (limit and window + 24 > limit):
+            return self.prefix
+        rows = 6  # four paths run alone, our own, and something to spare
+        on_cpu = self.target.device.type == "cpu"
+        cost = rows * window * seconds if on_cpu else AFFORDED * window / 8192
+        return window + 3 if cost <= AFFORDED else self.prefix
+
+    def _tokens(self, n: int) -> list[int]:
+        picked = torch.randperm(len(self.vocabulary), generator=self.generator)
+        if n > len(picked):
+            picked = picked.repeat(n // len(picked) + 1)
+        return [self.vocabulary[i] for i in picked[:n].tolist()]
+
+    def _case(self, length: int, shapes: Sequence[tuple[Sequence[int], tuple[int, ...]]]) -> Case:
+        stages = []
+        for parents, selected in shapes:
+            root, *tokens = self._tokens(len(parents) + 1) if parents else self.vocabulary[:1]
+            stages.append((root, DraftTree.build(tokens, parents, "probe"), selected))
+        return Case(self._tokens(length), stages)
+
+    def _alone(self, sequences: list[list[int]], keep: int) -> torch.Tensor:
+        """Return the last `keep` logits of equally long sequences, by the model as it was found.
+
+        Positions are given as transformers' `generate` gives them: some models count otherwise by
+        themselves.
+        """
+        target = self.target
+        arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
+        ids = torch.tensor(sequences, device=target.device)
+        if target.takes_positions:
+            places = torch.arange(ids.shape[1], device=target.device)
+            arguments["position_ids"] = places.expand(ids.shape)
+        with torch.no_grad():
+            logits: torch.Tensor = target.model(input_ids=ids, use_cache=False, **arguments).logits
+        return logits[:, -keep:]
+
+    def _expected(self, case: Case) -> torch.Tensor:
+        """Return the logits of all roots and nodes of a case, each path run as a plain text.
+
+        What follows a position does not change its logits, so shorter paths are filled up.
+        """
+        sequences: list[list[int]] = []
+        where: list[tuple[int, int]] = []
+        context = case.prompt
+        for root, tree, selected in case.stages:
+            context = [*context, root]
+            tokens = tree.tokens.tolist()
+            place = {ROOT: (len(sequences), len(context) - 1)}
+            for path in paths(tree.parents) or [()]:
+                for depth, node in enumerate(path):
+                    place.setdefault(node, (len(sequences), len(context) + depth))
+                sequences.append([*context, *(tokens[node] for node in path)])
+            where += [place[node] for node in range(ROOT, len(tree))]
+            context = [*context, *(tokens[node] for node in selected)]
+        sequences, renamed = _without_beginnings(sequences)
+        longest = max(len(sequence) for sequence in sequences)
+        filled = [[*s, *([s[-1]] * (longest - len(s)))] for s in sequences]
+        start = len(case.prompt)
+        logits = self._alone(filled, longest - start)
+        return logits[[renamed[row] for row, _ in where], [place - start for _, place in where]]
+
+    def _verified(
+        self, opened: Callable[[int, int], TargetSession], cases: Sequence[Case]
+    ) -> Iterator[torch.Tensor]:
+        """Yield for each case the logits of the same positions as verified in a session."""
+        results: list[list[torch.Tensor]] = [[] for _ in cases]
+        empty = [DraftTree.empty() for _ in cases]
+        with opened(len(cases), self.prefix + 32) as session:
+            session.verify([case.prompt for case in cases], empty)
+            session.commit([() for _ in cases])
+            for stage in zip(*(case.stages for case in cases), strict=True):
+                logits = session.verify([[root] for root, _, _ in stage], [t for _, t, _ in stage])
+                for row, (_, tree, _) in enumerate(stage):
+                    results[row].append(logits[row, : len(tree) + 1])
+                session.commit([selected for _, _, selected in stage])
+        yield from (torch.cat(parts) for parts in results)
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the largest difference of each position: two [K, V] -> [K]."""
+    exact = torch.promote_types(a.dtype, torch.float32)
+    return (a.to(exact) - b.to(exact)).abs().amax(-1)
+
+
+def _without_beginnings(sequences: list[list[int]]) -> tuple[list[list[int]], list[int]]:
+    """Drop sequences that another one begins with; return the rest and where each can be found."""
+    results: list[list[int]] = []
+    renamed: dict[int, int] = {}
+    for i in sorted(range(len(sequences)), key=lambda i: -len(sequences[i])):
+        current = sequences[i]
+        known = (j for j, other in enumerate(results) if other[: len(current)] == current)
+        renamed[i] = next(known, len(results))
+        if renamed[i] == len(results):
+            results.append(current)
+    return results, [renamed[i] for i in range(len(sequences))]
+
+
+def shortest_window(target: CausalTarget) -> int | None:
+    """Return the shortest attention window or chunk of the configuration."""
+    text = target.model.config.get_text_config()
+    names = ("sliding_window", "attention_chunk_size", "window_size")
+    results = [getattr(text, name, None) for name in names]
+    return min((n for n in results if isinstance(n, int) and n > 0), default=None)
+
+
+def _plain_tokens(target: CausalTarget) -> list[int]:
+    """Return token ids without those that the configuration names: padding, images, ends."""
+    config = target.model.config.to_dict() | target.model.config.get_text_config().to_dict()
+    special = {
+        v
+        for k, v in config.items()
+        if k.endswith(("token_id", "token_index")) and isinstance(v, int)
+    }
+    low = min(100, target.vocab_size // 4)
+    usable = range(low, min(target.vocab_size, low + 1024))
+    return [token for token in usable if token not in special] or list(range(target.vocab_size))
+
 
 _LOOKS_AHEAD = (
     "its logits depend on later tokens of the same forward (attention to both sides, or dynamic "

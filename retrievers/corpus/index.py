@@ -24,11 +24,14 @@ from ragspec.retrievers.corpus.catalogue import (
     TOKENIZER,
     Catalogue,
     CorpusInfo,
+    ProgressCallback,
     Source,
+    Texts,
+    chunks,
     open_view,
+    tokenized,
 )
 from ragspec.retrievers.corpus.revision import LARGEST, Revision, create
-from ragspec.retrievers.corpus.text import ProgressCallback, Texts, chunks, tokenized
 from ragspec.retrievers.corpus.writer import SEAL_TOKENS, CorpusWriter, check_model
 from ragspec.retrievers.fingerprints import (
     check_prints,
@@ -37,7 +40,7 @@ from ragspec.retrievers.fingerprints import (
     tokenizer_fingerprint,
 )
 from ragspec.retrievers.indexes.segment import DEPTH, Segment
-from ragspec.retrievers.indexes.token_rows import checked
+from ragspec.retrievers.indexes.suffix_array import checked
 from ragspec.storage.manifest import Verify
 
 if TYPE_CHECKING:

@@ -18,8 +18,12 @@ from numpy.typing import NDArray
 
 from ragspec.retrievers.indexes.continuations import Arrays
 from ragspec.retrievers.indexes.segment import Segment, SegmentSizes
-from ragspec.retrievers.indexes.suffix_array import count_first_tokens, sort_suffixes
-from ragspec.retrievers.indexes.token_rows import check_ids, token_row
+from ragspec.retrievers.indexes.suffix_array import (
+    check_ids,
+    count_first_tokens,
+    sort_suffixes,
+    token_row,
+)
 
 # An older part is rebuilt together with newer ones while it is less than so many times as large.
 FACTOR = 4

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.retrievers.indexes.node_heap import compiled
+from ragspec.retrievers.indexes.continuations import compiled
 
 # On text that repeats one token the chain of suffix links is as long as the text. Counts and ends
 # of the shorter suffixes beyond this many links may then lag; the matches themselves stay exact.

@@ -1,32 +1,79 @@
-"""What followed a context in a segment, as one tree: its types and settings.
+"""A heap of draft nodes in flat arrays, compiled with numba.
 
-A segment lists its positions in the order of the text up to them, newest token first. The places
-where a suffix of the context ends are an interval of that list, its width an exact count, and the
-intervals of shorter suffixes enclose it: one search finds them all. The continuations are drafted
-as in REST (arXiv 2311.08252) and the static automaton of SAM-Decoding (arXiv 2411.10666).
-Deviations: the nodes of largest reach are kept, not the most frequent of the first 5000 rows; an
-interval wider than the cap is sampled at a stride, not cut in lexicographic order; shorter suffixes
-fill the tree, weighted by the escape of PPM (Cleary and Witten 1984), without the occurrences that
-a longer one has had. The reach of a node at depth d (0 = first drafted token) is
-
-    sum over contexts c of  escape_c * followed(length_c, d) * (rows of c through it / rows of c)
-
-`lookup` computes it; the tests compare with a NumPy reference, bit for bit.
+Nodes are candidates by number: reach f64 [C] and nodes i32 [C, 2 or more] (level, first row, ...).
+numba looks for changes only in the file of a function: touch `lookup` after a change
+here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
 
-Ints = NDArray[np.int64]
+Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
+Table = NDArray[np.int32]
+
+
+def compiled(function: Function) -> Function:
+    """Return the function as numba compiles it at its first call, cached on disk if possible."""
+    import numba
+
+    try:
+        kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # no folder for the cache is writable: compile in every process
+        kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    return cast("Function", kernel)
+
+
+@compiled
+def goes_first(a: int, b: int, accept_prob: Floats, nodes: Table) -> bool:
+    """Say whether candidate a is better than b: larger reach, then shallower, then earlier row."""
+    if accept_prob[a] != accept_prob[b]:
+        return bool(accept_prob[a] > accept_prob[b])
+    if nodes[a, 0] != nodes[b, 0]:
+        return bool(nodes[a, 0] < nodes[b, 0])
+    return bool(nodes[a, 1] < nodes[b, 1])
+
+
+@compiled
+def push(heap: Table, size: int, candidate: int, accept_prob: Floats, nodes: Table) -> None:
+    """Add a candidate to a heap of `size` candidates, the best on top."""
+    at = size
+    while at > 0:
+        above = (at - 1) >> 1
+        if not goes_first(candidate, heap[above], accept_prob, nodes):
+            break
+        heap[at] = heap[above]
+        at = above
+    heap[at] = candidate
+
+
+@compiled
+def pop(heap: Table, size: int, accept_prob: Floats, nodes: Table) -> int:
+    """Take the best candidate from a heap of `size`, which shrinks by one."""
+    best, last, at = heap[0], heap[size - 1], 0
+    size -= 1
+    while 2 * at + 1 < size:
+        child = 2 * at + 1
+        if child + 1 < size and goes_first(heap[child + 1], heap[child], accept_prob, nodes):
+            child += 1
+        if not goes_first(heap[child], last, accept_prob, nodes):
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = last
+    return int(best)
+
+
+Ints = NDArray[np.int64]
 
 # Probability that the target goes on with one of the continuations, by length of the match (0, 1,
 # 2, ...; the last for all longer), and the same after the continuations of a longer one failed.

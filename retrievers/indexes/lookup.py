@@ -20,9 +20,10 @@ from ragspec.retrievers.indexes.continuations import (
     Floats,
     Ints,
     Match,
+    pop,
+    push,
 )
-from ragspec.retrievers.indexes.node_heap import compiled as compiled
-from ragspec.retrievers.indexes.node_heap import pop, push
+from ragspec.retrievers.indexes.continuations import compiled as compiled
 
 Text = tuple[NDArray[Any], NDArray[np.int32]]
 

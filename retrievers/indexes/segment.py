@@ -28,8 +28,12 @@ from numpy.typing import NDArray
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import Arrays, Draft, DraftOptions, Match
-from ragspec.retrievers.indexes.suffix_array import Progress, count_first_tokens, sort_suffixes
-from ragspec.retrievers.indexes.token_rows import check_ids
+from ragspec.retrievers.indexes.suffix_array import (
+    Progress,
+    check_ids,
+    count_first_tokens,
+    sort_suffixes,
+)
 from ragspec.storage.filesystem import read_file, reserve, unreadable
 
 if TYPE_CHECKING:

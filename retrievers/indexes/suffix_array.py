@@ -1,26 +1,48 @@
-"""Suffix arrays of token texts read from right to left, sorted to a bounded depth, in plain NumPy.
-
-A suffix array (Manber and Myers 1993) lists the positions of a text so that all places where a
-phrase occurs lie side by side. Drafting asks where the last tokens of a context stood before: the
-shorter the suffix of the context, the wider the interval around one and the same place, once
-positions are ordered by the text up to them, newest token first. So one search finds the longest
-match and those to fall back on, where an array of the text read forwards needs one for each length.
-Contexts are compared in their last `depth` tokens, and by position where these agree.
-Deviation from prefix doubling, which sorts the whole text once a round: positions are dealt into
-buckets by their token, and small runs of buckets are sorted one after the other by words of several
-tokens packed into 64 bits; only positions that still tie take part in the next word. Beside the
-result this needs scratch for one run, not for the text.
-"""
+"""Rows of token ids as users give them, checked before they are kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
+
+
+def token_row(tokens: Any) -> NDArray[Any]:
+    """Return token ids as an array [T]; raises InputError for anything else."""
+    try:
+        inputs = np.asarray(tokens)
+    except ValueError as error:
+        raise InputError(
+            "got rows of different lengths; expected one row of token ids for each document."
+        ) from error
+    if inputs.ndim != 1 or (len(inputs) and inputs.dtype.kind not in "iu"):
+        raise InputError(
+            f"got tokens of shape {inputs.shape} and type {inputs.dtype}; expected one row of "
+            f"token "
+            "ids for each document."
+        )
+    return inputs
+
+
+def check_ids(row: NDArray[Any], vocab_size: int, name: str) -> None:
+    """Raise InputError unless all ids [T] are in [0, vocab_size); name: of the document."""
+    if len(row) and (row.min() < 0 or row.max() >= vocab_size):
+        raise InputError(
+            f"{name} holds ids from {row.min()} to {row.max()}; expected 0 to {vocab_size - 1}: "
+            "tokenize it with the tokenizer of the store."
+        )
+
+
+def checked(rows: Iterable[NDArray[Any]], vocab_size: int) -> Iterator[NDArray[Any]]:
+    """Yield the rows; raises InputError for ids out of range, with the document's number."""
+    for number, row in enumerate(rows):
+        check_ids(row, vocab_size, f"document {number}")
+        yield row
+
 
 Tokens = NDArray[np.uint16] | NDArray[np.uint32]
 Positions = NDArray[np.int32]

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.errors import DocumentError, InputError, StoreError
-from ragspec.retrievers.corpus.text import Texts, tokenized
+from ragspec.retrievers.corpus.catalogue import Texts, tokenized
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.knn.keys import (
     KEYS,

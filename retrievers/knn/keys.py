@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.indexes.token_rows import check_ids
+from ragspec.retrievers.indexes.suffix_array import check_ids
 
 if TYPE_CHECKING:
     from ragspec.verification.causal import CausalTarget

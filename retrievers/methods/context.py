@@ -20,8 +20,7 @@ import numpy as np
 
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
-from ragspec.retrievers.indexes.context_index import ContextIndex
-from ragspec.retrievers.indexes.quotation_starts import QuotationStarts
+from ragspec.retrievers.indexes.context_index import ContextIndex, QuotationStarts
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio

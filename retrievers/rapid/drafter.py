@@ -23,7 +23,7 @@ from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSess
 from ragspec.drafters.delegate import KnowsDistributions
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
-from ragspec.retrievers.rapid.distribution import eta_of
+from ragspec.retrievers.rapid.steering import eta_of
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
@@ -92,7 +92,7 @@ class Rapid:
         return Steering(model, eta)
 
     def _published(self, eta: float) -> Rule:
-        from ragspec.retrievers.rapid.published import Published
+        from ragspec.retrievers.rapid.steering import Published
 
         if self.kind is not DraftKind.SAMPLED:
             raise InputError(

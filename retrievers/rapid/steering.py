@@ -1,34 +1,103 @@
-"""RAPID's steering: the target's law moved towards that of a model that reads what was retrieved.
+"""Between two laws: what RAPID adds to the target's logits (arXiv 2502.20330, equation 6).
 
-RAPID (Chen et al. 2025, arXiv 2502.20330, equation 6): one step of distillation at every token,
-p_hat = softmax(z / T + eta (q - p)), where z are the target's logits over everything, p its law and
-q that of a model over the retrieved chunks, at the same temperature and under the same processors.
-It counts for tokens of which q is at least alpha times as sure as of its first, as in the code of
-the paper.
-
-Where we deviate: p_hat is the law of the text, decoded exactly at every position, drafted for or
-not, so that the seed decides and drafts never do; the paper emits p_hat where it drafted and p
-elsewhere, see `published`. With temperature 0, where the paper's shift vanishes, the most probable
-token by z + kappa (q - p) is taken, with p and q at temperature 1.
+mode "exact": nothing, the text is the target's. "steered": everywhere, see `steering`. "paper":
+where it was drafted, see `published`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ragspec.retrievers.rapid.distribution import ALPHA, ETA, checked, shift
+from ragspec.errors import InputError, UnknownNameError
+from ragspec.registry import unknown
+from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.rejection import Choice, check_chain, descend, normalised, ratio
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import TextStart
-from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import depths
 
 if TYPE_CHECKING:
     from ragspec.drafters.model.cache import DraftCache
     from ragspec.verification.causal import CausalTarget
+
+MODES = ("exact", "steered", "paper")
+ETA, ALPHA = 10.0, 0.1
+
+
+def shift(p: torch.Tensor, q: torch.Tensor, scale: float, alpha: float) -> torch.Tensor:
+    """Return what is added to the target's logits: laws p, q [.., V] -> [.., V]."""
+    counts = q >= alpha * q.amax(-1, keepdim=True)
+    return scale * (q - p) * counts
+
+
+def checked(eta: float, alpha: float) -> tuple[float, float]:
+    """Return both; raises InputError where they are outside their range."""
+    if not (math.isfinite(eta) and eta >= 0.0 and 0.0 <= alpha <= 1.0):
+        raise InputError(
+            f"got eta {eta} and alpha {alpha}; expected eta of 0 or more, such as 5 to 20, and "
+            "alpha from 0 to 1."
+        )
+    return float(eta), float(alpha)
+
+
+def eta_of(mode: str, eta: float | None) -> float:
+    """Return eta as a mode has it; raises UnknownNameError for another mode, InputError for eta."""
+    if mode not in MODES:
+        raise UnknownNameError(unknown("mode", mode, MODES))
+    if mode != "exact":
+        return checked(ETA if eta is None else eta, ALPHA)[0]
+    if eta:
+        raise InputError(
+            f"got eta={eta} with mode='exact', where the law is the target's; expected "
+            "mode='steered' or 'paper', or no eta."
+        )
+    return 0.0
+
+
+class Published:
+    """Keep drawn tokens by a law between target and drafter; go on by the target's.
+
+    eta: how far the target's logits are moved, in units of temperature; 0 is rejection sampling.
+    """
+
+    name = "rapid-paper"
+    label = "approximate"
+    accepts = frozenset({DraftKind.SAMPLED})
+
+    def __init__(self, eta: float = ETA, alpha: float = ALPHA) -> None:
+        self.eta, self.alpha = checked(eta, alpha)
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the accepted path and the token that follows it, with the drift of each token.
+
+        Raises RuleError where the tree is no chain or lacks its laws q.
+        """
+        check_chain(self, tree)
+        drifts: list[float] = []
+
+        def choose(
+            tokens: Sequence[int],
+            p: torch.Tensor,
+            q: torch.Tensor,
+            uniform: Callable[[int], float],
+        ) -> Choice:
+            between = (p.log() + shift(p, q, self.eta, self.alpha)).softmax(-1)
+            drifts.append(float((torch.minimum(q, between) - p).clamp(min=0.0).sum()))
+            if uniform(0) < ratio(between, q, tokens[0]):
+                return 0, p
+            return None, normalised(torch.maximum(p - between, p - q), p)
+
+        verdict = descend(self, tree, target, choose)
+        emitted = len(verdict.path) + (verdict.token is not None)
+        return replace(verdict, excess=(*drifts, 0.0)[:emitted])
+
 
 TOGETHER = 16  # nodes that are read with the root; further ones when a rule comes to them
 

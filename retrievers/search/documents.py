@@ -234,7 +234,7 @@ def load_document(
         return replace(before, name=clean(name or path.name))
     suffix, pages = path.suffix.lower(), []
     if suffix in PDF:
-        from ragspec.retrievers.search.pdf import read_pdf
+        from ragspec.retrievers.search.formats import read_pdf
 
         title, texts = read_pdf(path, data)
         text = PAGE_BREAK.join(map(clean, texts))
@@ -242,7 +242,7 @@ def load_document(
         named = title or path.name
         headings = [(at, clean(f"{named}, page {n}")) for n, at in enumerate(pages, 1)]
     elif suffix in HTML:
-        from ragspec.retrievers.search.html import extract_html
+        from ragspec.retrievers.search.formats import extract_html
 
         title, text, headings = extract_html(decode(path, data))
     else:

@@ -39,8 +39,7 @@ from ragspec.retrievers.search.nearest import (
     Nearest,
 )
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
-from ragspec.retrievers.search.sparse import SparseIndex
-from ragspec.retrievers.search.support import Support
+from ragspec.retrievers.search.sparse import SparseIndex, Support
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, is_store, open_store, publish
 

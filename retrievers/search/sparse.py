@@ -6,6 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,25 @@ class SparseIndex:
         import bm25s
 
         return cls(bm25s.BM25.load(folder, load_corpus=False, allow_pickle=False))
+
+
+LEAST_COVERAGE, LEAST_COSINE = 0.35, 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What the best passages have of a question.
+
+    coverage: share of its words, by rarity, in the best one; None where words are not indexed.
+    cosine: of the nearest one; None without dense search.
+    """
+
+    coverage: float | None
+    cosine: float | None
+
+    @property
+    def covered(self) -> bool:
+        """Whether an answer may rest on it: by one of both measures, or where words are unknown."""
+        if self.coverage is None or self.coverage >= LEAST_COVERAGE:
+            return True
+        return self.cosine is not None and self.cosine >= LEAST_COSINE

@@ -19,7 +19,7 @@ from ragspec.pipelines.bench.images import parse_variant
 from ragspec.pipelines.bench.variants import known_variants
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.methods import build_method, compose, method_rows, method_table
-from ragspec.pipelines.page.palette import slots_of
+from ragspec.pipelines.page.charts import slots_of
 from ragspec.visual.rules.by_name import make_rule, relaxed
 from tests.support import tiny, tiny_images
 from tests.support.codes import codebook

@@ -161,7 +161,7 @@ from ragspec.pipelines.cli.app import main
 assert main(["store", "build", "set", "--model", "starter", "--out", "set.store"]) == 0
 """,
     "gguf": "import gguf, ragspec.models.load",
-    "adapters": "import peft, ragspec.models.variants",
+    "adapters": "import peft, ragspec.models.load",
     "langchain": "import ragspec.adapters.langchain",
     "llamaindex": "import ragspec.adapters.llamaindex",
     "haystack": "import ragspec.adapters.haystack",

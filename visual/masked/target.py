@@ -22,7 +22,7 @@ from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.listed_rows import ListedRows
+from ragspec.verification.path_rows import ListedRows
 from ragspec.visual.latents.sampler import LatentSample
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.latents.target import LatentDraws, LatentView, expect_steps

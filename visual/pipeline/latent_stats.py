@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.engine.output import Generation
-from ragspec.reports.label import kind_of_label
+from ragspec.reports.report import kind_of_label
 from ragspec.rules.base import Rule
 from ragspec.visual.latents.judged import OUTCOMES, WatchedTarget, Watching
 from ragspec.visual.pipeline.output import ImageStats

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
-from ragspec.reports.label import kind_of_label
-from ragspec.reports.report import Report
+from ragspec.reports.report import Report, kind_of_label
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.rules.tv_budget import position_excess
 

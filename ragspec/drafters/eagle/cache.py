@@ -15,8 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.vocabulary import DraftVocabulary
+from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.kv_cache import SlotCache

@@ -18,8 +18,7 @@ import torch
 
 from ragspec.drafters.base import DraftRequest, Feedback, KnownStates, Prefill
 from ragspec.drafters.eagle.cache import HeadCache, HeadModel
-from ragspec.drafters.eagle.head import FeatureHead, check_head
-from ragspec.drafters.eagle.vocabulary import DraftVocabulary
+from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead, check_head
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.drafter import ModelSession
 from ragspec.drafters.model.growth import (

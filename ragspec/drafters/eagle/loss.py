@@ -16,8 +16,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from ragspec.drafters.eagle.batches import PrefillJob
-from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.vocabulary import DraftVocabulary
+from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead
 from ragspec.verification.causal import CausalTarget
 
 Output = Callable[[torch.Tensor], torch.Tensor]

@@ -22,9 +22,8 @@ from typing import Any
 import torch
 
 from ragspec.drafters.eagle.batches import SHORTEST, Batches, Reads, StateReader, seeded
-from ragspec.drafters.eagle.head import FeatureHead, check_head
+from ragspec.drafters.eagle.head import FeatureHead, check_head, frequent_tokens
 from ragspec.drafters.eagle.loss import frozen_output, head_loss
-from ragspec.drafters.eagle.vocabulary import frequent_tokens
 from ragspec.errors import InputError, StoreError
 from ragspec.verification.causal import CausalTarget
 

@@ -27,8 +27,7 @@ from ragspec.drafters.model.growth import (
     checked_widths,
     make_growth,
 )
-from ragspec.drafters.model.level_cache import LevelCache
-from ragspec.drafters.model.level_step import CONTENDERS
+from ragspec.drafters.model.level_step import CONTENDERS, LevelCache
 from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import is_cuda

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.verification.static.buffers import Stacks
 from ragspec.verification.static.layout import MOST_QUERIES
-from ragspec.verification.static.step import FixedStep
-from ragspec.verification.static.text_distributions import RequestDistributions
+from ragspec.verification.static.step import FixedStep, RequestDistributions
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.models.layer_windows import Window
+from ragspec.models.supported import Window
 
 QUERIES = (1, 4, 8, 16, 32, 64)  # of each row, the root included
 MOST_QUERIES = QUERIES[-1]

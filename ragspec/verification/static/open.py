@@ -6,11 +6,10 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.models.device import is_cuda
-from ragspec.models.layer_windows import layer_windows
-from ragspec.models.supported import rank_count
+from ragspec.models.supported import layer_windows, rank_count
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.probe_trial import TREES, Trial
+from ragspec.verification.probe import TREES, Trial
 from ragspec.verification.rotary_tables import asks_for_length
 from ragspec.verification.static.buffers import LayerShape
 from ragspec.verification.static.step import Masks

@@ -12,7 +12,7 @@ The same function runs eagerly, compiled, or captured in a CUDA graph and replay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, Protocol
@@ -21,11 +21,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.models.layer_windows import Window
+from ragspec.models.supported import Window
+from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.row_laws import BatchDistribution, DistributionShape
 from ragspec.verification.static.buffers import Stacks, Staging, compact, step_cache
-from ragspec.verification.static.layout import Counters, accepted_first, lay_out, step_mask, walk
-from ragspec.verification.static.text_distributions import FRESH
+from ragspec.verification.static.layout import (
+    MOST_QUERIES,
+    Counters,
+    accepted_first,
+    lay_out,
+    step_mask,
+    walk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +250,57 @@ def private_code(function: Any, name: str) -> Any:
         function.__closure__,
     )
     return instance
+
+
+FRESH = MOST_QUERIES  # tokens that a text may gain by one step
+_NOTHING = -1
+
+
+class RequestDistributions:
+    """Row laws, and how much of each text they know; `notify` is called before every step.
+
+    fresh i64 [B, FRESH]: what the texts have gained, to be told by the step; elsewhere the number
+    of tokens that there are, which is none of them.
+    """
+
+    def __init__(self, distributions: BatchDistribution, rows: int) -> None:
+        self.distributions = distributions
+        self.fresh: NDArray[np.int64] = np.full((rows, FRESH), distributions.size)
+        self._held: list[TokenDistribution | None] = [None] * rows
+        self._known = [0] * rows  # tokens of each text
+
+    def notify(
+        self, rows: Mapping[int, tuple[TokenDistribution, Sequence[int]]]
+    ) -> DistributionShape:
+        """Let the next step go by these laws and texts, and all other rows be padding.
+
+        Rows keep what they know: of a text that goes on its new tokens alone are told.
+        """
+        self.fresh[:] = self.distributions.size
+        late: dict[int, Sequence[int]] = {}
+        for row, (held, known) in enumerate(zip(self._held, self._known, strict=True)):
+            distribution, text = rows.get(row, (None, ()))
+            if distribution is not held or known == _NOTHING:
+                self.distributions.set(row, distribution, text)
+                self._held[row], self._known[row] = distribution, len(text)
+            elif len(text) > known:
+                new = text[known:]
+                if len(new) > FRESH:
+                    late[row] = new
+                else:
+                    self.fresh[row, : len(new)] = new
+                self._known[row] = len(text)
+        if late and self.distributions.shape.penalties.texts:
+            self._grow(late)
+        return self.distributions.shape
+
+    def forget(self) -> None:
+        """Tell all anew before the next step, as the last one may not have been taken."""
+        self._known = [_NOTHING] * len(self._known)
+
+    def _grow(self, late: Mapping[int, Sequence[int]]) -> None:
+        """Tell of texts that went on elsewhere for a while, at once."""
+        tokens = np.full((len(self._held), max(map(len, late.values()))), self.distributions.size)
+        for row, new in late.items():
+            tokens[row, : len(new)] = new
+        self.distributions.grow(torch.from_numpy(tokens).to(self.distributions.device))

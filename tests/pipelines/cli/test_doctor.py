@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import ragspec
-from ragspec.budget.cost_measurement import cached
+from ragspec.budget.cost_curve import cached
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.doctor import REQUIRED, examine, show
 from ragspec.pipelines.console.terminal import Terminal

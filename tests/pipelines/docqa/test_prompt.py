@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.engine.prediction import ANCHOR
+from ragspec.engine.prompts import ANCHOR
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
 from ragspec.pipelines.docqa.template import WORDINGS, PromptTemplate

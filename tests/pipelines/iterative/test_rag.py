@@ -15,15 +15,14 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.pipelines.docqa.docqa import Answer
-from ragspec.pipelines.iterative.prompts import StridePrompts
 from ragspec.pipelines.iterative.rag import IterativeRag
-from ragspec.pipelines.iterative.writers import Writer
+from ragspec.pipelines.iterative.writers import StridePrompts, Writer
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.speculation.passages import IndexSearcher, RetrievedPassage
-from ragspec.sampling.repetition import EndRepetition
 from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import EndRepetition
 from tests.support import tiny
 from tests.support.toy_embedder import make_embedder
 

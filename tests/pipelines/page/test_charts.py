@@ -7,12 +7,12 @@ import pytest
 
 from ragspec.pipelines.page.charts import (
     Chart,
+    colours_of,
     first_number,
     search_chart,
     share_chart,
     step_chart,
 )
-from ragspec.pipelines.page.palette import colours_of
 from ragspec.reports.report import Event
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree

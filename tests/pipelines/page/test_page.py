@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from ragspec.errors import InputError
+from ragspec.pipelines.page.charts import COLOURS
 from ragspec.pipelines.page.page import render, render_template, save, trace_page, write_page
-from ragspec.pipelines.page.palette import COLOURS
 from ragspec.pipelines.page.run_view import run_view
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.trace import Trace, TraceHeader, read_trace, write_trace

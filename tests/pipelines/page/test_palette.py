@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.pipelines.console.terminal import STYLES
-from ragspec.pipelines.page.palette import COLOURS, colours_of, preferred, slots_of
+from ragspec.pipelines.page.charts import COLOURS, colours_of, preferred, slots_of
 from ragspec.reports.builder import accepted_of
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree

@@ -10,14 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.budget.cost_curve import BEYOND, ROWS, CostCurve, CostLine, isotonic, padded
-from ragspec.budget.cost_measurement import (
+from ragspec.budget.cost_curve import (
+    BEYOND,
+    ROWS,
+    CostCurve,
+    CostLine,
     Padding,
     cached,
     context_lengths,
     filled,
+    isotonic,
     measure,
     measuring_order,
+    padded,
 )
 from ragspec.errors import InputError
 from ragspec.storage import json_cache

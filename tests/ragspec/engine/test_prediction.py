@@ -10,7 +10,7 @@ from ragspec.drafters.combined import within
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
-from ragspec.engine.prediction import ANCHOR, read_prediction
+from ragspec.engine.prompts import ANCHOR, read_prediction
 from ragspec.errors import InputError
 from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.context import ContextDrafter

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.models.layer_windows import Window, layer_windows
+from ragspec.models.supported import Window, layer_windows
 from tests.support import architectures
 
 FULL = {"full_attention": Window()}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.budget.policy import make_budget
-from ragspec.engine.parts import model_identity, read_cost
+from ragspec.engine.rows import model_identity, read_cost
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
 from ragspec.models.load import load_model
 from ragspec.verification.open import open_target

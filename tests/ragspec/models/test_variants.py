@@ -21,7 +21,7 @@ from ragspec.errors import (
     ModelNotFoundError,
     UnknownNameError,
 )
-from ragspec.models import variants
+from ragspec.models import load
 from ragspec.models.load import load_model
 from ragspec.pipelines.cli.app import main
 from tests.support import tiny
@@ -72,12 +72,12 @@ def test_an_adapter_that_does_not_fit_is_refused(
         load_model(saved, adapter=tmp_path)
     other = tiny.model(vocab_size=50, hidden_size=32)
     with pytest.raises(ModelError, match="cannot be merged"):
-        variants.with_adapter(copy.deepcopy(other), adapter)
+        load.with_adapter(copy.deepcopy(other), adapter)
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["none"]}))
     with pytest.raises(ModelError, match="cannot be merged"):
         load_model(saved, adapter=adapter)
-    monkeypatch.setattr(variants, "find_spec", lambda name: None)
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ragspec\[adapters\]"):
         load_model(saved, adapter=adapter)
     with pytest.raises(MissingExtraError, match=r"ragspec\[int8\]"):

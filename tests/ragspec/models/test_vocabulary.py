@@ -4,7 +4,7 @@ import pytest
 
 from ragspec.drafters.build import build_drafter
 from ragspec.errors import TokenizerMismatchError
-from ragspec.models.vocabulary import check_vocabulary
+from ragspec.models.supported import check_vocabulary
 from ragspec.verification.causal import CausalTarget
 from tests.support import tiny
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.reports.label import kind_of_label, label_of, rounds
+from ragspec.reports.report import kind_of_label, label_of, rounds
 from tests.support import tiny
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, SamplingError
 from ragspec.pipelines.cli.compare import margin_at
-from ragspec.sampling.defaults import default_processors, with_defaults
 from ragspec.sampling.settings import Sampling
+from ragspec.sampling.transform import default_processors, with_defaults
 from tests.support import tiny
 from tests.support.generation_settings import NEW, PAD, PROMPTS, SAMPLED, greedy, plain
 from tests.support.mixing import MixingDrafter

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.engine.engine import Engine
-from ragspec.sampling.repetition import LEAST, LONGEST, ROUNDS, EndRepetition, repeats
 from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import LEAST, LONGEST, ROUNDS, EndRepetition, repeats
 from tests.support import tiny
 
 ROUND = st.lists(st.integers(0, 9), min_size=1, max_size=12)

@@ -18,7 +18,7 @@ from ragspec.rules.base import Step, TargetView
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.hidden_states import HeadInputs
+from ragspec.verification.reading import HeadInputs
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.fixed import BrokenDrafter, FixedDrafter

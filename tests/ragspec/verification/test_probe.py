@@ -14,8 +14,7 @@ from ragspec.errors import UnsupportedModelError
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.kv_cache import SlotCache
 from ragspec.verification.path_rows import PathTarget
-from ragspec.verification.probe import probe, probe_target
-from ragspec.verification.probe_trial import PREFIXES, Trial, shortest_window
+from ragspec.verification.probe import PREFIXES, Trial, probe, probe_target, shortest_window
 from tests.support.architectures import build
 
 

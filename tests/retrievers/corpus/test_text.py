@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from ragspec.errors import InputError
-from ragspec.retrievers.corpus.text import BATCH, chunks, tokenized
+from ragspec.retrievers.corpus.catalogue import BATCH, chunks, tokenized
 from tests.support import tiny
 
 

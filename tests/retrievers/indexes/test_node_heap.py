@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.retrievers.indexes.node_heap import compiled, pop, push
+from ragspec.retrievers.indexes.continuations import compiled, pop, push
 
 candidates = st.lists(
     st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.integers(0, 2), st.integers(0, 99)),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragspec.retrievers.indexes.quotation_starts import (
+from ragspec.retrievers.indexes.context_index import (
     DocumentRange,
     QuotationStarts,
     sentence_ends,

@@ -11,7 +11,7 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError
 from ragspec.retrievers import ContextDrafter, Rapid
-from ragspec.retrievers.rapid.published import Published
+from ragspec.retrievers.rapid.steering import Published
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny

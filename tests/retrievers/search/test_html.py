@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.retrievers.search.html import extract_html
+from ragspec.retrievers.search.formats import extract_html
 
 PAGE = """<!doctype html><html><head><title> A  page </title><style>p{}</style></head><body>
 <nav>menu</nav><h1>Main &amp; first</h1><p>One <b>bold</b>

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.retrievers.search.documents import load_document
+from ragspec.retrievers.search.formats import cleaned, without_running_lines
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.retrievers.search.pdf import cleaned, without_running_lines
 from tests.support.toy_pdf import pdf_of
 
 

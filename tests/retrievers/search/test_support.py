@@ -9,8 +9,13 @@ import pytest
 
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.retrievers.search.sparse import SparseIndex, words_of
-from ragspec.retrievers.search.support import LEAST_COSINE, LEAST_COVERAGE, Support
+from ragspec.retrievers.search.sparse import (
+    LEAST_COSINE,
+    LEAST_COVERAGE,
+    SparseIndex,
+    Support,
+    words_of,
+)
 from tests.support.toy_embedder import make_embedder
 
 TEXTS = ["The cat sleeps.", "The cat eats fish.", "A cat and a dog.", "Trains have wheels."]

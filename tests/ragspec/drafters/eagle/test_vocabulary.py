@@ -10,8 +10,7 @@ import torch
 from ragspec import Engine, Sampling
 from ragspec.drafters.eagle.batches import seeded
 from ragspec.drafters.eagle.drafter import HeadDrafter
-from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.vocabulary import DraftVocabulary, frequent_tokens
+from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead, frequent_tokens
 from ragspec.errors import InputError, ModelError
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny

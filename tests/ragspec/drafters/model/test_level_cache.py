@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.model.drafter import LevelSession, ModelDrafter, ModelSession
-from ragspec.drafters.model.level_cache import LevelCache
+from ragspec.drafters.model.level_step import LevelCache
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftTree

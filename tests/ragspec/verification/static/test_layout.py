@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.models.layer_windows import Window
+from ragspec.models.supported import Window
 from ragspec.verification.static.layout import (
     LEAST_SLOTS,
     MOST_QUERIES,

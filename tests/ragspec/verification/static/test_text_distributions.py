@@ -11,7 +11,7 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.sampling.settings import Sampling
-from ragspec.verification.static.text_distributions import RequestDistributions
+from ragspec.verification.static.step import RequestDistributions
 
 VOCAB, ROWS = 50, 3
 PENALISED = {"repetition_penalty": 1.5, "presence_penalty": 0.4, "frequency_penalty": 0.2}
