@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness.constant_width import ConstantWidthTarget
 from text import docqa, spread
 
 from ragspec.engine.engine import Engine
@@ -26,7 +27,6 @@ from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.cli.compare import compare, plain_engine
 from ragspec.reports.report import loop_share
 from ragspec.sampling.settings import Sampling
-from ragspec.verification.constant_width import ConstantWidthTarget
 
 LOOPING = 0.2
 

@@ -66,10 +66,11 @@ def in_vllm(args: argparse.Namespace, proposer: bool) -> dict[str, Any]:
 
 def local(args: argparse.Namespace) -> dict[str, Any]:
     """Return texts and figures of our engine with chains, cut from trees of the same size."""
+    from harness.constant_width import ConstantWidthTarget
+
     from ragspec.adapters.vllm import WIDTH
     from ragspec.engine.engine import Engine
     from ragspec.models.load import load_model
-    from ragspec.verification.constant_width import ConstantWidthTarget
 
     model, tokenizer = load_model(args.model, "cpu", "float32")
     target = ConstantWidthTarget(model, args.longest + 1)

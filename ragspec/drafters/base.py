@@ -59,7 +59,6 @@ class DraftRequest:
     in tokens: prompt[start:end] is document text from token `offset` on; these give `origin`.
     texts: further texts that are not part of the prompt.
     law: the row's token law (processors and noise), for drafters that draw.
-    device: where the target is, for drafters that keep what they learn there; None is the host.
     draft_prompt: what a drafter with a context of its own reads in place of the prompt.
     known_states: parts of the prompt, in its order, of which a drafter that needs hidden states may
     hear besides what the prefill tells it of.
@@ -71,7 +70,6 @@ class DraftRequest:
     spans: tuple[tuple[int, int, int, int], ...] = ()
     texts: tuple[SourceText, ...] = ()
     distribution: TokenDistribution | None = None
-    device: torch.device | None = None
     draft_prompt: tuple[int, ...] | None = None
     known_states: tuple[KnownStates, ...] = ()
     static: str = "off"

@@ -306,7 +306,6 @@ class Run:
                 spans=tuple(settings.spans),
                 texts=settings.texts_of(number),
                 distribution=distribution,
-                device=parts.target.device,
                 draft_prompt=settings.draft_prompt,
                 known_states=settings.known_states,
                 static=getattr(parts.target, "static", "off"),

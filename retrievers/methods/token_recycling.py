@@ -7,10 +7,6 @@ template (`template=PAPER_LEVELS` has the paper's level sizes; which ranks fill 
 the smallest products of ranks); longer keys (see `neighbours.table`); the prompt's logits
 are learned from, too; of tokens that occur twice in a tree the accepted one teaches, else the
 likelier one; a text keeps what it teaches to itself unless `scope="global"`, which is the paper's.
-
-Where the target is on an accelerator, a table of one-token keys is there as well, as in the paper
-(`neighbours.device_table`): the target's best tokens never cross, and a draft takes one
-copy to the host.
 """
 
 from __future__ import annotations
@@ -21,16 +17,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
-from ragspec.retrievers.neighbours.device_table import DeviceNeighbourTable
 from ragspec.retrievers.neighbours.rank_rates import RankRates
-from ragspec.retrievers.neighbours.rows import NOTHING, Find, Place, Rows, Shape
-from ragspec.retrievers.neighbours.table import LONGEST, NeighbourTable
+from ragspec.retrievers.neighbours.table import (
+    LONGEST,
+    NOTHING,
+    NeighbourRows,
+    NeighbourTable,
+    Place,
+)
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import keep_best
@@ -41,21 +39,24 @@ _FLOOR = 0.002
 _LATE = 16  # steps without a draft that are learned together
 
 Scope = Literal["request", "global"]
-AnyTable = NeighbourTable | DeviceNeighbourTable
 
 
 class NeighbourDrafter:
-    """Drafts what the target held for likely after the same tokens before.
+    """Drafts the tokens that the target ranked best after the same tokens before.
 
-    table: what is known at the start: a `NeighbourTable` or a `DeviceNeighbourTable`, which stay
-    where they are, or the folder of a saved one; None starts from nothing. Of these two, keys of
-    single tokens come to where the target is and longer ones stay on the host; `drafter.table` is
-    what has learned. k: neighbours per token where a new table is made. scope: "request" lets every
-    text learn for itself, over the table; "global" lets all texts teach one table, which must then
-    serve one party only: its drafts tell of other texts. template: sizes of the levels of a fixed
-    tree, None grows trees by reach. reads_prompt: learn from the prompt too, for which the prefill
-    works out the target's choice after each of its tokens. Raises InputError for another scope,
-    StoreError for a table that cannot be read.
+    Args:
+        table: What is known at the start: a `NeighbourTable`, or the folder of a saved one; None
+            starts from nothing. `drafter.table` is what has learned.
+        k: Neighbours per token of a new table.
+        orders: Longest key of a new table, in tokens.
+        scope: "request" lets every text learn for itself, over the table. "global" lets all texts
+            teach one table, which must then serve one party: its drafts reveal other texts.
+        template: Level sizes of a fixed tree; None grows trees by acceptance probability.
+        reads_prompt: Learn from the prompt too; the prefill then ranks tokens at each position.
+
+    Raises:
+        InputError: The scope is another one.
+        StoreError: The table cannot be read.
     """
 
     method = Method("the model's second choices", "Token Recycling", colour=2)
@@ -64,7 +65,7 @@ class NeighbourDrafter:
 
     def __init__(
         self,
-        table: AnyTable | Path | str | None = None,
+        table: NeighbourTable | Path | str | None = None,
         *,
         k: int = 8,
         orders: int = LONGEST,
@@ -74,21 +75,18 @@ class NeighbourDrafter:
     ) -> None:
         if scope not in ("request", "global"):
             raise InputError(f"got scope {scope!r}; expected 'request' or 'global'.")
-        self._moves = table is None or isinstance(table, (str, Path))  # nobody else has it
         if isinstance(table, (str, Path)):
             table = NeighbourTable.open(table)
-        self.table: AnyTable | None = table
+        self.table = table
         self.scope = scope
         self.orders = orders
         self.reads_prompt = reads_prompt
         self.top_logits = k if table is None else table.k
         self.template = None if template is None else _shape(template, self.top_logits)
-        nodes = _widest(self.top_logits) if self.template is None else self.template
-        self._shape = Shape(tuple(nodes), leaves=self.template is None)
         self._rates = RankRates(self.top_logits)
 
     @classmethod
-    def paper(cls, table: AnyTable | Path | str | None = None) -> NeighbourDrafter:
+    def paper(cls, table: NeighbourTable | Path | str | None = None) -> NeighbourDrafter:
         """Return the published method: one token as the key, one shared table, a fixed tree."""
         return cls(table, orders=1, scope="global", template=PAPER_LEVELS)
 
@@ -107,18 +105,15 @@ class NeighbourDrafter:
                 f"{request.vocab_size}; open the table that was learned from this target."
             )
         if self.scope == "global":
-            return NeighbourSession(table, self._rates, self.template, self._shape)
-        return NeighbourSession(table.layer(), RankRates(table.k), self.template, self._shape)
+            return NeighbourSession(table, self._rates, self.template)
+        return NeighbourSession(table.layer(), RankRates(table.k), self.template)
 
-    def _table(self, request: DraftRequest) -> AnyTable:
-        """Return the table, made or brought to where the target is unless somebody gave it."""
-        table = self.table
-        selected = table is not None or self.scope == "global"
-        if table is None:
-            table = NeighbourTable(request.vocab_size, self.top_logits, orders=self.orders)
-        if self._moves:
-            table = _required_neighbours(table, request.device)
-        if selected:
+    def _table(self, request: DraftRequest) -> NeighbourTable:
+        """Return the table; a new one is kept only where all texts teach it."""
+        if self.table is not None:
+            return self.table
+        table = NeighbourTable(request.vocab_size, self.top_logits, orders=self.orders)
+        if self.scope == "global":
             self.table = table
         return table
 
@@ -128,13 +123,11 @@ class NeighbourSession:
 
     def __init__(
         self,
-        table: Rows,
+        table: NeighbourRows,
         rates: RankRates,
         template: list[tuple[int, int]] | None,
-        shape: Shape,
     ) -> None:
         self._table = table
-        self._shape = shape
         self._rates = rates
         self._template = template
         self._place: Place | None = None
@@ -149,16 +142,14 @@ class NeighbourSession:
         deepest = context.remaining - 1
         if budget < 1 or deepest < 1:
             return DraftTree.empty()
-        find = self._table.around(self._place[2], self._shape)
         if self._template is not None:
-            return keep_best(self._filled(self._template, deepest, find), budget)
-        return self._grown(budget, deepest, find)
+            return keep_best(self._filled(self._template, deepest), budget)
+        return self._grown(budget, deepest)
 
     def expected_acceptance(self, context: DraftContext) -> float:
         """Return how likely the first of the row that is known here is."""
-        place = _last_place(context.tokens)
-        result = self._table.around(place[2], self._shape)(place)
-        return 0.0 if result is None else self._rates.of(result, 0)[0]
+        row = self._table.find(_last_place(context.tokens))
+        return 0.0 if row is None else self._rates.of(row, 0)[0]
 
     def observe(self, feedback: Feedback) -> None:
         """Learn from the prompt; from a step, some time later, how good the ranks are, and rows."""
@@ -187,7 +178,10 @@ class NeighbourSession:
             _, older, before = places[parent - ROOT]
             places.append((older, before, token))
         visited = [0, *(node - ROOT for node in step.path)]
-        self._table.count([places[at] for at in visited], step.tokens, self._rates.learn)
+        for level, (at, token) in enumerate(zip(visited, step.tokens, strict=False)):
+            row = self._table.find(places[at])
+            if row is not None:
+                self._rates.learn(row, level, token)
         if step.best is not None:
             accepted = set(visited)
             # What is learned last, the accepted path, stays.
@@ -197,7 +191,7 @@ class NeighbourSession:
             place = (place[1], place[2], token)
         self._place = place
 
-    def _grown(self, budget: int, deepest: int, find: Find) -> DraftTree:
+    def _grown(self, budget: int, deepest: int) -> DraftTree:
         """Follow rows best-first: siblings one after the other, children below what was taken."""
         tokens: list[int] = []
         parents: list[int] = []
@@ -208,7 +202,7 @@ class NeighbourSession:
         rates = self._rates
         at, level, claim = ROOT, 1, 1.0
         while True:
-            result = find(places[at - ROOT]) if level <= deepest else None
+            result = self._table.find(places[at - ROOT]) if level <= deepest else None
             if result is not None:
                 row, chances = result.tokens, rates.of(result, level - 1)
                 entry = (-claim * chances[0], next(number), at, level, 0, claim, row, chances)
@@ -228,14 +222,14 @@ class NeighbourSession:
             at, level, claim = len(tokens) - 1, level + 1, -cost
         return DraftTree.build(tokens, parents, NeighbourDrafter.name, accept_prob=accept_prob)
 
-    def _filled(self, template: list[tuple[int, int]], deepest: int, find: Find) -> DraftTree:
+    def _filled(self, template: list[tuple[int, int]], deepest: int) -> DraftTree:
         """Fill the fixed tree as far as rows are known."""
         tokens: list[int] = []
         parents: list[int] = []
         accept_prob: list[float] = []
         root = self._place or (NOTHING,) * 3
         # Of every node of the template that was filled: where it went, its place, level and row.
-        filled = {ROOT: (ROOT, root, 0, 1.0, find(root))}
+        filled = {ROOT: (ROOT, root, 0, 1.0, self._table.find(root))}
         for node, (parent, rank) in enumerate(template):
             if parent not in filled:
                 continue
@@ -245,20 +239,11 @@ class NeighbourSession:
             token = row.tokens[rank]
             current = claim * self._rates.of(row, level)[rank]
             below = (place[1], place[2], token)
-            filled[node] = (len(tokens), below, level + 1, current, find(below))
+            filled[node] = (len(tokens), below, level + 1, current, self._table.find(below))
             tokens.append(token)
             parents.append(above)
             accept_prob.append(current)
         return DraftTree.build(tokens, parents, NeighbourDrafter.name, accept_prob=accept_prob)
-
-
-def _required_neighbours(table: AnyTable, device: torch.device | None) -> AnyTable:
-    """Return the table where the target is, if that is not the host and no key is longer."""
-    if isinstance(table, DeviceNeighbourTable) or table.orders > 1:
-        return table
-    if device is None or device.type == "cpu":
-        return table
-    return DeviceNeighbourTable.of(table, device)
 
 
 def _last_place(tokens: list[int]) -> Place:
@@ -291,18 +276,6 @@ def _shape(levels: Sequence[int], k: int) -> list[tuple[int, int]]:
             above.append((weight, len(nodes)))
             nodes.append((parent, rank))
     return nodes
-
-
-def _widest(k: int) -> list[tuple[int, int]]:
-    """Return the nodes whose rows a tree grown by reach may follow on a device: the paper's 80.
-
-    Levels that k children a node cannot fill are as wide as they get.
-    """
-    sizes, width = list[int](), 1
-    for size in PAPER_LEVELS:
-        width = min(size, width * k)
-        sizes.append(width)
-    return _shape(sizes, k)
 
 
 PAPER = Method(

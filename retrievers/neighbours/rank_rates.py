@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ragspec.retrievers.neighbours.rows import SUREST, Neighbours
+from ragspec.retrievers.neighbours.table import SUREST, Neighbours
 
 # How often the best token of a row comes true, by length of the key and by how often it was
 # confirmed, and how the other ranks share what it leaves. Measured on small Llama models.

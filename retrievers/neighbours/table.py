@@ -1,44 +1,89 @@
-"""NeighbourTable: the target's best next tokens after every token, learned as it decodes.
+"""The neighbour table: the target's best next tokens after every token, learned as it decodes.
 
-Token Recycling, arXiv 2408.08696, section 3: the adjacency matrix. Deviations: rows nobody has
-learned are empty, not zero, so token 0 is never drafted for want of knowledge; the last one or two
-tokens before may be part of the key, and a row is then the one of the longest key that is known;
-each row counts how often its best token was confirmed, which tells sure rows from unsure ones.
+Token Recycling, arXiv 2408.08696, section 3: the adjacency matrix. Deviations: rows that were never
+learned are empty, not zero, so token 0 is not drafted without evidence; the last one or two tokens
+before may be part of the key, and the longest known key counts; each row counts how often its best
+token was confirmed, which separates reliable rows from others.
 
-The table of this file lives on the host, where trees are grown and longer keys are looked up by
-hash: what crosses from a device is [N + 1, k] tokens a step. `device_table` has the paper's
-own table, of one-token keys, on the device of the target.
+The table is on the host, where trees are grown: [N + 1, k] tokens cross from a device in a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
-from ragspec.retrievers.neighbours.rows import (
-    NOTHING,
-    SUREST,
-    HostRows,
-    Neighbours,
-    Place,
-    learn_text,
-)
+from ragspec.sampling.top_tokens import TopTokens
 from ragspec.storage.manifest import Verify
 from ragspec.storage.store import open_store, publish
+from ragspec.trees.draft_tree import Ints
 
 KIND = "neighbours"
 LONGEST = 3
 MOST_CONTEXTS = 1 << 15
+NOTHING = -1
+SUREST = 4
+
+Place = tuple[
+    int, int, int
+]  # the last three tokens, the newest last; NOTHING where there are fewer
 
 
-class NeighbourTable(HostRows):
+class Neighbours(NamedTuple):
+    """The best tokens after a key, best first.
+
+    Attributes:
+        order: Tokens of the key, 1 to 3.
+        sure: How often in a row the best token was confirmed, 0 to 4.
+    """
+
+    tokens: list[int]
+    order: int
+    sure: int
+
+
+class NeighbourRows:
+    """A table or a layer over one; shared: whether other texts see what is learned."""
+
+    k: int
+    shared: bool
+
+    def find(self, place: Place) -> Neighbours | None:
+        """Return the row of the longest known key that ends the place, None where there is none."""
+        raise NotImplementedError
+
+    def learn(self, place: Place, best: list[int]) -> None:
+        """Replace the rows of the place by the tokens that the target ranks best after it [k]."""
+        raise NotImplementedError
+
+    def learn_text(self, tokens: Iterable[int], top: Iterable[list[int]]) -> None:
+        """Learn from consecutive tokens [T] and the target's best ones after each [T, k]."""
+        older, before = NOTHING, NOTHING
+        for token, best in zip(tokens, top, strict=True):
+            self.learn((older, before, token), best)
+            older, before = before, token
+
+    def learn_prompt(self, tokens: Ints, top_tokens: TopTokens) -> None:
+        """Learn the best tokens after consecutive tokens i64 [T]."""
+        self.learn_text(tokens.tolist(), top_tokens.host()[:, : self.k].tolist())
+
+    def learn_step(
+        self, places: Sequence[Place], order: Sequence[int], top_tokens: TopTokens
+    ) -> None:
+        """Learn the best tokens after the places, in that order of their numbers."""
+        best = top_tokens.host()[:, : self.k].tolist()
+        for at in order:
+            self.learn(places[at], best[at])
+
+
+class NeighbourTable(NeighbourRows):
     """For each of V tokens the k best next ones: int32 [V, k], and rows of longer keys.
 
     orders: the longest key, 1 (the paper's) to 3 tokens. contexts: the most rows of longer keys
@@ -77,10 +122,7 @@ class NeighbourTable(HostRows):
         return Neighbours(result, 1, int(self.sure[token]))
 
     def find(self, place: Place) -> Neighbours | None:
-        """Return the row of the longest known key that ends the place, None where there is none.
-
-        place: the last three tokens, the newest last; -1 where there are fewer.
-        """
+        """Return the row of the longest known key; see `NeighbourRows.find`."""
         for order in range(self.orders, 1, -1):
             result = self.longer.get(place, order)
             if result is not None:
@@ -88,7 +130,7 @@ class NeighbourTable(HostRows):
         return self.row(place[2])
 
     def learn(self, place: Place, best: list[int]) -> None:
-        """Replace the rows of the place by the tokens that the target holds best after it [k]."""
+        """Replace the rows of the place; see `NeighbourRows.learn`."""
         token = place[2]
         with self._lock:
             if self.rows[token, 0] == best[0]:
@@ -102,10 +144,6 @@ class NeighbourTable(HostRows):
     def layer(self) -> NeighbourLayer:
         """Return what one text may teach without changing the table."""
         return NeighbourLayer(self)
-
-    def learn_text(self, tokens: Iterable[int], top: Iterable[list[int]]) -> None:
-        """Learn from consecutive tokens [T] and the target's best ones after each [T, k]."""
-        learn_text(self, tokens, top)
 
     def save(self, folder: Path | str, *, model: Any = None, tokenizer: Any = None) -> None:
         """Publish the table as a store of this model and tokenizer; None leaves them as they were.
@@ -170,7 +208,7 @@ class NeighbourTable(HostRows):
         self.longer.fill(read, self.k)
 
 
-class NeighbourLayer(HostRows):
+class NeighbourLayer(NeighbourRows):
     """What one text teaches, over a table that it reads and never changes."""
 
     def __init__(self, base: NeighbourTable) -> None:
@@ -181,7 +219,7 @@ class NeighbourLayer(HostRows):
         self._local = LongerKeys(base.longer.most + base.vocab_size)
 
     def find(self, place: Place) -> Neighbours | None:
-        """Return the row of the longest known key; see `NeighbourTable.find`."""
+        """Return the row of the longest known key; see `NeighbourRows.find`."""
         current, older = self._local, self.base.longer
         for order in range(self.orders, 1, -1):
             result = current.get(place, order) or older.get(place, order)
@@ -190,7 +228,7 @@ class NeighbourLayer(HostRows):
         return current.get(place, 1) or self.base.row(place[2])
 
     def learn(self, place: Place, best: list[int]) -> None:
-        """Replace the text's own rows of the place; see `NeighbourTable.learn`."""
+        """Replace the text's own rows of the place; see `NeighbourRows.learn`."""
         for order in range(1, self.orders + 1):
             self._local.learn(place, order, best)
 

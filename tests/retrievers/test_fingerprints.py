@@ -1,11 +1,33 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from ragspec.retrievers.fingerprints import model_fingerprint, same_print, tokenizer_fingerprint
+from ragspec.drafters.base import reads_prompts
+from ragspec.drafters.combined import check_fits
+from ragspec.drafters.fuse import Fuse
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.fingerprints import (
+    check_prints,
+    model_fingerprint,
+    prints_of,
+    same_print,
+    tokenizer_fingerprint,
+)
+from ragspec.retrievers.methods.auto import AutoDrafter
+from ragspec.retrievers.methods.cascade import Cascade, Named
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
+from ragspec.retrievers.methods.rasd import Rasd
+from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.retrievers.neighbours.table import NeighbourTable
 from tests.support import tiny
 
 
@@ -66,3 +88,82 @@ def test_loads_of_one_checkpoint_are_one_model(dtype: torch.dtype) -> None:
 def test_prints_are_the_same_where_they_share_a_part() -> None:
     assert same_print("a+b", "c+b") and same_print("a", "a+b") and same_print(None, None)
     assert not same_print("a+b", "c") and not same_print("a", None) and not same_print(None, "a")
+
+
+class Drafter:
+    """Notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.queries: list[tuple[object, object]] = []
+
+    def fits(self, model: object = None, tokenizer: object = None) -> None:
+        self.queries.append((model, tokenizer))
+
+
+def test_fingerprints_are_of_what_is_passed() -> None:
+    model, tokenizer = tiny.model(), tiny.tokenizer()
+    assert prints_of() == {}
+    assert prints_of("abc") == {"model": "abc"}
+    assert prints_of(model, tokenizer) == {
+        "model": model_fingerprint(model),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+    }
+
+
+def test_a_store_of_nobody_fits_all_and_others_only_their_its() -> None:
+    check_prints("it", {}, {"model": "a"})
+    check_prints("it", {"model": None}, {"model": "a"})
+    check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a"})
+    check_prints("it", {"model": "a+b"}, {"model": "b"})  # one of two is enough
+    with pytest.raises(StoreError, match="it was made with another tokenizer"):
+        check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a", "tokenizer": "u"})
+
+
+def test_only_drafters_that_know_are_requested() -> None:
+    drafter = Drafter()
+    check_fits([object(), drafter], "m", "t")
+    assert drafter.queries == [("m", "t")]
+
+
+HOLDERS: dict[str, Callable[[Any], Any]] = {
+    "list": lambda drafter: [ContextDrafter(), drafter],
+    "fuse": lambda drafter: Fuse([ContextDrafter(), drafter]),
+    "auto": AutoDrafter,
+    "rasd": lambda drafter: Rasd(ContextDrafter(), [drafter]),
+    "select": lambda drafter: Select([MatchDrafter()], drafter),
+    "suffix": SuffixDrafter,
+    "suffix of several": lambda drafter: SuffixDrafter(Fuse([drafter, ContextDrafter()])),
+    "cascade": lambda drafter: Cascade([ContextDrafter(), drafter]),
+    "named": lambda drafter: Named(drafter, "other"),
+    "hierarchy": lambda drafter: HierarchyDrafter(corpus=drafter, lookahead=False),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_whoever_holds_a_drafter_of_another_model_it_is_refused(holder: str) -> None:
+    table = NeighbourTable(tiny.VOCAB)
+    table.fingerprints = prints_of(tiny.model(seed=1))
+    drafter = HOLDERS[holder](NeighbourDrafter(table))
+    Engine(tiny.model(seed=1), drafter=drafter, budget=4)
+    with pytest.raises(StoreError, match="made with another model"):
+        Engine(tiny.model(seed=2), drafter=drafter, budget=4)
+
+
+@pytest.mark.parametrize("holder", sorted(HOLDERS.keys() - {"list", "auto"}))
+def test_whoever_holds_a_drafter_tells_whether_it_reads_the_prompt(holder: str) -> None:
+    for reads in (True, False):
+        drafter = HOLDERS[holder](NeighbourDrafter(reads_prompt=reads))
+        assert reads_prompts([drafter]) is reads
+
+
+@pytest.mark.parametrize("wrong", ["context", ContextDrafter, 3])
+@pytest.mark.parametrize("holder", sorted(HOLDERS.keys() - {"named"}))
+def test_whoever_holds_something_else_than_a_drafter_says_so(holder: str, wrong: Any) -> None:
+    if (holder, wrong) == ("list", "context"):
+        return  # a name is fine there
+    if (holder, wrong) == ("hierarchy", "context"):
+        with pytest.raises(StoreError, match="holds no store"):
+            HOLDERS[holder](wrong)
+        return
+    with pytest.raises(InputError, match="expected"):
+        Engine(tiny.model(), drafter=HOLDERS[holder](wrong), budget=4)

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
+from ragspec.errors import DocumentError
 from ragspec.pipelines.bench.measure import (
     TUNING_ITEMS,
     Benchmark,
     Measurement,
+    Row,
+    by_category,
+    interval,
     is_timed,
     run_benchmark,
+    summarise,
 )
-from ragspec.pipelines.bench.prompts import BenchItem
-from ragspec.pipelines.bench.results import write_json
+from ragspec.pipelines.bench.prompts import (
+    FIXED_NEW_TOKENS,
+    BenchItem,
+    free_items,
+    read_items,
+)
+from ragspec.pipelines.bench.results import make_table, write_json
 from ragspec.pipelines.bench.variants import Outcome
+from tests.support import tiny
 
 FREE, LOOP = list(range(1, 31)), [7] * 30
 ITEMS = [BenchItem(str(i), "qa", (i + 1, 5), 30) for i in range(3)] + [
@@ -157,3 +174,190 @@ def test_looping_everywhere_still_writes_json(tmp_path: Path) -> None:
     assert rows[0].timed == 0
     write_json(tmp_path / "out.json", rows, {})
     assert "NaN" not in (tmp_path / "out.json").read_text(encoding="utf-8")
+
+
+def measured(
+    tokens: list[int], forwards: int, seconds: list[float], prefill: list[float]
+) -> Measurement:
+    return Measurement(Outcome(tokens, forwards, seconds[0]), seconds, prefill)
+
+
+def runs() -> list[dict[str, Measurement]]:
+    """Return three items: twice as fast, three times as fast with other tokens, and a loop."""
+    free, other, loop = list(range(40)), list(range(100, 140)), [7] * 40
+    return [
+        {
+            "hf-greedy": measured(free, 40, [5.0], [1.0]),
+            "plain": measured(free, 40, [4.0], [1.0]),
+            "context": measured(free, 20, [3.0], [1.0]),
+        },
+        {
+            "hf-greedy": measured(free, 40, [6.5], [0.5]),
+            "plain": measured(free, 40, [6.5], [0.5]),
+            "context": measured(other, 10, [2.5], [0.5]),
+        },
+        {
+            "hf-greedy": measured(loop, 40, [101.0], [1.0]),
+            "plain": measured(loop, 40, [101.0], [1.0]),
+            "context": measured(loop, 2, [2.0], [1.0]),
+        },
+    ]
+
+
+def row(variant: str = "context", timed: int = 2) -> Row:
+    return summarise("docqa", variant, f"{variant}:5", runs(), runs()[:timed], "hf-greedy")
+
+
+def test_sums_are_over_all_items_and_ratios_over_those_that_do_not_loop() -> None:
+    result = row()
+    assert (result.items, result.timed, result.tokens, result.forwards) == (3, 2, 120, 32)
+    assert result.seconds == pytest.approx(2.0 + 2.0 + 1.0)
+    assert result.prefill_seconds == pytest.approx(2.5)
+    assert result.tokens_per_forward == pytest.approx(120 / 32)
+    assert result.ratio == pytest.approx((2.0 + 3.0) / 2)
+    assert 2.0 <= result.ratio_low <= result.ratio <= result.ratio_high <= 3.0
+    assert result.ratio_end_to_end == pytest.approx((5 / 3 + 6.5 / 2.5) / 2)
+    assert result.ratio_to_plain == pytest.approx((1.5 + 3.0) / 2)
+    assert result.loop_share == pytest.approx(1 / 3)
+    assert result.equal_to_plain == pytest.approx(2 / 3)
+    assert row("plain").equal_to_plain == 1.0
+
+
+def test_without_the_baseline_plain_takes_its_place() -> None:
+    left = [{name: run[name] for name in ("plain", "context")} for run in runs()]
+    result = summarise("docqa", "context", "context", left, left[:2], "hf-greedy")
+    assert result.ratio == result.ratio_to_plain == pytest.approx((1.5 + 3.0) / 2)
+
+
+def test_the_fields_of_a_row_are_valid_json_even_where_every_item_loops() -> None:
+    fields = {"category", "variant", "items", "tokens", "forwards", "seconds", "prefill_seconds"}
+    for timed in (2, 0):
+        written = json.dumps(row(timed=timed).to_dict(), allow_nan=False)
+        assert fields | {"loop_share", "equal_to_plain"} <= json.loads(written).keys()
+    assert math.isnan(row(timed=0).ratio)
+    assert row(timed=0).to_dict()["ratio"] is None
+    assert row().to_dict()["ratio"] == pytest.approx(2.5)
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=30))
+def test_the_interval_holds_the_median_and_is_repeatable(ratios: list[float]) -> None:
+    low, high = interval(ratios)
+    assert min(ratios) <= low <= high <= max(ratios)
+    assert (low, high) == interval(ratios)
+    assert low <= float(np.median(ratios)) <= high or len(ratios) < 6
+
+
+def test_the_interval_narrows_with_the_level_and_with_more_items() -> None:
+    ratios = np.random.default_rng(1).normal(2.0, 0.5, 400).tolist()
+    wide, narrow = interval(ratios[:20]), interval(ratios)
+    assert narrow[1] - narrow[0] < (wide[1] - wide[0]) / 2
+    low, high = interval(ratios[:20], 0.5)
+    assert wide[0] <= low <= high <= wide[1]
+    assert narrow[0] < 2.0 < narrow[1]
+    assert all(math.isnan(end) for end in interval([]))
+
+
+def test_the_table_shows_how_many_items_count() -> None:
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(make_table([row(), row(timed=0)], "hf-greedy"))
+    text = console.export_text()
+    assert "2/3" in text
+    assert "0/3" in text
+    assert "2.50" in text
+    assert "context:5" in text
+
+
+OURS = {"id": "a1", "category": "qa", "prompt": "who is it?"}
+SPEC_BENCH = {
+    "question_id": 81,
+    "category": "writing",
+    "turns": ["first turn", "second turn"],
+    "reference": ["x"],
+}
+
+
+def read(folder: Path, *rows: Any, room: int | None = None) -> list[BenchItem]:
+    path = folder / "data.jsonl"
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return read_items(path, tiny.tokenizer(), room)
+
+
+def test_rows_of_both_forms(tmp_path: Path) -> None:
+    first, second = read(tmp_path, OURS, "", SPEC_BENCH)
+    assert (first.id, first.category) == ("a1", "qa")
+    assert first.prompt == tuple(tiny.tokenizer()("who is it?")["input_ids"])
+    assert (second.id, second.category) == ("81", "chat")
+    assert second.prompt == tuple(tiny.tokenizer()("first turn")["input_ids"])
+    assert second.extra == SPEC_BENCH
+    assert first.fixed
+    assert first.new_tokens == FIXED_NEW_TOKENS
+
+
+def test_the_categories_of_spec_bench_are_pooled_and_ours_are_not(tmp_path: Path) -> None:
+    rows = [{**SPEC_BENCH, "question_id": i, "category": name} for i, name in enumerate(
+        ("math", "math_reasoning", "rag", "coding")
+    )]  # fmt: skip
+    result = read(tmp_path, *rows, {**OURS, "category": "math"}, {**OURS, "category": "coding"})
+    assert [item.category for item in result] == ["chat", "math", "rag", "chat", "math", "coding"]
+
+
+def test_a_line_break_inside_a_text_is_no_new_row(tmp_path: Path) -> None:
+    """U+2028 stands unescaped in many a data file; it ends no line of JSON."""
+    row = json.dumps({**OURS, "prompt": "one\u2028two"}, ensure_ascii=False)
+    assert len(read(tmp_path, row)) == 1
+
+
+def test_long_prompts_keep_their_end(tmp_path: Path) -> None:
+    (item,) = read(tmp_path, {**OURS, "prompt": "x" * 50 + "the end"}, room=FIXED_NEW_TOKENS + 7)
+    assert item.prompt == tuple(tiny.tokenizer()("the end")["input_ids"])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "{",
+        "5",
+        "[1]",
+        "null",
+        '"prompt"',
+        {"id": 1, "prompt": "no category"},
+        {"id": 1, "category": "qa"},
+        {"id": 1, "category": "qa", "prompt": ""},
+        {"id": 1, "category": "qa", "prompt": 5},
+        {"id": 1, "category": "qa", "prompt": None},
+        {"id": 1, "category": "qa", "turns": []},
+        {"id": 1, "category": "qa", "turns": "a text"},
+        {"id": 1, "category": "qa", "turns": [["nested"]]},
+        OURS,
+    ],
+    ids=str,
+)
+def test_a_line_that_cannot_be_read_is_named(bad: Any, tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match=r"data\.jsonl, line 2"):
+        read(tmp_path, OURS, bad)
+
+
+def test_files_without_rows(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="holds no prompts"):
+        read(tmp_path)
+    with pytest.raises(DocumentError, match="cannot be read"):
+        read_items(tmp_path / "missing.jsonl", tiny.tokenizer(), None)
+    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DocumentError, match="cannot be read"):
+        read_items(tmp_path / "bytes.jsonl", tiny.tokenizer(), None)
+
+
+def test_free_text_goes_on_from_the_first_tokens() -> None:
+    texts = [("long", "abc" * 40), ("short", "abc")]
+    (item,) = free_items(tiny.tokenizer(), texts, length=10)
+    assert item.id == "long"
+    assert item.prompt == tuple(tiny.tokenizer()("abcabcabca")["input_ids"])
+    assert item.fixed
+
+
+def test_groups_in_the_order_of_appearance() -> None:
+    items = [BenchItem(str(i), category, (1,), 4) for i, category in enumerate("babca")]
+    groups = by_category(items)
+    assert list(groups) == ["b", "a", "c"]
+    assert [item.id for item in groups["a"]] == ["1", "4"]

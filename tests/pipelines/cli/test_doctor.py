@@ -1,15 +1,33 @@
+"""`ragspec index`: built, grown, looked at, and never overwritten unasked."""
+
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import ragspec
 from ragspec.budget.cost_curve import cached
+from ragspec.engine.engine import Engine
+from ragspec.engine.output import Generation
 from ragspec.pipelines.cli.app import main
+from ragspec.pipelines.cli.compare import (
+    compare,
+    first_difference,
+    margin_at,
+    plain_engine,
+    same_seed,
+)
 from ragspec.pipelines.cli.doctor import REQUIRED, examine, show
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.sampling.settings import Sampling
+from tests.support import tiny
+from tests.support.toy_embedder import make_embedder
 
 
 def keep_a_curve(folder: Path) -> None:
@@ -55,3 +73,159 @@ def test_tables_show_the_findings(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_command_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["python"]
+
+
+PROMPT = tiny.prompt(20, seed=3)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    model = copy.deepcopy(tiny.model())
+    model.generation_config.eos_token_id = None  # random models end anywhere
+    return Engine(model, None, drafter="context", budget=4)
+
+
+def generate(engine: Engine, sampling: Sampling) -> Generation:
+    generation: Generation = engine.generate(PROMPT, sampling, max_new_tokens=12)
+    return generation
+
+
+def changed_at(generation: Generation, index: int) -> Generation:
+    tokens = list(generation.tokens)
+    tokens[index] = (tokens[index] + 1) % 96
+    return replace(generation, tokens=tokens)
+
+
+def test_first_difference() -> None:
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
+    assert first_difference([], []) is None
+
+
+def test_an_unseeded_run_is_repeated_with_the_seed_it_drew(engine: Engine) -> None:
+    sampling = Sampling(temperature=1.0)
+    speculative = generate(engine, sampling)
+    plain = generate(plain_engine(engine), same_seed(sampling, speculative))
+    result = compare(engine, speculative, plain, sampling)
+    assert result.equal and result.first_divergence is None
+    assert result.ratio == pytest.approx(plain.report.seconds / speculative.report.seconds)
+    decoding = plain.report.decode_seconds / speculative.report.decode_seconds
+    assert result.decode_ratio == pytest.approx(decoding)
+    assert "the same tokens" in result.summary()
+
+
+def test_plain_engine_shares_the_model_and_drafts_nothing(engine: Engine) -> None:
+    plain = plain_engine(engine)
+    assert plain.model is engine.model and plain.drafter is None
+    assert generate(plain, Sampling()).report.drafted == 0
+
+
+def test_greedy_margin_is_the_distance_of_the_best_two_logits(engine: Engine) -> None:
+    plain = generate(engine, Sampling())
+    other = changed_at(plain, 5)
+    result = compare(engine, other, plain, Sampling()).first_divergence
+    assert result is not None
+    assert (result.index, result.plain, result.speculative) == (5, plain.tokens[5], other.tokens[5])
+    ids = torch.tensor([[*PROMPT, *plain.tokens[:5]]])
+    best = tiny.model()(ids).logits[0, -1].detach().topk(2)
+    assert int(best.indices[0]) == plain.tokens[5]
+    assert result.margin == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-4)
+
+
+def test_sampled_margin_belongs_to_the_token_that_was_sampled(engine: Engine) -> None:
+    sampling = Sampling(temperature=0.9, top_k=20, seed=11)
+    plain = generate(engine, sampling)
+    margins = [margin_at(engine, plain, i, sampling) for i in range(len(plain.tokens))]
+    assert all(margin > 0 for margin in margins)
+    # Temperature is part of the choice: the same logits at another one have another margin.
+    other = margin_at(engine, plain, 0, replace(sampling, temperature=0.5))
+    assert other != pytest.approx(margins[0])
+
+
+def test_a_shorter_text_differs_at_its_end(engine: Engine) -> None:
+    plain = generate(engine, Sampling())
+    shorter = replace(plain, tokens=plain.tokens[:4])
+    result = compare(engine, shorter, plain, Sampling())
+    assert not result.equal and result.first_divergence is not None
+    assert (result.first_divergence.index, result.first_divergence.speculative) == (4, None)
+    assert "part at number 4" in result.summary()
+    assert result.to_dict()["first_divergence"]["plain"] == plain.tokens[4]
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def instance(tmp_path: Path, capsys: Capture) -> tuple[str, Path, str]:
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "pets.txt").write_text("The cat is a pet. The dog is an animal.\n")
+    (folder / "photo.png").write_bytes(b"x")
+    embedder = str(make_embedder(tmp_path / "embedder"))
+    out = str(tmp_path / "pages.idx")
+    assert main(["index", str(folder), "--out", out, "--embedder", embedder]) == 0
+    err = capsys.readouterr().err
+    assert "wrote 1 documents" in err and "photo.png" in err
+    return out, folder, embedder
+
+
+def test_an_index_is_replaced_only_when_reported(
+    instance: tuple[str, Path, str], capsys: Capture
+) -> None:
+    out, folder, embedder = instance
+    again = ["index", "build", str(folder), "--out", out, "--embedder", embedder]
+    assert main(again) == 2
+    err = capsys.readouterr().err
+    assert "is an index already" in err and "--replace" in err and "ragspec index add" in err
+    assert main([*again, "--replace"]) == 0
+
+
+def test_documents_come_change_and_go(instance: tuple[str, Path, str], capsys: Capture) -> None:
+    out, folder, _ = instance
+    other = folder.parent / "rail.txt"
+    other.write_text("The train has a wheel.")
+    assert main(["index", "add", out, str(other)]) == 0
+    assert "added 1: rail.txt\n1 documents unchanged" in capsys.readouterr().err
+    (folder / "pets.txt").write_text("The cat sleeps.")
+    assert main(["index", "refresh", out]) == 0
+    assert "changed 1: pets.txt" in capsys.readouterr().err
+    assert main(["index", "refresh", out]) == 0
+    assert "nothing has changed" in capsys.readouterr().err
+    assert main(["index", "remove", out, "rail.txt"]) == 0
+    assert "removed 1: rail.txt" in capsys.readouterr().err
+    assert [each.name for each in PassageIndex.open(out).documents] == ["pets.txt"]
+    assert main(["index", "remove", out, "nothing.txt"]) == 2
+    assert "no document of the index" in capsys.readouterr().err
+
+
+def test_info_says_what_it_holds(instance: tuple[str, Path, str], capsys: Capture) -> None:
+    out, folder, embedder = instance
+    assert main(["index", "info", out]) == 0
+    text = capsys.readouterr().out
+    assert "1 documents in 1 passages of about 105 words" in text
+    assert "meaning" in text and "words" in text and str(folder) in text
+    assert main(["index", "info", out, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["documents"][0]["name"] == "pets.txt" and result["embedder"] == embedder
+    assert result["paths"] == [str(folder)] and result["bytes"] > 100
+    assert main(["index", "info", str(folder)]) != 0
+    assert main(["index", "--help"]) == 0
+    assert "refresh" in capsys.readouterr().out
+
+
+def test_an_approximate_index_is_named_and_refreshed_as_such(
+    instance: tuple[str, Path, str], capsys: Capture
+) -> None:
+    pytest.importorskip("faiss")
+    out, folder, embedder = instance
+    again = ["index", str(folder), "--out", out, "--embedder", embedder, "--replace"]
+    assert main([*again, "--dense", "ivf"]) == 0
+    assert main(["index", "info", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dense"] == "ivf"
+    (folder / "pets.txt").write_text("The cat sleeps.")
+    assert main(["index", "refresh", out]) == 0
+    dense = PassageIndex.open(out).dense
+    assert dense is not None and dense.nearest.kind == "ivf"
+    assert main([*again, "--dense", "flat"]) == 2
+    assert "expected one of exact, hnsw, ivf" in capsys.readouterr().err

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors import SafetensorError
 
+from ragspec.drafters.eagle.batches import StateReader
+from ragspec.drafters.eagle.head import FeatureHead
+from ragspec.drafters.eagle.training import CHECKPOINT, PART, HeadTrainer, HeadTraining
+from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.app import main
-from tests.support import heads, tiny
+from ragspec.pipelines.cli.train_head_run import check_out, make_head
+from ragspec.pipelines.console.terminal import Terminal
+from ragspec.verification.causal import CausalTarget
+from tests.support import heads, image_models, tiny
 
 Capture = pytest.CaptureFixture[str]
 
@@ -154,3 +169,206 @@ def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
     tiny.model().save_pretrained(tmp_path / "model")
     with pytest.raises(InputError, match="other files"):
         check_out(tmp_path / "model")
+
+
+def test_a_new_or_empty_folder_will_do(tmp_path: Path) -> None:
+    check_out(tmp_path)
+    check_out(tmp_path / "new")
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="other files"):
+        check_out(tmp_path)
+
+
+def test_some_texts_are_preserved_separately_where_there_are_many(tmp_path: Path) -> None:
+    """And texts that the model could not read at once are cut to its context."""
+    model, data = tmp_path / "model", tmp_path / "rows.jsonl"
+    tiny.model(max_position_embeddings=40).save_pretrained(model)
+    tiny.tokenizer().save_pretrained(model)
+    rows = ['{"text": "' + tiny.TEXT[i : i + 60].replace("\n", " ") + '"}' for i in range(45)]
+    data.write_text("\n".join(rows), encoding="utf-8")
+    settings = HeadTraining(steps=2, batch_size=2, length=64)
+    result = make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    assert (result["texts"], result["kept_apart"], result["tokens"]) == (45, 3, 45 * 40)
+
+
+def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
+    some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, hasty = Terminal(quiet=True), replace(SETTINGS, seconds=1e-12)
+    assert make_head(*some, tmp_path / "hasty", hasty, quiet)["steps"] == 1
+    with monkeypatch.context() as patch:
+        stopped_at(3, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            make_head(*some, tmp_path / "parts", SETTINGS, quiet)
+    over = make_head(*some, tmp_path / "parts", replace(SETTINGS, steps=3), quiet, resume=True)
+    assert over["steps"] == 3
+    assert over["loss"] is None
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == WRITTEN
+
+
+def test_pictures_are_read_whole_whatever_the_length(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece without its condition would be read at the condition's place."""
+    model, data = tmp_path / "model", tmp_path / "codes.npz"
+    image_models.model("class").save_pretrained(model)
+    codes = np.random.default_rng(3).integers(0, image_models.BOOK, (6, 16))
+    np.savez(data, codes=codes, labels=np.arange(6) % 3)
+    read, known = StateReader.read, list[Any]()
+
+    def spy(self: StateReader, numbers: Any) -> Any:
+        known.extend(self.chunks[number] for number in numbers)
+        return read(self, numbers)
+
+    monkeypatch.setattr(StateReader, "read", spy)
+    settings = HeadTraining(steps=3, batch_size=2, length=8)
+    make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    assert len(known) == 3 * 2 + 6
+    assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in known)
+
+
+@pytest.fixture
+def some(tmp_path: Path) -> tuple[str, Path]:
+    tiny.model().save_pretrained(tmp_path / "model")
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    rows = [json.dumps({"text": tiny.TEXT[i : i + 60]}) for i in range(0, 120, 3)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return str(tmp_path / "model"), tmp_path / "rows.jsonl"
+
+
+WRITTEN = ["config.json", "model.safetensors"]
+SETTINGS = HeadTraining(steps=12, batch_size=4, length=32, learning_rate=1e-2)
+ENOUGH = replace(SETTINGS, steps=30)
+
+
+def stopped_at(step: int, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
+    """Let the training be stopped once so many steps are taken."""
+    take = HeadTrainer._step
+
+    def taken(self: HeadTrainer, rate: float) -> tuple[float, float]:
+        result = take(self, rate)
+        if self.steps + 1 == step:
+            how()
+        return result
+
+    monkeypatch.setattr(HeadTrainer, "_step", taken)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_training_that_was_stopped_goes_on_to_the_same_head(
+    some: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: signal.Signals,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quiet = Terminal(quiet=True)
+    whole = make_head(*some, tmp_path / "whole", ENOUGH, quiet)
+    with monkeypatch.context() as patch:
+        stopped_at(5, patch, lambda: os.kill(os.getpid(), how))
+        with pytest.raises(KeyboardInterrupt):
+            make_head(*some, tmp_path / "parts", ENOUGH, Terminal())
+    assert "stopped after step 5" in capsys.readouterr().err
+    FeatureHead.load(tmp_path / "parts")  # what was learned so far drafts already
+    with pytest.raises(InputError, match="a training that was left; expected --resume"):
+        make_head(*some, tmp_path / "parts", ENOUGH, quiet)
+    with pytest.raises(InputError, match="differs in batch_size, seed"):
+        other = replace(ENOUGH, batch_size=2, seed=4)
+        make_head(*some, tmp_path / "parts", other, quiet, resume=True)
+    parts = make_head(*some, tmp_path / "parts", ENOUGH, quiet, resume=True)
+    assert parts["steps"] == whole["steps"] == 30
+    assert parts["loss"] == whole["loss"]
+    assert not (tmp_path / "parts" / CHECKPOINT).exists()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_state_is_the_whole_training(some: tuple[str, Path]) -> None:
+    target = CausalTarget(tiny.model())
+    texts = [tiny.prompt(24, seed=seed) for seed in range(9)]
+    straight, first = (HeadTrainer(target, texts, SETTINGS) for _ in range(2))
+    list(straight.run())
+    steps = first.run()
+    for _ in range(7):
+        next(steps)
+    buffer = io.BytesIO()
+    torch.save(first.state(), buffer)
+    buffer.seek(0)
+    second = HeadTrainer(target, texts, SETTINGS)
+    second.go_on(torch.load(buffer, weights_only=True))
+    assert [progress.step for progress in second.run()] == list(range(7, 12))
+    for name, weight in straight.head.state_dict().items():
+        assert torch.equal(weight, second.head.state_dict()[name])
+
+
+def test_the_best_head_on_texts_preserved_separately_is_written(
+    some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ragspec.pipelines.cli import train_head_run
+
+    monkeypatch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
+    judged, heads = iter([0.1, 0.5, *[0.2] * 20]), []
+
+    def judge(head: Any, *_: Any) -> float:
+        heads.append({n: w.clone() for n, w in head.state_dict().items()})
+        return next(judged)
+
+    monkeypatch.setattr(train_head_run, "agreement", judge)
+    monkeypatch.setattr(time, "monotonic", iter(range(0, 10**6, 100)).__next__)
+    make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True))
+    written = FeatureHead.load(tmp_path / "head").state_dict()
+    assert len(heads) > 3
+    assert all(torch.equal(written[name], weight) for name, weight in heads[1].items())
+
+
+def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
+    some: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from ragspec.pipelines.cli import train_head_run
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
+        patch.setattr(torch, "save", full)
+        result = make_head(*some, tmp_path / "head", SETTINGS, Terminal())
+        assert result["steps"] == 12 and "No space left" in capsys.readouterr().err
+
+    def torn(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", torn)
+        with pytest.raises(StoreError, match=r"disk with room\. --resume with the same"):
+            make_head(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True))
+    again = make_head(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True), resume=True)
+    assert again["steps"] == 12
+    assert sorted(path.name for path in (tmp_path / "other").iterdir()) == WRITTEN
+    with pytest.raises(StoreError, match="Expected an interrupted training"):
+        make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+    (tmp_path / "head" / CHECKPOINT).write_bytes(b"nothing of the kind")
+    with pytest.raises(StoreError, match="is damaged"):
+        make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+
+
+def test_what_a_kill_in_the_first_minute_leaves_is_in_nobodys_variant(
+    some: tuple[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "head"
+    out.mkdir()
+    (out / PART).write_bytes(b"left")
+    make_head(*some, out, SETTINGS, Terminal(quiet=True))
+    assert sorted(path.name for path in out.iterdir()) == WRITTEN
+
+
+def test_a_head_can_begin_with_another(some: tuple[str, Path], tmp_path: Path) -> None:
+    quiet, still = Terminal(quiet=True), replace(SETTINGS, steps=1, learning_rate=1e-9)
+    first = make_head(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9), quiet)
+    more = make_head(*some, tmp_path / "more", still, quiet, start=tmp_path / "first")
+    assert more["agreement"] == first["agreement"]
+    instance, before = (FeatureHead.load(tmp_path / name) for name in ("more", "first"))
+    torch.testing.assert_close(instance.fc.weight, before.fc.weight)
+    assert instance.config.draft_vocab_size == 9

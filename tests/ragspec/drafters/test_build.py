@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ragspec.budget.base import Adviser
+from ragspec.budget.calibration import Calibration
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.build import build_drafter
+from ragspec.drafters.combined import Combined, kind_of
+from ragspec.drafters.delegate import Source
 from ragspec.drafters.fuse import Fuse
 from ragspec.errors import (
     InputError,
     ModelNotFoundError,
+    StoreError,
     TokenizerMismatchError,
     UnknownNameError,
     UnsupportedModelError,
 )
 from ragspec.registry import NAMES
-from ragspec.trees.draft_tree import DraftKind
+from ragspec.retrievers.methods.cascade import Cascade
+from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
+from ragspec.retrievers.methods.sam_decoding import Select
+from ragspec.rules.base import Step
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
+from tests.ragspec.drafters.test_fuse import PLACE, REQUEST, Fixed, Looking, chain
 from tests.support import tiny
+from tests.support.fixed import BrokenDrafter, FixedDrafter, fake_clock
 from tests.support.mixing import MixingDrafter
 
 
@@ -108,3 +122,148 @@ def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
         build(None, tiny.model("llama", vocab_size=50))
     with pytest.raises(TokenizerMismatchError):
         build(None, (tiny.model("llama", vocab_size=320), tiny.bpe_tokenizer()))
+
+
+class Stored(MixingDrafter):
+    """A drafter over a store of the model "a" that learns from the target's best tokens."""
+
+    top_logits = 4
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        if model != "a":
+            raise StoreError("made with another model")
+
+
+class Pair(Combined):
+    def __init__(self, *held: Drafter) -> None:
+        self._held = held
+
+    @property
+    def drafters(self) -> tuple[Drafter, ...]:
+        return self._held
+
+
+def test_what_is_held_is_declared() -> None:
+    pair = Pair(MixingDrafter({}), Stored({}))
+    assert pair.kind is DraftKind.DETERMINISTIC
+    assert pair.top_logits == 4 and pair.reads_prompt
+    assert Pair(MixingDrafter({})).top_logits == 0 and not Pair(MixingDrafter({})).reads_prompt
+
+
+def test_every_store_is_requested_whether_it_fits() -> None:
+    pair = Pair(MixingDrafter({}), Pair(Stored({})))  # type: ignore[arg-type]
+    pair.fits("a")
+    with pytest.raises(StoreError, match="another model"):
+        pair.fits("b")
+
+
+def test_one_coupled_drafter_makes_all_coupled() -> None:
+    plain, coupled = MixingDrafter({}), MixingDrafter({}, kind=DraftKind.COUPLED)
+    assert kind_of([plain, plain]) is DraftKind.DETERMINISTIC
+    assert kind_of([plain, coupled]) is DraftKind.COUPLED
+
+
+DELEGATE_REQUEST = DraftRequest((1, 2), 20)
+DELEGATE_PLACE = DraftContext([1, 2], 2, 50)
+
+
+def test_a_source_that_stalls_is_used_until_it_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = fake_clock(monkeypatch)
+    slow = FixedDrafter([9], "slow", matched=7, seconds=0.02, clock=clock)
+    session = Select([slow], patience=0.01).open(DELEGATE_REQUEST)
+    with pytest.warns(RuntimeWarning, match="'slow' is switched off"):
+        for _ in range(4):  # the first draft may take longer
+            assert session.propose(DELEGATE_PLACE, 5).tokens.tolist() == [9]
+            assert session.matched == 7
+    assert session.faults["slow"] == 3
+    assert session.propose(DELEGATE_PLACE, 5).tokens.tolist() == []
+
+
+HOLDERS: dict[str, Callable[[Drafter, Drafter], Drafter]] = {
+    "select": lambda one, other: Select([one, other], by="accept_prob"),
+    "cascade": lambda one, other: Cascade([one, other]),
+    "hierarchy": lambda one, other: HierarchyDrafter(one, other, lookahead=False),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_one_source_that_stalls_does_not_take_its_holder_along(
+    holder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = FixedDrafter([9], "slow", [0.9], seconds=1.0, clock=fake_clock(monkeypatch))
+    session = Fuse([HOLDERS[holder](slow, FixedDrafter([4], accept_prob=[0.5]))]).open(
+        DELEGATE_REQUEST
+    )
+    with pytest.warns(RuntimeWarning, match="is switched off"):
+        for _ in range(4):
+            assert 9 in session.propose(DELEGATE_PLACE, 5).tokens
+    assert session.propose(DELEGATE_PLACE, 5).tokens.tolist() == [4]
+    assert list(session.faults.values()) == [3]
+
+
+def test_the_faults_within_a_source_are_reported() -> None:
+    source = Source(Fuse([BrokenDrafter(), FixedDrafter([4])]), DELEGATE_REQUEST)
+    assert source.propose(DELEGATE_PLACE, 5).tokens.tolist() == [4]
+    assert source.faults == {"broken": 1}
+
+
+def test_a_patience_that_nothing_could_prepare_is_refused() -> None:
+    with pytest.raises(InputError, match=r"a patience of 0 s; expected more"):
+        Source(FixedDrafter([4]), DELEGATE_REQUEST, 0)
+
+
+class Learner(Looking):
+    """A source that has to be taught the target's best tokens."""
+
+    top_logits = 4
+
+
+class Strict(Adviser):
+    """Lets sources rest by name, and keeps which ones were taught."""
+
+    def __init__(self, *resting: str) -> None:
+        super().__init__(Calibration())
+        self.resting = resting
+        self.lessons: list[str] = []
+
+    def rests(self, source: str) -> bool:
+        return source in self.resting
+
+    def taught(self, source: str, milliseconds: float) -> None:
+        assert milliseconds >= 0.0
+        self.lessons.append(source)
+
+
+def test_a_source_that_rests_is_left_alone_for_the_text_and_no_fault_of_it() -> None:
+    def on_progress() -> float:
+        raise AssertionError("it rests")
+
+    first = Fixed(chain([3], "first", [0.9]), "first")
+    learner = Learner(chain([4], "learner", [0.6]), on_progress, "learner")
+    session = Fuse([first, learner]).open(REQUEST)
+    strict = Strict("first", "learner")
+    step = Step(DraftTree.empty(), (), (9,))
+    for _ in range(3):
+        tree = session.propose(replace(PLACE, adviser=strict), 8)
+        assert tree.tokens.tolist() == [3], "only sources that learn may rest"
+        session.observe(step)
+    assert learner.queries == 0 and learner.reported == [] and strict.lessons == []
+    assert first.reported == [step] * 3
+    assert session.faults == {}
+    again = Fuse([first, learner]).open(REQUEST)
+    assert len(again.propose(replace(PLACE, adviser=Strict()), 8)) == 2
+
+
+def test_the_time_of_teaching_is_reported_for_sources_that_learn_and_are_not_the_first() -> None:
+    first = Learner(chain([3], "first", [0.9]), lambda: 0.9, "first")
+    learner = Learner(chain([4], "learner", [0.6]), lambda: 0.6, "learner")
+    mute = Fixed(chain([5], "mute", [0.5]), "mute")
+    session = Fuse([first, learner, mute]).open(REQUEST)
+    strict = Strict("first")
+    session.observe(Step(DraftTree.empty(), (), (9,)))
+    assert strict.lessons == [], "nobody is there to be told"
+    assert len(session.propose(replace(PLACE, adviser=strict), 8)) == 3
+    session.observe(Step(DraftTree.empty(), (), (9,)))
+    assert strict.lessons == ["learner"]

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
+from ragspec.engine.prompts import well_formed
+from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling, TokenLogprob
+from ragspec.verification.causal import TreeSession
 from tests.support import tiny
+from tests.support.mixing import MixingDrafter
 
 
 @pytest.fixture(scope="module")
@@ -45,3 +58,210 @@ def test_no_logprobs_unless_requested_for() -> None:
     bare = engine.generate([1, 2], max_new_tokens=2, logprobs=True)
     assert [scored.top for scored in bare.logprobs] == [(), ()]
     assert bare.text == ""
+
+
+NEW = 24
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return Engine(tiny.model("llama"), tiny.tokenizer(), drafter=None)
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> Engine:
+    """Return an engine whose model writes random bytes: split and broken characters galore."""
+    return Engine(tiny.model("llama", vocab_size=320), tiny.bpe_tokenizer(), drafter=None)
+
+
+def test_chunks_are_the_text_of_generate(engine: Engine, bytewise: Engine) -> None:
+    for using in (engine, bytewise):
+        for seed in range(3):
+            sampling = Sampling(temperature=1.5, seed=seed)
+            whole = using.generate("ab cd", sampling, max_new_tokens=NEW)
+            stream = using.stream("ab cd", sampling, max_new_tokens=NEW)
+            assert "".join(stream) == whole.text
+            assert stream.result.tokens == whole.tokens
+            assert stream.result.finish_reason == whole.finish_reason
+
+
+def test_characters_that_tokens_split_come_out_whole(bytewise: Engine) -> None:
+    """The model is made to write a text of many-byte characters, whatever it thinks itself."""
+    selection = "€ 漢字 😀."
+    ids = bytewise.tokenizer(selection)["input_ids"]
+    start = len(bytewise.tokenizer("ab")["input_ids"])
+
+    def write(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        forced = torch.full_like(scores, float("-inf"))
+        forced[:, ids[input_ids.shape[1] - start]] = 0.0
+        return forced
+
+    stream = bytewise.stream("ab", max_new_tokens=len(ids), logits_processor=[write])
+    chunks = list(stream)
+    assert "".join(chunks) == selection == stream.result.text
+    assert not any("�" in piece for piece in chunks)
+    assert len(chunks) < len(ids)
+    cut = bytewise.stream("ab", max_new_tokens=len(ids), logits_processor=[write], stop="字 😀")
+    assert "".join(cut) == "€ 漢"
+    assert cut.result.finish_reason == "stop"
+
+
+def test_a_stop_string_never_appears_nor_a_part_of_it(engine: Engine) -> None:
+    text = engine.generate("ab cd", max_new_tokens=NEW).text
+    stop = text[10:14]
+    stream = engine.stream("ab cd", max_new_tokens=NEW, stop=[stop, "never to be seen"])
+    display = ""
+    for piece in stream:
+        display += piece
+        assert text.startswith(display)
+        assert len(display) <= text.index(stop)
+    assert display == text[: text.index(stop)] == stream.result.text
+
+
+def test_text_held_back_for_a_stop_string_comes_at_the_end(engine: Engine) -> None:
+    text = engine.generate("ab cd", max_new_tokens=NEW).text
+    stream = engine.stream("ab cd", max_new_tokens=NEW, stop="never to be seen")
+    assert "".join(stream) == text
+    early = engine.stream("ab cd", max_new_tokens=NEW, stop="xyzzy")
+    display = next(early)
+    early.cancel()
+    display += "".join(early)
+    assert display == early.result.text
+    assert early.result.finish_reason == "cancelled"
+
+
+def test_a_draft_gives_larger_chunks_and_the_same_text(engine: Engine) -> None:
+    whole = engine.generate("ab cd", max_new_tokens=NEW)
+    drafter = MixingDrafter({tuple(whole.prompt_tokens): whole.tokens}, right=1.0)
+    chunks = list(
+        Engine(engine.model, engine.tokenizer, drafter, budget=10).stream(
+            "ab cd", max_new_tokens=NEW
+        )
+    )
+    assert "".join(chunks) == whole.text
+    assert len(chunks) < len(list(engine.stream("ab cd", max_new_tokens=NEW)))
+
+
+def test_cancelling_from_another_thread(engine: Engine) -> None:
+    stream = engine.stream("ab cd", max_new_tokens=400)
+    text = next(stream)
+    thread = threading.Thread(target=stream.cancel)
+    thread.start()
+    thread.join()
+    text += "".join(stream)
+    assert stream.result.finish_reason == "cancelled"
+    assert stream.result.text == text
+    assert len(stream.result.tokens) == 2
+
+
+def test_an_interrupt_keeps_the_text(engine: Engine) -> None:
+    calls = 0
+
+    def interrupt(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        return scores
+
+    whole = engine.generate("ab cd", max_new_tokens=NEW)
+    before = engine.model.config._attn_implementation
+    stream = engine.stream("ab cd", max_new_tokens=NEW, logits_processor=[interrupt])
+    text = ""
+    with pytest.raises(KeyboardInterrupt):
+        for piece in stream:
+            text += piece
+    assert stream.result.text == text == whole.text[: len(text)]
+    assert stream.result.tokens == whole.tokens[:5]
+    assert stream.result.finish_reason == "cancelled"
+    assert engine.model.config._attn_implementation == before
+    assert list(stream) == []
+
+
+def test_leaving_early_and_closing_twice(engine: Engine) -> None:
+    stream = engine.stream("ab cd", max_new_tokens=NEW)
+    assert stream.result.tokens == []
+    text = next(stream)
+    stream.close()
+    stream.close()
+    assert list(stream) == []
+    assert stream.result.text == text
+    assert stream.result.report.tokens == 1
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+@pytest.mark.parametrize("steps", [0, 2, NEW])
+def test_a_stream_that_is_dropped_frees_its_cache_at_once(
+    steps: int, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+    enter = TreeSession.__enter__
+
+    def watched(session: TreeSession) -> TreeSession:
+        opened.extend([weakref.ref(session), weakref.ref(session.cache)])
+        return enter(session)
+
+    monkeypatch.setattr(TreeSession, "__enter__", watched)
+    before = engine.model.config._attn_implementation
+    stream = engine.stream("ab cd", max_new_tokens=NEW)
+    for _ in zip(range(steps), stream, strict=False):
+        pass
+    opened.append(weakref.ref(stream._run))
+    assert len(opened) == (3 if steps else 1)
+    del stream
+    assert [reference() for reference in opened] == [None] * len(opened)
+    assert engine.model.config._attn_implementation == before
+
+
+def test_several_prompts_are_no_stream(engine: Engine) -> None:
+    with pytest.raises(InputError, match="Use generate"):
+        engine.stream(["a", "b"])
+    with pytest.raises(InputError, match="n=2"):
+        engine.stream("a", Sampling(temperature=1.0, n=2))
+    with pytest.raises(InputError, match="tokenizer"):
+        Engine(engine.model, drafter=None).stream([1, 2])
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": 1.0}, {}, 0])
+def test_a_sampling_of_another_kind_is_refused(engine: Engine, wrong: Any) -> None:
+    for method in (engine.stream, engine.generate):
+        with pytest.raises(InputError, match="expected a Sampling"):
+            method("a", wrong)
+
+
+units = st.one_of(st.integers(0, 0xFF), st.integers(0xD7F0, 0x10010))
+
+
+@given(st.lists(units))
+def test_what_comes_out_can_be_written_and_half_pairs_are_all_that_changes(
+    codes: list[int],
+) -> None:
+    text = "".join(map(chr, codes))
+    result = well_formed(text)
+    result.encode()
+    selected = [c for c in text if not 0xD800 <= ord(c) < 0xE000]
+    pairs = len([c for c in result if ord(c) > 0xFFFF]) - len([c for c in text if ord(c) > 0xFFFF])
+    assert len(result) == len(text) - pairs
+    if len(selected) == len(text):
+        assert result == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a \ud83d b", "a \ufffd b"),
+        ("\ude00\ud83d", "\ufffd\ufffd"),
+        ("\ud83d\ude00", "\U0001f600"),
+        ("\ufeff\ud800", "\ufeff\ufffd"),
+    ],
+)
+def test_lone_surrogates_are_replaced_and_pairs_joined(text: str, expected: str) -> None:
+    assert well_formed(text) == expected

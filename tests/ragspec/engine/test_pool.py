@@ -25,7 +25,6 @@ from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.causal import CausalTarget, TreeSession
-from ragspec.verification.constant_width import ConstantWidthTarget
 from ragspec.verification.kv_cache import SlotCache
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.row_texts import Place, RowTexts
@@ -168,15 +167,12 @@ def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
     assert [handle.result().sample for handle in handles] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", ["chain", "constant width", "recurrent"])
+@pytest.mark.parametrize("kind", ["chain", "recurrent"])
 def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
-    if kind == "constant width":
-        target: CausalTarget = ConstantWidthTarget(tiny.model("llama", dtype=torch.float64), 4)
-    else:
-        target = PathTarget(build("qwen3_5_text" if kind == "recurrent" else "bloom"))
+    target = PathTarget(build("qwen3_5_text" if kind == "recurrent" else "bloom"))
     engine = Engine(target, drafter="context", budget=3)
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in queries(4)]
-    with Pool(engine, slots=1 if kind == "constant width" else 3, chunk=4) as pool:
+    with Pool(engine, slots=3, chunk=4) as pool:
         handles = submit(pool, some)
     assert [handle.result().tokens for handle in handles] == alone(engine, some)
 

@@ -10,15 +10,21 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from ragspec.drafters.build import build_drafter
 from ragspec.engine.engine import Engine
-from ragspec.errors import ModelError, UnsupportedModelError
+from ragspec.errors import ModelError, TokenizerMismatchError, UnsupportedModelError
 from ragspec.models.supported import (
+    Window,
     check_config,
     check_scope,
+    check_vocabulary,
     foreign_layers,
+    layer_windows,
     state_layers,
     unwrapped,
 )
+from ragspec.verification.causal import CausalTarget
+from tests.support import architectures, tiny
 from tests.support.architectures import ARCHITECTURES, COMMON, build
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
@@ -133,3 +139,79 @@ def test_an_adapter_wrapper_is_looked_through() -> None:
     wrapper = SimpleNamespace(get_base_model=lambda: model)
     assert unwrapped(wrapper) is model
     assert unwrapped(model) is model
+
+
+FULL = {"full_attention": Window()}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama", FULL),
+        ("mistral", {"full_attention": Window(size=8)}),  # one kind, whatever its window
+        ("gpt2", FULL),
+        ("gemma3_text", {"sliding_attention": Window(size=8)} | FULL),
+        ("llama4_text", {"chunked_attention": Window(chunk=8)} | FULL),
+    ],
+)
+def test_configurations_of_models(name: str, expected: dict[str, Window]) -> None:
+    assert layer_windows(architectures.build(name).config) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"sliding_window": 8, "use_sliding_window": False}, FULL),
+        ({"sliding_window": 8, "use_sliding_window": True}, {"full_attention": Window(size=8)}),
+        ({"sliding_window": 0}, FULL),
+        ({"sliding_window": None, "layer_types": None}, FULL),
+        ({"sliding_window": 8, "layer_types": ["full_attention"]}, FULL),
+        (
+            {"layer_types": ["recurrent", "sliding_attention", "recurrent"], "sliding_window": 4},
+            {"recurrent": Window(), "sliding_attention": Window(size=4)},
+        ),
+    ],
+)
+def test_windows_that_are_switched_off_or_of_other_layers(
+    settings: dict[str, Any], expected: dict[str, Window]
+) -> None:
+    text = SimpleNamespace(**settings)
+    assert layer_windows(SimpleNamespace(get_text_config=lambda: text)) == expected
+
+
+def test_a_window_counts_the_query_itself() -> None:
+    places = torch.arange(6)
+    reached = Window(size=3).reaches(places[:, None], places[None])
+    assert [int(row.nonzero().min()) for row in reached] == [0, 0, 0, 1, 2, 3]
+
+
+def test_a_chunk_begins_again() -> None:
+    places = torch.arange(6)
+    reached = Window(chunk=4).reaches(places[:, None], places[None])
+    assert reached[3].nonzero().flatten().tolist() == [0, 1, 2, 3]
+    assert reached[4].nonzero().flatten().tolist() == [4, 5]
+
+
+def test_window_and_chunk_hold_at_once_and_none_bounds_nothing() -> None:
+    assert Window().plain and not Window(size=2).plain and not Window(chunk=2).plain
+    both = Window(size=2, chunk=4).reaches(torch.tensor(5), torch.arange(8))
+    assert both.nonzero().flatten().tolist() == [4, 5, 6, 7]  # causality is not its business
+    assert bool(Window().reaches(torch.tensor(5), torch.arange(8)).all())
+
+
+def test_vocabularies_that_agree_pass() -> None:
+    tokenizer = tiny.tokenizer()
+    check_vocabulary(tokenizer, tiny.tokenizer(chat=True), 97, 97)
+    check_vocabulary(tokenizer, tokenizer, 97, 128)
+    check_vocabulary(None, None, 97, 97)
+
+
+def test_vocabularies_that_differ_are_refused() -> None:
+    with pytest.raises(TokenizerMismatchError, match=r"id \d+ is .* in the draft.*expected one"):
+        check_vocabulary(tiny.tokenizer(), tiny.bpe_tokenizer(), 97, 320)
+    with pytest.raises(TokenizerMismatchError, match="128 token ids and the target 97"):
+        check_vocabulary(tiny.tokenizer(), None, 97, 128)
+    with pytest.raises(TokenizerMismatchError):
+        build_drafter(
+            None, (tiny.model(), tiny.bpe_tokenizer()), tiny.tokenizer(), CausalTarget(tiny.model())
+        )

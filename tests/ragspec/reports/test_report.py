@@ -1,3 +1,5 @@
+"""What a label says of the numbers in which a text was decoded."""
+
 from __future__ import annotations
 
 import json
@@ -5,14 +7,24 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
 from ragspec.reports.builder import ReportBuilder
-from ragspec.reports.report import Report, distinct_share, loop_share
+from ragspec.reports.report import (
+    Report,
+    distinct_share,
+    kind_of_label,
+    label_of,
+    loop_share,
+    rounds,
+)
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
+from tests.support import tiny
 
 
 def two_source_step() -> Step:
@@ -214,3 +226,58 @@ def test_who_was_left_alone_is_in_the_summary_and_in_the_json() -> None:
     assert "Left alone: model for 12 steps, as it adds less" in report.summary()
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).rested == why
     assert "Left alone" not in builder.build([9], 0.1, "length").summary()
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounded"),
+    [
+        (torch.float64, False),
+        (torch.float32, False),
+        (torch.bfloat16, True),
+        (torch.float16, True),
+    ],
+)
+def test_numbers_below_float32_round(dtype: torch.dtype, rounded: bool) -> None:
+    assert rounds(dtype, CPU) is rounded
+
+
+def test_fast_float32_rounds_too() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert rounds(torch.float32, CPU)
+        assert not rounds(torch.float64, CPU)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("rule", "label", "kind"),
+    [
+        ("exact", "exact up to rounding", "exact up to rounding"),
+        (
+            "exact-for(distribution)",
+            "exact-for(distribution) up to rounding",
+            "exact-for up to rounding",
+        ),
+        ("bounded(tv<=0.5)", "bounded(tv<=0.5)", "bounded"),
+        ("approximate", "approximate", "approximate"),
+    ],
+)
+def test_only_what_claims_exactness_is_weakened(rule: str, label: str, kind: str) -> None:
+    assert label_of(rule, rounded=True) == label
+    assert label_of(rule, rounded=False) == rule
+    assert kind_of_label(label) == kind
+
+
+@pytest.mark.parametrize("drafter", ["context", None])
+def test_a_text_in_bfloat16_says_so_and_plain_decoding_is_what_it_is(
+    drafter: str | None,
+) -> None:
+    engine = Engine(tiny.model("llama", dtype=torch.bfloat16), drafter=drafter, budget=4)
+    result = engine.generate([5, 6, 7, 5, 6], max_new_tokens=8, ignore_eos=True)
+    assert result.label == result.report.label
+    assert result.label == ("exact" if drafter is None else "exact up to rounding")

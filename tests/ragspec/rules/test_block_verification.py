@@ -1,23 +1,30 @@
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from ragspec.errors import InputError
 from ragspec.rules.block_verification import Block
-from ragspec.rules.rejection import ChainRejection
+from ragspec.rules.k_seq import KSeq, division_factor
+from ragspec.rules.rejection import ChainRejection, MultiStep
+from ragspec.rules.typical import Typical
+from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream, Stream
 from ragspec.trees.draft_tree import DraftTree
 from tests.support.distributions import (
     Distributions,
     Place,
     distribution_deviation,
+    generate,
     grow,
+    judged,
     mean_length,
 )
-from tests.support.enumeration import NoiseUsedTwiceError
+from tests.support.enumeration import NoiseUsedTwiceError, enumerate_outcomes
 
 EXACT = 1e-12
 
@@ -76,3 +83,113 @@ def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
         ChainRejection(), distributions, tree, length=4, steps=2, reuse=True
     )
     assert single <= EXACT
+
+
+def test_one_candidate_is_chain_rejection() -> None:
+    distributions, tree = Distributions(4, 2), partial(grow, widths=(1, 1))
+    ours = enumerate_outcomes(lambda noise: generate(KSeq(), distributions, noise, tree))
+    theirs = enumerate_outcomes(
+        lambda noise: generate(ChainRejection(), distributions, noise, tree)
+    )
+    assert ours == pytest.approx(theirs, abs=EXACT)
+
+
+def test_division_factor_is_the_smallest_safe_one() -> None:
+    for seed in range(20):
+        distributions, k = Distributions(6, seed), 2 + seed % 3
+        p, q = distributions.target(()), distributions.draft(())
+        rho = division_factor(p, q, k)
+        assert 1.0 <= rho <= k
+
+        def left(rho: float, p: torch.Tensor = p, q: torch.Tensor = q, k: int = k) -> float:
+            overlap = torch.minimum(q, p / rho)
+            beta = overlap.sum()
+            return float((p - overlap * (1 - (1 - beta) ** k) / beta).min())
+
+        assert left(rho) >= -EXACT
+        beta = float(torch.minimum(q, p / rho).sum())
+        assert 1 - (1 - beta) ** k == pytest.approx(rho * beta, abs=1e-9)
+
+
+def test_division_factor_at_the_ends() -> None:
+    p = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
+    assert division_factor(p, p, 1) == 1.0
+    assert division_factor(p, p, 3) == pytest.approx(1.0)
+    assert division_factor(p, p.flip(0), 3) == pytest.approx(3.0)
+
+
+def test_disjoint_distributions_leave_the_target_alone() -> None:
+    distributions = Distributions(4, 0)
+    distributions.cache["target", ()] = torch.tensor([0.5, 0.5, 0.0, 0.0], dtype=torch.float64)
+    distributions.cache["draft", ()] = torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)
+    assert (
+        distribution_deviation(KSeq(), distributions, partial(grow, widths=(3,)), length=1) <= EXACT
+    )
+
+
+def test_three_candidates_beat_recursive_rejection() -> None:
+    worlds, tree = [Distributions(3, seed) for seed in range(4)], partial(grow, widths=(3,))
+    ours, theirs = (
+        np.mean([mean_length(rule, distributions, tree) for distributions in worlds])
+        for rule in (KSeq(), MultiStep())
+    )
+    assert ours > theirs + 0.005
+
+
+def test_threshold_is_the_smaller_of_the_two() -> None:
+    rule = Typical(epsilon=0.09, delta=0.3)
+    certain = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    assert rule.threshold(certain) == pytest.approx(0.09)
+    even = torch.full((10,), 0.1, dtype=torch.float64)
+    assert rule.threshold(even) == pytest.approx(0.3 * math.exp(-math.log(10)))
+
+
+def test_keeps_the_longest_then_the_likeliest_path() -> None:
+    distributions = Distributions(3, 0)
+    distributions.cache["target", ()] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    distributions.cache["target", (1,)] = torch.tensor([0.45, 0.55, 0.0], dtype=torch.float64)
+    tree = DraftTree.build([0, 1, 0, 1, 2], [-1, -1, 1, 1, 1], "retrieved")
+    verdict = judged(Typical(), tree, distributions, NoiseStream(0))
+    assert verdict.path == (1, 3)
+
+
+def test_improbable_tokens_are_left_out() -> None:
+    distributions = Distributions(3, 0)
+    distributions.cache["target", ()] = torch.tensor([0.95, 0.05, 0.0], dtype=torch.float64)
+    for token, path in [(0, (0,)), (1, ()), (2, ())]:
+        tree = DraftTree.chain([token], "retrieved")
+        assert judged(Typical(), tree, distributions, NoiseStream(0)).path == path
+
+
+def test_nothing_follows_the_end_of_a_text() -> None:
+    distributions = Distributions(3, 0, end=1)
+    distributions.cache["target", ()] = torch.tensor([0.4, 0.6, 0.0], dtype=torch.float64)
+    tree = DraftTree.chain([1, 1], "retrieved")
+    verdict = judged(Typical(), tree, distributions, NoiseStream(0))
+    assert verdict.path == (0,)
+    assert verdict.token is None
+
+
+def test_greedy_target_gives_the_walk() -> None:
+    distributions = Distributions(4, 3, greedy=True)
+    for seed in range(30):
+        tree = grow(distributions, NoiseStream(seed), (), (2, 2, 1))
+        typical, walk = (
+            judged(rule, tree, distributions, NoiseStream(seed)) for rule in (Typical(), Walk())
+        )
+        assert len(typical.path) == len(walk.path)
+        assert typical.token == walk.token
+
+
+def test_label_says_that_the_distribution_changes() -> None:
+    assert Typical().label == "approximate"
+    assert (
+        distribution_deviation(Typical(), Distributions(3, 1), partial(grow, widths=(1,)), length=2)
+        > 0.02
+    )
+
+
+@pytest.mark.parametrize("settings", [{"epsilon": 0.0}, {"delta": 1.5}, {"delta": -0.1}])
+def test_settings_outside_their_range_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=next(iter(settings))):
+        Typical(**settings)

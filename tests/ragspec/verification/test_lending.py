@@ -10,7 +10,6 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
-from ragspec.retrievers.neighbours.device_table import DeviceNeighbourTable
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.verification import cpu_weights as packing
@@ -174,8 +173,8 @@ def test_a_lease_may_begin_and_end_inside_the_forward_of_another(
 
 
 def engine_of(kind: str) -> Engine:
-    if kind == "recycling on the device":
-        drafter = NeighbourDrafter(DeviceNeighbourTable(tiny.VOCAB, device="cpu"), scope="global")
+    if kind == "recycling for all texts":
+        drafter = NeighbourDrafter(scope="global")
         return Engine(tiny.model("llama"), tiny.tokenizer(), drafter, budget=6)
     if kind == "model":
         return Engine(tiny.model("llama"), tiny.tokenizer(), None, tiny.model("llama", seed=1))
@@ -184,7 +183,7 @@ def engine_of(kind: str) -> Engine:
 
 @pytest.mark.filterwarnings("error")  # a drafter that fails is left out with a warning
 @pytest.mark.parametrize(
-    "kind", ["context", "recycling", "recycling on the device", "model", "auto"]
+    "kind", ["context", "recycling", "recycling for all texts", "model", "auto"]
 )
 @pytest.mark.parametrize("first", [True, False])
 def test_a_stream_goes_on_in_another_mode_than_it_began(kind: str, first: bool) -> None:

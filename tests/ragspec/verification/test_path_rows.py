@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragspec.errors import InputError
 from ragspec.models.supported import slot_limit
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget, TreeSession
@@ -21,6 +22,7 @@ from ragspec.verification.path_rows import (
     ShortTreeTarget,
     snapshot,
 )
+from ragspec.verification.row_texts import RowTexts
 from tests.ragspec.verification.test_causal import assert_right, path_to, random_text, random_tree
 from tests.support import architectures_sweep as sweep
 from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB, build
@@ -258,3 +260,64 @@ def test_models_without_such_a_scale_have_no_limit(tempered: Any) -> None:
     config = copy.deepcopy(tempered.config)
     config.attn_temperature_tuning = False
     assert slot_limit(config) is None
+
+
+def ids(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def left(*texts: tuple[str, str]) -> RowTexts:
+    """Return rows, one more than the texts, that held these texts of a scope and were left."""
+    rows = RowTexts(len(texts) + 1)
+    for text, scope in texts:
+        row, _, known = rows.join(ids(text), scope)
+        rows.grow(row, ids(text)[known:])
+        rows.leave(row)
+    return rows
+
+
+def test_the_longest_common_beginning_is_detected_in_the_same_scope_alone() -> None:
+    rows = left(("abcdef", "one"), ("abx", "two"), ("abcd", "two"))
+    assert rows.join(ids("abcdef"), "two")[1:] == (2, 4)
+    assert rows.join(ids("abcdef"), "three").known == 0
+
+
+def test_empty_rows_are_taken_first_and_then_those_left_longest_ago() -> None:
+    rows = left(("a", ""), ("b", ""), ("c", ""))
+    assert [rows.join([], "").row for _ in range(4)] == [3, 0, 1, 2]
+    with pytest.raises(InputError, match="all taken"):
+        rows.join([], "")
+
+
+def test_a_row_that_is_being_written_shares_its_beginning_too() -> None:
+    rows = RowTexts(2)
+    first = rows.join([1, 2, 3], "").row
+    rows.grow(first, [1, 2, 3, 4])
+    assert rows.join([1, 2, 3, 9], "") == (1, first, 3)
+
+
+def test_a_text_may_go_on_in_its_its_row() -> None:
+    rows = RowTexts(1)
+    rows.grow(rows.join([1, 2], "").row, [1, 2, 3])
+    rows.leave(0)
+    assert rows.join([1, 2, 7], "") == (0, 0, 2)
+    rows.grow(0, [7])
+    rows.leave(0)
+    assert rows.join([1, 2, 3], "").known == 2, "it holds another text now"
+
+
+def test_what_was_forgotten_serves_nobody() -> None:
+    rows = RowTexts(2)
+    rows.grow(rows.join([1, 2], "").row, [1, 2])
+    rows.forget(0)
+    assert rows.join([1, 2], "").known == 0
+
+
+def test_memory_that_was_passed_up_is_taken_last() -> None:
+    rows = left(("a", ""), ("b", ""))
+    assert rows.free() == [0, 1, 2] and rows.free() == []
+    first = rows.join([1], "").row
+    rows.grow(first, [1])
+    rows.leave(first)
+    assert rows.join([2], "") == (first, first, 0), "rather than a row that takes new memory"
+    assert rows.join([2], "").row != first

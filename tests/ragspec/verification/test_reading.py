@@ -17,11 +17,10 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget, TreeSession
 from ragspec.verification.path_rows import PathTarget
-from tests.ragspec.verification.test_causal import assert_right, reference
+from tests.ragspec.verification.test_causal import BORDER, assert_right, reference
+from tests.ragspec.verification.test_causal import build_longrope as longrope
+from tests.ragspec.verification.test_causal import prompt as long_prompt
 from tests.ragspec.verification.test_hidden_states import Watcher
-from tests.ragspec.verification.test_rotary_tables import BORDER
-from tests.ragspec.verification.test_rotary_tables import build as longrope
-from tests.ragspec.verification.test_rotary_tables import prompt as long_prompt
 from tests.support import tiny
 from tests.support.architectures import ARCHITECTURES, VOCAB, build
 

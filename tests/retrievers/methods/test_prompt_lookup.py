@@ -1,5 +1,9 @@
+"""An index that follows a text drafts what one that is made of the whole text drafts."""
+
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -7,12 +11,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, SourceText
+from ragspec.drafters.build import build_drafter
+from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
+from ragspec.retrievers.corpus.index import CorpusIndex
+from ragspec.retrievers.methods.auto import AutoDrafter
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.ngrams import NGramDrafter
 from ragspec.retrievers.methods.prompt_lookup import LookupDrafter, LookupSession
+from ragspec.retrievers.methods.sam_decoding import MatchDrafter
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import check
-from tests.support.identities import BATCHES, SAMPLINGS, check_identity
+from ragspec.verification.causal import CausalTarget
+from tests.support import tiny
+from tests.support.fixed import FixedDrafter, fake_clock
+from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, expected
+from tests.support.mixing import MixingDrafter
 
 VOCAB = 5
 tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
@@ -113,3 +129,82 @@ def test_wrong_knobs_are_reported(knobs: dict[str, Any]) -> None:
 @pytest.mark.parametrize("settings", SAMPLINGS)
 def test_the_text_is_that_of_plain_decoding(settings: str, batch: int) -> None:
     check_identity(LookupDrafter(), settings, batch)
+
+
+def test_everything_available_becomes_one_tree_of_equals() -> None:
+    drafter = AutoDrafter(MixingDrafter({}))
+    assert [each.name for each in drafter.drafters] == ["context", "mixing", "recycling"]
+    target = CausalTarget(tiny.model())
+    built = build_drafter("auto", tiny.model(num_hidden_layers=1), tiny.tokenizer(), target)
+    assert [each.name for each in getattr(built, "drafters")] == ["context", "recycling", "model"]  # noqa: B009
+
+
+def test_the_prompt_is_read_once_and_not_for_second_choices() -> None:
+    drafter = AutoDrafter()
+    assert drafter.top_logits > 0 and not drafter.reads_prompt
+
+
+def test_auto_the_text_is_that_of_plain_decoding() -> None:
+    prompt = [*range(5, 15), *range(5, 15)]
+    plain = Engine(tiny.model(), drafter=None).generate(prompt, max_new_tokens=40)
+    result = Engine(tiny.model(), drafter="auto", budget=6).generate(prompt, max_new_tokens=40)
+    assert result.tokens == plain.tokens
+    assert result.report.faults == {} and result.report.drafted > 0
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("settings", SAMPLINGS)
+def test_no_token_changes_with_a_store_beside_the_text(
+    settings: str, batch: int, tmp_path: Path
+) -> None:
+    known = zip(PROMPTS, expected(settings, batch), strict=False)
+    texts = [[*prompt[-3:], *answer[:9], 0, *answer[10:]] for prompt, answer in known]
+    with CorpusIndex.build(texts, None, tmp_path / "c", vocab_size=tiny.VOCAB) as store:
+        check_identity(AutoDrafter(store.drafter()), settings, batch)
+
+
+def test_a_source_that_stalls_is_counted_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = fake_clock(monkeypatch)
+    drafter = AutoDrafter(FixedDrafter([1], "stalling", [0.1], seconds=1.0, clock=clock))
+    plain = Engine(tiny.model(), drafter=None).generate(PROMPTS[0], max_new_tokens=40)
+    with pytest.warns(RuntimeWarning, match="'stalling' is switched off"):
+        result = Engine(tiny.model(), drafter=drafter, budget=6).generate(
+            PROMPTS[0], max_new_tokens=40
+        )
+    assert result.tokens == plain.tokens
+    assert result.report.faults == {"stalling": 3} and clock == [4.0]
+
+
+GROWING_TEXT_VOCAB = 4
+DRAFTERS: dict[str, Drafter] = {
+    "context": ContextDrafter(),
+    "match": MatchDrafter(shortest=1),
+    "suffix": SuffixDrafter(),
+    "lookup": LookupDrafter(),
+    "ngrams": NGramDrafter(level=3, lookahead=False),
+}
+texts = st.lists(st.integers(0, GROWING_TEXT_VOCAB - 1), min_size=1, max_size=12)
+
+
+def spelled(tree: DraftTree) -> object:
+    columns = (tree.tokens, tree.parents, tree.accept_prob, tree.origin)
+    return tuple(column.tolist() for column in columns)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@given(texts, texts, st.lists(texts, min_size=1, max_size=5))
+def test_what_was_followed_drafts_as_what_is_created_again(
+    name: str, source: list[int], prompt: list[int], chunks: list[list[int]]
+) -> None:
+    request = DraftRequest(tuple(prompt), GROWING_TEXT_VOCAB, texts=(SourceText(tuple(source), 5),))
+    selected, text = DRAFTERS[name].open(request), list(prompt)
+    for piece in chunks:
+        selected.propose(DraftContext(text, len(prompt), 50), 8)
+        text += piece
+        context = DraftContext(text, len(prompt), 50)
+        whole = replace(request, prompt=tuple(text))
+        fresh = DRAFTERS[name].open(whole).propose(context, 8)
+        assert spelled(selected.propose(context, 8)) == spelled(fresh)
+        assert spelled(selected.propose(context, 8)) == spelled(fresh), (
+            "nor does asking twice matter"
+        )

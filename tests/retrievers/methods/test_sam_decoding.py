@@ -19,8 +19,8 @@ from tests.support import tiny
 from tests.support.fixed import BrokenDrafter, FixedDrafter
 from tests.support.identities import BATCHES, SAMPLINGS, check_identity
 
-VOCAB = 5
-tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30)
+SAM_DECODING_VOCAB = 5
+sam_decoding_tokens = st.lists(st.integers(0, SAM_DECODING_VOCAB - 1), min_size=1, max_size=30)
 
 
 def at(prompt: list[int], left: int = 50) -> DraftContext:
@@ -28,14 +28,14 @@ def at(prompt: list[int], left: int = 50) -> DraftContext:
 
 
 def match(prompt: list[int], budget: int = 40, **knobs: Any) -> list[int]:
-    session = MatchDrafter(**knobs).open(DraftRequest(tuple(prompt), VOCAB))
+    session = MatchDrafter(**knobs).open(DraftRequest(tuple(prompt), SAM_DECODING_VOCAB))
     tree = session.propose(at(prompt), budget)
-    check(tree, VOCAB)
+    check(tree, SAM_DECODING_VOCAB)
     result: list[int] = tree.tokens.tolist()
     return result
 
 
-@given(tokens)
+@given(sam_decoding_tokens)
 def test_the_longest_match_is_continued_from_its_latest_place(text: list[int]) -> None:
     expected: list[int] = []
     for n in range(len(text) - 1, 0, -1):
@@ -126,7 +126,7 @@ def test_the_kind_is_coupled_where_one_drafter_is() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"sources": []}, {"by": "x"}, {"discounts": [1]}])
-def test_wrong_settings_are_reported(arguments: dict[str, Any]) -> None:
+def test_sam_decoding_wrong_settings_are_reported(arguments: dict[str, Any]) -> None:
     settings = {"sources": [LookupDrafter(), LookupDrafter()]} | arguments
     with pytest.raises(InputError, match="expected"):
         Select(**settings)
@@ -134,7 +134,7 @@ def test_wrong_settings_are_reported(arguments: dict[str, Any]) -> None:
         MatchDrafter(tokens=0)
 
 
-def drafters() -> dict[str, Drafter]:
+def sam_decoding_drafters() -> dict[str, Drafter]:
     model = ModelDrafter(tiny.model(seed=1, dtype=torch.float64))
     return {
         "match": MatchDrafter(),
@@ -148,6 +148,6 @@ def drafters() -> dict[str, Drafter]:
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("settings", SAMPLINGS)
-@pytest.mark.parametrize("method", drafters())
+@pytest.mark.parametrize("method", sam_decoding_drafters())
 def test_the_text_is_that_of_plain_decoding(method: str, settings: str, batch: int) -> None:
-    check_identity(drafters()[method], settings, batch)
+    check_identity(sam_decoding_drafters()[method], settings, batch)

@@ -14,7 +14,6 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.token_recycling import PAPER_LEVELS, NeighbourDrafter
-from ragspec.retrievers.neighbours.rows import learn_text
 from ragspec.retrievers.neighbours.table import NeighbourTable
 from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
@@ -151,7 +150,7 @@ def test_trees_keep_their_promises(data: st.DataObject) -> None:
     best = data.draw(
         st.lists(st.permutations(range(VOCAB)), min_size=len(text), max_size=len(text))
     )
-    learn_text(known, text, [row[:k] for row in best])
+    known.learn_text(text, [row[:k] for row in best])
     template = data.draw(st.sampled_from([None, (1,), (1, 1, 1)]))
     session = NeighbourDrafter(known, orders=orders, template=template).open(REQUEST)
     budget, left = data.draw(st.integers(0, 20)), data.draw(st.integers(1, 6))

@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.neighbours.rows import NOTHING, SUREST, Neighbours, Place, learn_text
-from ragspec.retrievers.neighbours.table import NeighbourLayer, NeighbourTable
-from tests.retrievers.corpus.test_damage import TIMES
+from ragspec.retrievers.neighbours.table import (
+    NOTHING,
+    SUREST,
+    NeighbourLayer,
+    Neighbours,
+    NeighbourTable,
+    Place,
+)
+from tests.retrievers.corpus.test_catalogue import TIMES
 from tests.support.damage import DAMAGES
 
 VOCAB, K = 6, 3
@@ -26,7 +32,7 @@ def place(*tokens: int) -> Place:
 
 
 def taught(text: list[tuple[int, list[int]]], table: NeighbourTable | NeighbourLayer) -> None:
-    learn_text(table, [t for t, _ in text], [best[:K] for _, best in text])
+    table.learn_text([t for t, _ in text], [best[:K] for _, best in text])
 
 
 def naive(text: list[tuple[int, list[int]]], ending: list[int], orders: int) -> list[int] | None:
@@ -113,7 +119,7 @@ def full(orders: int = 3) -> NeighbourTable:
     table = NeighbourTable(VOCAB, K, orders=orders)
     generator = np.random.default_rng(0)
     text = generator.integers(VOCAB, size=60).tolist()
-    learn_text(table, text, [generator.permutation(VOCAB)[:K].tolist() for _ in text])
+    table.learn_text(text, [generator.permutation(VOCAB)[:K].tolist() for _ in text])
     return table
 
 

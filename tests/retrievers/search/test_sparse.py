@@ -1,12 +1,30 @@
+"""Whether documents speak of a question: by its words and their rarity, or by the nearest text."""
+
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.retrievers.search.sparse import SparseIndex, stem, words_of
+from ragspec.errors import InputError
+from ragspec.retrievers.search.documents import Document
+from ragspec.retrievers.search.fusion import FunctionRetriever, Fusion, as_retriever, fuse_rankings
+from ragspec.retrievers.search.passage_index import PassageIndex
+from ragspec.retrievers.search.passages import WORD, split_document, split_documents, weight
+from ragspec.retrievers.search.sparse import (
+    LEAST_COSINE,
+    LEAST_COVERAGE,
+    SparseIndex,
+    Support,
+    stem,
+    words_of,
+)
+from tests.support.toy_embedder import make_embedder
 
 TEXTS = [
     "The cats sleep in the house.",
@@ -61,3 +79,162 @@ def test_best_first_with_ties_by_number(texts: list[str], query: str) -> None:
     assert {number for number, _ in result} == {
         number for number, text in enumerate(texts) if selection & set(words_of(text))
     }
+
+
+SUPPORT_TEXTS = ["The cat sleeps.", "The cat eats fish.", "A cat and a dog.", "Trains have wheels."]
+
+
+def rarity(word: str) -> float:
+    have = sum(word in words_of(text) for text in SUPPORT_TEXTS)
+    return math.log(1 + (len(SUPPORT_TEXTS) - have + 0.5) / (have + 0.5))
+
+
+def test_coverage_is_the_share_of_words_by_rarity_in_the_best_text() -> None:
+    index = SparseIndex.build(SUPPORT_TEXTS)
+    whole = rarity("cat") + rarity("wheel") + rarity("moon")
+    assert rarity("moon") > rarity("wheel") > rarity("cat")
+    result = index.coverage("The cat, the wheels, the moon?", SUPPORT_TEXTS)
+    assert result == pytest.approx(rarity("wheel") / whole)
+    assert index.coverage("cat wheels moon", SUPPORT_TEXTS[:2]) == pytest.approx(
+        rarity("cat") / whole
+    )
+    assert index.coverage("cat", SUPPORT_TEXTS) == 1.0
+    assert index.coverage("moon", SUPPORT_TEXTS) == 0.0
+    assert index.coverage("moon", []) == 0.0
+    assert index.coverage("What is it?", SUPPORT_TEXTS) == 1.0, (
+        "nothing was asked that could be missing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("coverage", "cosine", "result"),
+    [
+        (LEAST_COVERAGE, 0.0, True),
+        (LEAST_COVERAGE - 0.01, LEAST_COSINE, True),
+        (LEAST_COVERAGE - 0.01, LEAST_COSINE - 0.01, False),
+        (LEAST_COVERAGE - 0.01, None, False),
+        (None, 0.0, True),
+    ],
+)
+def test_one_of_two_measures_is_enough(
+    coverage: float | None, cosine: float | None, result: bool
+) -> None:
+    assert Support(coverage, cosine).covered is result
+
+
+def test_an_index_tells_what_its_best_passages_have(tmp_path: Path) -> None:
+    documents = [Document(f"{n}.txt", f"{n}", text) for n, text in enumerate(SUPPORT_TEXTS)]
+    words = PassageIndex.build(documents, embedder=None)
+    assert words.support("cat moon").cosine is None
+    assert words.support("cat").coverage == 1.0
+    embedder = make_embedder(tmp_path / "toy")
+    dense = PassageIndex.build(documents, embedder=embedder, sparse=False)
+    assert dense.support("cat moon").coverage is None
+    assert dense.support("cat moon").covered
+    both = PassageIndex.build(documents, embedder=embedder).support("moon")
+    assert both.coverage == 0.0 and both.cosine is not None
+
+
+def test_fusion_is_the_formula() -> None:
+    fused = fuse_rankings({"dense": [(7, 0.9), (3, 0.8)], "sparse": [(3, 12.0)]})
+    assert [(number, ranks) for number, _, ranks in fused] == [
+        (3, {"dense": 2, "sparse": 1}),
+        (7, {"dense": 1}),
+    ]
+    assert fused[0][1] == pytest.approx(1 / 62 + 1 / 61)
+    weighted = fuse_rankings({"dense": [(7, 0.9)], "sparse": [(3, 1.0)]}, Fusion(k=2, sparse=0.5))
+    assert weighted[1][1] == pytest.approx(0.5 / 3)
+    with pytest.raises(InputError, match="0 or more"):
+        Fusion(dense=-1)
+
+
+@given(st.lists(st.integers(0, 9), unique=True), st.lists(st.integers(0, 9), unique=True))
+def test_fusion_keeps_the_union_best_first(first: list[int], second: list[int]) -> None:
+    fused = fuse_rankings(
+        {"dense": [(n, 0.0) for n in first], "sparse": [(n, 0.0) for n in second]}
+    )
+    assert {number for number, _, _ in fused} == {*first, *second}
+    scores = [score for _, score, _ in fused]
+    assert scores == sorted(scores, reverse=True)
+    if first and first == second:
+        assert [number for number, _, _ in fused] == first
+
+
+def test_bare_function_becomes_a_retriever() -> None:
+    def search(query: str) -> list[tuple[str, float, Mapping[str, Any]]]:
+        return [(f"about {query}", 2.0, {"source": "a.txt", "title": "A"}), ("more", 1.0, {})]
+
+    hits = as_retriever(search).search("cats", 5)
+    assert [(hit.document.name, hit.passage.title) for hit in hits] == [
+        ("a.txt", "A"),
+        ("result 2", "result 2"),
+    ]
+    assert hits[0].passage.text == hits[0].document.text == "about cats"
+    assert len(as_retriever(search).search("cats", 1)) == 1
+
+
+@pytest.mark.parametrize("result", ["text", ("text", 1.0), ("text", "x", {}), (1, 1.0, {}), None])
+def test_wrong_results_are_refused(result: Any) -> None:
+    with pytest.raises(InputError, match="search function returned"):
+        FunctionRetriever(lambda query: [result]).search("q", 1)
+
+
+def test_what_cannot_search_is_refused() -> None:
+    with pytest.raises(InputError, match="Got a int as the retriever"):
+        as_retriever(3)  # type: ignore[arg-type]
+
+
+PASSAGES_TEXTS = st.lists(
+    st.sampled_from(
+        ["word", "End.", "Why?", "\n", "\n\n", "  ", "x" * 50, "Next", "日本語。", '"A."']
+    )
+    | st.text(max_size=6),
+    max_size=200,
+).map(" ".join)
+
+
+def document(text: str, headings: tuple[tuple[int, str], ...] = ()) -> Document:
+    return Document("d", "Title", text, headings=headings)
+
+
+@given(PASSAGES_TEXTS, st.integers(10, 40))
+def test_passages_are_chunks_that_cover_every_word_in_order(text: str, words: int) -> None:
+    passages = split_document(document(text), 3, words)
+    end = 0
+    for passage in passages:
+        assert passage.document == 3
+        assert passage.text == text[passage.start : passage.end]
+        assert passage.text == passage.text.strip() != ""
+        assert text[end : passage.start].strip() == ""
+        assert weight(text, (passage.start, passage.end)) <= words + words // 10 + 2
+        end = passage.end
+    assert text[end:].strip() == ""
+
+
+def test_sentences_stay_whole_and_passages_near_the_size() -> None:
+    sentence = "This sentence has exactly eight words in it."
+    passages = split_document(document(" ".join([sentence] * 100)), words=100)
+    assert all(passage.text.endswith("it.") for passage in passages)
+    sizes = [len(WORD.findall(passage.text)) for passage in passages]
+    assert all(size == 96 for size in sizes[:-1])
+
+
+def test_heading_begins_a_passage_and_names_it() -> None:
+    first = "Words of the first part go on here. " * 10
+    text = f"{first}\n\nSecond\n\nThe second part is short."
+    passages = split_document(document(text, ((first.__len__() + 2, "Second"),)), words=105)
+    assert [passage.title for passage in passages] == ["Title", "Second"]
+    assert passages[1].text.startswith("Second\n\nThe second")
+
+
+def test_a_long_line_is_cut_between_words_and_a_long_word_inside() -> None:
+    passages = split_document(document("word " * 95), words=20)
+    assert [len(passage.text.split()) for passage in passages] == [20, 20, 20, 20, 15]
+    assert len(split_document(document("x" * 5000), words=20)) > 10
+
+
+def test_documents_are_numbered_and_tiny_passages_refused() -> None:
+    both = split_documents([document("One."), document("Two.")])
+    assert [(passage.document, passage.text) for passage in both] == [(0, "One."), (1, "Two.")]
+    with pytest.raises(InputError, match="10 or more"):
+        split_document(document("One."), words=5)

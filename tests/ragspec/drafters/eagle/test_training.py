@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.eagle.batches import StateReader, seeded
+from ragspec.drafters.eagle.batches import PrefillJob, StateReader, seeded
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.drafters.eagle.loss import agreement as agreement_of
-from ragspec.drafters.eagle.loss import rounds
+from ragspec.drafters.eagle.loss import frozen_output, head_loss, round_mask, rounds
 from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining, Progress, train_head
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.verification.causal import CausalTarget
@@ -216,3 +216,163 @@ def test_bad_settings_are_refused_by_their_names(settings: dict[str, Any]) -> No
     ((name, value),) = settings.items()
     with pytest.raises(InputError, match=f"^got {name}={value!r}; expected at least"):
         HeadTraining(**settings)
+
+
+@pytest.fixture(scope="module")
+def loss_target() -> CausalTarget:
+    return CausalTarget(heads.model(torch.float32))
+
+
+def text(length: int, seed: int) -> list[int]:
+    return tiny.prompt(length, vocab_size=heads.VOCAB, seed=seed)
+
+
+def test_a_place_sees_the_text_and_its_its_variant() -> None:
+    """Spelled out for three places and three rounds."""
+    rows = [
+        "".join("x" if visible else "." for visible in row) for row in round_mask(3, 3).tolist()
+    ]
+    assert rows[:3] == ["x........", "xx.......", "xxx......"]
+    assert rows[3:6] == ["...x.....", "x...x....", "xx...x..."]
+    assert rows[8] == "x...x...x"
+
+
+def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time(loss_target: CausalTarget) -> None:
+    """Each draft here is made the plain way: the states of the text, then guess after guess."""
+    head, read = heads.trained(), StateReader(loss_target, [text(12, 3)]).read([0])
+    embedded, states = read.embedded[:, 1:], read.states[:, :-1]
+    with torch.no_grad():
+        instance = rounds(head, read, 0.0, 3)
+        for start in range(9):  # the text's last known state
+            inputs = states[:, : start + 1]
+            for number in range(3):
+                guessed = head(embedded[:, : start + 1 + number], inputs)[:, -1:]
+                result = instance[number][:, start + number : start + number + 1]
+                torch.testing.assert_close(result, guessed, atol=1e-5, rtol=1e-4)
+                inputs = torch.cat([inputs, guessed], 1)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_padding_changes_no_loss(loss_target: CausalTarget, depth: int) -> None:
+    head = FeatureHead.fresh(loss_target, seeded(0, 0, 0))
+    output = frozen_output(loss_target, None)
+    reader = StateReader(loss_target, [text(20, 1), text(9, 2)])
+    both, long, short = (reader.read(numbers) for numbers in ([0, 1], [0], [1]))
+    spoilt = PrefillJob(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
+    losses = [
+        head_loss(head, output, each, distributions=0.1, depth=depth)
+        for each in (spoilt, long, short)
+    ]
+    if depth == 1:
+        share = (19 * losses[1][0] + 8 * losses[2][0]) / 27
+        torch.testing.assert_close(losses[0][0], share)
+    plain = head_loss(head, output, both, distributions=0.1, depth=depth)
+    torch.testing.assert_close(losses[0][0], plain[0])
+    assert losses[0][1] == pytest.approx((19 * losses[1][1] + 8 * losses[2][1]) / 27)
+
+
+@pytest.mark.parametrize("tokens", [None, [3, 5, 8]])
+def test_no_gradient_reaches_the_targets_head(
+    loss_target: CausalTarget, tokens: list[int] | None
+) -> None:
+    head = FeatureHead.fresh(loss_target, seeded(0, 0, 0), tokens=tokens)
+    read = StateReader(loss_target, [text(20, 1)]).read([0])
+    loss, _ = head_loss(
+        head, frozen_output(loss_target, head.tokens), read, distributions=0.1, depth=2
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert head.fc.weight.grad is not None
+    assert loss_target.output_head.weight.grad is None
+
+
+def test_later_rounds_begin_where_there_is_something_to_learn(loss_target: CausalTarget) -> None:
+    head, whole = heads.trained(), StateReader(loss_target, [text(14, 5)]).read([0])
+    places = torch.arange(14)[None]
+    behind = torch.arange(14)[None] >= 7
+    part = PrefillJob(whole.embedded, whole.states, behind, places)
+    with torch.no_grad():
+        expected, result = rounds(head, whole, 0.0, 3), rounds(head, part, 0.0, 3)
+    torch.testing.assert_close(result[0], expected[0])
+    for number in (1, 2):  # of 13 places the first six are not learned from
+        assert result[number].shape[1] == 7
+        sound = expected[number][:, 6 + number :]
+        torch.testing.assert_close(result[number][:, number:], sound, atol=1e-5, rtol=1e-4)
+
+
+def test_gaps_between_tokens_are_visible(loss_target: CausalTarget) -> None:
+    head, read = heads.trained(), StateReader(loss_target, [text(14, 5)]).read([0])
+    even = torch.arange(14)[None]
+    losses = []
+    for places in (None, even + 5, even + 30 * (even > 6)):
+        inputs = PrefillJob(read.embedded, read.states, read.real, places)
+        losses.append(
+            head_loss(head, frozen_output(loss_target, None), inputs, distributions=0.1)[0].item()
+        )
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-4)
+
+
+MIXED = [tiny.prompt(n, vocab_size=heads.VOCAB, seed=n) for n in (9, 24, 5, 17)]
+
+
+@pytest.fixture(scope="module")
+def states_target() -> CausalTarget:
+    return CausalTarget(heads.model(torch.float32))
+
+
+def test_states_are_the_targets_its_and_padding_is_reported(states_target: CausalTarget) -> None:
+    read = StateReader(states_target, MIXED).read([3, 1, 2])
+    assert read.real.sum(1).tolist() == [17, 24, 5]
+    for row, number in enumerate((3, 1, 2)):
+        text = MIXED[number]
+        real = read.real[row]
+        assert real.tolist() == [True] * len(text) + [False] * (24 - len(text))
+        rounded = heads.states(states_target, text)[0].bfloat16().float()
+        torch.testing.assert_close(read.states[row, real], rounded, atol=1e-6, rtol=1e-2)
+        embedded = states_target.embed(torch.tensor(text))
+        torch.testing.assert_close(read.embedded[row, real], embedded)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_copies_are_rows_of_their_its(scale: float) -> None:
+    instance = image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
+    codes = [tiny.prompt(15, vocab_size=heads.VOCAB, seed=seed) for seed in range(3)]
+    prompts = [[*instance.prompt(row), *some] for row, some in enumerate(codes)]
+    read = StateReader(instance, prompts).read(range(3))
+    assert len(read.states) == 3 * instance.copies
+    for row, text in enumerate(prompts):
+        here = slice(row * instance.copies, (row + 1) * instance.copies)
+        rounded = heads.states(instance, text).bfloat16().float()
+        torch.testing.assert_close(read.states[here], rounded, atol=1e-6, rtol=1e-2)
+        torch.testing.assert_close(read.embedded[here], instance.embed(torch.tensor([text])))
+
+
+def test_texts_with_too_many_logits_are_read_in_parts(
+    states_target: CausalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(logits: int) -> None:
+        monkeypatch.setattr("ragspec.verification.causal.MOST_LOGITS", logits * heads.VOCAB)
+        monkeypatch.setattr("ragspec.drafters.eagle.batches.MOST_LOGITS", logits * heads.VOCAB)
+
+    chunks = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]
+    whole = StateReader(states_target, chunks).read(range(4))
+    limit(2 * 24)
+    parts = StateReader(states_target, chunks).read(range(4))
+    torch.testing.assert_close(parts.states, whole.states, atol=1e-6, rtol=1e-2)
+    limit(6)
+    ends = StateReader(states_target, chunks).read(range(4))
+    torch.testing.assert_close(ends.states, whole.states[:, -6:], atol=1e-6, rtol=1e-2)
+    torch.testing.assert_close(ends.embedded, whole.embedded[:, -6:])
+
+
+@pytest.mark.parametrize("room", [0, 64 * 32, 1 << 20])
+def test_states_are_read_once_while_they_fit(states_target: CausalTarget, room: int) -> None:
+    reader = StateReader(states_target, MIXED, room)
+    first, read = reader.read(range(4)), list[int]()
+    states = reader._states
+    reader._states = lambda numbers: read.extend(numbers) or states(numbers)  # type: ignore
+    again = reader.read([2, 0])
+    assert torch.equal(again.states[0, :5], first.states[2, :5])
+    assert torch.equal(again.embedded[1], first.embedded[0, :9])
+    assert bool(read) is (room == 0)
+    assert reader._room >= 0

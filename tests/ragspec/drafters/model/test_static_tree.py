@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from ragspec.drafters.base import DraftContext
+from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.model.cache import DraftCache, DraftState
+from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.static_tree import LEVELS, StaticGrowth, TreeShape
+from ragspec.engine.engine import Engine
+from ragspec.engine.options import Options
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check, depths
 from ragspec.verification.causal import CausalTarget
-from tests.support import tiny
+from ragspec.verification.tree_attention import lease
+from ragspec.visual.models.target import ImageTarget
+from ragspec.visual.rules.codebook import CodeNeighbours
+from ragspec.visual.rules.lantern import Lantern
+from tests.support import image_models, tiny
 
 PROMPT = tiny.prompt(8)
 SAMPLED = Sampling(temperature=1.0)
@@ -121,3 +129,165 @@ def test_a_static_tree_learns_what_its_first_choices_are_gain() -> None:
     growth.learn([int(tree.tokens[0]), 1])
     assert growth.typical != before
     assert all(0.0 < accept_prob <= 1.0 for accept_prob in tree.accept_prob.tolist())
+
+
+def draft(seed: int) -> ImageTarget:
+    return image_models.target(image_models.model(seed=seed, layers=1))
+
+
+def tree_of(drafter: ModelDrafter, seed: int) -> tuple[list[int], list[int]]:
+    target = image_models.target(image_models.model())
+    prompt = target.prompt(0)
+    sampling = Sampling(temperature=1.0, seed=seed)
+    distribution = TokenDistribution(sampling, NoiseStream(seed), len(prompt))
+    session = drafter.open(
+        DraftRequest(tuple(prompt), image_models.BOOK, distribution=distribution)
+    )
+    tree = session.propose(DraftContext([*prompt, 3], len(prompt), 10), 8)
+    assert tree.kind is drafter.kind
+    return tree.tokens.tolist(), tree.parents.tolist()
+
+
+def test_the_tree_does_not_depend_on_the_seed() -> None:
+    blind, seeing = ModelDrafter(draft(1), mode="deterministic"), ModelDrafter(draft(1))
+    assert blind.kind is DraftKind.DETERMINISTIC
+    assert tree_of(blind, 1) == tree_of(blind, 2)
+    assert tree_of(seeing, 1) != tree_of(seeing, 2)
+
+
+def test_the_first_candidates_are_the_most_probable_codes() -> None:
+    current = draft(1)
+    logits = image_models.guided(current.model, 0, [3])[-1]
+    tokens, parents = tree_of(ModelDrafter(current, mode="deterministic"), 5)
+    first = [token for token, parent in zip(tokens, parents, strict=True) if parent == -1]
+    assert first == logits.topk(len(first)).indices.tolist()
+
+
+def test_walk_stays_exact_and_a_budget_bounds() -> None:
+    target = image_models.target(image_models.model())
+    sampling = Sampling(temperature=1.0, seed=3)
+    options: Options = {"max_new_tokens": image_models.SIDE**2, "ignore_eos": True}
+    plain = Engine(target, None, drafter=None).generate(target.prompt(1), sampling, **options)
+    fast = Engine(target, None, drafter=ModelDrafter(draft(1), mode="deterministic"), budget=8)
+    out = fast.generate(target.prompt(1), sampling, **options)
+    assert out.tokens == plain.tokens and out.label == "exact"
+    book = torch.randn(image_models.BOOK, 4, generator=torch.Generator().manual_seed(0))
+    rule = Lantern(CodeNeighbours.build(book, 20), delta=0.5, tv_budget=0.4)
+    loose = Engine(
+        target, None, drafter=ModelDrafter(draft(1), mode="deterministic"), budget=8, rule=rule
+    )
+    result = loose.generate(target.prompt(1), sampling, **options)
+    assert result.label == "bounded(tv<=0.4)"
+    assert 0.0 < sum(sum(step.excess) for step in result.steps) <= 0.4
+
+
+CACHE_ROOT = -1
+
+
+def afresh(architecture: str, tokens: Sequence[int]) -> torch.Tensor:
+    """Return the logits after the last token, by the model as it is: [V]."""
+    with torch.no_grad():
+        logits: torch.Tensor = cache_model(architecture)(torch.tensor([tokens])).logits
+    return logits[0, -1]
+
+
+def cache_model(architecture: str = "llama") -> torch.nn.Module:
+    instance: torch.nn.Module = tiny.model(architecture, dtype=torch.float64)
+    return instance
+
+
+def opened(architecture: str = "llama", vocab_size: int = tiny.VOCAB) -> DraftCache:
+    return DraftCache(CausalTarget(cache_model(architecture)), vocab_size)
+
+
+def cache_check(logits: torch.Tensor, architecture: str, texts: Sequence[Sequence[int]]) -> None:
+    expected = torch.stack([afresh(architecture, text) for text in texts])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt2", "olmo3"])
+def test_a_draft_grows_forward_by_forward(architecture: str) -> None:
+    text, cache = tiny.prompt(20), opened(architecture)
+    with lease(cache_model(architecture)):
+        cache_check(cache.read(text), architecture, [text])
+        cache_check(
+            cache.extend([3, 4], [CACHE_ROOT, CACHE_ROOT]), architecture, [[*text, 3], [*text, 4]]
+        )
+        # One query that must not see the sibling of its parent, then nodes of several depths.
+        cache_check(cache.extend([5], [1]), architecture, [[*text, 4, 5]])
+        first = cache.drafted
+        logits = cache.extend([6, 7, 8], [first - 1, 0, CACHE_ROOT])
+        cache_check(logits, architecture, [[*text, 4, 5, 6], [*text, 3, 7], [*text, 8]])
+        cache_check(cache.extend([9], [first]), architecture, [[*text, 4, 5, 6, 9]])
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text"])
+def test_accepted_nodes_stay_and_are_not_read_again(architecture: str) -> None:
+    text, cache = tiny.prompt(20), opened(architecture)
+    with lease(cache_model(architecture)):
+        for emitted in [(4, 5, 11), (3, 12), (13,), (4, 6, 5, 14)]:
+            before = cache.read(text)
+            cache_check(before, architecture, [text])
+            cache.extend([3, 4], [CACHE_ROOT, CACHE_ROOT])
+            cache.extend([5, 6], [1, 1])
+            cache.extend([5], [3])
+            cache.commit(emitted)
+            text = [*text, *emitted]
+            # The last token is the next root, which is read for its logits.
+            assert len(cache) == len(text) - 1
+        cache_check(cache.read(text), architecture, [text])
+
+
+def test_what_the_draft_lacks_is_read_at_the_next_turn() -> None:
+    text, cache = tiny.prompt(20), opened()
+    with lease(cache_model()):
+        cache.read(text)
+        cache.extend([3, 4], [CACHE_ROOT, CACHE_ROOT])
+        cache.commit((4, 9, 9, 8))  # the second token was another drafter's
+        assert len(cache) == len(text) + 1
+        cache.commit((7, 7))  # a step without a draft of ours
+        text = [*text, 4, 9, 9, 8, 7, 7]
+        cache_check(cache.read(text), "llama", [text])
+
+
+def test_an_unfinished_draft_is_dropped() -> None:
+    text, cache = tiny.prompt(20), opened()
+    with lease(cache_model()):
+        for _ in range(2):
+            cache_check(cache.read(text), "llama", [text])
+            cache_check(
+                cache.extend([3, 4], [CACHE_ROOT, CACHE_ROOT]), "llama", [[*text, 3], [*text, 4]]
+            )
+            cache_check(cache.extend([5, 5], [0, 1]), "llama", [[*text, 3, 5], [*text, 4, 5]])
+
+
+def test_many_nodes_outgrow_the_first_mask() -> None:
+    text, cache = tiny.prompt(8), opened()
+    with lease(cache_model()):
+        cache.read(text)
+        path: list[int] = []
+        for slot in range(70):
+            logits = cache.extend([slot, slot + 1], [2 * slot - 2 if slot else CACHE_ROOT] * 2)
+            path.append(slot)
+        cache_check(logits[:1], "llama", [[*text, *path]])
+
+
+@pytest.mark.parametrize("size", [tiny.VOCAB - 7, tiny.VOCAB + 9])
+def test_distributions_are_over_the_vocabulary_of_the_target(size: int) -> None:
+    text, cache = tiny.prompt(8), opened(vocab_size=size)
+    with lease(cache_model()):
+        logits = cache.read(text)
+    shared = min(size, tiny.VOCAB)
+    torch.testing.assert_close(logits[0, :shared], afresh("llama", text)[:shared])
+    assert logits.shape == (1, size)
+    assert (logits[0, shared:] == float("-inf")).all()
+
+
+def test_text_beyond_the_model_is_reported() -> None:
+    cache = opened()
+    assert cache.readable([1] * 512)
+    assert cache.room([1] * 512) == 1  # a candidate below the root needs no place of its own
+    assert not cache.readable([1] * 513)
+    assert not cache.readable([1, tiny.VOCAB, 2])
+    cache.model.input_size += 1  # an id that can be read and has no logits
+    assert cache.readable([1, tiny.VOCAB, 2])

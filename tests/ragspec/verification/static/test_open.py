@@ -15,7 +15,6 @@ from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.constant_width import ConstantWidthTarget
 from ragspec.verification.static.open import MODES, open_static
 from ragspec.verification.static.target import StaticTarget
 from tests.support import architectures, tiny
@@ -235,9 +234,6 @@ def test_a_model_that_reads_masks_its_its_variant_fails_the_trial(
 def test_a_target_that_is_ready_is_taken_as_requested(model: Any) -> None:
     assert isinstance(Engine(CausalTarget(model), budget=3, static="eager").target, StaticTarget)
     assert type(Engine(CausalTarget(model), budget=3).target) is CausalTarget
-    constant = ConstantWidthTarget(tiny.model("llama"))
-    assert Engine(constant, budget=3, batch_size=1, static="eager").target is constant
-    assert "ConstantWidthTarget" in constant.static
 
 
 def dynamic_llama() -> Any:

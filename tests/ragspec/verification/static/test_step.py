@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,32 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from ragspec.models.supported import Window
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.static.layout import (
+    LEAST_SLOTS,
+    MOST_QUERIES,
+    QUERIES,
+    Counters,
+    Layout,
+    accepted_first,
+    ancestor_bits,
+    lay_out,
+    plain_mask,
+    queries_of,
+    rows_of,
+    slots_of,
+    walk,
+    windowed,
+)
 from ragspec.verification.static.open import open_static
 from ragspec.verification.static.session import StaticSession
+from ragspec.verification.static.step import RequestDistributions
 from ragspec.verification.static.target import StaticTarget
 from tests.support import architectures
 from tests.support.model_state import state_of
@@ -98,3 +118,261 @@ def walked(tree: DraftTree, chosen: list[int]) -> tuple[int, ...]:
             break
         path += current
     return tuple(path)
+
+
+VOCAB, ROWS = 50, 3
+PENALISED = {"repetition_penalty": 1.5, "presence_penalty": 0.4, "frequency_penalty": 0.2}
+
+
+def distribution(seed: int = 0, **settings: Any) -> TokenDistribution:
+    return TokenDistribution(Sampling(**settings), NoiseStream(seed), 2)
+
+
+def text_distributions() -> tuple[RequestDistributions, list[tuple[int, TokenDistribution | None]]]:
+    """Return laws, and a note of every row that is set."""
+    distributions, noted = BatchDistribution(ROWS, VOCAB, "cpu", 100), []
+    current = distributions.set
+
+    def noting(row: int, distribution: TokenDistribution | None, text: Sequence[int] = ()) -> None:
+        noted.append((row, distribution))
+        current(row, distribution, text)
+
+    distributions.set = noting  # type: ignore[method-assign]
+    return RequestDistributions(distributions, ROWS), noted
+
+
+def chosen(
+    distributions: BatchDistribution, logits: torch.Tensor, texts: Sequence[Sequence[int]]
+) -> list[int]:
+    """Return the token that each row's law takes after its text."""
+    roots = torch.tensor([[text[-1]] for text in texts])
+    indices = torch.tensor([[len(text) - 2] for text in texts])
+    see = torch.ones(len(texts), 1, 1, dtype=torch.bool)
+    tokens = distributions.choose(logits, indices, roots, see)
+    return [int(token) for token in tokens[:, 0]]
+
+
+def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
+    message, noted = text_distributions()
+    distributions = [distribution(row, **PENALISED) for row in range(ROWS)]
+    texts = [[1, 2, 3], [4, 4], [5, 6, 7, 8]]
+    first: list[list[int]] = [[], [], []]
+    grown: list[list[list[int]]] = [[[9], [1, 1, 2], []], [[10, 9, 9, 9], [], [5]], [[], [3], [3]]]
+    generator = torch.Generator().manual_seed(0)
+    differ = 0
+    for new in [first, *grown]:
+        texts = [[*text, *more] for text, more in zip(texts, new, strict=True)]
+        shape = message.notify(dict(enumerate(zip(distributions, texts, strict=True))))
+        message.distributions.grow(torch.from_numpy(message.fresh))  # as the step does
+        assert shape == message.distributions.shape and shape.penalties.texts
+        logits = torch.randn(ROWS, 1, VOCAB, generator=generator, dtype=torch.float64)
+        logits[:, :, :12] += 1.5  # what the texts hold would be taken, but for the penalties
+        again = BatchDistribution(ROWS, VOCAB, "cpu", 100)
+        for row in range(ROWS):
+            again.set(row, distributions[row], texts[row])
+        result = chosen(message.distributions, logits, texts)
+        assert result == chosen(again, logits, texts)
+        differ += result != logits[:, 0].argmax(-1).tolist()
+        held, known = (each._penalties._held for each in (message.distributions, again))  # type: ignore[union-attr]
+        assert torch.equal(held[..., :VOCAB], known[..., :VOCAB])
+    assert [row for row, _ in noted[:ROWS]] == [0, 1, 2] and len(noted) == ROWS, "set once"
+    assert differ
+
+
+def test_a_row_is_set_again_where_another_text_takes_it() -> None:
+    message, noted = text_distributions()
+    one, other = distribution(1, **PENALISED), distribution(2, **PENALISED)
+    message.notify({0: (one, [1, 2, 3])})
+    message.notify({0: (other, [1, 2, 3, 9, 9])})
+    assert noted == [(0, one), (0, other)]
+    held = message.distributions._penalties._held[0, 0, 0]  # type: ignore[union-attr]
+    assert held.nonzero().flatten().tolist() == [1, 2, 3, 9] and held[9] == 2
+
+
+def test_rows_that_nobody_asks_for_are_padding() -> None:
+    message, noted = text_distributions()
+    sample = distribution(3, temperature=1.0)
+    assert message.notify({1: (sample, [1, 2])}).unfiltered
+    assert message.notify({2: (distribution(), [1, 2])}).greedy, (
+        "the row that ended asks for nothing"
+    )
+    assert noted[1] == (1, None)
+    message.notify({})
+    assert noted[-1] == (2, None)
+
+
+def test_distributions_that_look_at_no_text_are_reported_nothing_more() -> None:
+    message, _ = text_distributions()
+    grown: list[Any] = []
+    message.distributions.grow = lambda *inputs: grown.append(inputs)  # type: ignore[method-assign]
+    plain = distribution(temperature=0.7)
+    message.notify({0: (plain, [1, 2])})
+    message.notify({0: (plain, [1, 2, 3])})
+    assert not grown
+
+
+N, SLOTS = 16, 40
+
+
+def random_rows(seed: int, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """Return parents i64 [B, n] with pads behind, committed lengths i64 [B], and queries used."""
+    rng = np.random.default_rng(seed)
+    parents = np.tile(np.arange(N), (rows, 1))
+    counts = [1, N, *rng.integers(1, N + 1, rows - 2).tolist()]
+    for row, count in enumerate(counts):
+        parents[row, 1:count] = [int(rng.integers(0, node)) for node in range(1, count)]
+    lengths = torch.from_numpy(rng.integers(0, SLOTS - N, rows))
+    return torch.from_numpy(parents), lengths, counts
+
+
+def line(parents: torch.Tensor, query: int) -> list[int]:
+    """Return a query and what is above it, the topmost first."""
+    results = [query]
+    while (above := int(parents[results[0]])) != results[0]:
+        results.insert(0, above)
+    return results
+
+
+def laid(seed: int) -> tuple[torch.Tensor, torch.Tensor, list[int], Layout]:
+    parents, lengths, counts = random_rows(seed)
+    return parents, lengths, counts, layout_of(parents, lengths)
+
+
+def layout_counters(n: int) -> Counters:
+    return Counters.of(n, SLOTS, torch.float64, torch.device("cpu"))
+
+
+def layout_of(parents: torch.Tensor, lengths: torch.Tensor) -> Layout:
+    above = torch.from_numpy(ancestor_bits(parents.numpy()))
+    return lay_out(above, lengths - 1, layout_counters(parents.shape[1]), torch.zeros_like(parents))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ancestors_depths_and_places_are_those_of_the_trees(seed: int) -> None:
+    parents, lengths, _, layout = laid(seed)
+    for row, current in enumerate(parents):
+        length = int(lengths[row])
+        for query in range(N):
+            above = line(current, query)
+            assert layout.see[row, query].nonzero().flatten().tolist() == sorted(above)
+            assert layout.level[row, query] == len(above)
+            assert layout.positions[row, query] == length + len(above) - 1
+            assert layout.columns[row, query] == length + query
+
+
+def test_the_longest_chain_is_visible_whole() -> None:
+    parents = torch.arange(-1, 63).clamp(min=0)[None]
+    layout = layout_of(parents, torch.tensor([5]))
+    assert torch.equal(layout.see[0], torch.ones(64, 64).tril().bool())
+    assert layout.positions[0].tolist() == list(range(5, 69))
+
+
+@pytest.mark.parametrize("window", [Window(), Window(size=5), Window(chunk=6)])
+def test_queries_attend_to_the_text_and_their_its_path(window: Window) -> None:
+    parents, lengths, _, layout = laid(7)
+    plain = plain_mask(layout, lengths - 1, layout_counters(N))
+    mask = windowed(plain, layout, layout_counters(N), window)
+    assert mask.dtype == torch.float64 and set(mask.flatten().tolist()) == {0.0, -np.inf}
+    visible = mask == 0
+    assert visible.shape == (len(parents), N, SLOTS)
+    for row, current in enumerate(parents):
+        length = int(lengths[row])
+        for query in range(N):
+            above = line(current, query)
+            position = length + len(above) - 1
+            slots = {place: place for place in range(length)}  # slot by position in the text
+            slots |= {length + depth: length + at for depth, at in enumerate(above)}
+            expected = {
+                slot
+                for place, slot in slots.items()
+                if (window.size is None or position - place < window.size)
+                and (window.chunk is None or position // window.chunk == place // window.chunk)
+            }
+            assert set(visible[row, query].nonzero().flatten().tolist()) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_walk_accepts_what_the_host_does(seed: int) -> None:
+    """Few tokens, so that paths are long; siblings differ."""
+    rng = np.random.default_rng(seed)
+    parents, _, counts, layout = laid(seed)
+    tokens = torch.from_numpy(rng.integers(0, 3, parents.shape))
+    chosen = torch.from_numpy(rng.integers(0, 3, parents.shape))
+    for row, count in enumerate(counts):
+        taken: set[tuple[int, int]] = set()
+        for query in range(1, count):  # equal siblings get tokens that nobody chooses
+            key = int(parents[row, query]), int(tokens[row, query])
+            if key in taken:
+                tokens[row, query] = 100 + query
+            taken.add(key)
+    selected = walk(layout, tokens, parents, chosen)
+    for row, count in enumerate(counts):
+        path, at = [0], 0
+        while True:
+            current = int(chosen[row, at])
+            results = [
+                query
+                for query in range(1, count)
+                if parents[row, query] == at and tokens[row, query] == current
+            ]
+            if not results:
+                break
+            at = results[0]
+            path.append(at)
+        assert selected[row].nonzero().flatten().tolist() == path
+
+
+def test_of_equal_siblings_the_longer_path_counts() -> None:
+    parents = torch.tensor([[0, 0, 0, 2, 4]])
+    tokens = torch.tensor([[9, 7, 7, 5, 5]])  # the last is a pad with a token that is chosen
+    chosen = torch.tensor([[7, 1, 5, 1, 5]])
+    selected = walk(layout_of(parents, torch.tensor([3])), tokens, parents, chosen)
+    assert selected.tolist() == [[True, False, True, True, False]]
+
+
+def test_what_is_preserved_comes_first_in_its_order() -> None:
+    selected = torch.tensor([[True, False, True, False], [True, True, True, True]])
+    assert accepted_first(selected).tolist() == [[0, 2, 1, 3], [0, 1, 2, 3]]
+
+
+# --- the shapes that steps are made for ---
+
+MOST = 1 << 20
+
+
+def test_queries_are_the_least_of_six_sizes() -> None:
+    assert [queries_of(n) for n in (1, 2, 4, 5, 8, 9, 16, 17, 33, 64)] == [
+        *(1, 4, 4, 8, 8, 16, 16, 32, 64, 64)
+    ]
+    assert QUERIES[0] == 1 and MOST_QUERIES == 64
+    with pytest.raises(StopIteration):
+        queries_of(MOST_QUERIES + 1)
+
+
+def test_rows_are_powers_of_two_within_the_buffers() -> None:
+    assert [rows_of(n, 16) for n in (1, 2, 3, 4, 5, 8, 9, 16)] == [1, 2, 4, 4, 8, 8, 16, 16]
+    assert rows_of(5, 6) == 6
+
+
+def test_slots_are_at_most_a_fourth_too_many() -> None:
+    for count in [*range(1, 3000), 32_768, 32_769, 100_001]:
+        slots = slots_of(count, MOST)
+        assert slots >= count
+        assert slots == LEAST_SLOTS or slots * 4 <= count * 5
+    assert [slots_of(n, MOST) for n in (1, 128, 129, 160, 161, 257)] == [
+        128,
+        128,
+        160,
+        160,
+        192,
+        320,
+    ]
+
+
+def test_shapes_of_all_lengths_are_few() -> None:
+    assert len({slots_of(count, MOST) for count in range(1, 32_769)}) == 1 + 8 * 4
+
+
+def test_slots_end_with_the_buffers() -> None:
+    assert slots_of(100, 64) == 64
+    assert slots_of(1000, 1008) == 1008
