@@ -20,9 +20,9 @@ import torch
 from text_data import read_documents
 
 from ragspec.drafters.eagle.head import CONFIG, FeatureHead
-from ragspec.drafters.eagle.training import CHECKPOINT, HeadTraining
 from ragspec.pipelines.cli.train_head_run import make_head
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.training.trainer import CHECKPOINT, HeadTraining
 
 PASSAGE = 1200  # characters, about 300 tokens
 CHATS = "chats.jsonl"

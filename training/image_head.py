@@ -16,8 +16,8 @@ from image_export import readable
 from image_train import Rows
 
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.training import HeadTraining, Progress, train_head
-from ragspec.visual.drafting.head_texts import code_texts
+from ragspec.training.image_texts import code_texts
+from ragspec.training.trainer import HeadTraining, Progress, train_head
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.folder import find_folder, load_model
 

@@ -24,21 +24,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ragspec import Engine
-from ragspec.drafters.eagle.batches import PrefillJob
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.loss import agreement
-from ragspec.drafters.eagle.training import (
-    CHECKPOINT,
-    HeadTrainer,
-    HeadTraining,
-    load_state,
-)
 from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.long.document import LongDocument
 from ragspec.retrievers.search.documents import Document
+from ragspec.training.batches import PrefillJob
+from ragspec.training.loss import agreement
+from ragspec.training.trainer import (
+    CHECKPOINT,
+    HeadTrainer,
+    HeadTraining,
+    load_state,
+)
 from ragspec.verification.base import CachedSession
 from ragspec.verification.causal import CausalTarget
 
@@ -62,7 +62,7 @@ class Answer:
 
 
 class AnswerReader:
-    """Reads answers as batches of pairs; see `ragspec.drafters.eagle.batches.Reads`."""
+    """Reads answers as batches of pairs; see `ragspec.training.batches.Reads`."""
 
     def __init__(self, target: CausalTarget, answers: Sequence[Answer]) -> None:
         self.target, self.answers = target, answers

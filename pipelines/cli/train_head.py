@@ -58,9 +58,9 @@ def train_head(
 
     It is written every minute; Ctrl-C keeps the best head so far, and --resume goes on.
     """
-    from ragspec.drafters.eagle.training import HeadTraining
     from ragspec.pipelines.cli.store import count_of
     from ragspec.pipelines.cli.train_head_run import make_head
+    from ragspec.training.trainer import HeadTraining
 
     _check_positive(minutes, "--minutes")
     _check_positive(rate, "--rate")

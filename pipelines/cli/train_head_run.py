@@ -14,10 +14,17 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.batches import SHORTEST, PrefillJob, StateReader
 from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
-from ragspec.drafters.eagle.loss import agreement
-from ragspec.drafters.eagle.training import (
+from ragspec.errors import InputError, StoreError
+from ragspec.models.load import load_model
+from ragspec.pipelines.cli.store_run import counting
+from ragspec.pipelines.console.options import silence_transformers
+from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.console.texts import TextColumns, read_texts
+from ragspec.retrievers.corpus.catalogue import tokenized
+from ragspec.training.batches import SHORTEST, PrefillJob, StateReader
+from ragspec.training.loss import agreement
+from ragspec.training.trainer import (
     CHECKPOINT,
     PART,
     HeadTrainer,
@@ -26,13 +33,6 @@ from ragspec.drafters.eagle.training import (
     load_state,
     save_state,
 )
-from ragspec.errors import InputError, StoreError
-from ragspec.models.load import load_model
-from ragspec.pipelines.cli.store_run import counting
-from ragspec.pipelines.console.options import silence_transformers
-from ragspec.pipelines.console.terminal import Terminal
-from ragspec.pipelines.console.texts import TextColumns, read_texts
-from ragspec.retrievers.corpus.catalogue import tokenized
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 
@@ -277,7 +277,7 @@ def _pictures(
     model: str, data: Path, seed: int, device: str, dtype: str
 ) -> tuple[CausalTarget, list[list[int]]]:
     """Return an image model as a target, and pictures as ids."""
-    from ragspec.visual.drafting.head_texts import code_texts, read_codes
+    from ragspec.training.image_texts import code_texts, read_codes
     from ragspec.visual.pipeline.folder import find_folder, load_model
 
     codes, inputs = read_codes(data)

@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("retrievers", "visual", "pipelines")
+ROOMS = {
+    "retrievers": "retrievers",
+    "visual": "visual",
+    "training": "training/heads",
+    "pipelines": "pipelines",
+}
 
 WHERE = """
 import pathlib, sys, ragspec, ragspec.retrievers, ragspec.visual, ragspec.pipelines
@@ -50,7 +55,7 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
 
 def packaged_files(root: Path = ROOT) -> set[str]:
     """Return the paths that a wheel of the checkout must hold: the core, starter and rooms."""
-    homes = {root / room: Path("ragspec", room) for room in ROOMS}
+    homes = {root / place: Path("ragspec", room) for room, place in ROOMS.items()}
     homes |= {
         p: Path("ragspec", p.name) for p in (root / "ragspec").iterdir() if p.name not in ROOMS
     }

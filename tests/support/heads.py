@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.training import HeadTraining, train_head
+from ragspec.training.trainer import HeadTraining, train_head
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.models.target import ImageTarget
 from tests.support import image_models, tiny

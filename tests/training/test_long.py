@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.training import HeadTraining, train_head
+from ragspec.training.trainer import HeadTraining, train_head
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from ragspec.drafters.eagle.batches import StateReader
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.training import CHECKPOINT, PART, HeadTrainer, HeadTraining
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.train_head_run import check_out, make_head
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.training.batches import StateReader
+from ragspec.training.trainer import CHECKPOINT, PART, HeadTrainer, HeadTraining
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, image_models, tiny
 

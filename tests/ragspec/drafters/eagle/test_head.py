@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ragspec import Engine, Sampling
-from ragspec.drafters.eagle.batches import seeded
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import (
     CONFIG,
@@ -23,6 +22,7 @@ from ragspec.drafters.eagle.head import (
     target_print,
 )
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.training.batches import seeded
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 

@@ -15,8 +15,8 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
-from ragspec.drafters.eagle.batches import PrefillJob
 from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead
+from ragspec.training.batches import PrefillJob
 from ragspec.verification.causal import CausalTarget
 
 Output = Callable[[torch.Tensor], torch.Tensor]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.visual.drafting.head_texts import code_texts, read_codes
+from ragspec.training.image_texts import code_texts, read_codes
 from tests.support import heads, image_models
 
 CODES = torch.arange(64).view(4, 16) % image_models.BOOK

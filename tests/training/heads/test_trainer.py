@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.eagle.batches import PrefillJob, StateReader, seeded
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.drafters.eagle.loss import agreement as agreement_of
-from ragspec.drafters.eagle.loss import frozen_output, head_loss, round_mask, rounds
-from ragspec.drafters.eagle.training import HeadTrainer, HeadTraining, Progress, train_head
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.training.batches import PrefillJob, StateReader, seeded
+from ragspec.training.loss import agreement as agreement_of
+from ragspec.training.loss import frozen_output, head_loss, round_mask, rounds
+from ragspec.training.trainer import HeadTrainer, HeadTraining, Progress, train_head
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.models.target import ImageTarget
 from tests.support import heads, image_models, tiny
@@ -352,7 +352,7 @@ def test_texts_with_too_many_logits_are_read_in_parts(
 ) -> None:
     def limit(logits: int) -> None:
         monkeypatch.setattr("ragspec.verification.causal.MOST_LOGITS", logits * heads.VOCAB)
-        monkeypatch.setattr("ragspec.drafters.eagle.batches.MOST_LOGITS", logits * heads.VOCAB)
+        monkeypatch.setattr("ragspec.training.batches.MOST_LOGITS", logits * heads.VOCAB)
 
     chunks = [tiny.prompt(24, vocab_size=heads.VOCAB, seed=seed) for seed in range(4)]
     whole = StateReader(states_target, chunks).read(range(4))

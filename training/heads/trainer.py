@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.eagle.batches import SHORTEST, Batches, Reads, StateReader, seeded
 from ragspec.drafters.eagle.head import FeatureHead, check_head, frequent_tokens
-from ragspec.drafters.eagle.loss import frozen_output, head_loss
 from ragspec.errors import InputError, StoreError
+from ragspec.training.batches import SHORTEST, Batches, Reads, StateReader, seeded
+from ragspec.training.loss import frozen_output, head_loss
 from ragspec.verification.causal import CausalTarget
 
 CHECKPOINT, PART = "training.pt", ".training.part"
