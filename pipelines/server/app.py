@@ -1,4 +1,4 @@
-"""The routes of the server, over what it serves."""
+"""The routes of the server."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from ragspec.pipelines.server.access import RequestLimits, require_admin_key, require_key
 from ragspec.pipelines.server.answers import Reply
-from ragspec.pipelines.server.failures import Refusal
-from ragspec.pipelines.server.guard import TEXTS, Guard
+from ragspec.pipelines.server.errors import ApiError, add_error_handlers
 from ragspec.pipelines.server.pictures import draw
 from ragspec.pipelines.server.prompting import EngineRequest, read_chat, read_completion
-from ragspec.pipelines.server.routing import routed
 from ragspec.pipelines.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -27,14 +26,23 @@ from ragspec.pipelines.server.schema import (
 )
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.pipelines.server.texts import Begun, answer, isolate_errors, no_answer, unless_left
+from ragspec.pipelines.server.streams import (
+    RunningTexts,
+    answer,
+    answer_refusal,
+    run_in_thread,
+    until_disconnected,
+)
 
 
-class Application:
-    """The routes, over what is served once it is ready.
+class Routes:
+    """The routes, over what is served once it is loaded.
 
-    load: makes what is served, in a thread, while `/health` says that it is loading. failure: what
-    it raised, of which `on_failure` is told.
+    Args:
+        load: Makes what is served, in a thread, while `/health` says that it is loading.
+
+    Attributes:
+        failure: What `load` raised; `on_failure` is called then.
     """
 
     def __init__(self, load: Callable[[], Serving], settings: ServerSettings) -> None:
@@ -44,10 +52,11 @@ class Application:
         self.failure: Exception | None = None
         self.on_failure: Callable[[], None] = lambda: None
         self.stopping = False
+        self.paths: set[str] = set()
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """Load, serve, and let the texts under way end."""
+        """Load, serve, and let running texts end."""
         threading.Thread(target=self._ready, name="ragspec-load", daemon=True).start()
         yield
         self.stopping = True
@@ -55,7 +64,7 @@ class Application:
             await asyncio.to_thread(self.serving.close, self.settings.drain)
 
     def stop(self) -> None:
-        """Take no more texts and let those under way end in time; returns at once."""
+        """Take no more texts and let running ones end in time; returns at once."""
         self.stopping = True
         if self.serving is not None:
             pool, seconds = self.serving.pool, self.settings.drain
@@ -72,16 +81,16 @@ class Application:
 
     @property
     def served(self) -> Serving:
-        """What is served; raises Refusal before it is ready."""
+        """What is served; raises ApiError while it is loading."""
         if self.serving is None:
             why = "the model is being loaded" if self.failure is None else f"{self.failure}"
-            raise Refusal(503, f"{why}; expected a server that /health calls ready.", "not_ready")
+            raise ApiError(503, f"{why}; wait until /health says ready.", "not_ready")
         return self.serving
 
     # The routes.
 
     async def health(self) -> Response:
-        """Tell whether requests are served."""
+        """Return whether requests are served."""
         if self.serving is None or self.stopping:
             failed = self.failure is not None
             message = "stopping" if self.stopping else "failed" if failed else "loading"
@@ -97,13 +106,13 @@ class Application:
         )
 
     async def models(self) -> Response:
-        """List what can be asked."""
+        """List the models."""
         served = self.served
         names = [served.name, *served.images]
         return JSONResponse({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, name: str) -> Response:
-        """Tell of one model."""
+        """Return one model."""
         if name not in (self.served.name, *self.served.images):
             self.served.expect(name)
         return JSONResponse(self._model(name))
@@ -119,114 +128,111 @@ class Application:
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Write the next turn of a conversation."""
         served = self._ready_for(body)
-        result = await self._begun(
+        result = await self._start(
             lambda: [read_chat(body, served.engine, served.documents)], body, request
         )
         reply = Reply("chat", served.name, served.engine.tokenizer)
         if result.requests[0].refused is not None:
-            return no_answer(body, reply, result.requests[0].refused, self.settings.stall)
+            return answer_refusal(body, reply, result.requests[0].refused, self.settings.stall)
         return await answer(body, request, result, reply, self.settings.stall)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         served = self._ready_for(body)
-        result = await self._begun(lambda: read_completion(body, served.engine), body, request)
+        result = await self._start(lambda: read_completion(body, served.engine), body, request)
         reply = Reply("completion", served.name, served.engine.tokenizer)
         return await answer(body, request, result, reply, self.settings.stall)
 
     async def images(self, body: ImageRequest, request: Request) -> Response:
-        """Draw pictures, while their caller waits for them."""
+        """Draw images until they are done or the client disconnects."""
         served, gone = self.served, threading.Event()
         image = served.submit_images(lambda: draw(body, served, gone.is_set))
         try:
-            result = await unless_left(request, asyncio.wrap_future(image))
+            result = await until_disconnected(request, asyncio.wrap_future(image))
         finally:
             gone.set()
         return Response(status_code=499) if result is None else JSONResponse(result)
 
     async def stores(self) -> Response:
-        """List the stores that are drafted from."""
+        """List the stores to draft from."""
         served = self.served
-        result = await isolate_errors(
+        result = await run_in_thread(
             lambda: [served.store(name) for name in served.drafting.stores]
         )
         return JSONResponse({"object": "list", "data": result})
 
     async def add_store(self, body: StoreRequest) -> Response:
-        """Open a corpus to draft from, while running."""
+        """Open one more store to draft from."""
         served = self.served
         return JSONResponse(
-            await isolate_errors(lambda: served.add_store(body.name, body.path)), 201
+            await run_in_thread(lambda: served.add_store(body.name, body.path)), 201
         )
 
-    def admit(self, path: str) -> None:
-        """Refuse a text at once where there is no room for one: the cheapest answer of all."""
-        if self.serving is not None and path in TEXTS:
-            self.serving.pool.expect_room()
-
     def count(self, path: str, status: int) -> None:
-        """Count a request that was answered."""
+        """Count a response; paths without a route count as one."""
         if self.serving is not None:
-            self.serving.metrics.requests.labels(path, str(status)).inc()
+            name = path if path in self.paths else "other"
+            self.serving.metrics.requests.labels(name, str(status)).inc()
 
     async def metrics(self) -> Response:
-        """Tell what was counted."""
+        """Return the counters in Prometheus' form."""
         return Response(self.served.metrics.page(), media_type=CONTENT_TYPE_LATEST)
 
     # Texts.
 
     def _ready_for(self, body: TextRequest) -> Serving:
-        """Return what is served; raises Refusal for another model, and where all is full."""
+        """Return what is served; raises for another model, and where the queue is full."""
         served = self.served
         served.expect(body.model)
         if body.samples <= served.most:
             served.pool.expect_room(body.samples)
         return served
 
-    async def _begun(
+    async def _start(
         self, read: Callable[[], Sequence[EngineRequest]], body: TextRequest, request: Request
-    ) -> Begun:
-        """Read what is asked for and ask the pool for it, in one go beside the event loop."""
+    ) -> RunningTexts:
+        """Read a request and submit its texts to the pool, in a thread."""
         served = self.served
-        tenant = tenant_of(request.scope["state"].get("key"), body.user)
+        tenant = tenant_of(getattr(request.state, "key", None), body.user)
 
-        def begin() -> Begun:
+        def begin() -> RunningTexts:
             query = read()
             refused = any(each.refused is not None for each in query)
-            return Begun(query, () if refused else served.submit(query, tenant))
+            return RunningTexts(query, () if refused else served.submit(query, tenant))
 
-        return await isolate_errors(begin)
+        return await run_in_thread(begin)
 
 
-class Server(Guard):
-    """The ASGI application: the guard around the routes.
+def build_app(serving: Serving | Callable[[], Serving], settings: ServerSettings) -> FastAPI:
+    """Return the application; `app.state.routes` has its routes.
 
-    routes: what answers. fastapi: the application within, which knows the schema.
+    Args:
+        serving: What is served, or a function that loads it while the application starts.
+        settings: Who may use it, and how much it takes.
     """
-
-    def __init__(self, fastapi: FastAPI, settings: ServerSettings, routes: Application) -> None:
-        super().__init__(fastapi, settings, routes.count, routes.admit)
-        self.fastapi = fastapi
-        self.routes = routes
-
-
-def build_app(serving: Serving | Callable[[], Serving], settings: ServerSettings) -> Server:
-    """Return the ASGI application. serving: what is served, or what loads it while it starts."""
     load = (lambda: serving) if isinstance(serving, Serving) else serving
-    routes = Application(load, settings)
+    routes = Routes(load, settings)
     routes.serving = serving if isinstance(serving, Serving) else None
-    app = routed(FastAPI(title="ragspec", lifespan=routes.lifespan, redirect_slashes=False))
-    app.add_api_route("/health", routes.health, methods=["HEAD"], include_in_schema=False)
-    for path, method, route in (
-        ("/health", "GET", routes.health),
-        ("/metrics", "GET", routes.metrics),
-        ("/v1/models", "GET", routes.models),
-        ("/v1/models/{name:path}", "GET", routes.model),
-        ("/v1/chat/completions", "POST", routes.chat),
-        ("/v1/completions", "POST", routes.complete),
-        ("/v1/images/generations", "POST", routes.images),
-        ("/admin/stores", "GET", routes.stores),
-        ("/admin/stores", "POST", routes.add_store),
+    app = FastAPI(title="ragspec", lifespan=routes.lifespan, redirect_slashes=False)
+    public, api = APIRouter(), APIRouter(dependencies=require_key(settings))
+    admin = APIRouter(dependencies=require_admin_key(settings))
+    for router, path, method, route in (
+        (public, "/health", "GET", routes.health),
+        (api, "/metrics", "GET", routes.metrics),
+        (api, "/v1/models", "GET", routes.models),
+        (api, "/v1/models/{name:path}", "GET", routes.model),
+        (api, "/v1/chat/completions", "POST", routes.chat),
+        (api, "/v1/completions", "POST", routes.complete),
+        (api, "/v1/images/generations", "POST", routes.images),
+        (admin, "/admin/stores", "GET", routes.stores),
+        (admin, "/admin/stores", "POST", routes.add_store),
     ):
-        app.add_api_route(path, route, methods=[method], response_model=None)
-    return Server(app, settings, routes)
+        router.add_api_route(path, route, methods=[method], response_model=None)
+        routes.paths.add(path)
+    public.add_api_route("/health", routes.health, methods=["HEAD"], include_in_schema=False)
+    for router in (public, api, admin):
+        app.include_router(router)
+    app.add_middleware(RequestLimits, most=settings.body, count=routes.count)
+    add_error_handlers(app)
+    app.state.routes = routes
+    return app

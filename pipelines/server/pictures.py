@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.server.failures import Refusal
+from ragspec.pipelines.server.errors import ApiError
 
 if TYPE_CHECKING:
     from ragspec.pipelines.server.schema import ImageRequest
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def draw(request: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict[str, Any]:
-    """Return pictures in OpenAI's form, as PNG; raises Refusal and what the pipeline does.
+    """Return pictures in OpenAI's form, as PNG; raises ApiError and what the pipeline does.
 
     The prompt of a model of classes is the name of one. gone: whether the caller has left, asked
     after every pass: what stands of the pictures then is for nobody.
@@ -41,12 +41,12 @@ def _pipeline(request: ImageRequest, serving: Serving) -> Any:
     """Return the pipeline that was named, or the first."""
     images = serving.images
     if not images:
-        raise Refusal(404, "no image model is served here; expected one (--images NAME).")
+        raise ApiError(404, "no image model is served here; expected one (--images NAME).")
     name = next(iter(images)) if request.model is None else request.model
     if name not in images:
         known = ", ".join(images)
         message = f"got the model {name!r}; expected one of {known}."
-        raise Refusal(404, message, "model_not_found", "model")
+        raise ApiError(404, message, "model_not_found", "model")
     return images[name]
 
 

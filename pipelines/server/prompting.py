@@ -25,7 +25,7 @@ from ragspec.pipelines.docqa.template import (
     templated,
 )
 from ragspec.pipelines.server.drafting import ALL
-from ragspec.pipelines.server.failures import Refusal
+from ragspec.pipelines.server.errors import ApiError
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
@@ -69,7 +69,7 @@ def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> 
     """Return what a chat request asks for.
 
     Its own documents are shown before the last message; where it brings none and the server has
-    some, the passages that are found for that message. Raises InputError and Refusal.
+    some, the passages that are found for that message. Raises InputError and ApiError.
     """
     turns = [(turn.role, turn.text) for turn in request.messages]
     hits, refused = _hits(request, turns[-1], engine, documents)
@@ -181,7 +181,7 @@ def _hits(
     if request.documents is not None:
         results = [_request(number, each) for number, each in enumerate(request.documents, start=1)]
         if results and last[0] != "user":
-            raise Refusal(400, "got documents, and a last message that is no user's.", None)
+            raise ApiError(400, "got documents, and a last message that is no user's.", None)
         return results, None
     if documents is None or last[0] != "user" or not last[1].strip():
         return [], None

@@ -57,11 +57,11 @@ def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str],
     listening = _listen(settings)
     host, port = listening.getsockname()[:2]
     on_progress(f"listening on http://{host}:{port}, ready when /health says so")
-    server = _Server(config, app.routes.stop)
-    app.routes.on_failure = lambda: setattr(server, "should_exit", True)
+    server = _Server(config, app.state.routes.stop)
+    app.state.routes.on_failure = lambda: setattr(server, "should_exit", True)
     server.run(sockets=[listening])
-    if app.routes.failure is not None:
-        raise app.routes.failure
+    if app.state.routes.failure is not None:
+        raise app.state.routes.failure
 
 
 class _Server(uvicorn.Server):

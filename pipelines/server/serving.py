@@ -17,7 +17,7 @@ from ragspec.engine.handle import RequestHandle
 from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, ModelError, QueueFullError, RagspecError, StoreError
 from ragspec.pipelines.server.drafting import Drafting
-from ragspec.pipelines.server.failures import Refusal
+from ragspec.pipelines.server.errors import ApiError
 from ragspec.pipelines.server.metrics import Metrics
 from ragspec.pipelines.server.prompting import EngineRequest
 
@@ -126,9 +126,9 @@ class Serving:
             self._samples -= 1
 
     def expect(self, model: str) -> None:
-        """Raise Refusal for another model's name."""
+        """Raise ApiError for another model's name."""
         if model != self.name:
-            raise Refusal(
+            raise ApiError(
                 404,
                 f"got the model {model!r}; expected {self.name!r}, which is served here.",
                 "model_not_found",

@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import torch
 import uvicorn
+from fastapi import FastAPI
 
 from ragspec.engine.engine import Engine
-from ragspec.pipelines.server.app import Server, build_app
+from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from tests.support import tiny
@@ -29,15 +30,15 @@ def engine(*, chat: bool = True, drafter: Any = "context", **changes: Any) -> En
 
 
 @contextmanager
-def listening(app: Server) -> Iterator[str]:
+def listening(app: FastAPI) -> Iterator[str]:
     """Run an application; yield its address once it is ready."""
     config = uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        while not server.started or app.routes.serving is None:
-            assert thread.is_alive() and app.routes.failure is None, app.routes.failure
+        while not server.started or app.state.routes.serving is None:
+            assert thread.is_alive() and app.state.routes.failure is None, app.state.routes.failure
             time.sleep(0.01)
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"

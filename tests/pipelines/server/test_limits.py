@@ -21,7 +21,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.pipelines.server.sse import Events
+from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.corpus.index import CorpusIndex
 from tests.support.served import NAME, engine, events, listening, served, text_of
 from tests.support.waiting import until
@@ -124,7 +124,7 @@ def test_a_caller_that_reads_nothing_is_passed_up() -> None:
         await asyncio.Event().wait()
 
     began = time.monotonic()
-    asyncio.run(Events(lines(), stall=0.1)({"type": "http"}, silent, blocked))
+    asyncio.run(EventStream(lines(), stall=0.1)({"type": "http", "method": "GET"}, silent, blocked))
     assert closed == [True] and time.monotonic() - began < 5
 
 
@@ -301,6 +301,6 @@ def test_callers_receive_of_texts_that_a_stop_cuts_short(instance: Engine) -> No
         )
         thread.start()
         until(lambda: serving.pool.live == 4)
-        app.routes.stop()
+        app.state.routes.stop()
         thread.join()
     assert results[0].status_code == 503 and results[0].json()["error"]["code"] == "stopping"

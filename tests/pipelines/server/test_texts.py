@@ -18,7 +18,7 @@ from ragspec.pipelines.docqa.docqa import NO_ANSWER_TEXT, DocQA
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
-from ragspec.pipelines.server.sse import Events
+from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 from tests.support.served import NAME, engine, events, served
@@ -81,7 +81,11 @@ def test_what_a_stream_holds_is_let_go_once_it_has_ended() -> None:
     async def send(message: Any) -> None:
         assert not let_go
 
-    asyncio.run(Events(lines(), 1.0, lambda: let_go.append(True))({"type": "http"}, silent, send))
+    asyncio.run(
+        EventStream(lines(), 1.0, lambda: let_go.append(True))(
+            {"type": "http", "method": "GET"}, silent, send
+        )
+    )
     assert let_go == [True]
 
 
@@ -109,6 +113,8 @@ def test_no_text_waits_for_the_garbage_collector(
     with served(instance) as (client, serving):
         assert client.post("/v1/completions", json={**short, "n": 2}).status_code == 200
         assert len(events(client.post("/v1/completions", json={**short, "stream": True}))) > 1
+        assert len(handles) == 6
+        until(lambda: not any(each() for each in handles))
         raw = json.dumps({**LONG, "stream": True}).encode()
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(raw)}\r\n\r\n"
@@ -116,6 +122,7 @@ def test_no_text_waits_for_the_garbage_collector(
             line.sendall(head.encode() + raw)
             until(lambda: serving.pool.live == 1)
         until(lambda: serving.pool.live == 0)
+        gc.collect()  # a cancelled stream leaves a cycle of tracebacks
         assert len(handles) == 8
         until(lambda: not any(each() for each in handles))
 

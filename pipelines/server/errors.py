@@ -1,0 +1,122 @@
+"""Every error of a request as a response in OpenAI's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from ragspec.errors import (
+    DocumentError,
+    InputError,
+    ModelError,
+    PoolClosedError,
+    PromptTooLongError,
+    QueueFullError,
+    RagspecError,
+    StoreError,
+    UnknownNameError,
+)
+
+RETRY_AFTER = "1"  # seconds
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+CODES = {408: "timeout", 413: "too_large"}
+
+
+class ApiError(Exception):
+    """An error with its status of HTTP, and `code` and `param` of OpenAI's form."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        """Return the error in OpenAI's form."""
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        record = {"message": self.message, "type": TYPES.get(self.status, usual)}
+        return {"error": {**record, "param": self.param, "code": self.code}}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Return the error as the caller sees it; of an unexpected one only its kind is told."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        code = CODES.get(error.status_code)
+        return ApiError(error.status_code, f"{error.detail}.", code, headers=error.headers)
+    if isinstance(error, PromptTooLongError):
+        return ApiError(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, QueueFullError):
+        return ApiError(429, str(error), "queue_full", headers={"Retry-After": RETRY_AFTER})
+    if isinstance(error, PoolClosedError):
+        return ApiError(503, "the server is stopping; ask another one.", "stopping")
+    if isinstance(error, UnknownNameError):
+        return ApiError(400, str(error), "unknown_name")
+    if isinstance(error, InputError | DocumentError | StoreError | ModelError):
+        return ApiError(400, str(error))
+    if isinstance(error, RagspecError):
+        return ApiError(500, str(error))
+    return ApiError(500, f"the request failed with {type(error).__name__}; see the server's log.")
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """Return the response to a request that failed."""
+    shown = as_api_error(error)
+    return JSONResponse(shown.body(), shown.status, shown.headers)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer errors of the library and of requests in OpenAI's form."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    for kind in (ApiError, RagspecError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, answer)
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """Return the first fault of a request, with the field that it is in."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        reason = first["ctx"]["error"]
+        return ApiError(400, f"Expected JSON as the body, got something else ({reason}).")
+    if isinstance(first.get("input"), bytes):  # what a browser would send to any site unasked
+        return ApiError(400, "Expected Content-Type: application/json, got another type.")
+    param = _field(first["loc"], error.body, first["type"] == "missing")
+    text = repr(first.get("input"))
+    got = text if len(text) < 100 else text[:100] + "..."
+    return ApiError(400, f"{param or 'the body'}: {first['msg']}; got {got}.", first["type"], param)
+
+
+def _field(path: Sequence[str | int], body: Any, missing: bool) -> str | None:
+    """Return the path of a fault by the names and numbers that the body itself has.
+
+    Other parts of the path are members of unions. missing: the body lacks the last name.
+    """
+    names: list[str] = []
+    for number, part in enumerate(path[1:], start=2):
+        held = isinstance(body, Mapping) and part in body
+        held = held or (isinstance(body, list) and isinstance(part, int) and part < len(body))
+        if held:
+            body = body[part]
+        if held or (missing and number == len(path)):
+            names.append(str(part))
+    return ".".join(names) or None
