@@ -17,7 +17,7 @@ from image_train import Rows
 
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.training.image_texts import code_texts
-from ragspec.training.trainer import HeadTraining, Progress, train_head
+from ragspec.training.trainer import HeadTraining, TrainingProgress, train_head
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.folder import find_folder, load_model
 
@@ -25,7 +25,7 @@ BATCH = 16
 PICTURES = 8000
 
 
-def notify(progress: Progress) -> None:
+def notify(progress: TrainingProgress) -> None:
     """Print how a training is doing, now and then."""
     if progress.step % 100 == 0:
         print(

@@ -31,7 +31,7 @@ from ragspec.pipelines.cli.train_head_run import Course
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.long.document import LongDocument
 from ragspec.retrievers.search.documents import Document
-from ragspec.training.batches import PrefillJob
+from ragspec.training.batches import StateRead
 from ragspec.training.loss import agreement
 from ragspec.training.trainer import (
     CHECKPOINT,
@@ -67,7 +67,7 @@ class AnswerReader:
     def __init__(self, target: CausalTarget, answers: Sequence[Answer]) -> None:
         self.target, self.answers = target, answers
 
-    def read(self, numbers: Sequence[int]) -> PrefillJob:
+    def read(self, numbers: Sequence[int]) -> StateRead:
         """Return some of the answers, padded on the right."""
         results = [self.answers[number] for number in numbers]
         pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
@@ -76,7 +76,7 @@ class AnswerReader:
         at = torch.arange(embedded.shape[1])
         lengths = torch.tensor([[len(each.tokens)] for each in results])
         firsts = torch.tensor([[each.learned] for each in results])
-        return PrefillJob(
+        return StateRead(
             embedded,
             pad([each.states.float() for each in results]),
             (at >= firsts) & (at < lengths),

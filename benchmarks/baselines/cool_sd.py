@@ -29,7 +29,7 @@ from ragspec.rules.rejection import (
     normalised,
     ratio,
 )
-from ragspec.sampling.noise import Stream
+from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.visual.rules.tv_budget import APPROXIMATE
 
@@ -102,7 +102,7 @@ class Cool:
             accepted = torch.minimum(q, omega * p)
             excess.append(float((accepted - torch.minimum(q, p)).sum()))
             chance = omega * ratio(p, q, int(tree.tokens[node + 1]))
-            if not target.noise.uniform(index, Stream.ACCEPT) < chance:
+            if not target.noise.uniform(index, NoiseUse.ACCEPT) < chance:
                 code = draw(normalised(p - accepted, p), target.noise, index)
                 return Verdict(path, code, tuple(excess))
             node += 1

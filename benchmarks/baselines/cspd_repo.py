@@ -17,7 +17,7 @@ import torch
 
 from ragspec.rules.base import TargetView, Verdict
 from ragspec.rules.rejection import children_of
-from ragspec.sampling.noise import Stream
+from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.visual.latents.rules.base import KINDS, expect_latents
 from ragspec.visual.latents.rules.coupling import left_of_paths
@@ -57,7 +57,7 @@ class CspdRepo:
     def _selection(self, view: LatentView, node: int, drafted: int, current: int) -> bool:
         table = view.target.table
         ratio = _tempered(table, drafted, current) - log_factor(table, drafted, current)
-        return view.noise.uniform(view.index(node), Stream.ACCEPT) < math.exp(min(ratio, 0.0))
+        return view.noise.uniform(view.index(node), NoiseUse.ACCEPT) < math.exp(min(ratio, 0.0))
 
     def _other(self, view: LatentView, node: int, drafted: int, current: int) -> torch.Tensor:
         table, index = view.target.table, view.index(node)

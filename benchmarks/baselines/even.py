@@ -28,7 +28,7 @@ from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.checks import is_number
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import RelaxedRow, RelaxedWalk, expect_table
-from ragspec.visual.rules.relation import Nearest
+from ragspec.visual.rules.relation import NearestCodes
 
 BAND = 4.0  # nats
 
@@ -50,7 +50,7 @@ class Even(RelaxedWalk):
     ) -> None:
         if not (is_number(band) and 0.0 <= band < inf):
             raise InputError(f"got band={band!r}; expected a number of nats, 0 or more.")
-        super().__init__(Nearest(expect_table(self.name, neighbours), k))
+        super().__init__(NearestCodes(expect_table(self.name, neighbours), k))
         self.band = float(band)
         self.relaxes = self.relaxes and self.band > 0.0
 

@@ -38,7 +38,7 @@ from ragspec.rules.rejection import (
     path_to,
     ratio,
 )
-from ragspec.sampling.noise import Stream
+from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import expect_table
@@ -95,7 +95,7 @@ class RelaxedRejection:
             selected, spent = None, 0.0
             if siblings:
                 q = None if fixed else draft_distribution(tree, node, p)
-                uniform = partial(target.noise.uniform, index, Stream.ACCEPT)
+                uniform = partial(target.noise.uniform, index, NoiseUse.ACCEPT)
                 codes = [tokens[sibling] for sibling in siblings]
                 selected, p, spent = self._try(codes, p, q, tree.kind, uniform)
             excess.append(spent)

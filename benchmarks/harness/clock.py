@@ -19,7 +19,7 @@ from ragspec.budget.cost_curve import CostCurve, measure
 from ragspec.drafters import fuse
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.rules.base import Step
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 TIMINGS = 3  # of a forward at start-up, of which the least counts, as `CausalTarget` does it
@@ -210,8 +210,8 @@ class Guesser:
         tokens, claims = [], []
         for index, token in enumerate(self.truths[prompt]):
             place = len(prompt) + index
-            chance = right + half * (2.0 * noise.uniform(place, Stream.DRAFT, 0) - 1.0)
-            wrong = noise.uniform(place, Stream.DRAFT, 1) >= chance
+            chance = right + half * (2.0 * noise.uniform(place, NoiseUse.DRAFT, 0) - 1.0)
+            wrong = noise.uniform(place, NoiseUse.DRAFT, 1) >= chance
             tokens.append((token + 1) % vocab_size if wrong else token)
             claims.append(chance**CLAIMED)
         return tokens, claims

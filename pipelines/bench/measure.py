@@ -27,7 +27,7 @@ RESAMPLES = 2000
 PLAIN = ("plain", "hf-greedy")
 
 
-class Item(Protocol):
+class BenchTask(Protocol):
     """What every variant runs: a prompt or a picture."""
 
     @property
@@ -43,7 +43,7 @@ class Item(Protocol):
         """How many tokens are generated at most."""
 
 
-AnyItem = TypeVar("AnyItem", bound=Item)
+AnyItem = TypeVar("AnyItem", bound=BenchTask)
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ Runs = Sequence[Mapping[str, Measurement]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One category in one variant.
 
     items: all items; timed: those whose ratios count. tokens, forwards, seconds (decode),
@@ -111,7 +111,7 @@ class Benchmark(Generic[AnyItem]):
     settings: dict[tuple[str, str], str]
     skip_loops: bool = True
 
-    def rows(self, baseline: str = "hf-greedy") -> list[Row]:
+    def rows(self, baseline: str = "hf-greedy") -> list[BenchRow]:
         """Return one row for each category and variant."""
         rows = []
         for category, items in by_category(self.items).items():
@@ -160,7 +160,7 @@ def run_benchmark(
 
 def summarise(
     category: str, variant: str, setting: str, runs: Runs, timed: Runs, baseline: str
-) -> Row:
+) -> BenchRow:
     """Return the row of one variant from the runs of a category's items."""
     mine = [run[variant] for run in runs]
     plain = next((name for name in PLAIN if name in runs[0]), None)
@@ -173,7 +173,7 @@ def summarise(
     forwards = sum(run.outcome.forwards for run in mine)
     equal = [run[variant].outcome.tokens == run[plain].outcome.tokens for run in runs if plain]
     names = mine[0].outcome.figures if mine else {}
-    return Row(
+    return BenchRow(
         category=category,
         variant=variant,
         setting=setting,
@@ -216,7 +216,7 @@ def by_category(items: Sequence[AnyItem]) -> dict[str, list[AnyItem]]:
 
 
 def _measure(
-    item: Item, variants: Mapping[str, Variant], repeats: int, turn: int
+    item: BenchTask, variants: Mapping[str, Variant], repeats: int, turn: int
 ) -> dict[str, Measurement]:
     """Run one item in all variants; every turn starts with another one."""
     names = list(variants)
@@ -234,7 +234,7 @@ def _measure(
     return {name: runs[name] for name in names}
 
 
-def _tune(options: Sequence[Variant], items: Sequence[Item]) -> Variant:
+def _tune(options: Sequence[Variant], items: Sequence[BenchTask]) -> Variant:
     """Return the setting that is fastest over the first items of a category."""
     if len(options) == 1:
         return options[0]

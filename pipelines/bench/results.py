@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.pipelines.bench.measure import Row
+from ragspec.pipelines.bench.measure import BenchRow
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,7 +22,7 @@ HEADINGS = (
 )
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: BenchRow) -> list[str]:
     """Return a row for people, in the order of `HEADINGS` and its further figures."""
     return [
         row.category,
@@ -40,12 +40,12 @@ def cells(row: Row) -> list[str]:
     ]
 
 
-def headings(rows: Sequence[Row]) -> list[str]:
+def headings(rows: Sequence[BenchRow]) -> list[str]:
     """Return the headings of the rows' cells."""
     return [*HEADINGS, *(rows[0].figures if rows else ())]
 
 
-def make_table(rows: Sequence[Row], baseline: str) -> Table:
+def make_table(rows: Sequence[BenchRow], baseline: str) -> Table:
     """Return the table that is printed."""
     from rich.table import Table
 
@@ -58,7 +58,7 @@ def make_table(rows: Sequence[Row], baseline: str) -> Table:
 
 
 def show_results(
-    rows: Sequence[Row],
+    rows: Sequence[BenchRow],
     baseline: str,
     facts: dict[str, Any],
     json_path: Path | None = None,
@@ -82,13 +82,13 @@ def show_results(
         write_page(page, rows, facts)
 
 
-def write_json(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
+def write_json(path: Path, rows: Sequence[BenchRow], facts: dict[str, Any]) -> None:
     """Write the facts of a run and its rows."""
     document = {**facts, "rows": [row.to_dict() for row in rows]}
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def write_page(path: Path, rows: Sequence[Row], facts: dict[str, Any]) -> None:
+def write_page(path: Path, rows: Sequence[BenchRow], facts: dict[str, Any]) -> None:
     """Write a self-contained page: a bar of each ratio with its interval, and the table."""
     from ragspec.pipelines.page.page import render_template, save
 

@@ -19,7 +19,7 @@ from ragspec.engine.output import Generation
 from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import Citation, cite
-from ragspec.pipelines.docqa.docqa import NEW_TOKENS, DocQA, Written, drain, refusal
+from ragspec.pipelines.docqa.docqa import NEW_TOKENS, AnswerBase, DocQA, drain, refusal
 from ragspec.pipelines.docqa.prompt import (
     Prompt,
     escape_special_tokens,
@@ -62,7 +62,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply(Written):
+class Reply(AnswerBase):
     """The answer to one turn.
 
     citations: see `Answer.citations`; their passages are numbered through the conversation. hits:

@@ -102,7 +102,10 @@ def _show_version(selection: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say which.")
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
 ) -> None:
@@ -134,7 +137,9 @@ def drafters() -> None:
 @app.command()
 def report(
     trace: Annotated[Path, typer.Argument(help="A trace that --trace wrote.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="HTML page to write.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Turn a trace into a page: the text coloured by source, and where the time went."""
     from ragspec.pipelines.page.page import write_page

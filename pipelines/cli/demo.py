@@ -31,7 +31,7 @@ class UnequalTextError(RagspecError):
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class DemoItem:
     """One question, its speculative answer, and the comparison with plain decoding."""
 
     question: str
@@ -156,7 +156,7 @@ def questions_of(folder: Path, qa: DocQA) -> list[str]:
 
 def ask_all(
     qa: DocQA, questions: Sequence[str], show: Callable[[str], None] | None = None
-) -> Iterator[Item]:
+) -> Iterator[DemoItem]:
     """Yield each question answered with speculation and compared with plain decoding.
 
     show: called with the pieces of the speculative answers as they come.
@@ -179,10 +179,10 @@ def ask_all(
             answers[is_plain] = ask(question, sampling, refuse=False, stream=stream)
         show("\n")
         both = answers[False].generation, answers[True].generation
-        yield Item(question, answers[False], compare(qa.engine, *both, sampling))
+        yield DemoItem(question, answers[False], compare(qa.engine, *both, sampling))
 
 
-def summarise(items: Sequence[Item]) -> dict[str, Any]:
+def summarise(items: Sequence[DemoItem]) -> dict[str, Any]:
     """Return sums of seconds and tokens, and the median speedups over plain decoding.
 
     Answers that repeat themselves flatter speculation: they are counted as `looping` and left out

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ragspec.retrievers.search.upkeep import Change
 
 LISTED = 8  # names that are shown of a change
-IndexArgument = Annotated[Path, typer.Argument(help="The index.", file_okay=False)]
+IndexArgument = Annotated[Path, typer.Argument(help="Folder of the index.", file_okay=False)]
 
 
 class IndexCommands(TyperGroup):

@@ -39,7 +39,7 @@ class Result:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-class Writer(Protocol):
+class RequestRunner(Protocol):
     """Writes the text of a request with an engine; an interrupt keeps what was written."""
 
     def __call__(
@@ -50,7 +50,7 @@ class Writer(Protocol):
 
 
 def run_and_show(
-    write: Writer,
+    write: RequestRunner,
     engine: Engine,
     sampling: Sampling,
     output: OutputOptions,
@@ -82,7 +82,7 @@ def discard(piece: str) -> None:
 
 
 def _compare(
-    write: Writer, engine: Engine, sampling: Sampling, result: Result, terminal: Terminal
+    write: RequestRunner, engine: Engine, sampling: Sampling, result: Result, terminal: Terminal
 ) -> Comparison | None:
     """Return the comparison with a plain run, None where that was interrupted."""
     from ragspec.pipelines.cli.compare import compare, plain_engine, same_seed

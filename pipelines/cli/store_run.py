@@ -119,7 +119,7 @@ def build_store(
 def _check_replaceable(out: Path) -> None:
     """Raise StoreError where a corpus holds what a build would not bring back."""
     from ragspec.drafters.method import GLOBAL
-    from ragspec.retrievers.corpus.catalogue import KIND, Source, read_catalogue
+    from ragspec.retrievers.corpus.catalogue import KIND, SegmentSource, read_catalogue
     from ragspec.storage.store import OpenStore, read_current
 
     try:
@@ -129,7 +129,7 @@ def _check_replaceable(out: Path) -> None:
         known = read_catalogue(OpenStore(path, manifest))
     except StoreError:
         return  # there is none, or a damaged one, which may be built again
-    appended = any(record.source is Source.APPENDED for record in known.segments)
+    appended = any(record.source is SegmentSource.APPENDED for record in known.segments)
     scopes = sorted({record.scope for record in known.segments})
     held = [f"outputs of model {known.model[:PREFIX]}"] if known.model is not None else []
     held += ["text that was appended while in use"] if appended else []

@@ -22,14 +22,14 @@ from ragspec.pipelines.console.options import silence_transformers
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.console.texts import TextColumns, read_texts
 from ragspec.retrievers.corpus.catalogue import tokenized
-from ragspec.training.batches import SHORTEST, PrefillJob, StateReader
+from ragspec.training.batches import SHORTEST, StateRead, StateReader
 from ragspec.training.loss import agreement
 from ragspec.training.trainer import (
     CHECKPOINT,
     PART,
     HeadTrainer,
     HeadTraining,
-    Progress,
+    TrainingProgress,
     load_state,
     save_state,
 )
@@ -82,7 +82,7 @@ def make_head(
     began = time.perf_counter()
     head = None if start is None else FeatureHead.load(start).to(target.device)
     trainer = HeadTrainer(target, learned, settings, head=head)
-    judged = list[PrefillJob]()
+    judged = list[StateRead]()
 
     def judge() -> float:
         if not judged:
@@ -132,8 +132,8 @@ class Course:
             self.best = float(best[0]), best[1]
 
     def run(
-        self, on_step: Callable[[Progress], None], terminal: Terminal, stop: threading.Event
-    ) -> Progress | None:
+        self, on_step: Callable[[TrainingProgress], None], terminal: Terminal, stop: threading.Event
+    ) -> TrainingProgress | None:
         """Train to the end and judge the head; return the last step, None for none.
 
         stop: ends the training after the current step. The best head and a checkpoint are then
@@ -191,9 +191,7 @@ class Course:
             self.trainer.head.eval().save(self.out)
 
 
-def _readings(
-    target: CausalTarget, texts: Sequence[Sequence[int]], length: int
-) -> list[PrefillJob]:
+def _readings(target: CausalTarget, texts: Sequence[Sequence[int]], length: int) -> list[StateRead]:
     """Return the target's states over the first texts that are long enough, one by one."""
     chunks = [text[:length] for text in texts[:_MOST_HELD_OUT] if len(text) >= SHORTEST]
     reader = StateReader(target, chunks)
@@ -286,11 +284,11 @@ def _pictures(
 
 
 @contextmanager
-def _progress(terminal: Terminal) -> Iterator[Callable[[Progress], None]]:
+def _progress(terminal: Terminal) -> Iterator[Callable[[TrainingProgress], None]]:
     """Show the training's progress on a terminal; else print a line at every tenth of it."""
     tenths = -1
 
-    def note(step: Progress) -> None:
+    def note(step: TrainingProgress) -> None:
         nonlocal tenths
         if int(10 * step.part) > tenths:
             tenths = int(10 * step.part)
@@ -303,7 +301,7 @@ def _progress(terminal: Terminal) -> Iterator[Callable[[Progress], None]]:
         yield lambda step: status.update(_line(step))
 
 
-def _line(step: Progress) -> str:
+def _line(step: TrainingProgress) -> str:
     """Return one line about a step, with the expected minutes to the end."""
     left = step.seconds * (1.0 - step.part) / step.part / 60
     ahead = f", about {left:.0f} min left" if step.step and left >= 1 else ""

@@ -39,7 +39,7 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class AnswerBase:
     """What a model wrote over passages; citations: characters of it that stand in a document."""
 
     generation: Generation
@@ -62,7 +62,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer(Written):
+class Answer(AnswerBase):
     """What came of one question.
 
     text: what the model wrote. evidence, short: the quoted sentence and the answer proper, ""

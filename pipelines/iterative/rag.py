@@ -23,10 +23,10 @@ from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
 from ragspec.pipelines.iterative.writers import (
     AnswerStream,
+    PassageWriter,
     RoundWriter,
     Stride,
     StridePrompts,
-    Writer,
     tokens_of,
 )
 from ragspec.reports.report import joined
@@ -43,7 +43,7 @@ from ragspec.retrievers.speculation.passages import (
     RetrievedPassage,
     RetrieverSearcher,
 )
-from ragspec.retrievers.speculation.schedule import Schedule
+from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.noise import seeded
 from ragspec.sampling.settings import Sampling
 
@@ -107,7 +107,7 @@ class IterativeRag:
         self.mode = self._mode(search)
         if overlap is None and isinstance(self.retriever, PassageIndex):
             overlap = False  # it takes the cores and the memory that the model needs
-        self.schedule = Schedule.named(speculate, overlap)
+        self.schedule = StrideSchedule.named(speculate, overlap)
         self._prefixes = SharedPrefixes()
         self.prefetch = 1 if speculate == "off" else max(1, prefetch)
         self.template = find_template(
@@ -169,7 +169,9 @@ class IterativeRag:
 
         cache = PrefixCache(self._prefixes)
         scored = self.flare is not None
-        strides = Writer(self.engine.aside(), prompts, sampling, options, cache, self.every, scored)
+        strides = PassageWriter(
+            self.engine.aside(), prompts, sampling, options, cache, self.every, scored
+        )
         loop = SpeculativeRetrieval(
             strides if self.rounds is None else RoundWriter(strides, self.rounds),
             self._searcher(prompts),

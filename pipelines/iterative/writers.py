@@ -126,7 +126,7 @@ class Stride:
 
 
 @dataclass(slots=True)
-class Writer:
+class PassageWriter:
     """Writes the strides of one answer over one cache.
 
     engine: nobody listens to its texts. every: tokens of a stride. scored: whether the
@@ -175,7 +175,7 @@ class RoundWriter:
     answer is the one that was written over it. rounds: how many there are.
     """
 
-    strides: Writer
+    strides: PassageWriter
     rounds: int
     _known: dict[RetrievedPassage, Stride] = field(default_factory=dict)
 

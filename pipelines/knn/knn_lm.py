@@ -22,7 +22,7 @@ from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import Guessing, Knn
 from ragspec.retrievers.knn.mixture import Mixture
 from ragspec.retrievers.knn.text import KnnText
-from ragspec.retrievers.speculation.schedule import Schedule
+from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.noise import seeded
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import Transform
@@ -73,7 +73,7 @@ class KnnLM:
         fitted = store.temperature(k) if temperature is None else temperature
         self.knn = Knn(store, k, Mixture(weight, fitted))
         self.speculate = speculate
-        self.schedule = Schedule.named(speculate, overlap=False)
+        self.schedule = StrideSchedule.named(speculate, overlap=False)
         self.schedule.search.further = store.near.further
 
     def generate(

@@ -23,7 +23,7 @@ from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, drain
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
 from ragspec.pipelines.long.chunks import ChunkHits, Chunks, ChunkSearch
-from ragspec.pipelines.long.modes import Writer, writer_of
+from ragspec.pipelines.long.modes import AnswerWriter, writer_of
 from ragspec.pipelines.long.saved import (
     OnRead,
     SavedDocument,
@@ -60,7 +60,12 @@ class LongDocument:
     """
 
     def __init__(
-        self, writer: Writer, selected: SavedDocument, hit: Hit, prefix: Prompt, chunks: ChunkSearch
+        self,
+        writer: AnswerWriter,
+        selected: SavedDocument,
+        hit: Hit,
+        prefix: Prompt,
+        chunks: ChunkSearch,
     ) -> None:
         self.engine = writer.engine
         self._writer = writer
@@ -163,7 +168,7 @@ class LongDocument:
         """
         if engine.target is not self.engine.target:
             raise InputError("got an engine over another model; expected one over the same target.")
-        writer = Writer(engine, self._writer.transform)
+        writer = AnswerWriter(engine, self._writer.transform)
         return LongDocument(writer, self._selection(), self.hit, self.prefix, self._search)
 
     def _selection(self) -> SavedDocument:

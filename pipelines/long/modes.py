@@ -20,7 +20,7 @@ RAPID = "rapid"
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class AnswerWriter:
     """What answers are written with. transform: of the target's law, None for the law itself."""
 
     engine: Engine
@@ -33,7 +33,7 @@ def writer_of(
     draft_model: Any,
     mode: str,
     eta: float | None,
-) -> Writer:
+) -> AnswerWriter:
     """Return who writes in a mode; see `LongDocument.open` for the arguments.
 
     Raises InputError, UnknownNameError, TokenizerMismatchError.
@@ -45,7 +45,7 @@ def writer_of(
     requests: list[Any] = list(cast(Sequence[Any], drafter)) if several else [drafter]
     requests = [each for each in requests if each is not None]
     if mode == "exact" and draft_model is None and not requests:
-        return Writer(engine)
+        return AnswerWriter(engine)
     rapid = None
     if mode != "exact" or draft_model is not None or RAPID in requests:
         rapid = Rapid(_reader(engine, draft_model), mode=mode, eta=eta)
@@ -55,14 +55,14 @@ def writer_of(
                 f"got drafter={drafter!r} with mode='paper', whose acceptance judges the drafts of "
                 "the model that reads the chunks; expected no other drafter."
             )
-        return Writer(AnyEngine(engine.target, engine.tokenizer, rapid, budget=engine.budget))
+        return AnswerWriter(AnyEngine(engine.target, engine.tokenizer, rapid, budget=engine.budget))
     sources = [rapid if each == RAPID else each for each in requests] or [engine.drafter]
     if draft_model is not None and rapid not in sources:
         sources.append(rapid)
     if requests or draft_model is not None:
         drafters = [each for each in sources if each is not None]
         engine = AnyEngine(engine.target, engine.tokenizer, drafters, budget=engine.budget)
-    return Writer(engine, None if rapid is None else rapid.transform)
+    return AnswerWriter(engine, None if rapid is None else rapid.transform)
 
 
 def _reader(engine: Engine, draft_model: Any) -> Any:

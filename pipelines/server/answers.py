@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REASONS = {"length": "length", "paused": "length"}
 
 
-class Reply:
+class OpenAIReply:
     """The head of one answer: what all its parts have in common."""
 
     def __init__(self, kind: str, model: str, tokenizer: Any) -> None:

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from ragspec.pipelines.server.access import RequestLimits, require_admin_key, require_key
-from ragspec.pipelines.server.answers import Reply
+from ragspec.pipelines.server.answers import OpenAIReply
 from ragspec.pipelines.server.errors import ApiError, add_error_handlers
 from ragspec.pipelines.server.pictures import draw
 from ragspec.pipelines.server.prompting import EngineRequest, read_chat, read_completion
@@ -131,7 +131,7 @@ class Routes:
         result = await self._start(
             lambda: [read_chat(body, served.engine, served.documents)], body, request
         )
-        reply = Reply("chat", served.name, served.engine.tokenizer)
+        reply = OpenAIReply("chat", served.name, served.engine.tokenizer)
         if result.requests[0].refused is not None:
             return answer_refusal(body, reply, result.requests[0].refused, self.settings.stall)
         return await answer(body, request, result, reply, self.settings.stall)
@@ -140,7 +140,7 @@ class Routes:
         """Continue prompts."""
         served = self._ready_for(body)
         result = await self._start(lambda: read_completion(body, served.engine), body, request)
-        reply = Reply("completion", served.name, served.engine.tokenizer)
+        reply = OpenAIReply("completion", served.name, served.engine.tokenizer)
         return await answer(body, request, result, reply, self.settings.stall)
 
     async def images(self, body: ImageRequest, request: Request) -> Response:

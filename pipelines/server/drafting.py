@@ -24,7 +24,7 @@ ALL = object()  # every store there is
 Names = str | Sequence[str] | None
 
 
-class Drafting:
+class TenantDrafting:
     """The engines of a server, one for each tenant and way of drafting.
 
     Drafters and budgets learn from the texts that they serve: with one for each tenant nobody

@@ -78,8 +78,8 @@ def as_api_error(error: Exception) -> ApiError:
 
 def error_response(error: Exception) -> JSONResponse:
     """Return the response to a request that failed."""
-    shown = as_api_error(error)
-    return JSONResponse(shown.body(), shown.status, shown.headers)
+    failure = as_api_error(error)
+    return JSONResponse(failure.body(), failure.status, failure.headers)
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -14,7 +14,7 @@ import uvicorn
 
 from ragspec.errors import InputError
 from ragspec.pipelines.server.app import build_app
-from ragspec.pipelines.server.drafting import Drafting
+from ragspec.pipelines.server.drafting import TenantDrafting
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 
@@ -81,7 +81,7 @@ def load(served: Served, settings: ServerSettings) -> Serving:
     """Load the models, documents and stores."""
     engine = served.engine()
     source = _draft_model(engine)
-    drafting = Drafting(engine, served.drafter, served.budget, source)
+    drafting = TenantDrafting(engine, served.drafter, served.budget, source)
     result = Serving(
         engine,
         served.name,

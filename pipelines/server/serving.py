@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, ModelError, QueueFullError, RagspecError, StoreError
-from ragspec.pipelines.server.drafting import Drafting
+from ragspec.pipelines.server.drafting import TenantDrafting
 from ragspec.pipelines.server.errors import ApiError
 from ragspec.pipelines.server.metrics import Metrics
 from ragspec.pipelines.server.prompting import EngineRequest
@@ -40,7 +40,7 @@ class Serving:
         engine: Engine,
         name: str,
         *,
-        drafting: Drafting | None = None,
+        drafting: TenantDrafting | None = None,
         documents: DocQA | None = None,
         images: Mapping[str, Any] | None = None,
         slots: int = 8,
@@ -60,7 +60,7 @@ class Serving:
         self._drawings = queue
         self._samples = 0  # requests for pictures that have not ended
         self._image_lock = threading.Lock()
-        self.drafting = Drafting(engine) if drafting is None else drafting
+        self.drafting = TenantDrafting(engine) if drafting is None else drafting
         self.pool = Pool(engine, slots, queue=queue)
         self.metrics = Metrics(self.pool)
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from ragspec.engine.output import TextChunks
 from ragspec.pipelines.docqa.docqa import NO_ANSWER_TEXT
-from ragspec.pipelines.server.answers import Reply, metrics, usage
+from ragspec.pipelines.server.answers import OpenAIReply, metrics, usage
 from ragspec.pipelines.server.errors import ApiError, as_api_error
 from ragspec.pipelines.server.token_offsets import Placed, TokenOffsets
 
@@ -103,7 +103,7 @@ class RunningTexts:
 
 
 async def answer(
-    body: TextRequest, request: Request, running: RunningTexts, reply: Reply, stall: float
+    body: TextRequest, request: Request, running: RunningTexts, reply: OpenAIReply, stall: float
 ) -> Response:
     """Return the response to a request whose texts are running; stall: see `EventStream`."""
     if body.stream:
@@ -119,7 +119,7 @@ async def answer(
     return JSONResponse(await run_in_thread(lambda: reply.whole(pairs, running.firsts)))
 
 
-def answer_refusal(body: TextRequest, reply: Reply, why: str, stall: float) -> Response:
+def answer_refusal(body: TextRequest, reply: OpenAIReply, why: str, stall: float) -> Response:
     """Return the response where no document covers the question, once for each sample."""
     record = reply.refused(NO_ANSWER_TEXT, why, body.samples)
     if not body.stream:
@@ -139,7 +139,7 @@ def answer_refusal(body: TextRequest, reply: Reply, why: str, stall: float) -> R
 
 
 async def _encode(
-    running: RunningTexts, reply: Reply, wants_usage: bool
+    running: RunningTexts, reply: OpenAIReply, wants_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Yield the encoded events of a stream; an error becomes the last one."""
     handles, cited = running.handles, running.cited
@@ -163,10 +163,10 @@ async def _encode(
         more = {"usage": usage(texts, running.firsts)} if wants_usage else {}
         yield encode_event(reply.chunk([], metrics=metrics(texts), **more))
     except Exception as error:
-        shown = as_api_error(error)
-        if shown.status == 500:
+        failure = as_api_error(error)
+        if failure.status == 500:
             log.exception("a stream failed")
-        yield encode_event(shown.body())
+        yield encode_event(failure.body())
     yield DONE
 
 
@@ -212,7 +212,7 @@ async def wait_for(handles: Sequence[RequestHandle]) -> list[Generation]:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TextEvent:
     """A piece of text number `index`, or its end.
 
     Attributes:
@@ -226,7 +226,7 @@ class Event:
     generation: Generation | None = None
 
 
-async def read_events(handles: Sequence[RequestHandle], tokenizer: Any) -> AsyncIterator[Event]:
+async def read_events(handles: Sequence[RequestHandle], tokenizer: Any) -> AsyncIterator[TextEvent]:
     """Yield the events of all texts as they come, until all have ended; raises what ended one."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[int] = asyncio.Queue()
@@ -258,14 +258,14 @@ class EventReader:
         self.token_offsets = None if handle.settings.logprobs is None else TokenOffsets(tokenizer)
         self.sent = 0  # characters
 
-    def read(self) -> Event | None:
+    def read(self) -> TextEvent | None:
         """Return the next event, None where the step completes no text."""
         emission = next(self.handle, None)
         if emission is None:
             generation = self.handle.result()
             rest = self.chunks.new(generation.text)
             placed = None if self.token_offsets is None else self.token_offsets.rest(generation)
-            return Event(self.index, rest, placed, generation)
+            return TextEvent(self.index, rest, placed, generation)
         self.chunks.push(emission.step.tokens)
         # Only the end of the text tells what of its last step belongs to a stop string.
         text = "" if emission.row.done else self.chunks.new()
@@ -273,5 +273,5 @@ class EventReader:
             return None
         self.sent += len(text)
         if self.token_offsets is None:
-            return Event(self.index, text)
-        return Event(self.index, text, self.token_offsets.upto(self.sent, emission.row.scored))
+            return TextEvent(self.index, text)
+        return TextEvent(self.index, text, self.token_offsets.upto(self.sent, emission.row.scored))

@@ -22,7 +22,7 @@ from ragspec.adapters.passages import (
     search_of,
 )
 from ragspec.adapters.requests import read_settings
-from ragspec.adapters.writer import Job, Writer, pulled
+from ragspec.adapters.writer import HostWriter, Job, pulled
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
@@ -78,14 +78,14 @@ class RagspecChatGenerator:
         self.generation_kwargs = dict(generation_kwargs or {})
         self.streaming_callback = streaming_callback
         self._ready = (engine, pool)
-        self._writer: Writer | None = None
+        self._writer: HostWriter | None = None
         if model is None or engine is not None or pool is not None:
             self.warm_up()  # nothing is loaded for these; what contradicts itself is told at once
 
     def warm_up(self) -> None:
         """Load the model, if it is not loaded."""
         if self._writer is None:
-            self._writer = Writer.of(
+            self._writer = HostWriter.of(
                 self.model,
                 *self._ready,
                 template=self.chat_template,
@@ -196,7 +196,7 @@ class RagspecChatGenerator:
         messages: list[ChatMessage] | str,
         generation_kwargs: dict[str, Any] | None,
         documents: list[Document] | None,
-    ) -> tuple[Writer, Job]:
+    ) -> tuple[HostWriter, Job]:
         self.warm_up()
         assert self._writer is not None
         request = read_settings(self.generation_kwargs, generation_kwargs or {})
@@ -207,7 +207,7 @@ class RagspecChatGenerator:
 
 
 @component
-class RagspecRetriever:
+class HaystackRetriever:
     """Our passages as Haystack's documents, best first.
 
     index: a PassageIndex, or the folder that its `save` wrote, opened by `warm_up` or the first
@@ -241,9 +241,9 @@ class RagspecRetriever:
         return instance
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> RagspecRetriever:
+    def from_dict(cls, data: dict[str, Any]) -> HaystackRetriever:
         """Return the component that `to_dict` wrote."""
-        instance: RagspecRetriever = default_from_dict(cls, data)
+        instance: HaystackRetriever = default_from_dict(cls, data)
         return instance
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
@@ -305,14 +305,14 @@ def _message(message: Any) -> dict[str, Any]:
     return instance
 
 
-def _last(writer: Writer, text: Generation, info: ComponentInfo) -> StreamingChunk:
+def _last(writer: HostWriter, text: Generation, info: ComponentInfo) -> StreamingChunk:
     meta = {"model": writer.name, "usage": writer.usage(text)}
     return StreamingChunk(
         "", meta=meta, component_info=info, index=0, finish_reason=text.finish_reason
     )
 
 
-def _chunk(writer: Writer, number: int, piece: str, info: ComponentInfo) -> StreamingChunk:
+def _chunk(writer: HostWriter, number: int, piece: str, info: ComponentInfo) -> StreamingChunk:
     meta = {"model": writer.name}
     return StreamingChunk(piece, meta=meta, component_info=info, index=0, start=number == 0)
 
@@ -324,7 +324,9 @@ async def _call(callback: StreamingCallbackT, chunk: StreamingChunk) -> None:
         await result
 
 
-def _replies(writer: Writer, job: Job, texts: Sequence[Generation]) -> dict[str, list[ChatMessage]]:
+def _replies(
+    writer: HostWriter, job: Job, texts: Sequence[Generation]
+) -> dict[str, list[ChatMessage]]:
     replies = []
     for number, text in enumerate(texts):
         facts = writer.metadata(job, text)

@@ -22,7 +22,7 @@ from ragspec.adapters.passages import (
     search_of,
 )
 from ragspec.adapters.requests import read_settings
-from ragspec.adapters.writer import Job, Writer
+from ragspec.adapters.writer import HostWriter, Job
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
@@ -83,7 +83,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
     max_tokens: int | None = None
     stop: list[str] | None = None
     tenant: str | None = None
-    _writer: Writer = PrivateAttr()
+    _writer: HostWriter = PrivateAttr()
 
     SETTINGS: ClassVar[tuple[str, ...]] = (
         "temperature",
@@ -103,7 +103,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
         super().__init__(**settings)
         # Not in a validator: pydantic would hide our errors in one of its own.
         read_settings(self._settings)
-        self._writer = Writer.of(
+        self._writer = HostWriter.of(
             self.model,
             self.engine,
             self.pool,
@@ -211,7 +211,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
         )
 
 
-class RagspecRetriever(BaseRetriever):  # type: ignore[misc]
+class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
     """Our passages as LangChain's documents, best first.
 
     index: a PassageIndex, or the folder that its `save` wrote. k: passages. mode: "dense",

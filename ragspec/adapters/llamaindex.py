@@ -24,7 +24,7 @@ from ragspec.adapters.passages import (
     search_of,
 )
 from ragspec.adapters.requests import read_settings
-from ragspec.adapters.writer import Job, Writer, pulled
+from ragspec.adapters.writer import HostWriter, Job, pulled
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.registry import for_extra
@@ -85,7 +85,7 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
     max_tokens: int | None = None
     stop: list[str] | None = None
     tenant: str | None = None
-    _writer: Writer = PrivateAttr()
+    _writer: HostWriter = PrivateAttr()
 
     SETTINGS: ClassVar[tuple[str, ...]] = (
         "temperature",
@@ -105,7 +105,7 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
         super().__init__(**settings)
         # Not in a validator: pydantic would hide our errors in one of its own.
         read_settings(self._settings)
-        self._writer = Writer.of(
+        self._writer = HostWriter.of(
             self.model,
             self.engine,
             self.pool,
@@ -252,7 +252,7 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
         return {**self._writer.metadata(job, text), **named, "usage": usage}
 
 
-class RagspecRetriever(BaseRetriever):  # type: ignore[misc]
+class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]
     """Our passages as LlamaIndex's nodes, best first.
 
     index: a PassageIndex, or the folder that its `save` wrote. similarity_top_k: passages. mode:

@@ -51,7 +51,7 @@ class Job:
         return {**self.request.options, "spans": self.prompt.spans, "texts": self.texts}
 
 
-class Writer:
+class HostWriter:
     """Writes texts for a host, by an engine alone or by a pool that many callers share.
 
     source: an Engine, a Pool, or the path or name of a model. template: a Jinja chat template in

@@ -33,7 +33,7 @@ UNKNOWN = -1  # the token before the root where it is not told
 
 
 @dataclass(slots=True)
-class Ratio:
+class AcceptanceRatio:
     """Accepted over claimed: fading counts, and the correction of a claim that follows from them.
 
     factor <= 1 scales the claim down; factor in (1, 2] scales the distance from 1 down by
@@ -78,7 +78,7 @@ class Appraisal:
     tokens: list[int]
     parents: list[int]
     accept_prob: list[float] = field(default_factory=list)
-    claims: list[tuple[dict[int, Ratio], int, float, int | None, float]] = field(
+    claims: list[tuple[dict[int, AcceptanceRatio], int, float, int | None, float]] = field(
         default_factory=list
     )
 
@@ -87,7 +87,7 @@ class Appraisal:
 class Calibration:
     """Acceptance by source and kind of claim; tables: by source, the ratios by key."""
 
-    tables: dict[str, dict[int, Ratio]] = field(default_factory=dict)
+    tables: dict[str, dict[int, AcceptanceRatio]] = field(default_factory=dict)
 
     def appraise(self, tree: DraftTree, root: int = UNKNOWN) -> Appraisal:
         """Return the corrected reach of every node; never more than the reach of its parent.
@@ -144,7 +144,9 @@ class Calibration:
         return len(visited) - 1
 
 
-def _learn(table: dict[int, Ratio], key: int, claim: float, hit: bool, prior: float) -> None:
+def _learn(
+    table: dict[int, AcceptanceRatio], key: int, claim: float, hit: bool, prior: float
+) -> None:
     """Add one outcome to the ratio of a key; where there is no room for a new one, to none.
 
     Texts at once must share one, so the first that is set stays.
@@ -153,5 +155,5 @@ def _learn(table: dict[int, Ratio], key: int, claim: float, hit: bool, prior: fl
     if known is None:
         if len(table) >= MOST_RATIOS:
             return
-        known = table.setdefault(key, Ratio())
+        known = table.setdefault(key, AcceptanceRatio())
     known.learn(claim, hit, prior)

@@ -154,7 +154,7 @@ class SizedGain(Gain):
 
 
 @dataclass(slots=True)
-class Source:
+class SourceGain:
     """What asking one source costs, and what it adds to those before it, by what they promised."""
 
     cost: DraftCost = field(default_factory=DraftCost)
@@ -176,17 +176,17 @@ class Experience:
     drafts: list[SizedGain] = field(
         default_factory=lambda: [SizedGain() for _ in range(len(OUTLOOKS) + 2)]
     )
-    sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[str, SourceGain] = field(default_factory=dict)
     taught: dict[str, Gain] = field(default_factory=dict)
     steps: int = 0
     tokens: float = 0.0
     time: float = 0.0
     host: float = 0.0
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> SourceGain:
         """Return what is known about a source."""
         # Texts at once must share one, so the first that is set stays.
-        return self.sources.get(name) or self.sources.setdefault(name, Source())
+        return self.sources.get(name) or self.sources.setdefault(name, SourceGain())
 
     def learn_step(self, tokens: float, milliseconds: float) -> None:
         """Add one step; the first ones weigh as in a plain mean."""

@@ -51,7 +51,7 @@ class Wrapped:
         self.inner.observe(feedback)
 
 
-class Source:
+class SourceSession:
     """One drafter in one row of another that takes its trees as they are.
 
     patience: seconds that a look-up may take for one draft, see `FuseSession`. An adviser in the
@@ -87,7 +87,7 @@ class Source:
         self._guard.observe(feedback)
 
 
-def faults_of(sources: Iterable[Source]) -> dict[str, int]:
+def faults_of(sources: Iterable[SourceSession]) -> dict[str, int]:
     """Return the faults of all sources by name."""
     total: dict[str, int] = {}
     for source in sources:

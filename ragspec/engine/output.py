@@ -35,7 +35,7 @@ class Generation:
     sample: int = 0
 
 
-class Written(Protocol):
+class RunningText(Protocol):
     """The one text that a stream is of."""
 
     @property
@@ -83,7 +83,7 @@ class Stream:
     """
 
     def __init__(
-        self, run: Written, passes: Iterator[Any], tokenizer: Any, stops: Sequence[str]
+        self, run: RunningText, passes: Iterator[Any], tokenizer: Any, stops: Sequence[str]
     ) -> None:
         self._run = run
         self._passes = passes

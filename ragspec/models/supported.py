@@ -12,7 +12,7 @@ from ragspec.errors import TokenizerMismatchError, UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AttentionWindow:
     """What a kind of layer attends to, beside causality.
 
     size: the last so many tokens, the query among them; None for all. chunk: tokens of the query's
@@ -37,7 +37,7 @@ class Window:
         return reached
 
 
-def layer_windows(config: Any) -> dict[str, Window]:
+def layer_windows(config: Any) -> dict[str, AttentionWindow]:
     """Return the window of each kind of layer that a configuration names.
 
     Those that name none have one, called "full_attention" whatever its window.
@@ -48,14 +48,14 @@ def layer_windows(config: Any) -> dict[str, Window]:
         size = None
     chunk = getattr(text, "attention_chunk_size", None) or None
     known = {
-        "full_attention": Window(),
-        "sliding_attention": Window(size=size),
-        "chunked_attention": Window(chunk=chunk),
+        "full_attention": AttentionWindow(),
+        "sliding_attention": AttentionWindow(size=size),
+        "chunked_attention": AttentionWindow(chunk=chunk),
     }
     kinds = dict.fromkeys(getattr(text, "layer_types", None) or ())
     if not kinds:
-        return {"full_attention": Window(size=size)}
-    return {kind: known.get(kind, Window()) for kind in kinds}
+        return {"full_attention": AttentionWindow(size=size)}
+    return {kind: known.get(kind, AttentionWindow()) for kind in kinds}
 
 
 def check_vocabulary(

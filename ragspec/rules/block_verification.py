@@ -27,7 +27,7 @@ from ragspec.rules.rejection import (
     normalised,
     ratio,
 )
-from ragspec.sampling.noise import Stream
+from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 
@@ -49,7 +49,7 @@ class Block:
         check_chain(self, tree)
         ended = next((node for node in range(len(tree)) if target.ends(node)), None)
         nodes = len(tree) if ended is None else ended + 1
-        uniform = partial(target.noise.uniform, target.index(ROOT), Stream.ACCEPT)
+        uniform = partial(target.noise.uniform, target.index(ROOT), NoiseUse.ACCEPT)
         accepted, weight, distribution = 0, 1.0, target.probabilities(ROOT)
         for depth in range(nodes):  # the prefix of `depth` tokens ends in node depth - 1
             p = target.probabilities(depth - 1)

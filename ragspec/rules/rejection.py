@@ -28,7 +28,7 @@ import torch
 
 from ragspec.errors import RuleError
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 EXACT_FOR_LABEL = "exact-for(distribution)"
@@ -127,7 +127,7 @@ def descend(rule: Rule, tree: DraftTree, target: TargetView, choose: Choose) -> 
                 [tokens[sibling] for sibling in siblings],
                 distribution,
                 draft_distribution(tree, node, distribution),
-                partial(target.noise.uniform, index, Stream.ACCEPT),
+                partial(target.noise.uniform, index, NoiseUse.ACCEPT),
             )
         if accepted is None:
             return Verdict(path_to(tree, node), draw(distribution, target.noise, index))
@@ -167,7 +167,7 @@ def normalised(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
 def draw(distribution: torch.Tensor, noise: NoiseStream, index: int) -> int:
     """Return a token drawn from the law [V] with the residual noise of the index."""
     tokens = distribution.nonzero().flatten()
-    scores = distribution[tokens].log() + noise.gumbel(index, tokens, Stream.RESIDUAL)
+    scores = distribution[tokens].log() + noise.gumbel(index, tokens, NoiseUse.RESIDUAL)
     return int(tokens[torch.argmax(scores)])
 
 

@@ -26,7 +26,7 @@ _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 
 
-class Stream(IntEnum):
+class NoiseUse(IntEnum):
     """Uses of noise that must not share values; target and coupled drafts do share theirs."""
 
     TARGET = 0
@@ -63,7 +63,7 @@ class NoiseStream:
     sample: int = 0
 
     def gumbel(
-        self, index: int, tokens: torch.Tensor, stream: Stream = Stream.TARGET
+        self, index: int, tokens: torch.Tensor, stream: NoiseUse = NoiseUse.TARGET
     ) -> torch.Tensor:
         """Return standard Gumbel noise f64 for token ids of any shape at one generated index.
 
@@ -72,7 +72,10 @@ class NoiseStream:
         return _gumbel(tokens, [self._key(index, stream)])
 
     def gumbel_rows(
-        self, indices: Sequence[int], tokens: torch.Tensor, stream: Stream = Stream.TARGET
+        self,
+        indices: Sequence[int],
+        tokens: torch.Tensor,
+        stream: NoiseUse = NoiseUse.TARGET,
     ) -> torch.Tensor:
         """Return Gumbel noise for R rows that each have an index of their own.
 
@@ -81,7 +84,10 @@ class NoiseStream:
         return _gumbel(tokens, [self._key(index, stream) for index in indices])
 
     def normal_rows(
-        self, indices: Sequence[int], lanes: torch.Tensor, stream: Stream = Stream.LATENT
+        self,
+        indices: Sequence[int],
+        lanes: torch.Tensor,
+        stream: NoiseUse = NoiseUse.LATENT,
     ) -> torch.Tensor:
         """Return standard normal numbers for R rows that each have an index of their own.
 
@@ -92,17 +98,17 @@ class NoiseStream:
         normal: torch.Tensor = torch.special.ndtri(_uniform(lanes, keys))
         return normal
 
-    def uniform(self, index: int, stream: Stream, lane: int = 0) -> float:
+    def uniform(self, index: int, stream: NoiseUse, lane: int = 0) -> float:
         """Return one number in (0, 1); `lane` tells several draws at one index apart."""
         word = _mix(self._key(index, stream) + lane * _GOLDEN)
         return ((word >> 12) + 0.5) * 2.0**-52
 
-    def keys(self, indices: torch.Tensor, stream: Stream = Stream.TARGET) -> torch.Tensor:
+    def keys(self, indices: torch.Tensor, stream: NoiseUse = NoiseUse.TARGET) -> torch.Tensor:
         """Return the keys of generated indices i64 [...] for `gumbel_of_keys`, where those are."""
         counters = (indices << 3) + _signed(int(stream) + 3 * _GOLDEN)
         return _mixed(_mixed(counters) ^ _signed(self._local()))
 
-    def _key(self, index: int, stream: Stream) -> int:
+    def _key(self, index: int, stream: NoiseUse) -> int:
         return _mix(self._local() ^ _mix((index << 3) + int(stream) + 3 * _GOLDEN))
 
     def _local(self) -> int:

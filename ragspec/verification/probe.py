@@ -54,7 +54,7 @@ Stages = Sequence[Sequence[tuple[Sequence[int], tuple[int, ...]]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ProbeAttempt:
     """How far one way of verifying was off, or the error that it raised."""
 
     error: float
@@ -97,7 +97,7 @@ class Trial:
         self,
         opened: Callable[[int, int], TargetSession],
         stages: Stages,
-    ) -> Attempt:
+    ) -> ProbeAttempt:
         """Return how far the sessions that `opened` makes are off over these stages."""
         lengths = (self.prefix, PREFIXES[1])
         cases = [self._case(n, [stage[row] for stage in stages]) for row, n in enumerate(lengths)]
@@ -107,12 +107,12 @@ class Trial:
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as raised:  # whatever a foreign model may raise is its verdict
-            return Attempt(float("inf"), tolerance, f"{type(raised).__name__}: {raised}"[:200])
+            return ProbeAttempt(float("inf"), tolerance, f"{type(raised).__name__}: {raised}"[:200])
         selection = [self._expected(case) for case in cases]
         worst = torch.cat([_difference(a, b) for a, b in zip(result, selection, strict=True)])
         half = torch.finfo(self.target.dtype).bits < 32
         error = float(worst.quantile(QUANTILE) if half else worst.max())
-        return Attempt(error if error == error else float("inf"), tolerance)
+        return ProbeAttempt(error if error == error else float("inf"), tolerance)
 
     def wavers(self) -> bool:
         """Say whether two equal forwards differ, as dropout makes them."""
@@ -365,7 +365,7 @@ def _cause(target: CausalTarget) -> str:
     return ""
 
 
-def _verdict(trial: Trial, mode: str, attempt: Attempt, reason: str) -> ProbeVerdict:
+def _verdict(trial: Trial, mode: str, attempt: ProbeAttempt, reason: str) -> ProbeVerdict:
     """Return the verdict, which says so where a window was too long to be crossed."""
     window = shortest_window(trial.target)
     if mode != "refused" and window is not None and trial.prefix <= window:

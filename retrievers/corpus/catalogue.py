@@ -28,7 +28,7 @@ KIND = "corpus"
 MODEL, TOKENIZER = "model", "tokenizer"
 
 
-class Source(StrEnum):
+class SegmentSource(StrEnum):
     """How a segment's text came in: built from a corpus, or appended while in use."""
 
     BUILT = "built"
@@ -41,7 +41,7 @@ class SegmentRecord:
 
     name: str
     scope: str
-    source: Source
+    source: SegmentSource
     tokens: int
     documents: int
 
@@ -124,7 +124,7 @@ def read_catalogue(store: OpenStore) -> Catalogue:
     try:
         segments = tuple(
             SegmentRecord(
-                str(raw["name"]), str(raw["scope"]), Source(raw["source"]),
+                str(raw["name"]), str(raw["scope"]), SegmentSource(raw["source"]),
                 int(raw["tokens"]), int(raw["documents"]),
             )
             for raw in parameters["segments"]

@@ -25,7 +25,7 @@ from ragspec.retrievers.corpus.catalogue import (
     Catalogue,
     CorpusInfo,
     ProgressCallback,
-    Source,
+    SegmentSource,
     Texts,
     chunks,
     open_view,
@@ -100,7 +100,7 @@ class CorpusIndex:
 
         def fill(revision: Revision) -> None:
             for piece in chunks(documents, segment_tokens):
-                revision.put((), revision.build(piece, scope, Source.BUILT))
+                revision.put((), revision.build(piece, scope, SegmentSource.BUILT))
 
         create(Path(out), Catalogue(size, depth, known, _print_of(model)), fill)
         return cls.open(out, **options)

@@ -22,7 +22,7 @@ from ragspec.retrievers.corpus.catalogue import (
     KIND,
     Catalogue,
     SegmentRecord,
-    Source,
+    SegmentSource,
     files_of,
     open_segment,
     read_catalogue,
@@ -57,7 +57,7 @@ class Revision:
         self,
         documents: Iterable[Document],
         scope: str,
-        source: Source,
+        source: SegmentSource,
         progress: Progress | None = None,
     ) -> SegmentRecord | None:
         """Write one segment and return its record, not listed yet; None where there is no text."""
@@ -100,13 +100,13 @@ class Revision:
         """
         run: list[SegmentRecord] = []
         size = sum(map(len, documents))
-        for record in reversed(self._of(scope, Source.APPENDED)):
+        for record in reversed(self._of(scope, SegmentSource.APPENDED)):
             if record.tokens >= FACTOR * size or record.tokens + size > largest:
                 break
             run.insert(0, record)
             size += record.tokens
         texts = [document for record in run for document in self.documents(record)]
-        new = self.build([*texts, *documents], scope, Source.APPENDED)
+        new = self.build([*texts, *documents], scope, SegmentSource.APPENDED)
         self.put(run, None)
         self.put((), new)  # the newest of all scopes: eviction takes the first
 
@@ -155,7 +155,7 @@ class Revision:
                 carried |= carry(self._store, files_of(self._store, record), self.folder)
         return Contents(self.catalogue.parameters, self.catalogue.fingerprints, carried)
 
-    def _of(self, scope: str, source: Source) -> list[SegmentRecord]:
+    def _of(self, scope: str, source: SegmentSource) -> list[SegmentRecord]:
         mine = (scope, source)
         return [each for each in self.catalogue.segments if (each.scope, each.source) == mine]
 

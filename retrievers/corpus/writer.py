@@ -21,7 +21,7 @@ from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.catalogue import (
     Catalogue,
-    Source,
+    SegmentSource,
     View,
     open_view,
     read_pointer,
@@ -224,7 +224,9 @@ class CorpusWriter:
             revision.append(documents, scope, largest)
         if limit is not None:
             appended = [
-                record for record in revision.catalogue.segments if record.source is Source.APPENDED
+                record
+                for record in revision.catalogue.segments
+                if record.source is SegmentSource.APPENDED
             ]
             revision.evict(limit, appended, whole=True)
 

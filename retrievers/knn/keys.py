@@ -25,7 +25,7 @@ ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TokenWindow:
     """Tokens to read together: `known` of them only so that the others stand in their text."""
 
     tokens: list[int]
@@ -54,18 +54,18 @@ class KeyReader:
         most = min(WINDOW, self.room)
         self.size = min(most, target.max_length or most) - len(self.before)
 
-    def windows(self, document: Sequence[int]) -> Iterator[Window]:
+    def windows(self, document: Sequence[int]) -> Iterator[TokenWindow]:
         """Yield the windows of a document: every token but the last has a key in one of them."""
         start, end, known = 0, 0, 0
         while end < len(document) - 1:
             end = min(start + self.size, len(document) - 1)
             tokens = [*self.before, *document[start:end]]
             first = start + known
-            yield Window(tokens, len(self.before) + known, list(document[first + 1 : end + 1]))
+            yield TokenWindow(tokens, len(self.before) + known, list(document[first + 1 : end + 1]))
             known = self.size // SHARE_KNOWN
             start = end - known
 
-    def states(self, windows: Sequence[Window]) -> list[NDArray[np.float16]]:
+    def states(self, windows: Sequence[TokenWindow]) -> list[NDArray[np.float16]]:
         """Return the keys f16 [n, H] of windows, in their order."""
         from ragspec.verification.causal import read_states
 
@@ -118,9 +118,9 @@ def write_keys(
 
 def _batched(
     documents: Iterable[Sequence[int] | NDArray[Any]], reader: KeyReader, most: int
-) -> Iterator[tuple[list[Window], list[int]]]:
+) -> Iterator[tuple[list[TokenWindow], list[int]]]:
     """Yield windows to be read together, and after how many of their keys a document ends."""
-    windows: list[Window] = []
+    windows: list[TokenWindow] = []
     ended: list[int] = []
     waiting = total = 0
     for number, document in enumerate(documents):

@@ -8,7 +8,7 @@ and what followed it goes. The text is that of a search before every token.
 
 Where we deviate: drafts go on below guesses, one forward may give several of them; the target alone
 is a rival of the cache, whichever was right more often lately is written on; and where guessing
-does not pay by `Schedule`, tokens wait for their searches within one call of the engine.
+does not pay by `StrideSchedule`, tokens wait for their searches within one call of the engine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.cache import NeighbourCache
 from ragspec.retrievers.knn.distributions import Guessing, Knn, KnnQuery, Searching
 from ragspec.retrievers.knn.nearest_keys import Neighbours
-from ragspec.retrievers.speculation.schedule import GLANCE, Plan, Schedule
+from ragspec.retrievers.speculation.schedule import GLANCE, StridePlan, StrideSchedule
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.settings import TokenLogprob
@@ -52,7 +52,7 @@ class KnnText:
     write: Write
     knn: Knn
     prompt: Sequence[int]
-    schedule: Schedule
+    schedule: StrideSchedule
     top: int | None = None
     on_accept: Callable[[Sequence[int], Generation | None], None] = lambda tokens, last: None
     waits: bool = False
@@ -62,7 +62,7 @@ class KnnText:
     calls: list[Generation] = field(default_factory=list)
     _steps: list[Step] = field(default_factory=list)
     _scored: list[TokenLogprob] = field(default_factory=list)
-    _plans: list[Plan] = field(default_factory=list)
+    _plans: list[StridePlan] = field(default_factory=list)
     _cache: NeighbourCache | None = None
     _waited: float = 0.0
     _patience: int = WAITED
@@ -116,7 +116,7 @@ class KnnText:
         scored = self._scored[: len(tokens)] if self.top is not None else None
         return replace(last, tokens=tokens, report=whole, steps=self._steps, logprobs=scored)
 
-    def _wait(self, plan: Plan) -> bool:
+    def _wait(self, plan: StridePlan) -> bool:
         """Write some tokens, every one after a search; return whether the text has ended."""
         hopeless = self.schedule.hopeless  # then to keep a cache would be in vain
         distribution = Searching(self.knn, None if self.waits or hopeless else self._open_cache())
@@ -147,10 +147,10 @@ class KnnText:
         self._take(call, new, call.steps, call.logprobs or ())
         self.report.gated += 1
         self.report.rounds += 1
-        self._plans += [Plan()] * len(new)
+        self._plans += [StridePlan()] * len(new)
         return call.finish_reason != "paused"
 
-    def _guess(self, plan: Plan) -> bool:
+    def _guess(self, plan: StridePlan) -> bool:
         """Write some tokens on guesses and check them; return whether the text has ended."""
         distribution = Guessing(self.knn, self._open_cache(), alone=self.schedule.stays)
         self._patience = WAITED

@@ -22,7 +22,7 @@ from ragspec.drafters.base import (
     expect_drafter,
 )
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import Source, Wrapped, as_kind, faults_of
+from ragspec.drafters.delegate import SourceSession, Wrapped, as_kind, faults_of
 from ragspec.drafters.fuse import PATIENCE
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -36,7 +36,7 @@ class Cascade(Combined):
     """Drafts with several drafters in order of trust.
 
     reserve: share of the budget that each later drafter keeps for nodes it is sure of. sure: the
-    reach from which a node counts as sure. patience: see `Source`. A drafter that fails is
+    reach from which a node counts as sure. patience: see `SourceSession`. A drafter that fails is
     switched off. Raises InputError for no drafter, or a reserve that leaves the first nothing.
     """
 
@@ -82,7 +82,9 @@ class CascadeSession:
         self._kind = cascade.kind
         self._reserve = cascade.reserve
         self._sure = cascade.sure
-        self._sources = [Source(drafter, request, cascade.patience) for drafter in cascade.drafters]
+        self._sources = [
+            SourceSession(drafter, request, cascade.patience) for drafter in cascade.drafters
+        ]
 
     @property
     def faults(self) -> dict[str, int]:

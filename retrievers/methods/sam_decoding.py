@@ -23,7 +23,7 @@ from ragspec.drafters.base import (
     expect_drafter,
 )
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import Source, as_kind, faults_of
+from ragspec.drafters.delegate import SourceSession, as_kind, faults_of
 from ragspec.drafters.fuse import PATIENCE
 from ragspec.drafters.method import Method, one
 from ragspec.errors import InputError
@@ -107,7 +107,7 @@ class Select(Combined):
     length of the match (sources must tell it: context, match, suffix, lookup, REST), or
     "accept_prob",
     the expected accepted tokens. threshold: below it the fallback drafts, where there is one.
-    patience: seconds that a source may take, see `Source`.
+    patience: seconds that a source may take, see `SourceSession`.
     Raises InputError for no source, another `by`, and discounts that do not fit.
     """
 
@@ -167,9 +167,9 @@ class SelectSession:
     def __init__(self, drafter: Select, request: DraftRequest) -> None:
         self._drafter = drafter
         self._kind = drafter.kind
-        self._sources = [Source(each, request, drafter.patience) for each in drafter.sources]
+        self._sources = [SourceSession(each, request, drafter.patience) for each in drafter.sources]
         fallback = drafter.fallback
-        self._fallback = None if fallback is None else Source(fallback, request, None)
+        self._fallback = None if fallback is None else SourceSession(fallback, request, None)
         self.matched = 0
 
     @property
@@ -198,7 +198,7 @@ class SelectSession:
         for source in self._all():
             source.observe(feedback)
 
-    def _said(self, source: Source, tree: DraftTree) -> float:
+    def _said(self, source: SourceSession, tree: DraftTree) -> float:
         if self._drafter.by == "accept_prob":
             return float(tree.accept_prob.sum())
         matched = source.matched
@@ -209,5 +209,5 @@ class SelectSession:
             )
         return float(matched)
 
-    def _all(self) -> list[Source]:
+    def _all(self) -> list[SourceSession]:
         return self._sources if self._fallback is None else [*self._sources, self._fallback]

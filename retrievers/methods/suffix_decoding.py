@@ -20,7 +20,7 @@ import numpy as np
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback, expect_drafter
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import Source, as_kind, faults_of
+from ragspec.drafters.delegate import SourceSession, as_kind, faults_of
 from ragspec.drafters.fuse import PATIENCE, Fuse
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
@@ -113,7 +113,7 @@ class SuffixSession:
         self._drafter = drafter
         self._index = ContextIndex(request)
         past = drafter.past
-        self._past = None if past is None else Source(past, request, drafter.patience)
+        self._past = None if past is None else SourceSession(past, request, drafter.patience)
         self._kind = drafter.kind
         self._ratios = [Ratio() for _ in range(_LONGEST + 1)]  # by length of the match
         self._drafted: tuple[int, list[Node]] = (0, [])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ragspec.retrievers.neighbours.table import SUREST, Neighbours
+from ragspec.retrievers.neighbours.table import SUREST, NeighbourRow
 
 # How often the best token of a row comes true, by length of the key and by how often it was
 # confirmed, and how the other ranks share what it leaves. Measured on small Llama models.
@@ -32,7 +32,7 @@ class RankRates:
         self._visible: dict[int, float] = {}
         self._rates: dict[int, list[float]] = {}
 
-    def of(self, row: Neighbours, level: int) -> list[float]:
+    def of(self, row: NeighbourRow, level: int) -> list[float]:
         """Return the probability of each rank, non-increasing [k]; level: 0 below the root."""
         key = _row_kind(row, level)
         rates = self._rates.get(key)
@@ -40,7 +40,7 @@ class RankRates:
             rates = self._rates[key] = self._estimate(row, key)
         return rates
 
-    def learn(self, row: Neighbours, level: int, token: int) -> None:
+    def learn(self, row: NeighbourRow, level: int, token: int) -> None:
         """Count which rank of the row the target's token has, if any."""
         key = _row_kind(row, level)
         hits = self._hits.setdefault(key, [0.0] * self.k)
@@ -51,7 +51,7 @@ class RankRates:
             hits[row.tokens.index(token)] += 1.0
         self._rates.pop(key, None)
 
-    def _estimate(self, row: Neighbours, key: int) -> list[float]:
+    def _estimate(self, row: NeighbourRow, key: int) -> list[float]:
         hits = self._hits.get(key, [0.0] * self.k)
         weight = _PRIOR + self._visible.get(key, 0.0)
         first = FIRST[row.order - 1][row.sure]
@@ -74,6 +74,6 @@ def _non_increasing(values: Sequence[float]) -> list[float]:
     return [total / size for total, size in runs for _ in range(size)]
 
 
-def _row_kind(row: Neighbours, level: int) -> int:
+def _row_kind(row: NeighbourRow, level: int) -> int:
     """Return the number of the counts that a row at a depth belongs to."""
     return (row.order * (SUREST + 1) + row.sure) * 2 + (level > 0)

@@ -36,7 +36,7 @@ Place = tuple[
 ]  # the last three tokens, the newest last; NOTHING where there are fewer
 
 
-class Neighbours(NamedTuple):
+class NeighbourRow(NamedTuple):
     """The best tokens after a key, best first.
 
     Attributes:
@@ -55,7 +55,7 @@ class NeighbourRows:
     k: int
     shared: bool
 
-    def find(self, place: Place) -> Neighbours | None:
+    def find(self, place: Place) -> NeighbourRow | None:
         """Return the row of the longest known key that ends the place, None where there is none."""
         raise NotImplementedError
 
@@ -114,14 +114,14 @@ class NeighbourTable(NeighbourRows):
         """Return the number of tokens whose neighbours are known."""
         return int((self.rows[:, 0] != NOTHING).sum())
 
-    def row(self, token: int) -> Neighbours | None:
+    def row(self, token: int) -> NeighbourRow | None:
         """Return what is known after the token alone."""
         result: list[int] = self.rows[token].tolist()
         if result[0] == NOTHING:
             return None
-        return Neighbours(result, 1, int(self.sure[token]))
+        return NeighbourRow(result, 1, int(self.sure[token]))
 
-    def find(self, place: Place) -> Neighbours | None:
+    def find(self, place: Place) -> NeighbourRow | None:
         """Return the row of the longest known key; see `NeighbourRows.find`."""
         for order in range(self.orders, 1, -1):
             result = self.longer.get(place, order)
@@ -218,7 +218,7 @@ class NeighbourLayer(NeighbourRows):
         self.shared = False
         self._local = LongerKeys(base.longer.most + base.vocab_size)
 
-    def find(self, place: Place) -> Neighbours | None:
+    def find(self, place: Place) -> NeighbourRow | None:
         """Return the row of the longest known key; see `NeighbourRows.find`."""
         current, older = self._local, self.base.longer
         for order in range(self.orders, 1, -1):
@@ -238,12 +238,12 @@ class LongerKeys:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self._rows: dict[Place | tuple[int, int] | int, Neighbours] = {}
+        self._rows: dict[Place | tuple[int, int] | int, NeighbourRow] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def get(self, place: Place, order: int) -> Neighbours | None:
+    def get(self, place: Place, order: int) -> NeighbourRow | None:
         """Return the row of the last `order` tokens of a place."""
         return self._rows.get(place if order == 3 else place[1:] if order == 2 else place[2])
 
@@ -258,7 +258,7 @@ class LongerKeys:
             sure = min(before.sure + 1, SUREST)
         elif len(self._rows) >= self.most:
             del self._rows[next(iter(self._rows))]
-        self._rows[key] = Neighbours(best, order, sure)
+        self._rows[key] = NeighbourRow(best, order, sure)
 
     def arrays(self) -> dict[str, NDArray[np.int64] | NDArray[np.int32]]:
         """Return keys i64 [C, 3], their rows i32 [C, k], orders and sureness, oldest first."""
@@ -286,4 +286,4 @@ class LongerKeys:
         parts = (keys.tolist(), rows.tolist(), orders.tolist(), sure.tolist())
         for (a, b, c), row, order, times in zip(*parts, strict=True):
             key = (a, b, c) if order == 3 else (b, c)
-            self._rows[key] = Neighbours(row, order, min(max(times, 0), SUREST))
+            self._rows[key] = NeighbourRow(row, order, min(max(times, 0), SUREST))

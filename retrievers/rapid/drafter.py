@@ -39,7 +39,7 @@ class Rapid:
     drafter: a transformers causal model of the target's vocabulary (the target itself, too), or
     any drafter. Without `draft_prompt` it reads the prompt, as that drafter would. mode: "exact",
     the law of the text is the target's; "steered", the one between both (`Steering`), whatever is
-    drafted; "paper", the published acceptance (`Published`), which has to be the only drafter.
+    drafted; "paper", the published acceptance (`PublishedRapid`), which has to be the only drafter.
     eta: how far the law moves, None for 10 (0 in mode "exact"). Raises InputError for no model or
     an eta below 0, UnknownNameError for another mode.
     """
@@ -92,14 +92,14 @@ class Rapid:
         return Steering(model, eta)
 
     def _published(self, eta: float) -> Rule:
-        from ragspec.retrievers.rapid.steering import Published
+        from ragspec.retrievers.rapid.steering import PublishedRapid
 
         if self.kind is not DraftKind.SAMPLED:
             raise InputError(
                 f"got a drafter of {self.kind.value!r} drafts with mode='paper'; expected sampled "
                 "chains: a draft model, or ModelDrafter(model, mode='sampled')."
             )
-        return Published(eta)
+        return PublishedRapid(eta)
 
     def open(self, request: DraftRequest) -> RapidSession:
         """Return a session that reads its prompt when it is first asked for a draft."""

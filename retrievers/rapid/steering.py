@@ -61,7 +61,7 @@ def eta_of(mode: str, eta: float | None) -> float:
     return 0.0
 
 
-class Published:
+class PublishedRapid:
     """Keep drawn tokens by a law between target and drafter; go on by the target's.
 
     eta: how far the target's logits are moved, in units of temperature; 0 is rejection sampling.

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError, ModelError
-from ragspec.models.resolve import Origin, fingerprint, resolve_model
+from ragspec.models.resolve import ModelOrigin, fingerprint, resolve_model
 from ragspec.retrievers.search.documents import ProgressCallback
 from ragspec.retrievers.search.nearest import FLAT, Exact, Floats, Nearest, Numbers, build_nearest
 from ragspec.storage.manifest import sha256_file
@@ -151,7 +151,7 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
     if not isinstance(name, str | Path):
         return name
     result = resolve_model(name)
-    if result.origin is Origin.PACKAGE:
+    if result.origin is ModelOrigin.PACKAGE:
         check_pinned(result.name, result.folder)
     prints = fingerprint(result.folder)
     mark = prints.weights + prints.tokenizer

@@ -57,7 +57,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class IndexOrigin:
     """How an index came to be.
 
     paths: files and folders that were read. removed: files of them that were taken out. words: of
@@ -69,7 +69,7 @@ class Origin:
     words: int = WORDS
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> Origin:
+    def of(cls, record: Mapping[str, Any]) -> IndexOrigin:
         """Return what was recorded; nothing in indexes of before."""
         paths = tuple(map(str, record.get("paths", ())))
         removed = tuple(map(str, record.get("removed", ())))
@@ -90,7 +90,7 @@ class PassageIndex:
         dense: DenseIndex | None,
         sparse: SparseIndex | None,
         fusion: Fusion | None = None,
-        origin: Origin | None = None,
+        origin: IndexOrigin | None = None,
     ) -> None:
         if dense is None and sparse is None:
             raise InputError("An index needs a dense or a sparse part; got neither.")
@@ -101,7 +101,7 @@ class PassageIndex:
         self.dense = dense
         self.sparse = sparse
         self.fusion = fusion or fusion_for(dense.embedder if dense else None)
-        self.origin = origin or Origin()
+        self.origin = origin or IndexOrigin()
 
     @classmethod
     def build(
@@ -140,13 +140,13 @@ class PassageIndex:
             dense=by_meaning,
             sparse=SparseIndex.build(texts) if sparse and texts else None,
             fusion=fusion,
-            origin=Origin(tuple(os.path.abspath(path) for path in paths), words=words),
+            origin=IndexOrigin(tuple(os.path.abspath(path) for path in paths), words=words),
         )
 
     def rebuilt(
         self,
         documents: Iterable[Document],
-        origin: Origin,
+        origin: IndexOrigin,
         on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> PassageIndex:
         """Return an index of other documents; what is the same in both is not embedded again."""
@@ -337,7 +337,7 @@ class PassageIndex:
             vectors = np.load(store.file("vectors.npy"), allow_pickle=False)
             dense = DenseIndex(vectors, model, _nearest(store, vectors))
         sparse = SparseIndex.load(store.path / "sparse") if parameters["sparse"] else None
-        origin = Origin.of(parameters.get("origin", {}))
+        origin = IndexOrigin.of(parameters.get("origin", {}))
         return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion, origin=origin)
 
 

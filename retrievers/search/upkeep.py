@@ -30,7 +30,7 @@ from ragspec.retrievers.search.documents import (
 from ragspec.retrievers.search.nearest import FLAT
 from ragspec.retrievers.search.passage_index import (
     KIND,
-    Origin,
+    IndexOrigin,
     PassageIndex,
     open_index,
     read_lines,
@@ -42,11 +42,11 @@ Paths = Iterable[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class IndexPlan:
     """What an index is to become, and what could not be read on the way."""
 
     documents: Sequence[Document]
-    origin: Origin
+    origin: IndexOrigin
     skipped: Sequence[Skipped] = ()
     missing: Sequence[Skipped] = ()
 
@@ -84,7 +84,7 @@ def add(
     """
     new = [os.path.abspath(each) for each in paths]
 
-    def plan(index: PassageIndex) -> Plan:
+    def plan(index: PassageIndex) -> IndexPlan:
         result = load_documents(new, known=_known(index), on_progress=on_progress)
         read = {_place(document) for document in result.documents}
         selected = [each for each in index.documents if _place(each) not in read]
@@ -94,7 +94,7 @@ def add(
         paths = [each for each in paths if not _within(each, {*paths} - {each})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
         documents = [*selected, *_as_before(index, result.documents)]
-        return Plan(with_unique_names(documents), origin, result.skipped)
+        return IndexPlan(with_unique_names(documents), origin, result.skipped)
 
     return _change(path, plan, embedder, on_progress)
 
@@ -113,7 +113,7 @@ def remove(
     """
     inputs = [os.fspath(name) for name in names]
 
-    def plan(index: PassageIndex) -> Plan:
+    def plan(index: PassageIndex) -> IndexPlan:
         gone = {name for each in inputs for name in _named(index, each)}
         selected = [each for each in index.documents if each.name not in gone]
         if not selected:
@@ -126,7 +126,7 @@ def remove(
         places = [_place(each) for each in index.documents if each.name in gone and each.path]
         places = [each for each in (*index.origin.removed, *places) if _within(each, paths)]
         removed = tuple(dict.fromkeys(places))
-        return Plan(selected, replace(index.origin, paths=paths, removed=removed))
+        return IndexPlan(selected, replace(index.origin, paths=paths, removed=removed))
 
     return _change(path, plan, embedder, on_progress)
 
@@ -144,7 +144,7 @@ def refresh(
     `Change.missing`. Raises StoreError for no index, DocumentError where no path can be read.
     """
 
-    def plan(index: PassageIndex) -> Plan:
+    def plan(index: PassageIndex) -> IndexPlan:
         origin = index.origin
         paths = origin.paths or tuple(_place(each) for each in index.documents if each.path)
         known, missing, skipped = _known(index), list[Skipped](), list[Skipped]()
@@ -166,7 +166,7 @@ def refresh(
         ]
         new = [each for each in read if _place(each) not in origin.removed]
         documents = with_unique_names([*selected, *_as_before(index, new)])
-        return Plan(documents, origin, skipped, missing)
+        return IndexPlan(documents, origin, skipped, missing)
 
     return _change(path, plan, embedder, on_progress)
 
@@ -180,7 +180,7 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
     parameters = store.manifest.parameters
     spans = np.load(store.file("passages.npy"), allow_pickle=False)
     counts = np.bincount(spans[:, 0], minlength=int(parameters["documents"])).tolist()
-    origin = Origin.of(parameters.get("origin", {}))
+    origin = IndexOrigin.of(parameters.get("origin", {}))
     records = read_lines(store.file("documents.jsonl"))
     return {
         "documents": [
@@ -205,7 +205,7 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _change(
     path: str | os.PathLike[str],
-    planned: Callable[[PassageIndex], Plan],
+    planned: Callable[[PassageIndex], IndexPlan],
     embedder: str | Path | Embedder | None,
     on_progress: ProgressCallback,
 ) -> Change:
@@ -233,7 +233,7 @@ class _Unchanged(Exception):
     """Nothing is to be written."""
 
 
-def _compared(before: Sequence[Document], plan: Plan) -> Change:
+def _compared(before: Sequence[Document], plan: IndexPlan) -> Change:
     old, new = ({each.name: each for each in some} for some in (before, plan.documents))
     both = [name for name in new if name in old]
     changed = [name for name in both if new[name].text != old[name].text]

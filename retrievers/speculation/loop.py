@@ -7,7 +7,7 @@ once, and the text goes back to the first stride that stood on a wrong guess. So
 only where its answer is the one that the search gives for a query of kept text alone: the text is
 that of a search before every stride, whatever is guessed.
 
-This file knows no model, no index and no text: a `Writer` writes and a `Searcher` searches. Where
+This file knows no model, index or text: a `StrideWriter` writes, a `Searcher` searches. Where
 we deviate: how many strides and whether the search overlaps them, see `schedule`; a stride that
 ends the text is checked like any other; a query that finds nothing leaves the answer as it was.
 """
@@ -22,7 +22,7 @@ from typing import Generic, Protocol, TypeVar
 
 from ragspec.errors import InputError
 from ragspec.reports.report import Event, Retrieval
-from ragspec.retrievers.speculation.schedule import Plan, Schedule
+from ragspec.retrievers.speculation.schedule import StridePlan, StrideSchedule
 
 Query = TypeVar("Query")
 ItemT = TypeVar("ItemT", bound=Hashable)
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer", contravariant=True)
 Text = TypeVar("Text", contravariant=True)
 
 
-class Writer(Protocol[Answer, Written]):
+class StrideWriter(Protocol[Answer, Written]):
     """Writes a text stride by stride: a function of the answer and the text before, no more."""
 
     def write(self, answer: Answer, before: Sequence[Written]) -> tuple[Written, bool]:
@@ -93,9 +93,9 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
     has become part of the text.
     """
 
-    writer: Writer[ItemT, Written]
+    writer: StrideWriter[ItemT, Written]
     searcher: Searcher[Query, ItemT, Written]
-    schedule: Schedule
+    schedule: StrideSchedule
     prefetch: int = 20
     on_accept: Callable[[Written], None] = lambda stride: None
     report: Retrieval = field(default_factory=Retrieval)
@@ -104,7 +104,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
     _known: dict[ItemT, None] = field(default_factory=dict)
     _began: float = field(default_factory=time.perf_counter)
     _summary: int = 0
-    _plans: list[Plan] = field(default_factory=list)
+    _plans: list[StridePlan] = field(default_factory=list)
     _beginning: float = 0.0  # milliseconds of the first search and stride
     _unsearched: int = 0  # strides that ended a round, after which nothing is asked
 
@@ -171,7 +171,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         return answer, ahead, ended
 
     def _write(
-        self, plan: Plan, answer: ItemT, ahead: tuple[Written, bool] | None
+        self, plan: StridePlan, answer: ItemT, ahead: tuple[Written, bool] | None
     ) -> tuple[list[Guess[Query, ItemT]], bool]:
         """Write the strides of a round; return what they stand on, and whether the text ended.
 
@@ -208,7 +208,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         return written
 
     def _check(
-        self, plan: Plan, guesses: Sequence[Guess[Query, ItemT]], worker: Executor | None
+        self, plan: StridePlan, guesses: Sequence[Guess[Query, ItemT]], worker: Executor | None
     ) -> tuple[list[list[ItemT]], tuple[Written, bool] | None]:
         """Search for all queries of a round; with a worker the next stride is written meanwhile."""
         queries = [guess.query for guess in guesses if guess.query is not None]
@@ -245,7 +245,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         self.report.queries += len(queries)
         return result
 
-    def _count(self, plan: Plan, right: int, *, wrong: bool) -> None:
+    def _count(self, plan: StridePlan, right: int, *, wrong: bool) -> None:
         if plan.guesses:
             self.schedule.learn_guesses(right, wrong)
             self.report.hits += right

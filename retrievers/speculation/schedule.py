@@ -38,7 +38,7 @@ ALONE = 10  # of so many rounds one is not overlapped
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StridePlan:
     """What the next round does: so many strides, and whether the next is begun meanwhile.
 
     guesses: whether the answer after the last one is guessed, too, if only to learn how often a
@@ -86,7 +86,7 @@ class SearchCost:
 
 
 @dataclass(slots=True)
-class Schedule:
+class StrideSchedule:
     """Chooses the strides of each round, and learns from it. One for all requests of a pipeline.
 
     fixed: the strides of every round, None to choose. overlap: None for where it pays. shared:
@@ -151,18 +151,18 @@ class Schedule:
         """Whether strides and searches have been timed."""
         return bool(self.strides and self.search.times)
 
-    def rate(self, plan: Plan) -> float:
+    def rate(self, plan: StridePlan) -> float:
         """Return the strides that a round is expected to keep in a millisecond."""
         selected, milliseconds = self._expected(plan)
         return selected / max(milliseconds, 1e-9)
 
-    def _expected(self, plan: Plan) -> tuple[float, float]:
+    def _expected(self, plan: StridePlan) -> tuple[float, float]:
         """Return the strides that a round is expected to keep, and its milliseconds."""
         b = self.search.of(plan.strides)
         shared = self.shared if plan.overlapped else 0.0
         return expected(plan.strides, self.chance, self.stride_ms, b, shared)
 
-    def predicted(self, plans: Sequence[Plan], beside: float = 0.0) -> float:
+    def predicted(self, plans: Sequence[StridePlan], beside: float = 0.0) -> float:
         """Return by what factor rounds of these plans are faster than as many single strides.
 
         beside: milliseconds that a text takes either way.
@@ -171,11 +171,11 @@ class Schedule:
         selected, milliseconds = sum(each for each, _ in rounds), sum(each for _, each in rounds)
         if milliseconds <= 0.0:
             return 1.0
-        return (selected / self.rate(Plan()) + beside) / (milliseconds + beside)
+        return (selected / self.rate(StridePlan()) + beside) / (milliseconds + beside)
 
-    def gain(self, plan: Plan) -> float:
+    def gain(self, plan: StridePlan) -> float:
         """Return by what factor a plan is expected to be faster than checking each stride."""
-        return self.rate(plan) / self.rate(Plan())
+        return self.rate(plan) / self.rate(StridePlan())
 
     @property
     def hopeless(self) -> bool:
@@ -186,17 +186,17 @@ class Schedule:
         best = max(s * (a + single) / (s * a + self.search.of(s)) for s in range(1, self.most + 1))
         return best < LEAST_GAIN
 
-    def next(self) -> Plan:
+    def next(self) -> StridePlan:
         """Return the plan of most strides a millisecond; one stride where little is to be had."""
         if self.fixed is not None:
             overlapped = bool(self.overlap)
-            return Plan(self.fixed, overlapped, guesses=self.fixed > 1 or overlapped)
+            return StridePlan(self.fixed, overlapped, guesses=self.fixed > 1 or overlapped)
         if not self.known:
-            return Plan()
+            return StridePlan()
         best = self._best()
         if self.gain(best) < LEAST_GAIN:
             self.gated += 1
-            return Plan(guesses=self.gated % GLANCE == 0)
+            return StridePlan(guesses=self.gated % GLANCE == 0)
         self.gated = 0
         # Only alone is it seen what strides and searches take: once before all, and now and then.
         self.since_alone = self.since_alone + 1 if best.overlapped else 0
@@ -206,7 +206,7 @@ class Schedule:
         self.since_alone = 0
         return replace(best, overlapped=False)
 
-    def _best(self) -> Plan:
+    def _best(self) -> StridePlan:
         """Return the plan of the highest rate; of equal ones the smallest."""
         chance, a = self.chance, self.stride_ms
         best, most = (1, False), -1.0
@@ -217,7 +217,7 @@ class Schedule:
                 rate = selected / max(spent, 1e-9)
                 if rate > most:
                     best, most = (strides, overlapped), rate
-        return Plan(*best)
+        return StridePlan(*best)
 
     def learn_guesses(self, right: int, wrong: bool) -> None:
         """Count the guesses of a round up to the first wrong one."""

@@ -1,13 +1,17 @@
-"""The field's own words: identifiers that the library does not use."""
+"""The field's own words: refused identifiers, unique class names, help texts that say enough."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
+from ragspec.pipelines.cli.app import app
 from tests.structure.test_house import LIBRARY, name, parse
 
 REFUSED = {
@@ -44,9 +48,8 @@ def refused(tree: ast.AST) -> list[str]:
     return [each for each in identifiers(tree) if words(each) & REFUSED and each not in FIELD]
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=name)
-def test_the_library_uses_the_words_of_the_field(path) -> None:  # type: ignore[no-untyped-def]
-    assert refused(parse(path)) == []
+def test_the_library_uses_the_words_of_the_field() -> None:
+    assert {name(path): refused(parse(path)) for path in LIBRARY if refused(parse(path))} == {}
 
 
 @pytest.mark.parametrize(
@@ -54,3 +57,29 @@ def test_the_library_uses_the_words_of_the_field(path) -> None:  # type: ignore[
 )
 def test_the_check_of_words_can_fail(code: str) -> None:
     assert refused(ast.parse(code))
+
+
+def test_each_class_name_is_unique() -> None:
+    classes = Counter(
+        node.name
+        for path in LIBRARY
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in classes.items() if count > 1] == []
+
+
+def help_texts(command: Any, path: str = "ragspec") -> Iterator[tuple[str, str]]:
+    """Yield the help of a command, of its options and of the commands below."""
+    yield path, command.help or ""
+    for parameter in command.params:
+        if parameter.name != "help":
+            yield f"{path} {parameter.name}", getattr(parameter, "help", None) or ""
+    for each, below in getattr(command, "commands", {}).items():
+        yield from help_texts(below, f"{path} {each}")
+
+
+def test_each_help_text_has_three_words() -> None:
+    texts = dict(help_texts(get_command(app)))
+    assert len(texts) > 100
+    assert [where for where, text in texts.items() if len(text.split()) < 3] == []

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ragspec.rules.base import Rule, Verdict
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from tests.support.enumeration import Outcomes, Tokens, enumerate_outcomes
 
@@ -123,7 +123,7 @@ def draw_independent(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) 
     last = int(q.nonzero()[-1])
     tokens = []
     for rank in range(k):
-        number = noise.uniform(place.root, Stream.DRAFT, (place.parent + 1) * 64 + rank)
+        number = noise.uniform(place.root, NoiseUse.DRAFT, (place.parent + 1) * 64 + rank)
         tokens.append(next((x for x in range(last) if number < bounds[x]), last))
     return tokens
 
@@ -131,7 +131,7 @@ def draw_independent(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) 
 def draw_distinct(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
     """Draw up to k tokens from q without replacement, as the k best of log q + Gumbel noise."""
     lanes = torch.arange(len(q)) + (place.parent + 1) * len(q)
-    scores = q.log() + noise.gumbel(place.root, lanes, Stream.DRAFT)
+    scores = q.log() + noise.gumbel(place.root, lanes, NoiseUse.DRAFT)
     best: list[int] = torch.topk(scores, min(k, int((q > 0).sum())))[1].tolist()
     return best
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 
 Tokens = tuple[int, ...]
 Outcomes = dict[Tokens, float]
@@ -34,8 +34,8 @@ class Branches:
     script: list[int] = field(default_factory=list)
     open: list[list[int]] = field(default_factory=list)
     taken: list[int] = field(default_factory=list)
-    served: set[tuple[int, Stream, int]] = field(default_factory=set)
-    uniforms: dict[tuple[int, Stream, int], BranchingUniform] | None = None
+    served: set[tuple[int, NoiseUse, int]] = field(default_factory=set)
+    uniforms: dict[tuple[int, NoiseUse, int], BranchingUniform] | None = None
     weight: float = 1.0
 
     def choose(self, weights: dict[int, float]) -> int:
@@ -48,7 +48,7 @@ class Branches:
         self.weight *= weights[answer] / sum(weights.values())
         return answer
 
-    def serve(self, index: int, stream: Stream, lanes: Sequence[int]) -> None:
+    def serve(self, index: int, stream: NoiseUse, lanes: Sequence[int]) -> None:
         """Note that these values of noise were given out; uniforms and Gumbels share them."""
         for lane in lanes:
             key = (index, stream, lane)
@@ -136,13 +136,13 @@ class BranchingNoise(NoiseStream):
     branches: Branches = field(default_factory=Branches)
 
     def gumbel(
-        self, index: int, tokens: torch.Tensor, stream: Stream = Stream.TARGET
+        self, index: int, tokens: torch.Tensor, stream: NoiseUse = NoiseUse.TARGET
     ) -> torch.Tensor:
         self.branches.serve(index, stream, tokens.tolist())
         zeros = torch.zeros(len(tokens), dtype=torch.float64)
         return cast(torch.Tensor, BranchingGumbel(self.branches, zeros))
 
-    def uniform(self, index: int, stream: Stream, lane: int = 0) -> float:
+    def uniform(self, index: int, stream: NoiseUse, lane: int = 0) -> float:
         number = BranchingUniform(self.branches)
         if self.branches.uniforms is None:
             self.branches.serve(index, stream, [lane])

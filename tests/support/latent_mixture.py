@@ -15,7 +15,7 @@ from torch import nn
 
 from ragspec.errors import InputError
 from ragspec.visual.latents.sampler import LatentSample, Sampler
-from ragspec.visual.latents.schedule import Schedule
+from ragspec.visual.latents.schedule import NoiseSchedule
 from ragspec.visual.latents.target import LatentTarget
 
 
@@ -46,7 +46,7 @@ class MixtureSampler(Sampler):
     spread = True
 
     def __init__(self, head: MixtureHead) -> None:
-        super().__init__(head, Schedule(1, head.floor))
+        super().__init__(head, NoiseSchedule(1, head.floor))
 
     @property
     def lanes(self) -> int:
@@ -77,7 +77,7 @@ class MixtureSampler(Sampler):
 class MixtureTarget(LatentTarget):
     """A `LatentModel` whose head is a `MixtureHead`; raises InputError for guidance."""
 
-    def open_sampler(self, schedule: Schedule) -> Sampler:
+    def open_sampler(self, schedule: NoiseSchedule) -> Sampler:
         """Return what draws latents by the mixture."""
         head: Any = self.latent_model.head
         if not isinstance(head, MixtureHead):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
 from ragspec.errors import InputError
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 _IS_RIGHT, _WHICH_WRONG = 0, 1
@@ -80,7 +80,7 @@ class SyntheticSession(DraftSession):
 
     def _token(self, index: int) -> int:
         right = int(self._truth[index])
-        if self._noise.uniform(index, Stream.DRAFT, _IS_RIGHT) < self._acceptance:
+        if self._noise.uniform(index, NoiseUse.DRAFT, _IS_RIGHT) < self._acceptance:
             return right
-        draw = self._noise.uniform(index, Stream.DRAFT, _WHICH_WRONG)
+        draw = self._noise.uniform(index, NoiseUse.DRAFT, _WHICH_WRONG)
         return (right + 1 + int(draw * (self._vocab_size - 1))) % self._vocab_size

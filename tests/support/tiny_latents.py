@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ragspec.visual.latents.model import LatentConfig, LatentModel
-from ragspec.visual.latents.schedule import Schedule
+from ragspec.visual.latents.schedule import NoiseSchedule
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.models.target import ConditionTable
@@ -58,7 +58,7 @@ def target(
     conditions = ConditionTable.of_rows(
         instance.trunk.condition(labels).detach(), instance.trunk.unconditional(1)[0].detach()
     )
-    return built_by(instance, conditions, scale, Schedule(steps, 0.1), table)
+    return built_by(instance, conditions, scale, NoiseSchedule(steps, 0.1), table)
 
 
 def save(root: Path, strength: float = 0.2) -> Path:

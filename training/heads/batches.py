@@ -105,7 +105,7 @@ CACHE_BYTES = 4 << 30  # of states in memory, for later epochs
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillJob:
+class StateRead:
     """Texts as a target reads them, one after the other in rows; R: texts times copies.
 
     embedded f32 [R, T, E]: what its first layer reads. states f32 [R, T, H]: what its output head
@@ -122,7 +122,7 @@ class PrefillJob:
 class Reads(Protocol):
     """What reads the texts that a head learns from."""
 
-    def read(self, numbers: Sequence[int]) -> PrefillJob:
+    def read(self, numbers: Sequence[int]) -> StateRead:
         """Return some of the texts, by number."""
         ...
 
@@ -144,7 +144,7 @@ class StateReader:
         self._cache: dict[int, torch.Tensor] = {}
         self._room = cache_bytes
 
-    def read(self, numbers: Sequence[int]) -> PrefillJob:
+    def read(self, numbers: Sequence[int]) -> StateRead:
         """Return some of the pieces, by number; of too long ones only the ends are known."""
         states = {n: self._cache[n] for n in numbers if n in self._cache}
         missing = sorted((n for n in numbers if n not in states), key=lambda n: len(self.chunks[n]))
@@ -164,7 +164,7 @@ class StateReader:
         """Return the states [copies, T, H] of pieces that the target reads side by side."""
         return read_states(self.target, [self.chunks[number] for number in numbers])
 
-    def _together(self, numbers: Sequence[int], result: Sequence[torch.Tensor]) -> PrefillJob:
+    def _together(self, numbers: Sequence[int], result: Sequence[torch.Tensor]) -> StateRead:
         device = self.target.device
         embedded, states = list[torch.Tensor](), list[torch.Tensor]()
         for number, text in zip(numbers, result, strict=True):
@@ -176,4 +176,4 @@ class StateReader:
         lengths = torch.tensor([len(row) for row in states], device=device)
         real = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
         pad = torch.nn.utils.rnn.pad_sequence
-        return PrefillJob(pad(embedded, batch_first=True), pad(states, batch_first=True), real)
+        return StateRead(pad(embedded, batch_first=True), pad(states, batch_first=True), real)

@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead
-from ragspec.training.batches import PrefillJob
+from ragspec.training.batches import StateRead
 from ragspec.verification.causal import CausalTarget
 
 Output = Callable[[torch.Tensor], torch.Tensor]
@@ -37,7 +37,7 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
 def head_loss(
     head: FeatureHead,
     output: Output,
-    read: PrefillJob,
+    read: StateRead,
     *,
     distributions: float,
     noise: torch.Tensor | float = 0.0,
@@ -70,7 +70,7 @@ def head_loss(
 
 
 def rounds(
-    head: FeatureHead, read: PrefillJob, noise: torch.Tensor | float, depth: int
+    head: FeatureHead, read: StateRead, noise: torch.Tensor | float, depth: int
 ) -> list[torch.Tensor]:
     """Return the states [R, n, H] guessed in each round, n: T - 1.
 
@@ -90,7 +90,7 @@ def rounds(
     return _forward(head, embedded, inputs, places, start)
 
 
-def _first_learned(read: PrefillJob) -> int:
+def _first_learned(read: StateRead) -> int:
     """Return the first place that any of the texts is learned from."""
     learned = read.real[:, 1:].any(0).nonzero()
     return int(learned[0]) if len(learned) else 0
@@ -133,7 +133,7 @@ def round_mask(
 
 
 @torch.no_grad()
-def agreement(head: FeatureHead, target: CausalTarget, reads: Sequence[PrefillJob]) -> float:
+def agreement(head: FeatureHead, target: CausalTarget, reads: Sequence[StateRead]) -> float:
     """Return in what share of places the head's best token is the best of all the target's.
 
     The mean over readings, each of one text or more; nan where there are none.

@@ -88,7 +88,7 @@ def _reaches(inputs: Any, least: float, kind: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """One step of the training.
 
     agreement: how often the head's best token is the target's, among those that it may draft. part:
@@ -108,7 +108,7 @@ def train_head(
     settings: HeadTraining | None = None,
     *,
     head: FeatureHead | None = None,
-    on_step: Callable[[Progress], None] | None = None,
+    on_step: Callable[[TrainingProgress], None] | None = None,
 ) -> FeatureHead:
     """Return a head trained on token ids of texts, the target's own or such as it will write.
 
@@ -173,14 +173,14 @@ class HeadTrainer:
         self.steps = 0
         self._spent = 0.0  # seconds of runs before this one
 
-    def run(self) -> Iterator[Progress]:
+    def run(self) -> Iterator[TrainingProgress]:
         """Take step after step until the last, or until the time is over."""
         spent, began = self._spent, time.perf_counter()
         while (part := self._part()) < 1.0:
             loss, agreement = self._step(self.rate * _schedule(part))
             self.steps += 1
             self._spent = spent + time.perf_counter() - began
-            yield Progress(self.steps - 1, loss, agreement, self._spent, self._part())
+            yield TrainingProgress(self.steps - 1, loss, agreement, self._spent, self._part())
 
     def _part(self) -> float:
         """Return how much of the run is done, by steps or by time: whichever ends it first."""

@@ -28,7 +28,7 @@ from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 Form = Literal["coupled", "sampled"]
@@ -122,7 +122,7 @@ class JacobiSession:
             distribution = self._distributions.get(index)
             if distribution is not None:
                 self._drafted.append(
-                    _samples(distribution, self._noise.uniform(first, Stream.DRAFT, node))
+                    _samples(distribution, self._noise.uniform(first, NoiseUse.DRAFT, node))
                 )
             else:
                 distribution = torch.zeros(self._vocab_size, dtype=torch.float64)

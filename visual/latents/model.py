@@ -58,7 +58,7 @@ class LatentConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
         return LlamaGenConfig(**{**self.trunk, "vocab_size": 1})
 
 
-class _Layer(nn.Module):
+class _LatentLayer(nn.Module):
     """A residual layer whose norm is moved by what it is told."""
 
     def __init__(self, width: int) -> None:
@@ -83,7 +83,7 @@ class DiffusionHead(nn.Module):
         self.read = nn.Linear(latent_dim, width)
         self.time = nn.Linear(2 * _WAVES, width)
         self.state = nn.Linear(hidden, width)
-        self.layers = nn.ModuleList(_Layer(width) for _ in range(layers))
+        self.layers = nn.ModuleList(_LatentLayer(width) for _ in range(layers))
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.write = nn.Linear(width, latent_dim)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ragspec.visual.latents.model import MOST
-from ragspec.visual.latents.schedule import Schedule
+from ragspec.visual.latents.schedule import NoiseSchedule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class Sampler:
     schedule: Any  # whose `steps` are T
     scale: Any
 
-    def __init__(self, head: Any, schedule: Schedule, scale: float = 1.0) -> None:
+    def __init__(self, head: Any, schedule: NoiseSchedule, scale: float = 1.0) -> None:
         self.head, self.schedule, self.scale = head, schedule, scale
         steps = [schedule.gaussian_step(step) for step in range(1, schedule.steps + 1)]
         # Of x_(t - 1) given x_t, at t - 1.

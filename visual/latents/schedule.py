@@ -19,7 +19,7 @@ OFFSET = 0.008
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class NoiseSchedule:
     """T steps from noise to a latent; states are numbered T (noise) down to 0 (the latent).
 
     steps: T. floor: least deviation of a step, in deviations of the latents. Raises InputError.

@@ -22,7 +22,7 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.kv_cache import SlotCache
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.sampler import Sampler
-from ragspec.visual.latents.schedule import Schedule
+from ragspec.visual.latents.schedule import NoiseSchedule
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
@@ -111,20 +111,20 @@ class LatentTarget(LatentDraws, ImageTarget):
         model: LatentModel,
         conditions: ConditionTable,
         guidance_scale: float = 1.0,
-        schedule: Schedule | None = None,
+        schedule: NoiseSchedule | None = None,
         table: LatentTable | None = None,
     ) -> None:
         super().__init__(model.trunk, conditions, guidance_scale, codes=MOST_LATENTS)
         config = model.config
         self.latent_model = model
-        self.sampler = self.open_sampler(schedule or Schedule(config.steps, config.floor))
+        self.sampler = self.open_sampler(schedule or NoiseSchedule(config.steps, config.floor))
         steps, width = self.sampler.schedule.steps, config.latent_dim
         spread = self.sampler.spread
         like = next(model.read.parameters())
         self.table = table or LatentTable(steps, width, like, spread)
         expect_steps(self.table, steps, width)
 
-    def open_sampler(self, schedule: Schedule) -> Sampler:
+    def open_sampler(self, schedule: NoiseSchedule) -> Sampler:
         """Return what draws latents by the model's head."""
         return Sampler(self.latent_model.head, schedule, self.guidance_scale)
 

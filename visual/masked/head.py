@@ -44,7 +44,7 @@ class _Time(nn.Module):
         return out
 
 
-class _Block(nn.Module):
+class _HeadBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.in_ln = nn.LayerNorm(width, eps=EPS)
@@ -80,7 +80,7 @@ class NoiseHead(nn.Module):
         self.time_embed = _Time(width)
         self.cond_embed = nn.Linear(hidden, width)
         self.input_proj = nn.Linear(latent_dim, width)
-        self.res_blocks = nn.ModuleList(_Block(width) for _ in range(layers))
+        self.res_blocks = nn.ModuleList(_HeadBlock(width) for _ in range(layers))
         self.final_layer = _Last(width, 2 * latent_dim)
 
     def forward(

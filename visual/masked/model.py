@@ -92,7 +92,7 @@ class MaskedConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
                 )
 
 
-class _Attention(nn.Module):
+class _MaskedAttention(nn.Module):
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -120,11 +120,11 @@ class _Mlp(nn.Module):
         return out
 
 
-class _Layer(nn.Module):
+class _MaskedLayer(nn.Module):
     def __init__(self, config: MaskedConfig) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.hidden_size, eps=EPS)
-        self.attn = _Attention(config.hidden_size, config.num_attention_heads)
+        self.attn = _MaskedAttention(config.hidden_size, config.num_attention_heads)
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=EPS)
         self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
 
@@ -158,12 +158,16 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         self.z_proj = nn.Linear(config.latent_dim, hidden)
         self.z_proj_ln = nn.LayerNorm(hidden, eps=EPS)
         self.encoder_pos_embed_learned = _table(config.buffer_size + places, hidden)
-        self.encoder_blocks = nn.ModuleList(_Layer(config) for _ in range(config.encoder_layers))
+        self.encoder_blocks = nn.ModuleList(
+            _MaskedLayer(config) for _ in range(config.encoder_layers)
+        )
         self.encoder_norm = nn.LayerNorm(hidden, eps=EPS)
         self.decoder_embed = nn.Linear(hidden, hidden)
         self.mask_token = _table(1, hidden)
         self.decoder_pos_embed_learned = _table(config.buffer_size + places, hidden)
-        self.decoder_blocks = nn.ModuleList(_Layer(config) for _ in range(config.decoder_layers))
+        self.decoder_blocks = nn.ModuleList(
+            _MaskedLayer(config) for _ in range(config.decoder_layers)
+        )
         self.decoder_norm = nn.LayerNorm(hidden, eps=EPS)
         self.diffusion_pos_embed_learned = _table(places, hidden)
         self.diffloss = _Head(

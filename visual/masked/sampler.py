@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ragspec.errors import InputError
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.visual.checks import is_number
 from ragspec.visual.masked.denoising import NoiseSampler
 from ragspec.visual.masked.model import MaskedModel
@@ -122,4 +122,4 @@ class MaskedSampler:
 
 def order_of(noise: NoiseStream, places: int) -> torch.Tensor:
     """Return the order in which places are drawn, by the seed: i64 [N]."""
-    return noise.normal_rows([0], torch.arange(places)[None], Stream.ORDER)[0].argsort()
+    return noise.normal_rows([0], torch.arange(places)[None], NoiseUse.ORDER)[0].argsort()

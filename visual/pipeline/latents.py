@@ -17,7 +17,7 @@ from ragspec.visual.checks import checked_count
 from ragspec.visual.latents.judged import Watched, WatchedTarget
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import latent_rule
-from ragspec.visual.latents.schedule import Schedule
+from ragspec.visual.latents.schedule import NoiseSchedule
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
@@ -73,7 +73,7 @@ class LatentPipeline(ImagePipeline):
         CodePipeline.__init__(self)
         _check(model, tokenizer)
         current = model.config
-        self.schedule = Schedule(
+        self.schedule = NoiseSchedule(
             current.steps if steps is None else steps, current.floor if floor is None else floor
         )
         self.tokenizer = tokenizer

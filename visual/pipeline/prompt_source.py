@@ -62,7 +62,7 @@ class PromptConditions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drafting:
+class DraftSetup:
     """How drafts are made: see `draft_source`. folder: where a draft model lies in draft/.
 
     load: opens the model of a folder, as the target was.
@@ -75,7 +75,7 @@ class Drafting:
     min_expected_gain: float | None = None
 
 
-def prompt_source(drafter: Any, model: Any, drafting: Drafting) -> DraftSource:
+def prompt_source(drafter: Any, model: Any, drafting: DraftSetup) -> DraftSource:
     """Return what makes the drafters of a pipeline.
 
     drafter: "auto" (jacobi, or model for a rule with a budget of total variation), "jacobi",

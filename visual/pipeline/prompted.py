@@ -31,7 +31,7 @@ from ragspec.visual.pipeline.loading import check_loading, saving
 from ragspec.visual.pipeline.manners import frees
 from ragspec.visual.pipeline.prompt_parts import expect_kind, load_part, load_processor
 from ragspec.visual.pipeline.prompt_source import (
-    Drafting,
+    DraftSetup,
     ImageConfig,
     PromptConditions,
     prompt_source,
@@ -108,7 +108,7 @@ class PromptPipeline(CodePipeline):
             marks=self.raster.ends,
         )
         load = partial(load_part, kind=self.kind, device=model.device, dtype=model.dtype)
-        drafting = Drafting(self.rule, load, folder, draft_mode, min_expected_gain)
+        drafting = DraftSetup(self.rule, load, folder, draft_mode, min_expected_gain)
         self.source = prompt_source(drafter, model, drafting)
         self.budget = make_budget(budget)
         self.batch_size = checked_count(batch_size, "batch_size")

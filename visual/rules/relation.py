@@ -50,7 +50,7 @@ class Relation(Protocol):
         ...
 
 
-class Nearest:
+class NearestCodes:
     """The k nearest codes, whatever their mass; k defaults to all of the table, 0 relates nothing.
 
     Raises InputError for a k beyond the table.
@@ -86,7 +86,7 @@ class Nearest:
         return inf
 
 
-class NearestWithin(Nearest):
+class NearestWithin(NearestCodes):
     """LANTERN: the nearest codes, as far as their mass is at most delta.
 
     Raises InputError for a delta outside [0, 1) or a k beyond the table.
@@ -111,7 +111,7 @@ class NearestWithin(Nearest):
         return self.delta
 
 
-class NearestByRatio(Nearest):
+class NearestByRatio(NearestCodes):
     """LANTERN++: the nearest codes, as far as the code becomes at most lam times as likely.
 
     Raises InputError for a lam below 1 or not finite, or a k beyond the table.

@@ -16,7 +16,7 @@ import torch
 from ragspec.drafters.base import DraftContext
 from ragspec.drafters.model.cache import DraftState, KnownDistribution
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 _ACCEPT_PROB, _NEXT_ACCEPT_PROB = 0.8, 0.5
@@ -103,7 +103,7 @@ def draw_independent(
 
     root: generated index of the first token of the step. Every node has a number of its own.
     """
-    numbers = [noise.uniform(root, Stream.DRAFT, node) for node in nodes]
+    numbers = [noise.uniform(root, NoiseUse.DRAFT, node) for node in nodes]
     bounds = q.cumsum(0)
     total = bounds[-1]
     at = torch.tensor(numbers, dtype=torch.float64) * total
@@ -121,7 +121,7 @@ def draw_distinct(noise: NoiseStream, root: int, q: torch.Tensor, parent: int, k
     """
     size = len(q)
     lanes = torch.arange(size) + (parent + 1) * size
-    scores = q.log() + noise.gumbel(root, lanes, Stream.DRAFT)
+    scores = q.log() + noise.gumbel(root, lanes, NoiseUse.DRAFT)
     best, tokens = torch.topk(scores, min(k, size))
     result: list[int] = tokens[best > float("-inf")].tolist()
     return result

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.models.supported import Window
+from ragspec.models.supported import AttentionWindow
 
 QUERIES = (1, 4, 8, 16, 32, 64)  # of each row, the root included
 MOST_QUERIES = QUERIES[-1]
@@ -122,7 +122,7 @@ def plain_mask(layout: Layout, last: torch.Tensor, counters: Counters) -> torch.
 
 
 def windowed(
-    mask: torch.Tensor, layout: Layout, counters: Counters, window: Window
+    mask: torch.Tensor, layout: Layout, counters: Counters, window: AttentionWindow
 ) -> torch.Tensor:
     """Return the mask [B, n, S] less what lies beyond a window."""
     if window.plain:
@@ -134,7 +134,7 @@ def windowed(
 
 
 def step_mask(
-    layout: Layout, last: torch.Tensor, counters: Counters, window: Window
+    layout: Layout, last: torch.Tensor, counters: Counters, window: AttentionWindow
 ) -> torch.Tensor:
     """Return the additive mask [B, 1, n, S]; last i64 [B]: see `lay_out`."""
     return windowed(plain_mask(layout, last, counters), layout, counters, window)[:, None]

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.models.supported import Window
+from ragspec.models.supported import AttentionWindow
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.row_laws import BatchDistribution, DistributionShape
 from ragspec.verification.static.buffers import Stacks, Staging, compact, step_cache
@@ -62,12 +62,12 @@ class StepShape:
 class Masks:
     """How a model takes its masks: the windows of its kinds of layer, by name or as one tensor."""
 
-    windows: Mapping[str, Window]
+    windows: Mapping[str, AttentionWindow]
     by_name: bool
 
-    def of(self, make: Callable[[Window], Any]) -> Any:
+    def of(self, make: Callable[[AttentionWindow], Any]) -> Any:
         """Return what the model is given as `attention_mask`."""
-        instance: dict[Window, Any] = {}
+        instance: dict[AttentionWindow, Any] = {}
         for window in self.windows.values():
             if window not in instance:
                 instance[window] = make(window)
@@ -172,7 +172,7 @@ class StaticStep:
         last, generated = self.packet[:, 3 * n], self.packet[:, 3 * n + 1]
         layout = lay_out(above, last, self._counters, self._columns)
 
-        def mask(window: Window) -> torch.Tensor:
+        def mask(window: AttentionWindow) -> torch.Tensor:
             return step_mask(layout, last, self._counters, window)
 
         logits = self._model(

@@ -18,8 +18,8 @@ from ragspec.errors import DocumentError
 from ragspec.pipelines.bench.measure import (
     TUNING_ITEMS,
     Benchmark,
+    BenchRow,
     Measurement,
-    Row,
     by_category,
     interval,
     is_timed,
@@ -204,7 +204,7 @@ def runs() -> list[dict[str, Measurement]]:
     ]
 
 
-def row(variant: str = "context", timed: int = 2) -> Row:
+def row(variant: str = "context", timed: int = 2) -> BenchRow:
     return summarise("docqa", variant, f"{variant}:5", runs(), runs()[:timed], "hf-greedy")
 
 

@@ -16,7 +16,7 @@ from ragspec.pipelines.cli import demo
 from ragspec.pipelines.cli.app import main
 from ragspec.pipelines.cli.compare import Divergence
 from ragspec.pipelines.cli.demo import (
-    Item,
+    DemoItem,
     UnequalTextError,
     ask_all,
     guide,
@@ -53,23 +53,23 @@ def qa(folder: Path) -> DocQA:
 
 
 @pytest.fixture(scope="module")
-def items(qa: DocQA) -> list[Item]:
+def items(qa: DocQA) -> list[DemoItem]:
     return list(ask_all(qa, QUESTIONS))
 
 
-def test_both_runs_of_a_question_give_one_text(items: list[Item]) -> None:
+def test_both_runs_of_a_question_give_one_text(items: list[DemoItem]) -> None:
     assert [item.question for item in items] == QUESTIONS
     assert all(item.compared.equal and item.compared.seconds > 0 for item in items)
     assert all(item.answer.report.drafted >= 0 for item in items)
 
 
-def with_figures(item: Item, ratio: float, loop_share: float) -> Item:
+def with_figures(item: DemoItem, ratio: float, loop_share: float) -> DemoItem:
     report = replace(item.answer.report, loop_share=loop_share)
     compared = replace(item.compared, ratio=ratio, seconds=1.0)
     return replace(item, answer=replace(item.answer, report=report), compared=compared)
 
 
-def test_summary_is_medians_and_sums_without_loops(items: list[Item]) -> None:
+def test_summary_is_medians_and_sums_without_loops(items: list[DemoItem]) -> None:
     figures = [(1.0, 0.0), (9.0, 0.9), (3.0, 0.1), (2.0, 0.0)]
     several = [with_figures(items[0], *pair) for pair in figures]
     summary = summarise(several)
@@ -95,12 +95,12 @@ def test_questions_come_from_the_file_or_the_headings(qa: DocQA, tmp_path: Path)
 
 @pytest.fixture
 def run(
-    items: list[Item], qa: DocQA, folder: Path, monkeypatch: pytest.MonkeyPatch
+    items: list[DemoItem], qa: DocQA, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., None]:
     """Return `run_demo` over known items."""
     monkeypatch.setattr(DocQA, "from_documents", lambda *_, **__: qa)
 
-    def runs(text: list[Item], as_json: bool) -> None:
+    def runs(text: list[DemoItem], as_json: bool) -> None:
         monkeypatch.setattr(demo, "ask_all", lambda *_: iter(text))
         run_demo(folder, 2, str(folder / "model"), Terminal(quiet=as_json), as_json)
 
@@ -108,7 +108,7 @@ def run(
 
 
 def test_what_is_displayed(
-    run: Callable[..., None], items: list[Item], capsys: pytest.CaptureFixture[str]
+    run: Callable[..., None], items: list[DemoItem], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(items, False)
     text: Any = capsys.readouterr()
@@ -119,7 +119,7 @@ def test_what_is_displayed(
 def test_a_text_that_differs_is_an_error_after_the_figures(
     as_json: bool,
     run: Callable[..., None],
-    items: list[Item],
+    items: list[DemoItem],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     first = Divergence(3, 1, 2, margin=0.5)

@@ -17,7 +17,7 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.pipelines.docqa.docqa import Answer
 from ragspec.pipelines.iterative.rag import IterativeRag
-from ragspec.pipelines.iterative.writers import StridePrompts, Writer
+from ragspec.pipelines.iterative.writers import PassageWriter, StridePrompts
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passage_index import PassageIndex
@@ -146,16 +146,16 @@ def test_what_would_change_the_text_is_visible(
     mutant: str, index: PassageIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mutant == "noise":  # other noise once strides are written on guesses
-        write = Writer.write
+        write = PassageWriter.write
 
-        def again(self: Writer, answer: Any, before: Sequence[Any]) -> Any:
+        def again(self: PassageWriter, answer: Any, before: Sequence[Any]) -> Any:
             if before and sample.random() < 0.5:
                 self.sampling = Sampling(temperature=0.9, seed=77)
             return write(self, answer, before)
 
         sample = random.Random(1)
 
-        monkeypatch.setattr(Writer, "write", again)
+        monkeypatch.setattr(PassageWriter, "write", again)
     else:  # ranks within the known passages taken for those of the index
         search = IndexSearcher.search
 

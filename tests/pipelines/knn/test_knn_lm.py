@@ -16,7 +16,7 @@ from ragspec.pipelines import KnnLM
 from ragspec.retrievers import Datastore
 from ragspec.retrievers.knn.cache import NeighbourCache
 from ragspec.retrievers.knn.nearest_keys import Neighbours
-from ragspec.retrievers.speculation.schedule import Schedule
+from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
@@ -56,7 +56,7 @@ def test_an_interrupt_keeps_what_was_displayed(
 ) -> None:
     blind = Neighbours(np.asarray([0]), np.zeros(1))  # so that guesses are wrong, and replaced
     monkeypatch.setattr(NeighbourCache, "nearest", lambda self, state, k: blind)
-    monkeypatch.setattr(Schedule, "stays", False)
+    monkeypatch.setattr(StrideSchedule, "stays", False)
     lm, chunks = KnnLM(engine(), store, k=8, weight=0.95, speculate=speculate), list[str]()
 
     def take(piece: str) -> None:

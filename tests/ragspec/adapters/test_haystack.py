@@ -20,7 +20,7 @@ from haystack.components.retrievers.in_memory import InMemoryBM25Retriever
 from haystack.dataclasses import ChatMessage, ImageContent, StreamingChunk
 from haystack.document_stores.in_memory import InMemoryDocumentStore
 
-from ragspec.adapters.haystack import RagspecChatGenerator, RagspecRetriever, passages_from
+from ragspec.adapters.haystack import HaystackRetriever, RagspecChatGenerator, passages_from
 from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
@@ -107,7 +107,7 @@ def test_documents_are_drafted_from() -> None:
 def test_a_pipeline_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> None:
     chatting.index().save(tmp_path / "index")
     pipeline = Pipeline()
-    pipeline.add_component("find", RagspecRetriever(str(tmp_path / "index"), 1, "sparse"))
+    pipeline.add_component("find", HaystackRetriever(str(tmp_path / "index"), 1, "sparse"))
     template = [ChatMessage.from_user("{{ documents[0].content }}\nQuestion: {{ question }}\n")]
     pipeline.add_component("prompt", ChatPromptBuilder(template, required_variables="*"))
     pipeline.add_component(
@@ -159,6 +159,6 @@ def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(InputError, match="object in it"):
         generator().to_dict()
     with pytest.raises(InputError, match="Save it"):
-        RagspecRetriever(chatting.index()).to_dict()
+        HaystackRetriever(chatting.index()).to_dict()
     with pytest.raises(InputError, match="number of passages"):
-        RagspecRetriever(chatting.index()).run("x", top_k=0)
+        HaystackRetriever(chatting.index()).run("x", top_k=0)

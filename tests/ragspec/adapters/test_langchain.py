@@ -21,7 +21,7 @@ from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 
-from ragspec.adapters.langchain import ChatRagspec, RagspecRetriever, passages_from
+from ragspec.adapters.langchain import ChatRagspec, LangChainRetriever, passages_from
 from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
@@ -123,7 +123,7 @@ def test_documents_and_artifacts_of_tools_are_drafted_from() -> None:
 
 
 def test_a_chain_over_our_retriever() -> None:
-    retriever = RagspecRetriever(index=chatting.index(), k=1)
+    retriever = LangChainRetriever(index=chatting.index(), k=1)
     result = retriever.invoke("Where does an oak stand?")
     assert [document.metadata["name"] for document in result] == ["trees.txt"]
     assert result[0].page_content == chatting.TEXTS["trees.txt"]
@@ -171,6 +171,6 @@ def test_bad_input_is_reported_by_our_errors() -> None:
     with pytest.raises(UnsupportedModelError, match="chat template"):
         chat(engine=Engine(tiny.model(), tiny.tokenizer(), None)).invoke(REQUESTS)
     with pytest.raises(InputError, match="number of passages"):
-        RagspecRetriever(index=chatting.index(), k=0)
+        LangChainRetriever(index=chatting.index(), k=0)
     with pytest.raises(InputError, match="expected a PassageIndex"):
-        RagspecRetriever(index=3)
+        LangChainRetriever(index=3)

@@ -18,7 +18,7 @@ from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRol
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 
-from ragspec.adapters.llamaindex import RagspecLLM, RagspecRetriever, passages_from
+from ragspec.adapters.llamaindex import LlamaIndexRetriever, RagspecLLM, passages_from
 from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
@@ -110,7 +110,7 @@ def test_documents_are_drafted_from() -> None:
 
 
 def test_a_query_engine_over_our_retriever() -> None:
-    retriever = RagspecRetriever(chatting.index(), similarity_top_k=1)
+    retriever = LlamaIndexRetriever(chatting.index(), similarity_top_k=1)
     result = retriever.retrieve("Where does an oak stand?")
     assert [each.node.metadata["name"] for each in result] == ["trees.txt"]
     text = result[0].node.get_content(metadata_mode=MetadataMode.LLM)
@@ -153,4 +153,4 @@ def test_bad_input_is_reported_by_our_errors() -> None:
         image = ImageBlock(url="https://example.com/a.png")
         llm().chat([ChatMessage(role=MessageRole.USER, blocks=[image])])
     with pytest.raises(InputError, match="number of passages"):
-        RagspecRetriever(chatting.index(), similarity_top_k=0)
+        LlamaIndexRetriever(chatting.index(), similarity_top_k=0)

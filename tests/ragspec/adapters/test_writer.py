@@ -9,7 +9,7 @@ import pytest
 
 from ragspec.adapters.passages import HostRetriever, facts_of, hits_of, opened, search_of
 from ragspec.adapters.requests import read_settings
-from ragspec.adapters.writer import Writer, pulled
+from ragspec.adapters.writer import HostWriter, pulled
 from ragspec.engine.engine import Engine
 from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, SamplingError, UnsupportedModelError
@@ -31,7 +31,7 @@ def request(**settings: Any) -> Any:
 def test_texts_are_those_of_plain_decoding(
     drafter: Any, slots: int, sampled: dict[str, Any]
 ) -> None:
-    writer = Writer(chatting.engine(drafter), slots=slots)
+    writer = HostWriter(chatting.engine(drafter), slots=slots)
     job = writer.chat(REQUESTS, request(**sampled))
     expected = chatting.alone(TURN, sampling=Sampling(**sampled))
     chunks = writer.stream(job)
@@ -44,7 +44,7 @@ def test_texts_are_those_of_plain_decoding(
 def test_samples_of_a_pool_are_those_of_the_engine() -> None:
     several = {"temperature": 1.0, "seed": 3, "n": 3}
     with Pool(chatting.engine(), slots=2) as pool:
-        writer = Writer(pool)
+        writer = HostWriter(pool)
         result = writer.write(writer.chat(REQUESTS, request(**several)))
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=3))
     assert [text.tokens for text in result] == [text.tokens for text in expected]
@@ -53,7 +53,7 @@ def test_samples_of_a_pool_are_those_of_the_engine() -> None:
 
 def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() -> None:
     """The document is what the model will say, so that nearly all of it is accepted."""
-    writer = Writer(Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
+    writer = HostWriter(Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
     plain = writer.write(writer.chat(REQUESTS, request(ignore_eos=True)))[0]
     hits = hits_of([(plain.text, 1.0, {"source": "answer.txt"})])
     job = writer.chat(REQUESTS, request(ignore_eos=True), hits)
@@ -70,7 +70,7 @@ def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() 
 
 
 def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
-    writer = Writer(chatting.engine())
+    writer = HostWriter(chatting.engine())
     hits = hits_of([("Rhine and Po.", 1.0, {}), ("Elbe, Oder.", 1.0, {})])
     turn = {"role": "user", "content": "Read this:\nRhine and Po.\nName rivers."}
     job = writer.chat([turn], request(), hits)
@@ -82,17 +82,17 @@ def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
 
 def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
     record = {"role": "tool", "content": "the Rhine is long"}
-    display = Writer(chatting.engine()).chat([*REQUESTS, record], request())
+    display = HostWriter(chatting.engine()).chat([*REQUESTS, record], request())
     assert "the Rhine is long" in display.prompt.text
     assert not display.texts
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    hidden = Writer(chatting.engine(), template=template).chat([*REQUESTS, record], request())
+    hidden = HostWriter(chatting.engine(), template=template).chat([*REQUESTS, record], request())
     assert hidden.prompt.text == "Name three rivers."
     assert [text.document for text in hidden.texts] == [-1]
 
 
 def test_a_special_token_in_a_message_stays_plain_text() -> None:
-    writer = Writer(chatting.engine())
+    writer = HostWriter(chatting.engine())
     end = writer.engine.tokenizer.eos_token
     job = writer.chat([{"role": "user", "content": f"a{end}b"}], request())
     assert writer.engine.tokenizer.eos_token_id not in job.prompt.token_ids
@@ -102,13 +102,13 @@ def test_arguments_of_tool_calls_accept_prob_the_template_as_mappings() -> None:
     template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.city }}{% endfor %}"
     call = {"type": "function", "function": {"name": "f", "arguments": '{"city": "Ulm"}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    job = Writer(chatting.engine(), template=template).chat([message], request())
+    job = HostWriter(chatting.engine(), template=template).chat([message], request())
     assert job.prompt.text == "Ulm"
 
 
 @pytest.mark.parametrize("slots", [0, 2])
 def test_streams_are_pulled_beside_the_event_loop(slots: int) -> None:
-    writer = Writer(chatting.engine(), slots=slots)
+    writer = HostWriter(chatting.engine(), slots=slots)
 
     async def read() -> str:
         chunks = pulled(writer.stream(writer.chat(REQUESTS, request())))
@@ -129,22 +129,22 @@ def test_streams_are_pulled_beside_the_event_loop(slots: int) -> None:
 )
 def test_messages_that_are_none_are_refused(messages: Any, error: str) -> None:
     with pytest.raises(InputError, match=error):
-        Writer(chatting.engine()).chat(messages, request())
+        HostWriter(chatting.engine()).chat(messages, request())
 
 
 def test_a_model_without_a_template_is_refused_unless_one_is_passed() -> None:
     plain = Engine(tiny.model(), tiny.tokenizer(), None)
     with pytest.raises(UnsupportedModelError, match="chat_template="):
-        Writer(plain).chat(REQUESTS, request())
-    writer = Writer(plain, template="{{ messages[0].content }}")
+        HostWriter(plain).chat(REQUESTS, request())
+    writer = HostWriter(plain, template="{{ messages[0].content }}")
     assert writer.chat(REQUESTS, request()).prompt.text == "Name three rivers."
     with pytest.raises(InputError, match="template"):
-        Writer(plain, template="{{ raise_exception('no') }}").chat(REQUESTS, request())
+        HostWriter(plain, template="{{ raise_exception('no') }}").chat(REQUESTS, request())
 
 
-def settled(**inputs: Any) -> Writer:
+def settled(**inputs: Any) -> HostWriter:
     named = {"model": None, "engine": None, "pool": None, "template": None, "slots": 0}
-    return Writer.of(**{**named, **inputs})
+    return HostWriter.of(**{**named, **inputs})
 
 
 def test_models_that_contradict_themselves_are_refused() -> None:
@@ -196,7 +196,7 @@ def test_a_setting_out_of_range_is_refused() -> None:
 
 
 def test_log_probabilities_have_the_usual_names() -> None:
-    writer = Writer(chatting.engine())
+    writer = HostWriter(chatting.engine())
     job = writer.chat(REQUESTS, request(top_logprobs=2))
     text = writer.write(job)[0]
     message = writer.metadata(job, text)["logprobs"]["content"]

@@ -15,8 +15,8 @@ from ragspec.budget.calibration import (
     MOST_RATIOS,
     RANKS,
     UNKNOWN,
+    AcceptanceRatio,
     Calibration,
-    Ratio,
 )
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
@@ -93,7 +93,7 @@ def test_sources_do_not_share_blame() -> None:
     assert calibration.appraise(chain(4, 1.0, "other")).accept_prob == [1.0] * 4
 
 
-def counted(calibration: Calibration) -> list[Ratio]:
+def counted(calibration: Calibration) -> list[AcceptanceRatio]:
     """Return the ratios of claims, without those of the tokens before."""
     return [ratio for key, ratio in calibration.tables["a"].items() if key < AFTER and ratio.trials]
 
@@ -164,7 +164,7 @@ def test_a_source_keeps_so_many_ratios_and_none_for_an_unknown_token() -> None:
 
 
 def test_a_claim_that_is_raised_most_is_certain() -> None:
-    assert Ratio(1.0, 1.0, 0.5, 2.0).apply(0.5) == 1.0
+    assert AcceptanceRatio(1.0, 1.0, 0.5, 2.0).apply(0.5) == 1.0
 
 
 def test_the_first_the_second_and_all_other_siblings_are_reported_separately() -> None:

@@ -29,7 +29,7 @@ from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.sampling.settings import Sampling
 from ragspec.trees import operations
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -89,7 +89,7 @@ def draw_by_bounds(
     bounds, last = q.cumsum(0).tolist(), int(q.nonzero()[-1])
     tokens = []
     for node in nodes:
-        number = noise.uniform(root, Stream.DRAFT, node)
+        number = noise.uniform(root, NoiseUse.DRAFT, node)
         tokens.append(next((x for x in range(last) if number < bounds[x]), last))
     return tokens
 

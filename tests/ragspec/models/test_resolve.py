@@ -12,7 +12,7 @@ from ragspec.errors import ModelNotFoundError
 from ragspec.models import resolve as models
 from ragspec.models.resolve import (
     BUNDLED,
-    Origin,
+    ModelOrigin,
     fingerprint,
     hub_answers,
     resolve_model,
@@ -67,7 +67,7 @@ def test_a_path_resolves_to_its_folder(
     monkeypatch.chdir(tmp_path)
     for name in (folder, str(folder), "my/model"):
         result = resolve_model(name)
-        assert (result.folder, result.origin) == (folder.resolve(), Origin.PATH)
+        assert (result.folder, result.origin) == (folder.resolve(), ModelOrigin.PATH)
     assert not hub
 
 
@@ -97,7 +97,7 @@ def test_a_bundled_name_beats_a_folder_of_that_name(
 
 def test_the_bundled_models_are_there(hub: list[str]) -> None:
     for name in BUNDLED:
-        assert resolve_model(name).origin is Origin.BUNDLED
+        assert resolve_model(name).origin is ModelOrigin.BUNDLED
     assert not hub
 
 
@@ -109,13 +109,13 @@ def test_an_installed_package_answers_to_its_name(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(models, "PACKAGED", {"carried": ("carrier_of_a_model", "model")})
     result = resolve_model("carried")
-    assert (result.folder, result.origin) == (folder, Origin.PACKAGE)
+    assert (result.folder, result.origin) == (folder, ModelOrigin.PACKAGE)
 
 
 def test_the_cache_answers_before_the_hub(empty_cache: Path, hub: list[str]) -> None:
     snapshot = cached(empty_cache, "someone/some-model")
     result = resolve_model("someone/some-model")
-    assert (result.folder, result.origin) == (snapshot, Origin.CACHE) and not hub
+    assert (result.folder, result.origin) == (snapshot, ModelOrigin.CACHE) and not hub
 
 
 def test_a_cached_snapshot_that_lacks_a_shard_does_not_count(
@@ -153,7 +153,7 @@ def test_the_hub_is_tried_once_and_its_files_are_checked(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     result = resolve_model("someone/some-model")
-    assert result.origin is Origin.HUB and calls == [True, False]
+    assert result.origin is ModelOrigin.HUB and calls == [True, False]
     with pytest.raises(ModelNotFoundError, match="hub: not asked"):
         resolve_model("someone/other", offline=True)
     assert calls == [True, False, True]

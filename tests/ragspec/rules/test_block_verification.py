@@ -13,7 +13,7 @@ from ragspec.rules.k_seq import KSeq, division_factor
 from ragspec.rules.rejection import ChainRejection, MultiStep
 from ragspec.rules.typical import Typical
 from ragspec.rules.walk import Walk
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftTree
 from tests.support.distributions import (
     Distributions,
@@ -67,7 +67,7 @@ def test_published_shape_of_gain() -> None:
 
 def test_draws_keyed_by_token_prepare_again_in_the_next_step() -> None:
     def by_token(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-        number = noise.uniform(place.index, Stream.DRAFT)
+        number = noise.uniform(place.index, NoiseUse.DRAFT)
         return [0 if number < float(q[0]) else 1]
 
     distributions, tree = (

@@ -25,7 +25,7 @@ from ragspec.rules.base import Rule
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.sampling import noise
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftKind
 from tests.support.distributions import (
     Distributions,
@@ -253,7 +253,7 @@ def test_noise_that_forgets_a_part_of_its_key_is_visible(
     mutate: Mutate, old: str, new: str
 ) -> None:
     def distinct(module: ModuleType) -> bool:
-        uses = list(itertools.product((0, 1), (0, 1), (0, 1), Stream, (0, 1)))
+        uses = list(itertools.product((0, 1), (0, 1), (0, 1), NoiseUse, (0, 1)))
         values = {module.NoiseStream(s, n).uniform(i, t, lane) for s, n, i, t, lane in uses}
         return len(values) == len(uses)
 

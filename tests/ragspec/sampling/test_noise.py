@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import SamplingError
-from ragspec.sampling.noise import NoiseStream, Stream, _uniform, _uniform_on_device, fresh_seed
+from ragspec.sampling.noise import (
+    NoiseStream,
+    NoiseUse,
+    _uniform,
+    _uniform_on_device,
+    fresh_seed,
+)
 from ragspec.sampling.noise import _mix as mix  # the word function itself, against published output
 from ragspec.sampling.settings import Sampling
 
@@ -30,7 +36,7 @@ def excess(observed: Sequence[int] | np.ndarray, expected: np.ndarray) -> float:
     return (chi - freedom) / math.sqrt(2 * freedom)
 
 
-def uniforms(seed: int = 0, sample: int = 0, stream: Stream = Stream.ACCEPT) -> np.ndarray:
+def uniforms(seed: int = 0, sample: int = 0, stream: NoiseUse = NoiseUse.ACCEPT) -> np.ndarray:
     noise = NoiseStream(seed, sample)
     return np.array([noise.uniform(index, stream) for index in range(COUNT)])
 
@@ -42,7 +48,7 @@ def assert_unrelated(first: np.ndarray, second: np.ndarray) -> None:
 
 
 def test_uniform_is_even() -> None:
-    for stream in Stream:
+    for stream in NoiseUse:
         counts, _ = np.histogram(uniforms(3, stream=stream), bins=64, range=(0, 1))
         assert abs(excess(counts, np.full(64, COUNT / 64))) < 6
 
@@ -51,7 +57,7 @@ def test_neighbours_are_unrelated() -> None:
     values = uniforms()
     assert_unrelated(values[:-1], values[1:])
     noise = NoiseStream(1)
-    lanes = np.array([noise.uniform(9, Stream.ACCEPT, lane) for lane in range(COUNT)])
+    lanes = np.array([noise.uniform(9, NoiseUse.ACCEPT, lane) for lane in range(COUNT)])
     assert_unrelated(lanes[:-1], lanes[1:])
 
 
@@ -60,19 +66,19 @@ def test_seeds_samples_and_streams_are_unrelated() -> None:
     assert_unrelated(base, uniforms(seed=1))
     assert_unrelated(base, uniforms(sample=1))
     assert_unrelated(uniforms(seed=1), uniforms(sample=1))
-    for stream in (Stream.TARGET, Stream.DRAFT, Stream.RESIDUAL):
+    for stream in (NoiseUse.TARGET, NoiseUse.DRAFT, NoiseUse.RESIDUAL):
         assert_unrelated(base, uniforms(stream=stream))
 
 
 def test_neighbouring_seeds_are_unrelated_at_one_index() -> None:
-    values = np.array([NoiseStream(seed).uniform(0, Stream.TARGET) for seed in range(COUNT)])
+    values = np.array([NoiseStream(seed).uniform(0, NoiseUse.TARGET) for seed in range(COUNT)])
     assert_unrelated(values[:-1], values[1:])
-    values = np.array([NoiseStream(5, s).uniform(0, Stream.TARGET) for s in range(COUNT)])
+    values = np.array([NoiseStream(5, s).uniform(0, NoiseUse.TARGET) for s in range(COUNT)])
     assert_unrelated(values[:-1], values[1:])
 
 
 def test_no_two_uses_share_a_value() -> None:
-    keys = [(s, n, i, t) for s in (0, 1, 7) for n in (0, 1, 2) for i in range(40) for t in Stream]
+    keys = [(s, n, i, t) for s in (0, 1, 7) for n in (0, 1, 2) for i in range(40) for t in NoiseUse]
     values = {NoiseStream(s, n).uniform(i, t, lane) for s, n, i, t in keys for lane in range(4)}
     assert len(values) == 4 * len(keys)
 
@@ -98,10 +104,10 @@ def test_best_of_log_p_plus_gumbel_follows_p() -> None:
     sample=st.integers(0, 10**6),
     index=st.integers(0, 2**40),
     token=st.integers(0, 2**31),
-    stream=st.sampled_from(list(Stream)),
+    stream=st.sampled_from(list(NoiseUse)),
 )
 def test_tensors_and_integers_agree(
-    seed: int, sample: int, index: int, token: int, stream: Stream
+    seed: int, sample: int, index: int, token: int, stream: NoiseUse
 ) -> None:
     noise = NoiseStream(seed, sample)
     number = noise.uniform(index, stream, lane=token)
@@ -124,8 +130,8 @@ def test_words_are_splitmix64() -> None:
 
 def test_tensor_words_wrap_as_integers_do() -> None:
     noise, tokens = NoiseStream(-3, 2), torch.tensor([0, 1, 5, 2**31 - 1, 2**62, 2**63 - 1])
-    result = torch.exp(-torch.exp(-noise.gumbel(7, tokens, Stream.DRAFT)))
-    expected = [noise.uniform(7, Stream.DRAFT, token) for token in tokens.tolist()]
+    result = torch.exp(-torch.exp(-noise.gumbel(7, tokens, NoiseUse.DRAFT)))
+    expected = [noise.uniform(7, NoiseUse.DRAFT, token) for token in tokens.tolist()]
     assert result.tolist() == pytest.approx(expected, abs=1e-12)
 
 
@@ -137,7 +143,7 @@ def test_noise_depends_on_nothing_else() -> None:
     assert whole.shape == tokens.shape
     assert torch.equal(whole[1:], noise.gumbel(6, tokens[1:]))
     assert whole[0, 0] == whole[1, 1]
-    noise.uniform(6, Stream.TARGET)
+    noise.uniform(6, NoiseUse.TARGET)
     assert torch.equal(whole, NoiseStream(11, 3).gumbel(6, tokens.to(torch.int32)))
 
 
@@ -149,9 +155,9 @@ def test_whole_vocabulary_is_finite() -> None:
 
 def test_rows_have_the_noise_of_their_indices() -> None:
     noise, tokens = NoiseStream(6, 1), torch.arange(24).view(3, 8)
-    rows = noise.gumbel_rows([9, 0, 9], tokens, Stream.DRAFT)
+    rows = noise.gumbel_rows([9, 0, 9], tokens, NoiseUse.DRAFT)
     for row, index in enumerate([9, 0, 9]):
-        assert torch.equal(rows[row], noise.gumbel(index, tokens[row], Stream.DRAFT))
+        assert torch.equal(rows[row], noise.gumbel(index, tokens[row], NoiseUse.DRAFT))
 
 
 def test_fresh_seeds_differ() -> None:
@@ -187,7 +193,7 @@ def test_normal_numbers_are_normal_and_of_their_its() -> None:
     assert abs(float((sample[0] * sample[1]).mean())) < 6 / COUNT**0.5
     again = NoiseStream(3).normal_rows([1], lanes[:1, :7])
     assert torch.equal(again[0], sample[1, :7])
-    other = NoiseStream(3).normal_rows([1], lanes[:1], Stream.RESIDUAL)
+    other = NoiseStream(3).normal_rows([1], lanes[:1], NoiseUse.RESIDUAL)
     assert abs(float((other[0] * sample[1]).mean())) < 6 / COUNT**0.5
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus import log as corpus_log
-from ragspec.retrievers.corpus.catalogue import Catalogue, Source, read_catalogue
+from ragspec.retrievers.corpus.catalogue import Catalogue, SegmentSource, read_catalogue
 from ragspec.retrievers.corpus.log import AppendLog, segment_in_memory
 from ragspec.retrievers.corpus.revision import FACTOR, Revision, create, revise
 from ragspec.retrievers.indexes.segment import Segment, build_segment
@@ -90,7 +90,7 @@ def test_what_was_appended_last_goes_last_whatever_it_is_merged_with(revision: R
 
 def test_a_merge_has_the_age_of_its_newest_part(revision: Revision) -> None:
     for number, scope in enumerate("aba"):
-        revision.put((), revision.build([np.full(5, number)], scope, Source.BUILT))
+        revision.put((), revision.build([np.full(5, number)], scope, SegmentSource.BUILT))
     revision.merge()
     assert held(revision) == [[1] * 5, [0] * 5, [2] * 5]
 
@@ -108,7 +108,7 @@ def test_no_segment_grows_beyond_the_largest(revision: Revision) -> None:
 
 def test_scopes_and_sources_are_not_merged_with_each_other(revision: Revision) -> None:
     one, two, three, four = texts([5, 5, 5, 5])
-    revision.put((), revision.build([one], "a", Source.BUILT))
+    revision.put((), revision.build([one], "a", SegmentSource.BUILT))
     revision.append([two], "a")
     revision.append([three], "b")
     revision.append([four], "a")
@@ -118,14 +118,14 @@ def test_scopes_and_sources_are_not_merged_with_each_other(revision: Revision) -
 
 
 def test_empty_text_makes_no_segment(revision: Revision) -> None:
-    assert revision.build([np.empty(0, np.int64)], "a", Source.BUILT) is None
+    assert revision.build([np.empty(0, np.int64)], "a", SegmentSource.BUILT) is None
     assert not list(revision.folder.iterdir())
 
 
 def stored(root: Path, documents: list[np.ndarray]) -> OpenStore:
     def fill(revision: Revision) -> None:
         for document in documents:
-            revision.put((), revision.build([document], "a", Source.BUILT))
+            revision.put((), revision.build([document], "a", SegmentSource.BUILT))
 
     return create(root, CATALOGUE, fill)
 

@@ -15,7 +15,7 @@ import pytest
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.corpus.catalogue import Source
+from ragspec.retrievers.corpus.catalogue import SegmentSource
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.retrievers.corpus.revision import Revision, revise
 from ragspec.storage.filesystem import writer_lock
@@ -124,9 +124,10 @@ def test_readers_see_one_snapshot_each_during_twenty_swaps(tmp_path: Path) -> No
 
         def change(revision: Revision, documents: Any = documents) -> None:
             revision.put(
-                revision.catalogue.segments, revision.build(documents[:3], "global", Source.BUILT)
+                revision.catalogue.segments,
+                revision.build(documents[:3], "global", SegmentSource.BUILT),
             )
-            revision.put((), revision.build(documents[3:], "global", Source.BUILT))
+            revision.put((), revision.build(documents[3:], "global", SegmentSource.BUILT))
 
         store._writer.change(change)
     done.set()

@@ -17,7 +17,7 @@ from ragspec.retrievers.knn import text
 from ragspec.retrievers.knn.cache import NeighbourCache
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, Neighbours
-from ragspec.retrievers.speculation.schedule import Schedule
+from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
@@ -146,7 +146,7 @@ def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
 ) -> None:
     monkeypatch.setattr(Oracle, "knows", knows)
     monkeypatch.setattr(text, "NeighbourCache", Oracle)
-    monkeypatch.setattr(Schedule, "stays", False)
+    monkeypatch.setattr(StrideSchedule, "stays", False)
     guessed = 0
     for sampling in SAMPLINGS:
         settings: dict[str, Any] = {"k": 16, "weight": 0.95, "temperature": 40.0}
@@ -244,7 +244,7 @@ def test_what_is_waited_for_learns_whether_guesses_would_be_right(
 ) -> None:
     monkeypatch.setattr(text, "WAITED", 2)
     lm = KnnLM(engine(), store)
-    monkeypatch.setattr(Schedule, "gain", lambda self, plan: 1.0)
+    monkeypatch.setattr(StrideSchedule, "gain", lambda self, plan: 1.0)
     lm.generate(tiny.prompt(), max_new_tokens=60, ignore_eos=True)
     assert lm.schedule.guesses > 0
 

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.retrievers.neighbours.rank_rates import RankRates
-from ragspec.retrievers.neighbours.table import SUREST, Neighbours
+from ragspec.retrievers.neighbours.table import SUREST, NeighbourRow
 
 
 def test_rates_go_from_what_is_assumed_to_what_was_visible() -> None:
-    rates, row = RankRates(3), Neighbours([4, 5, 6], 1, 0)
+    rates, row = RankRates(3), NeighbourRow([4, 5, 6], 1, 0)
     assumed = rates.of(row, 0)
     assert assumed[0] > assumed[1] > assumed[2] > 0
     for _ in range(300):
@@ -28,7 +28,7 @@ def test_rates_go_from_what_is_assumed_to_what_was_visible() -> None:
 
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 8))
 def test_rates_are_probabilities_that_never_grow(truth: list[int], k: int) -> None:
-    rates, row = RankRates(k), Neighbours(list(range(k)), 2, 1)
+    rates, row = RankRates(k), NeighbourRow(list(range(k)), 2, 1)
     for token in truth:
         rates.learn(row, 1, token)
     result = rates.of(row, 1)
@@ -40,7 +40,9 @@ def test_rates_are_probabilities_that_never_grow(truth: list[int], k: int) -> No
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_surer_and_longer_rows_are_believed_more(order: int) -> None:
     rates = RankRates(8)
-    firsts = [rates.of(Neighbours(list(range(8)), order, sure), 0)[0] for sure in range(SUREST + 1)]
+    firsts = [
+        rates.of(NeighbourRow(list(range(8)), order, sure), 0)[0] for sure in range(SUREST + 1)
+    ]
     assert firsts == sorted(firsts)
     if order > 1:
-        assert firsts[0] > rates.of(Neighbours(list(range(8)), order - 1, 0), 0)[0]
+        assert firsts[0] > rates.of(NeighbourRow(list(range(8)), order - 1, 0), 0)[0]

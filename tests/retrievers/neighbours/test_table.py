@@ -14,7 +14,7 @@ from ragspec.retrievers.neighbours.table import (
     NOTHING,
     SUREST,
     NeighbourLayer,
-    Neighbours,
+    NeighbourRow,
     NeighbourTable,
     Place,
 )
@@ -75,8 +75,8 @@ def test_a_row_is_surer_the_oftener_its_best_token_is_confirmed() -> None:
         assert (one.order, two.order) == (1, 2)
         assert one.sure == two.sure == min(times, SUREST)
     table.learn(place(1, 2), [3, 4, 5])
-    assert table.find(place(1, 2)) == Neighbours([3, 4, 5], 2, 0)
-    assert table.row(2) == Neighbours([3, 4, 5], 1, 0)
+    assert table.find(place(1, 2)) == NeighbourRow([3, 4, 5], 2, 0)
+    assert table.row(2) == NeighbourRow([3, 4, 5], 1, 0)
 
 
 def test_rows_of_longer_keys_are_dropped_oldest_first() -> None:
@@ -94,9 +94,9 @@ def test_a_layer_never_changes_what_it_lies_over() -> None:
     layer, other = NeighbourLayer(table), NeighbourLayer(table)
     layer.learn(place(1, 2), [5, 4, 3])
     layer.learn(place(3), [5, 4, 3])
-    assert layer.find(place(1, 2)) == Neighbours([5, 4, 3], 2, 0)
+    assert layer.find(place(1, 2)) == NeighbourRow([5, 4, 3], 2, 0)
     for untouched in (table, other):
-        assert untouched.find(place(1, 2)) == Neighbours([0, 1, 2], 2, 0)
+        assert untouched.find(place(1, 2)) == NeighbourRow([0, 1, 2], 2, 0)
         assert untouched.find(place(3)) is None
 
 
@@ -109,7 +109,7 @@ def test_sizes_are_checked(sizes: dict[str, int]) -> None:
 def test_a_vocabulary_smaller_than_k_is_held() -> None:
     table = NeighbourTable(2, 8)
     table.learn(place(1), [1, 0])
-    assert table.row(1) == Neighbours([1, 0], 1, 0)
+    assert table.row(1) == NeighbourRow([1, 0], 1, 0)
 
 
 # --- on disk ------------------------------------------------------------------------------------

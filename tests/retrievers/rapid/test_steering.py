@@ -11,7 +11,7 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError, UnknownNameError, UnsupportedModelError
 from ragspec.retrievers import ContextDrafter, Rapid
-from ragspec.retrievers.rapid.steering import Published, Steering
+from ragspec.retrievers.rapid.steering import PublishedRapid, Steering
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
@@ -233,7 +233,7 @@ def expected(p: torch.Tensor, q: torch.Tensor, eta: float) -> tuple[torch.Tensor
 def test_its_distribution_is_the_formulas_and_its_drift_the_distance(
     seed: int, eta: float, zeros: bool
 ) -> None:
-    distributions, rule = Distributions(5, seed, zeros=zeros), Published(eta)
+    distributions, rule = Distributions(5, seed, zeros=zeros), PublishedRapid(eta)
     outcomes = enumerate_outcomes(lambda noise: generate(rule, distributions, noise, CHAIN))
     first = torch.zeros(5, dtype=torch.float64)
     for text, weight in outcomes.items():
@@ -251,7 +251,7 @@ def test_its_distribution_is_the_formulas_and_its_drift_the_distance(
 
 def test_without_eta_it_is_rejection_sampling_and_with_it_another_distribution() -> None:
     record = {
-        eta: distribution_deviation(Published(eta), Distributions(4, 3, alike=0.3), CHAIN, 3)
+        eta: distribution_deviation(PublishedRapid(eta), Distributions(4, 3, alike=0.3), CHAIN, 3)
         for eta in (0.0, 10.0)
     }
     assert record[0.0] < 1e-12 and record[10.0] > 0.01
@@ -259,7 +259,7 @@ def test_without_eta_it_is_rejection_sampling_and_with_it_another_distribution()
 
 def test_where_target_and_draft_agree_nothing_is_left_and_p_serves() -> None:
     distributions = Distributions(5, 2, alike=1.0)
-    assert distribution_deviation(Published(10.0), distributions, CHAIN, 3) < 1e-12
+    assert distribution_deviation(PublishedRapid(10.0), distributions, CHAIN, 3) < 1e-12
 
 
 def test_the_engine_takes_the_rule_of_its_drafter() -> None:
@@ -279,7 +279,7 @@ def test_trees_and_coupled_drafts_are_refused() -> None:
     distributions = Distributions(4, 0)
     tree = grow(distributions, NoiseStream(0), (), (2,))
     with pytest.raises(RuleError, match="expected a chain"):
-        judged(Published(), tree, distributions, NoiseStream(0))
+        judged(PublishedRapid(), tree, distributions, NoiseStream(0))
     with pytest.raises(InputError, match="expected sampled chains"):
         Rapid(ContextDrafter(), mode="paper")
     both: list[Any] = [ContextDrafter(), Rapid(tiny.model(seed=1), mode="paper")]

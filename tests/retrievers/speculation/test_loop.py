@@ -14,7 +14,7 @@ import pytest
 from ragspec.errors import InputError
 from ragspec.retrievers.speculation import loop as loop_file
 from ragspec.retrievers.speculation.loop import SpeculativeRetrieval
-from ragspec.retrievers.speculation.schedule import GLANCE, Schedule
+from ragspec.retrievers.speculation.schedule import GLANCE, StrideSchedule
 
 Stride = tuple[int, ...]
 
@@ -89,9 +89,9 @@ def plain(world: World) -> tuple[list[Stride], list[int]]:
         answer = (world.truth(query) or [answer])[0] if query is not None else answer
 
 
-def schedules(sample: random.Random) -> Schedule:
+def schedules(sample: random.Random) -> StrideSchedule:
     fixed = sample.choice([None, None, 1, 2, 3, 5, 16])
-    return Schedule(fixed, sample.choice([None, True, False]))
+    return StrideSchedule(fixed, sample.choice([None, True, False]))
 
 
 @pytest.mark.parametrize("seed", range(0, 1500, 50))
@@ -134,23 +134,25 @@ def test_a_guess_that_is_preserved_is_visible_by_the_test_above(
         test_the_text_is_that_of_a_search_before_every_stride(0)
 
 
-def run(world: World, schedule: Schedule) -> SpeculativeRetrieval[tuple[int, ...], int, Stride]:
+def run(
+    world: World, schedule: StrideSchedule
+) -> SpeculativeRetrieval[tuple[int, ...], int, Stride]:
     loop = SpeculativeRetrieval(world, world, schedule)
     loop.run()
     return loop
 
 
 def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
-    right = run(World(3, guess_right=1.0), Schedule(4, overlap=False))
+    right = run(World(3, guess_right=1.0), StrideSchedule(4, overlap=False))
     strides = right.report.strides
     assert strides == 10
     assert right.report.calls == 1 + 3  # of 4, 4 and 2 strides, of which the last needs no search
     assert (right.report.hits, right.report.rollbacks, right.report.wasted) == (9, 0, 0)
-    wrong = run(World(3, guess_right=0.0), Schedule(4, overlap=False, searched=1e9))
+    wrong = run(World(3, guess_right=0.0), StrideSchedule(4, overlap=False, searched=1e9))
     assert wrong.report.hits == 0
     assert wrong.report.rollbacks == wrong.report.strides - 1
     assert wrong.report.wasted > 0
-    off = run(World(3), Schedule(1, overlap=False))
+    off = run(World(3), StrideSchedule(1, overlap=False))
     assert (off.report.calls, off.report.wasted, off.report.gated) == (10, 0, 9)
     assert off.schedule.guesses == 0
 
@@ -185,7 +187,7 @@ def test_the_formula_holds_for_short_texts_if_their_beginning_is_counted(
     counted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spent, predicted = {"off": 0.0, "auto": 0.0}, list[float]()
-    schedules = {variant: Schedule.named(variant, overlap=False) for variant in spent}
+    schedules = {variant: StrideSchedule.named(variant, overlap=False) for variant in spent}
     for seed in range(40):
         for direction, schedule in schedules.items():
             clock = Clock()
@@ -208,7 +210,7 @@ def test_the_guess_that_was_right_more_often_is_written_on() -> None:
         def truth(self, query: tuple[int, ...]) -> list[int]:
             return [1, 2, 3]
 
-    loop = run(Steady(3, guess_right=0.0, length=80), Schedule(4, overlap=False))
+    loop = run(Steady(3, guess_right=0.0, length=80), StrideSchedule(4, overlap=False))
     assert loop.schedule.stays
     assert loop.report.rollbacks <= 2
     assert loop.report.hits >= loop.report.strides - 3
@@ -229,7 +231,7 @@ def test_a_search_overlaps_the_stride_that_follows() -> None:
                 assert begun.wait(20)
             return super().search(queries, k)
 
-    loop = run(Waiting(5, guess_right=1.0), Schedule(1, overlap=True))
+    loop = run(Waiting(5, guess_right=1.0), StrideSchedule(1, overlap=True))
     assert loop.strides == plain(World(5))[0]
     assert sum(event.what == "ahead" for event in loop.report.events) > 0
 
@@ -248,7 +250,7 @@ def test_what_fails_is_heard_of(fails: str, overlap: bool) -> None:
     setattr(Failing, fails, failing)
     threads = threading.active_count()
     with pytest.raises(OSError, match="the service is away"):
-        run(Failing(2), Schedule(3, overlap=overlap))
+        run(Failing(2), StrideSchedule(3, overlap=overlap))
     assert threading.active_count() == threads
 
 
@@ -258,7 +260,7 @@ def test_a_first_search_without_answers_is_refused() -> None:
             return []
 
     with pytest.raises(InputError, match="found nothing"):
-        run(Empty(1), Schedule())
+        run(Empty(1), StrideSchedule())
 
 
 def test_an_interrupt_keeps_what_would_not_have_been_taken_back() -> None:
@@ -268,7 +270,7 @@ def test_an_interrupt_keeps_what_would_not_have_been_taken_back() -> None:
                 raise KeyboardInterrupt
             return super().write(answer, before)
 
-    loop = SpeculativeRetrieval(Interrupted(3), Interrupted(3), Schedule(4, overlap=False))
+    loop = SpeculativeRetrieval(Interrupted(3), Interrupted(3), StrideSchedule(4, overlap=False))
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     assert loop.cut()
@@ -293,11 +295,11 @@ def test_a_slow_search_is_requested_less_often_and_a_fast_one_every_time() -> No
 
     slow = Slow(3, guess_right=1.0, length=80)
     slow.stride, slow.lookup = 0.0005, 0.05
-    loop = run(slow, Schedule())
+    loop = run(slow, StrideSchedule())
     assert loop.report.calls <= 11 < loop.report.strides == 20
     fast = Slow(3, guess_right=1.0, length=80)
     fast.stride, fast.lookup = 0.02, 0.0
-    loop = max((run(fast, Schedule()) for _ in range(3)), key=lambda each: each.report.gated)
+    loop = max((run(fast, StrideSchedule()) for _ in range(3)), key=lambda each: each.report.gated)
     assert loop.report.gated == loop.report.rounds == 19
     assert loop.schedule.next().strides == 1
     assert sum(event.what == "guess" for event in loop.report.events) == 19

@@ -6,14 +6,20 @@ import random
 
 import pytest
 
-from ragspec.retrievers.speculation.schedule import GLANCE, LEAST_GAIN, MOST, Plan, Schedule
+from ragspec.retrievers.speculation.schedule import (
+    GLANCE,
+    LEAST_GAIN,
+    MOST,
+    StridePlan,
+    StrideSchedule,
+)
 
 
 def schedule(
     stride: float, single: float, more: float, chance: float, **options: bool | None
-) -> Schedule:
+) -> StrideSchedule:
     """Return one that has seen a stride, a search, what each further query adds, and guesses."""
-    instance = Schedule(**options)  # type: ignore[arg-type]
+    instance = StrideSchedule(**options)  # type: ignore[arg-type]
     for _ in range(4):
         instance.strides.append(stride)
         for queries in range(1, MOST + 1):
@@ -23,7 +29,7 @@ def schedule(
     return instance
 
 
-def simulated(plan: Plan, stride: float, single: float, more: float, chance: float) -> float:
+def simulated(plan: StridePlan, stride: float, single: float, more: float, chance: float) -> float:
     """Return strides a millisecond of many rounds, drawn one by one."""
     sample, selected, spent = random.Random(1), 0, 0.0
     for _ in range(40_000):
@@ -41,7 +47,7 @@ def simulated(plan: Plan, stride: float, single: float, more: float, chance: flo
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("strides", [1, 3, 8])
 def test_the_rate_is_that_of_simulated_rounds(strides: int, overlapped: bool) -> None:
-    plan = Plan(strides, overlapped)
+    plan = StridePlan(strides, overlapped)
     result = schedule(20.0, 30.0, 4.0, 0.8).rate(plan)
     assert result == pytest.approx(simulated(plan, 20.0, 30.0, 4.0, 0.8), rel=0.02)
 
@@ -52,7 +58,9 @@ def test_the_plan_is_the_best_of_all() -> None:
         stride, chance = sample.uniform(5, 50), sample.uniform(0.05, 0.97)
         single = stride * sample.choice([0.01, 0.3, 1, 5, 20])
         instance = schedule(stride, single, single * sample.choice([0.0, 0.2, 1.0]), chance)
-        plans = [Plan(s, direction) for s in range(1, MOST + 1) for direction in (False, True)]
+        plans = [
+            StridePlan(s, direction) for s in range(1, MOST + 1) for direction in (False, True)
+        ]
         best = max(map(instance.gain, plans))
         plan = instance.next()
         assert plan.strides == 1 if best < LEAST_GAIN else instance.gain(plan) == best
@@ -80,9 +88,9 @@ def test_a_search_that_takes_as_long_for_each_query_is_not_gain_a_batch() -> Non
 
 
 def test_nothing_is_risked_before_anything_was_timed() -> None:
-    assert Schedule().next() == Plan()
-    assert Schedule(fixed=1, overlap=False).next() == Plan(1, guesses=False)
-    assert Schedule(fixed=5).next() == Plan(5)
+    assert StrideSchedule().next() == StridePlan()
+    assert StrideSchedule(fixed=1, overlap=False).next() == StridePlan(1, guesses=False)
+    assert StrideSchedule(fixed=5).next() == StridePlan(5)
 
 
 def test_outliers_and_old_guesses_fade() -> None:
@@ -98,7 +106,7 @@ def test_outliers_and_old_guesses_fade() -> None:
 
 
 def test_a_batch_that_was_not_visible_costs_by_the_nearest_that_was() -> None:
-    instance = Schedule()
+    instance = StrideSchedule()
     instance.search.further = 0.1
     assert instance.search.of(3) == 0.0
     instance.search.learn(1, 100.0)
@@ -128,7 +136,7 @@ def test_what_overlaps_is_learned() -> None:
 
 def test_the_prediction_is_the_gain_of_rounds_of_one_kind() -> None:
     instance = schedule(20.0, 60.0, 3.0, 0.85)
-    for plan in (Plan(4), Plan(7, overlapped=True)):
+    for plan in (StridePlan(4), StridePlan(7, overlapped=True)):
         assert instance.predicted([plan] * 5) == pytest.approx(instance.gain(plan))
     assert instance.predicted([]) == 1.0
 
@@ -138,7 +146,7 @@ def test_a_batch_is_timed_alone_before_it_is_overlapped() -> None:
     selection = instance.next()
     assert selection.strides > 1 and selection.overlapped
     del instance.search.times[selection.strides]
-    assert instance.next() == Plan(selection.strides, overlapped=False)
+    assert instance.next() == StridePlan(selection.strides, overlapped=False)
     instance.search.learn(selection.strides, 30.0)
     assert instance.next() == selection
 
@@ -147,5 +155,5 @@ def test_searches_that_gain_nothing_from_a_batch_are_hopeless() -> None:
     assert schedule(10.0, 5.0, 5.0, 0.5).hopeless  # each further query costs as much as the first
     assert schedule(10.0, 0.2, 0.0, 1.0).hopeless  # or there is nothing to save
     assert not schedule(10.0, 5.0, 0.0, 0.1).hopeless  # whatever guesses were worth so far
-    assert not Schedule().hopeless
-    assert not Schedule(fixed=4).hopeless
+    assert not StrideSchedule().hopeless
+    assert not StrideSchedule(fixed=4).hopeless

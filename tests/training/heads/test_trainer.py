@@ -12,10 +12,10 @@ import torch
 
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.training.batches import PrefillJob, StateReader, seeded
+from ragspec.training.batches import StateRead, StateReader, seeded
 from ragspec.training.loss import agreement as agreement_of
 from ragspec.training.loss import frozen_output, head_loss, round_mask, rounds
-from ragspec.training.trainer import HeadTrainer, HeadTraining, Progress, train_head
+from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress, train_head
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.models.target import ImageTarget
 from tests.support import heads, image_models, tiny
@@ -44,7 +44,7 @@ def test_a_head_learns_what_the_target_will_say() -> None:
 
 
 def test_the_loss_falls() -> None:
-    known: list[Progress] = []
+    known: list[TrainingProgress] = []
     train_head(target(), texts(), replace(FEW, steps=30), on_step=known.append)
     assert [progress.step for progress in known] == list(range(30))
     losses = [progress.loss for progress in known]
@@ -142,7 +142,7 @@ def picture(scale: float) -> ImageTarget:
 def test_a_picture_with_guidance_can_be_learned() -> None:
     instance = picture(3.0)
     prompts = [[*instance.prompt(row), *codes] for row, codes in enumerate(texts(3, 15))]
-    known: list[Progress] = []
+    known: list[TrainingProgress] = []
     settings = HeadTraining(steps=12, batch_size=3, length=16, learning_rate=3e-3)
     train_head(instance, prompts, settings, on_step=known.append)
     assert known[-1].loss < known[0].loss
@@ -166,7 +166,7 @@ def test_the_rate_goes_with_one_over_the_width() -> None:
 
 
 def test_time_may_end_the_run() -> None:
-    known: list[Progress] = []
+    known: list[TrainingProgress] = []
     settings = HeadTraining(steps=10_000, seconds=0.3, batch_size=4, length=24)
     train_head(target(), texts(), settings, on_step=known.append)
     assert 1 <= len(known) < 1000
@@ -258,7 +258,7 @@ def test_padding_changes_no_loss(loss_target: CausalTarget, depth: int) -> None:
     output = frozen_output(loss_target, None)
     reader = StateReader(loss_target, [text(20, 1), text(9, 2)])
     both, long, short = (reader.read(numbers) for numbers in ([0, 1], [0], [1]))
-    spoilt = PrefillJob(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
+    spoilt = StateRead(both.embedded, both.states + 50.0 * ~both.real[..., None], both.real)
     losses = [
         head_loss(head, output, each, distributions=0.1, depth=depth)
         for each in (spoilt, long, short)
@@ -289,7 +289,7 @@ def test_later_rounds_begin_where_there_is_something_to_learn(loss_target: Causa
     head, whole = heads.trained(), StateReader(loss_target, [text(14, 5)]).read([0])
     places = torch.arange(14)[None]
     behind = torch.arange(14)[None] >= 7
-    part = PrefillJob(whole.embedded, whole.states, behind, places)
+    part = StateRead(whole.embedded, whole.states, behind, places)
     with torch.no_grad():
         expected, result = rounds(head, whole, 0.0, 3), rounds(head, part, 0.0, 3)
     torch.testing.assert_close(result[0], expected[0])
@@ -304,7 +304,7 @@ def test_gaps_between_tokens_are_visible(loss_target: CausalTarget) -> None:
     even = torch.arange(14)[None]
     losses = []
     for places in (None, even + 5, even + 30 * (even > 6)):
-        inputs = PrefillJob(read.embedded, read.states, read.real, places)
+        inputs = StateRead(read.embedded, read.states, read.real, places)
         losses.append(
             head_loss(head, frozen_output(loss_target, None), inputs, distributions=0.1)[0].item()
         )

@@ -24,7 +24,7 @@ from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.judged import OUTCOMES
 from ragspec.visual.latents.rules.by_name import make_latent_rule
 from ragspec.visual.latents.rules.near import Near
-from ragspec.visual.latents.schedule import Schedule
+from ragspec.visual.latents.schedule import NoiseSchedule
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.pipeline.drafter_choice import Conditions, source_name
 from tests.support import tiny_images
@@ -79,7 +79,7 @@ def test_a_model_drafts_in_the_targets_steps_with_its_guidance(folder: Path) -> 
         target = LatentTarget(pipe.model, conditions.table(pipe.trunk), scale, pipe.schedule)
         drafter = pipe.source(target, conditions)
         assert isinstance(drafter, LatentDrafter) and drafter.draft.table is target.table
-        assert drafter.draft.sampler.schedule == pipe.schedule == Schedule(3, 0.2)
+        assert drafter.draft.sampler.schedule == pipe.schedule == NoiseSchedule(3, 0.2)
         assert drafter.draft.sampler.scale == scale and drafter.draft.model is pipe.draft.trunk
         assert drafter.draft.prompt(1) == target.prompt(1)
 

@@ -15,7 +15,7 @@ import torch
 
 from ragspec.rules.base import TargetView, Verdict
 from ragspec.rules.rejection import EXACT_FOR_LABEL
-from ragspec.sampling.noise import Stream
+from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.rules.base import KINDS, expect_latents, walk
 from ragspec.visual.latents.table import LatentTable
@@ -64,7 +64,7 @@ class Coupled:
         if table.indices[drafted] != index:
             return current
         ratio = self.log_ratio(view, drafted, current)
-        if view.noise.uniform(index, Stream.ACCEPT) < math.exp(min(ratio, 0.0)):
+        if view.noise.uniform(index, NoiseUse.ACCEPT) < math.exp(min(ratio, 0.0)):
             return drafted
         return table.add_latent(self.left(view, index, drafted, current))
 
@@ -116,7 +116,7 @@ def first_accepted(
         latents, ratios = propose(tries)
         for row, (number, ratio) in enumerate(zip(tries, ratios.tolist(), strict=True)):
             accepted = -math.expm1(-ratio) if ratio > 0.0 else 0.0
-            if view.noise.uniform(index, Stream.RESIDUAL, number) < accepted:
+            if view.noise.uniform(index, NoiseUse.RESIDUAL, number) < accepted:
                 return latents[row]
         done, count = tries.stop, 2 * count
     return None
@@ -127,7 +127,7 @@ def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> torch.
     width = view.target.table.paths.shape[-1]
     lanes = torch.arange(tries.start * rows * width, tries.stop * rows * width)
     # Lanes above all that number the uniforms of tries.
-    fresh = view.noise.normal_rows([index], lanes[None] + (1 << 40), Stream.RESIDUAL)
+    fresh = view.noise.normal_rows([index], lanes[None] + (1 << 40), NoiseUse.RESIDUAL)
     return fresh.reshape(len(tries), rows, width)
 
 

@@ -23,7 +23,7 @@ from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream, Stream
+from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.ragspec.drafters.model.test_drafter import write
@@ -84,7 +84,7 @@ def test_every_node_draws_with_noise_of_its_its() -> None:
         assert weight == pytest.approx(float(q[list(tokens)].prod()), abs=1e-12)
     for seed in range(20):  # the independent ones, by number: siblings and nodes below them
         noise = NoiseStream(seed)
-        numbers = [noise.uniform(3, Stream.DRAFT, node) for node in range(6)]
+        numbers = [noise.uniform(3, NoiseUse.DRAFT, node) for node in range(6)]
         one_by_one = [draw_independent(noise, 3, q, [node])[0] for node in range(6)]
         assert one_by_one == [int(n > 0.5) + int(n > 0.7) for n in numbers]
         assert one_by_one == draw_independent(noise, 3, q, range(6))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from ragspec.models.supported import Window
+from ragspec.models.supported import AttentionWindow
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.row_laws import BatchDistribution
@@ -267,8 +267,10 @@ def test_the_longest_chain_is_visible_whole() -> None:
     assert layout.positions[0].tolist() == list(range(5, 69))
 
 
-@pytest.mark.parametrize("window", [Window(), Window(size=5), Window(chunk=6)])
-def test_queries_attend_to_the_text_and_their_its_path(window: Window) -> None:
+@pytest.mark.parametrize(
+    "window", [AttentionWindow(), AttentionWindow(size=5), AttentionWindow(chunk=6)]
+)
+def test_queries_attend_to_the_text_and_their_its_path(window: AttentionWindow) -> None:
     parents, lengths, _, layout = laid(7)
     plain = plain_mask(layout, lengths - 1, layout_counters(N))
     mask = windowed(plain, layout, layout_counters(N), window)
