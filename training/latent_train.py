@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ragspec.visual.latents.model import LatentConfig, LatentModel
-from ragspec.visual.latents.schedule import noised
+from ragspec.visual.latents.sampler import noised
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.folder import load_latents
 

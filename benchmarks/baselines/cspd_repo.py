@@ -19,9 +19,7 @@ from ragspec.rules.base import TargetView, Verdict
 from ragspec.rules.rejection import children_of
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.visual.latents.rules.base import KINDS, expect_latents
-from ragspec.visual.latents.rules.coupling import left_of_paths
-from ragspec.visual.latents.rules.cspd_paper import log_factor
+from ragspec.visual.latents.rules.coupling import KINDS, expect_latents, left_of_paths, log_factor
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
 

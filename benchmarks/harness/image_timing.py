@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from evaluation.frechet import FeatureNet, Interval
     from numpy.typing import NDArray
 
-    from ragspec.visual.pipeline.latent_stats import LatentStats
     from ragspec.visual.pipeline.pipeline import ImagePipeline
+    from ragspec.visual.pipeline.stats import LatentStats
 
 Progress = Callable[[str], None]
 _WARM_UP = 3

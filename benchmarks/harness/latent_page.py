@@ -20,7 +20,7 @@ from harness.latent_table import COLUMNS, cells
 from harness.latent_ways import FEWER, build_latent_variant
 from ragspec.pipelines.page.page import embedded, save
 from ragspec.visual.latents.judged import OUTCOMES
-from ragspec.visual.pipeline.latent_stats import LatentStats
+from ragspec.visual.pipeline.stats import LatentStats
 
 if TYPE_CHECKING:
     from harness.image_asked import ImageBench, Prepared

@@ -1,14 +1,8 @@
-"""lm-eval: our engine as a model of the harness, so that speculative figures are checked by it.
-
-    python -m ragspec.adapters.lm_eval run --model ragspec --tasks gsm8k \
-        --model_args model=smollm2,drafter=context,budget=auto
-
-which is lm-eval's own command with the model "ragspec" known to it; in Python importing this module
-does that. Generations go through the engine; likelihoods are one forward of the model over each
-text, which nothing is drafted in. Written against lm-eval 0.4.13.
-"""
+"""How likely a model holds given texts: one forward over each, nothing drafted."""
 
 from __future__ import annotations
+
+from ragspec.adapters.likelihood import (score_rows)
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +10,19 @@ from typing import Any
 
 import torch
 
-from ragspec.adapters.likelihood import score_rows
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import end_tokens
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.template import is_chat
 from ragspec.registry import for_extra
 from ragspec.sampling.settings import Sampling
+from ragspec.verification.causal import CausalTarget
+
+
+
+
+
+
 
 try:
     from lm_eval import utils

@@ -1,25 +1,25 @@
-"""ragspec on Ray: questions over documents as a map over a dataset, and several pools behind Serve.
+"""Which of several pools a prompt goes to: where most of its beginning was read before.
 
-    answers = answer_questions(ray.data.from_items([{"question": "Who?"}]), "manuals", actors=2)
-    serve.run(pools_app("starter", pools=2), route_prefix="/generate")
-
-Each actor has an engine of its own. A text is a function of model, prompt, settings and seed, so
-work that Ray does again after an actor was lost gives the same text.
+Affinity to prefixes with a bound on how unevenly work may lie, as in SGLang's router (Zheng et al.,
+arXiv 2312.07104, and its cache-aware load balancing). The choice never changes a text.
 """
 
 from __future__ import annotations
 
+from ragspec.adapters.prefix_routes import (PrefixRoutes)
+
 import asyncio
+import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ragspec.adapters.prefix_routes import PrefixRoutes
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.pool import Pool
@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     import ray.data
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
+
+
+
+
+
+
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 

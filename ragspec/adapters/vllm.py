@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
-from ragspec.adapters.texts import TextsByWords
+from ragspec.adapters.requests import TextsByWords
 from ragspec.errors import HostError, InputError
 from ragspec.trees.operations import keep_paths, limit_depth
 

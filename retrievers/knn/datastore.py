@@ -31,8 +31,8 @@ from ragspec.retrievers.knn.keys import (
     ProgressCallback,
     write_keys,
 )
+from ragspec.retrievers.knn.mixture import Fit, fit
 from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, NearestKeys, Neighbours
-from ragspec.retrievers.knn.temperature import Fit, fit
 from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Floats, Numbers
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish

@@ -1,7 +1,7 @@
-"""The law of a kNN language model while a text is decoded: by searching, or by guessing.
+"""Keys that earlier searches were near to, and what follows them: where guesses are looked up.
 
-Both give the engine a transform. The one searches the datastore wherever the rule looks; the other
-takes the neighbours from a cache, and notes what is to be checked by a search of all at once.
+What a search finds for one token, the keys behind it answer for the next ones (RaLMSpec, Zhang et
+al. 2024, arXiv 2401.14021, section 3: the next n = 10 positions are cached).
 """
 
 from __future__ import annotations
@@ -13,15 +13,63 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from ragspec.retrievers.knn.cache import NeighbourCache
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.mixture import Mixture
 from ragspec.retrievers.knn.nearest_keys import Neighbours
-from ragspec.retrievers.search.nearest import Floats
+from ragspec.retrievers.search.nearest import Floats, Numbers
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.transform import TextStart
 from ragspec.trees.draft_tree import ROOT, DraftTree
+
+AHEAD = 10  # keys behind a neighbour
+CACHED = 1 << 14  # keys in all, of which the oldest leave
+ADDED = 1 << 11  # keys of one search, those of its nearest ones
+
+
+class NeighbourCache:
+    """Some keys of a datastore, those of one text's searches; forgets the oldest."""
+
+    def __init__(self, store: Datastore, most: int = CACHED) -> None:
+        self._store = store
+        most = max(1, min(most, len(store)))
+        self._keys: Floats = np.zeros((most, store.width), np.float32)
+        self._half: Floats = np.zeros(most, np.float32)  # |x|^2 / 2
+        self._numbers: Numbers = np.full(most, -1, np.int64)
+        self._known: NDArray[np.bool_] = np.zeros(len(store), np.bool_)
+        self._next = 0
+        self.size = 0
+
+    def add(self, result: Neighbours) -> None:
+        """Keep what a search found, and what follows it."""
+        most = min(ADDED, len(self._numbers))
+        selection = self._store.following(result.numbers[:most], AHEAD)[:most]
+        selection = selection[np.sort(np.unique(selection, return_index=True)[1])]
+        new = selection[~self._known[selection]]
+        if not len(new):
+            return
+        places = (self._next + np.arange(len(new))) % len(self._numbers)
+        gone = self._numbers[places]
+        self._known[gone[gone >= 0]] = False
+        self._known[new] = True
+        rows = np.asarray(self._store.keys[new], np.float32)
+        self._keys[places], self._numbers[places] = rows, new
+        self._half[places] = 0.5 * np.einsum("ij,ij->i", rows, rows)
+        self._next = int(places[-1] + 1) % len(self._numbers)
+        self.size = min(self.size + len(new), len(self._numbers))
+
+    def nearest(self, state: Floats, k: int) -> Neighbours:
+        """Return the k nearest of the keys that are here, in float32: good enough for a guess."""
+        scores = self._keys[: self.size] @ state - self._half[: self.size]
+        if k < self.size:
+            best = np.argpartition(-scores, k - 1)[:k]
+            best = best[np.argsort(-scores[best])]
+        else:
+            best = np.argsort(-scores)
+        distances = np.maximum(float(state @ state) - 2.0 * scores[best].astype(np.float64), 0.0)
+        return Neighbours(self._numbers[best], distances)
+
 
 NAME = "knn"
 TOGETHER = 16  # of a draft's nodes that are searched with the root, in one pass over the keys

@@ -21,8 +21,7 @@ import numpy as np
 
 from ragspec.engine.output import Generation
 from ragspec.reports.report import Event, Retrieval, joined
-from ragspec.retrievers.knn.cache import NeighbourCache
-from ragspec.retrievers.knn.distributions import Guessing, Knn, KnnQuery, Searching
+from ragspec.retrievers.knn.distributions import Guessing, Knn, KnnQuery, NeighbourCache, Searching
 from ragspec.retrievers.knn.nearest_keys import Neighbours
 from ragspec.retrievers.speculation.schedule import GLANCE, StridePlan, StrideSchedule
 from ragspec.rules.base import Step

@@ -21,13 +21,13 @@ from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
-from ragspec.retrievers.neighbours.rank_rates import RankRates
 from ragspec.retrievers.neighbours.table import (
     LONGEST,
     NOTHING,
     NeighbourRows,
     NeighbourTable,
     Place,
+    RankRates,
 )
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree

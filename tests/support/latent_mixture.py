@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from ragspec.errors import InputError
-from ragspec.visual.latents.sampler import LatentSample, Sampler
-from ragspec.visual.latents.schedule import NoiseSchedule
+from ragspec.visual.latents.sampler import LatentSample, NoiseSchedule, Sampler
 from ragspec.visual.latents.target import LatentTarget
 
 

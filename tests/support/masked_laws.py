@@ -10,8 +10,7 @@ from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.drafting.masked_jacobi import MaskedJacobiDrafter
+from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler
 from ragspec.visual.masked.schedule import LearnedSchedule

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ragspec.visual.latents.model import LatentConfig, LatentModel
-from ragspec.visual.latents.schedule import NoiseSchedule
+from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.models.target import ConditionTable

@@ -19,6 +19,7 @@ from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.latents.target import LatentDraws
+from ragspec.visual.masked.target import MaskedTarget, picture_of
 
 MIN_EXPECTED_GAIN = 0.1
 _RATE = 0.1
@@ -149,3 +150,46 @@ class LatentSession(ChainSession):
             return torch.as_tensor(self._cache.read(context.tokens))
         slot = len(self._drafted) - 1
         return torch.as_tensor(self._cache.extend(self._drafted[slot:], [slot - 1]))
+
+
+class MaskedJacobiDrafter:
+    """Drafts what the target's last forward drew for the next places.
+
+    target: whose `ahead` is the window at least. window, worth, begin: see `LatentDrafter`. Raises
+    InputError.
+    """
+
+    method = Method("a masked target's last forward", "SJD, MAR", listed=False)
+    name = "jacobi"
+    kind = DraftKind.COUPLED
+
+    def __init__(
+        self,
+        target: MaskedTarget,
+        window: int = 12,
+        min_expected_gain: float = MIN_EXPECTED_GAIN,
+        begin: int = 0,
+    ) -> None:
+        check_window(window, min_expected_gain)
+        self.target, self.window, self.min_expected_gain, self.begin = (
+            target,
+            window,
+            min_expected_gain,
+            begin,
+        )
+
+    def open(self, request: DraftRequest) -> MaskedJacobiSession:
+        """Return a session for the picture that the prompt names."""
+        return MaskedJacobiSession(self, picture_of(request.prompt))
+
+
+class MaskedJacobiSession(ChainSession):
+    """How often what a forward foresaw of one picture was kept."""
+
+    def __init__(self, drafter: MaskedJacobiDrafter, picture: int) -> None:
+        super().__init__(drafter)
+        self._target, self._picture = drafter.target, picture
+
+    def next(self, context: DraftContext) -> int | None:
+        """Return what the last forward drew for the next index."""
+        return self._target.guess(self._picture, context.generated + len(self._drafted))

@@ -21,8 +21,7 @@ from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.kv_cache import SlotCache
 from ragspec.visual.latents.model import LatentModel
-from ragspec.visual.latents.sampler import Sampler
-from ragspec.visual.latents.schedule import NoiseSchedule
+from ragspec.visual.latents.sampler import NoiseSchedule, Sampler
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 

@@ -17,7 +17,7 @@ from ragspec.errors import InputError, ModelError
 from ragspec.visual.checks import checked_count
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel, side_of
 from ragspec.visual.models.kl import FACTOR
-from ragspec.visual.models.ldm_names import check_weights
+from ragspec.visual.models.vq_checkpoint import check_weights
 from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
 
 _PLACES = ("model_ema", *PLACES)

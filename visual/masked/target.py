@@ -26,9 +26,8 @@ from ragspec.verification.path_rows import ListedRows
 from ragspec.visual.latents.sampler import LatentSample
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.latents.target import LatentDraws, LatentView, expect_steps
-from ragspec.visual.masked.denoising import NoiseSampler
 from ragspec.visual.masked.model import MaskedModel
-from ragspec.visual.masked.sampler import order_of
+from ragspec.visual.masked.sampler import NoiseSampler, order_of
 from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at
 
 

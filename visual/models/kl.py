@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
-from ragspec.visual.models.ldm_names import (
+from ragspec.visual.models.vq_checkpoint import (
     check_weights,
     convolution_sizes,
     diffusers_name,

@@ -23,6 +23,7 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
+from ragspec.visual.pipeline.relaxation import (settings_of)
 from ragspec.visual.pipeline.manners import DiffusersMixin
 from ragspec.visual.pipeline.output import (
     ImageStats,
@@ -32,10 +33,9 @@ from ragspec.visual.pipeline.output import (
     stats_of,
 )
 from ragspec.visual.pipeline.progress import Progress
-from ragspec.visual.pipeline.relaxation import settings_of
 from ragspec.visual.pipeline.request import TENSORS
 from ragspec.visual.rules.by_name import make_rule
-from ragspec.visual.rules.nll_gap import Surprising
+from ragspec.visual.rules.tv_budget import Surprising
 
 NODES = 12  # of a draft, where nothing is said
 

@@ -9,14 +9,12 @@ from typing import Any
 import torch
 
 from ragspec.errors import ModelError, TokenizerMismatchError
-from ragspec.visual.models.own_vq import BookAlone
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import ChameleonTarget
-from ragspec.visual.models.vq import VQTokenizer
+from ragspec.visual.models.vq import BookAlone, VQTokenizer
 from ragspec.visual.models.vq_checkpoint import JANUS
-from ragspec.visual.pipeline.prompt_parts import mark, text_ids
-from ragspec.visual.pipeline.prompt_source import ImageConfig, PromptConditions
+from ragspec.visual.pipeline.prompt_parts import ImageConfig, PromptConditions, mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
 _ROUNDED = 0.05  # of the size of its numbers, by which a code-book in half precision may be off

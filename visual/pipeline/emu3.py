@@ -6,12 +6,11 @@ from math import sqrt
 from typing import Any
 
 from ragspec.errors import InputError
-from ragspec.visual.models.own_vq import Emu3VQ
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import Emu3Target
-from ragspec.visual.pipeline.prompt_parts import mark, text_ids
-from ragspec.visual.pipeline.prompt_source import ImageConfig, PromptConditions
+from ragspec.visual.models.vq import Emu3VQ
+from ragspec.visual.pipeline.prompt_parts import ImageConfig, PromptConditions, mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
 AREA = 518_400  # pixels of a picture where no size is asked for, as the model's processor has it

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ragspec.errors import InputError
-from ragspec.visual.models.own_vq import JanusVQ
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import (
@@ -13,8 +12,8 @@ from ragspec.visual.models.transformers_targets import (
     janus_raster,
     janus_unconditional,
 )
-from ragspec.visual.pipeline.prompt_parts import mark, text_ids
-from ragspec.visual.pipeline.prompt_source import ImageConfig, PromptConditions
+from ragspec.visual.models.vq import JanusVQ
+from ragspec.visual.pipeline.prompt_parts import ImageConfig, PromptConditions, mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
 TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"  # the published one, where the tokenizer has none

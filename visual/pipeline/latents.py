@@ -17,7 +17,7 @@ from ragspec.visual.checks import checked_count
 from ragspec.visual.latents.judged import Watched, WatchedTarget
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import latent_rule
-from ragspec.visual.latents.schedule import NoiseSchedule
+from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
@@ -29,8 +29,8 @@ from ragspec.visual.pipeline.folder import (
     load_latents,
 )
 from ragspec.visual.pipeline.latent_source import NODES, latent_source
-from ragspec.visual.pipeline.latent_stats import latent_stats
 from ragspec.visual.pipeline.pipeline import ImagePipeline
+from ragspec.visual.pipeline.stats import latent_stats
 
 
 @dataclass

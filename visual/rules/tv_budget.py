@@ -15,15 +15,17 @@ with it, for positions still to come must declare its drafts coupled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
-from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import DraftKind
+from ragspec.rules.base import Around, Step, TargetView, Verdict
+from ragspec.rules.target_view import RowView
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 APPROXIMATE = "approximate"
 
@@ -94,3 +96,32 @@ def position_excess(steps: Sequence[Step], label: str) -> NDArray[np.float64]:
         missing = len(step.tokens) - len(step.excess)
         figures += [*step.excess, *[unknown] * missing]
     return np.asarray(figures, dtype=np.float64)
+
+
+LEAST = 1e-12  # a law's probability of a code that it excludes, so that the mean stays finite
+
+
+class Surprising(Around):
+    """A rule that also tells the surprise of what it emits, in nats, see `Verdict`."""
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the rule's verdict with the surprise of every code that it emits."""
+        verdict = self.rule.judge(tree, target)
+        codes = [int(tree.tokens[node]) for node in verdict.path]
+        nodes = [ROOT, *verdict.path]
+        if verdict.token is not None:
+            codes.append(verdict.token)
+        nodes = nodes[: len(codes)]
+        if isinstance(target, RowView):
+            distributions = target.distributions(nodes)
+        else:
+            distributions = torch.stack([target.probabilities(node) for node in nodes])
+        return replace(verdict, nll_gap=nll_gap_of(distributions, codes))
+
+
+def nll_gap_of(distributions: torch.Tensor, codes: list[int]) -> tuple[float, ...]:
+    """Return -log p(code) - H(p) of codes, each under its law f64 [n, V]."""
+    logs = distributions.clamp_min(LEAST).log()
+    current = logs[torch.arange(len(codes)), codes]
+    result: list[float] = ((distributions * logs).sum(-1) - current).tolist()
+    return tuple(result)

@@ -14,7 +14,7 @@ from ragspec.engine.output import Generation
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines import KnnLM
 from ragspec.retrievers import Datastore
-from ragspec.retrievers.knn.cache import NeighbourCache
+from ragspec.retrievers.knn.distributions import NeighbourCache
 from ragspec.retrievers.knn.nearest_keys import Neighbours
 from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.settings import Sampling

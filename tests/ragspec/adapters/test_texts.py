@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
-from ragspec.adapters.texts import TextsByWords
+from ragspec.adapters.requests import TextsByWords
 
 ENDING = list(range(40))
 

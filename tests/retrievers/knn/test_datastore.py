@@ -15,8 +15,8 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.errors import DocumentError, InputError, RagspecError, StoreError
 from ragspec.retrievers.knn import keys as keys_file
-from ragspec.retrievers.knn.cache import AHEAD, NeighbourCache
 from ragspec.retrievers.knn.datastore import Datastore
+from ragspec.retrievers.knn.distributions import AHEAD, NeighbourCache
 from ragspec.retrievers.knn.mixture import Mixture
 from ragspec.retrievers.knn.nearest_keys import Neighbours
 from tests.support import tiny

@@ -14,8 +14,8 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.pipelines.knn.knn_lm import KnnLM
 from ragspec.retrievers.knn import text
-from ragspec.retrievers.knn.cache import NeighbourCache
 from ragspec.retrievers.knn.datastore import Datastore
+from ragspec.retrievers.knn.distributions import NeighbourCache
 from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, Neighbours
 from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.distribution import TokenDistribution

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.retrievers.neighbours.rank_rates import RankRates
-from ragspec.retrievers.neighbours.table import SUREST, NeighbourRow
+from ragspec.retrievers.neighbours.table import SUREST, NeighbourRow, RankRates
 
 
 def test_rates_go_from_what_is_assumed_to_what_was_visible() -> None:

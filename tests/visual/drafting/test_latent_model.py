@@ -14,11 +14,8 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.latents.rules.aligned import Aligned
-from ragspec.visual.latents.rules.cspd_paper import CspdPaper
-from ragspec.visual.latents.rules.horizon import Horizon
-from ragspec.visual.latents.rules.near import Near
-from ragspec.visual.latents.rules.path import Path
+from ragspec.visual.latents.rules.by_name import Near
+from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
 from ragspec.visual.latents.target import LatentTarget
 from tests.support import tiny_latents as models
 

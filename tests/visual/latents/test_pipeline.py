@@ -22,9 +22,8 @@ from ragspec.pipelines.cli.app import main
 from ragspec.visual import ImagePipeline, LatentPipeline
 from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.judged import OUTCOMES
-from ragspec.visual.latents.rules.by_name import make_latent_rule
-from ragspec.visual.latents.rules.near import Near
-from ragspec.visual.latents.schedule import NoiseSchedule
+from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
+from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.latents.target import LatentTarget
 from ragspec.visual.pipeline.drafter_choice import Conditions, source_name
 from tests.support import tiny_images

@@ -9,10 +9,7 @@ import pytest
 import torch
 
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.latents.rules.aligned import Aligned
-from ragspec.visual.latents.rules.cspd_paper import CspdPaper
-from ragspec.visual.latents.rules.horizon import Horizon
-from ragspec.visual.latents.rules.path import Path
+from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
 from ragspec.visual.latents.target import LatentView
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support.latent_laws import differs

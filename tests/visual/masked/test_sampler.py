@@ -10,9 +10,8 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.masked.denoising import NoiseSampler
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
-from ragspec.visual.masked.sampler import MaskedSampler, order_of
+from ragspec.visual.masked.sampler import MaskedSampler, NoiseSampler, order_of
 from ragspec.visual.masked.schedule import LearnedSchedule
 from tests.support import plain_mar, tiny_masked
 

@@ -9,13 +9,9 @@ import torch
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
-from ragspec.visual.drafting.latent_model import LatentDrafter
-from ragspec.visual.drafting.masked_jacobi import MaskedJacobiDrafter
-from ragspec.visual.latents.rules.aligned import Aligned
-from ragspec.visual.latents.rules.cspd_paper import CspdPaper
-from ragspec.visual.latents.rules.horizon import Horizon
-from ragspec.visual.latents.rules.near import Near
-from ragspec.visual.latents.rules.path import Path
+from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
+from ragspec.visual.latents.rules.by_name import Near
+from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget

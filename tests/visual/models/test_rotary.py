@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ragspec.visual.models.rotary import SPARE, GridRotary, rotate
+from ragspec.visual.models.llamagen import SPARE, GridRotary, rotate
 
 
 @pytest.mark.parametrize("length", [1, 3])

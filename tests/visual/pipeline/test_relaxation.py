@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ragspec.errors import ModelError
+from ragspec.visual.pipeline.relaxation import (FILE, keep, settings_of)
 from ragspec.visual.pipeline.pipeline import ImagePipeline
-from ragspec.visual.pipeline.relaxation import FILE, keep, settings_of
 from tests.support import tiny_images
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ragspec.rules.walk import Walk
 from ragspec.visual.pipeline.pipeline import ImagePipeline
-from ragspec.visual.rules.nll_gap import Surprising, nll_gap_of
+from ragspec.visual.rules.tv_budget import Surprising, nll_gap_of
 from tests.support import tiny_images
 
 

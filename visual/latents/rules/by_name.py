@@ -1,18 +1,60 @@
-"""Rules over latents by their names."""
+"""The rule `near`: a draft stays where the target's own latent, made with the same noise, is near.
+
+It is `walk` over latents: no density is asked, and with r = 0 the picture is the plain one.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
-from ragspec.rules.base import Rule, expect_rule
-from ragspec.visual.latents.rules.aligned import Aligned
-from ragspec.visual.latents.rules.cspd_paper import CspdPaper
-from ragspec.visual.latents.rules.horizon import Horizon
-from ragspec.visual.latents.rules.near import Near
-from ragspec.visual.latents.rules.path import Path
+from ragspec.rules.base import Rule, TargetView, Verdict, expect_rule
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.visual.checks import is_number
+from ragspec.visual.latents.rules.coupling import (
+    KINDS,
+    Aligned,
+    CspdPaper,
+    Horizon,
+    Path,
+    expect_latents,
+    walk,
+)
+from ragspec.visual.latents.target import LatentView
+
+
+class Near:
+    """Keep a draft within r of the target's own latent, which was made with the same noise.
+
+    r: Euclidean distance, in deviations of the latents; 0 keeps what is the same, so that the
+    picture is the plain one. Raises InputError for an r below 0.
+    """
+
+    name = "near"
+    accepts = KINDS
+
+    def __init__(self, r: float = 0.02) -> None:
+        if not (is_number(r) and math.isfinite(r) and r >= 0.0):
+            raise InputError(f"got r {r!r}; expected a distance of 0 or more, such as 0.02.")
+        self.r = r
+        self.label = "approximate" if r else "exact"
+
+    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
+        """Return the accepted path and the latent that follows it."""
+        return walk(tree, expect_latents(self.name, target), self._emit)
+
+    def _emit(self, view: LatentView, node: int, drafted: int, current: int) -> int:
+        table = view.target.table
+        if table.indices[drafted] != view.index(node):
+            return current
+        difference = torch.linalg.vector_norm(table.latents[drafted] - table.latents[current])
+        return drafted if float(difference) <= self.r else current
+
 
 RULES: dict[str, tuple[Callable[..., Rule], frozenset[str]]] = {
     "near": (Near, frozenset({"r"})),

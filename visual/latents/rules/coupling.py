@@ -4,6 +4,8 @@ Draft and target share the noise of an index. Given x_s of each, which it made, 
 two laws of paths with densities: the draft's path is kept with the chance min(1, p / q), and where
 it is not, a path is drawn from what q leaves of p. The text then follows the target's law whatever
 the draft is, as no index is judged twice. Densities are compared in log space, in float64.
+
+`Aligned` judges one step, `Horizon` s, `Path` all; `CspdPaper` is the criterion as published.
 """
 
 from __future__ import annotations
@@ -13,13 +15,46 @@ from collections.abc import Callable
 
 import torch
 
+from ragspec.errors import InputError, RuleError
 from ragspec.rules.base import TargetView, Verdict
-from ragspec.rules.rejection import EXACT_FOR_LABEL
+from ragspec.rules.rejection import EXACT_FOR_LABEL, children_of
 from ragspec.sampling.noise import NoiseUse
-from ragspec.trees.draft_tree import DraftTree
-from ragspec.visual.latents.rules.base import KINDS, expect_latents, walk
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.visual.checks import whole
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
+
+KINDS = frozenset({DraftKind.COUPLED})
+
+Emit = Callable[[LatentView, int, int, int], int]
+"""A view, a node, its child's latent and the target's own: the latent that stands there."""
+
+
+def walk(tree: DraftTree, view: LatentView, emit: Emit) -> Verdict:
+    """Keep drafts for as long as `emit` takes them; a latent of its own ends the path."""
+    children, path, node = children_of(tree), list[int](), ROOT
+    while True:
+        current, below = view.token(node), children[node]
+        if not below:
+            return Verdict(tuple(path), current)
+        drafted = int(tree.tokens[below[0]])
+        token = emit(view, node, drafted, current)
+        if token != drafted:
+            return Verdict(tuple(path), token)
+        node = below[0]
+        path.append(node)
+        if view.ends(node):
+            return Verdict(tuple(path), None)
+
+
+def expect_latents(rule: str, target: TargetView) -> LatentView:
+    """Return the view; raises RuleError where the target has no latents."""
+    if isinstance(target, LatentView):
+        return target
+    raise RuleError(
+        f"rule {rule!r} got a model of tokens; expected one of continuous latents. Use 'walk'."
+    )
+
 
 MOST_TRIES = 1 << 14
 _TRIES = 8  # paths of the target that are drawn at once, twice as many each time
@@ -173,3 +208,103 @@ def step_densities(
     deviations = deviations.double()
     difference = (path.double() - means.double()) / deviations
     return -(0.5 * difference.square() + deviations.log()).sum(-1)
+
+
+class Aligned(Coupled):
+    """Couple the last denoising step of draft and target; the text follows the target's law."""
+
+    name = "aligned"
+
+    def steps(self, most: int) -> int:
+        """Return 1."""
+        return 1
+
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
+        """Return the draft mirrored, or a latent that tries bring: [D]."""
+        table = view.target.table
+        if not bool((table.deviations[current][0] == table.deviations[drafted][0]).all()):
+            return super().left(view, index, drafted, current)
+        return self.mirrored(view, drafted, current)
+
+    def mirrored(self, view: LatentView, drafted: int, current: int) -> torch.Tensor:
+        """Return the target's latent [D] with the draft's last noise, mirrored between the means.
+
+        Right for two Gaussians of the same deviations alone.
+        """
+        table = view.target.table
+        by_target, by_draft = table.means[current][0], table.means[drafted][0]
+        deviation = table.deviations[current][0].to(by_target)
+        noise = (table.paths[drafted][0] - by_draft) / deviation
+        difference = (by_draft - by_target) / deviation
+        length = torch.linalg.vector_norm(difference)
+        if not float(length):  # one law, where only rounding rejects
+            return table.latents[current]
+        difference = difference / length
+        result: torch.Tensor = by_target + deviation * (
+            noise - 2.0 * (difference @ noise) * difference
+        )
+        return result
+
+
+class Horizon(Coupled):
+    """Couple the last s denoising steps of draft and target; the text follows the target's law.
+
+    Between `aligned` (s = 1) and `path` (s = T): an early difference of the states costs less the
+    earlier the paths are compared, and each step that is compared costs some. Raises InputError.
+    """
+
+    name = "horizon"
+
+    def __init__(self, s: int = 4) -> None:
+        number = whole(s)
+        if number is None or number < 1:
+            raise InputError(f"got s {s!r}; expected at least 1 denoising step, a whole number.")
+        self.s = number
+
+    def steps(self, most: int) -> int:
+        """Return s, or T where there are fewer."""
+        return min(self.s, most)
+
+
+class Path(Coupled):
+    """Couple whole paths of draft and target; the text follows the target's law.
+
+    Every step is judged on the draft's own states, so that a forward of the head over all of them
+    at once is all that it takes.
+    """
+
+    name = "path"
+
+    def steps(self, most: int) -> int:
+        """Return T."""
+        return most
+
+
+class CspdPaper(Coupled):
+    """Keep a draft with the chance min(1, f p / q), else draw of max(0, f p - q); biased by f."""
+
+    name = "cspd-paper"
+    label = "approximate"
+
+    def steps(self, most: int) -> int:
+        """Return 1."""
+        return 1
+
+    def log_ratio(self, view: LatentView, drafted: int, current: int) -> float:
+        """Return log f p / q of a draft."""
+        table = view.target.table
+        return log_factor(table, drafted, current) + log_ratio(table, drafted, current, 1)
+
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
+        """Return a latent [D] of max(0, f p - q), the target's own where nothing is left of it."""
+        table = view.target.table
+        factor = log_factor(table, drafted, current)
+        result = left_of_paths(view, index, drafted, current, 1, factor)
+        return table.latents[current] if result is None else result
+
+
+def log_factor(table: LatentTable, drafted: int, current: int) -> float:
+    """Return log f of the deviations of all steps but the last."""
+    both = (table.deviations[each][1:].double() for each in (drafted, current))
+    by_draft, by_target = (each.expand_as(table.means[current][1:]).log() for each in both)
+    return float((by_draft - by_target).sum())

@@ -6,8 +6,7 @@ import pytest
 
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.visual.latents.rules.aligned import Aligned
-from ragspec.visual.latents.rules.cspd_paper import CspdPaper, log_factor
+from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, log_factor
 from tests.support.latent_laws import Pair, differs, emitted, pair, plain, view_of
 
 SAMPLES = 600

@@ -14,12 +14,8 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.drafting.jacobi import JacobiDrafter
-from ragspec.visual.latents.rules.aligned import Aligned
-from ragspec.visual.latents.rules.by_name import make_latent_rule
-from ragspec.visual.latents.rules.cspd_paper import CspdPaper
-from ragspec.visual.latents.rules.horizon import Horizon
-from ragspec.visual.latents.rules.near import Near
-from ragspec.visual.latents.rules.path import Path
+from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
+from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
 from tests.support import tiny
 from tests.support import tiny_latents as models
 from tests.support.latent_laws import view_of
