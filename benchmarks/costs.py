@@ -116,10 +116,7 @@ def long(dtype: str, length: int = 8192, new: int = 48) -> dict[str, float]:
     peer.generation_config.eos_token_id = None
     engine = Engine(model, None, drafter=None)
     ids = torch.randint(100, config.vocab_size, (1, length))
-    runs = {
-        "hf": lambda n: _hf(peer, ids, n),
-        "ours": lambda n: _local(engine, ids, n),
-    }
+    runs = {"hf": lambda n: _hf(peer, ids, n), "ours": lambda n: _local(engine, ids, n)}
     spent: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(3):
         for name, run in runs.items():

@@ -93,12 +93,7 @@ def main() -> None:
             )
             print(json.dumps(rows[-1]), flush=True)
     selected = statistics.median(row["share"] for row in rows)
-    facts = {
-        "simulated": True,
-        "budget": options.budget,
-        "others": len(books),
-        "share": selected,
-    }
+    facts = {"simulated": True, "budget": options.budget, "others": len(books), "share": selected}
     print(json.dumps(facts))
     if options.json:
         options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1), encoding="utf-8")

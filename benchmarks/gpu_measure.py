@@ -186,13 +186,7 @@ def _summary(samples: Sequence[Row], floor: float) -> Row:
     row = {name: median(sample[name] for sample in samples) for name in samples[0]}
     every = [sample["ms"] for sample in samples]
     low, _, high = quantiles(every, n=4, method="inclusive") if len(every) > 1 else every * 3
-    return {
-        **row,
-        "ms_q1": low,
-        "ms_q3": high,
-        "floor_ms": floor,
-        "over_floor": row["ms"] / floor,
-    }
+    return {**row, "ms_q1": low, "ms_q3": high, "floor_ms": floor, "over_floor": row["ms"] / floor}
 
 
 def counts(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:

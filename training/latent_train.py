@@ -155,12 +155,7 @@ class Trainer:
         self.rows, self.held = (LatentRows(tokenizer, part, EMBEDDER) for part in split(pictures))
         self.teacher = teacher
         shape, (head_width, head_layers) = (
-            (TRUNK, HEAD)
-            if teacher is None
-            else (
-                DRAFT_TRUNK,
-                DRAFT_HEAD,
-            )
+            (TRUNK, HEAD) if teacher is None else (DRAFT_TRUNK, DRAFT_HEAD)
         )
         if taken is not None:
             shape = SHAPES["target"]

@@ -33,12 +33,7 @@ from ragspec.pipelines.long.document import LongDocument
 from ragspec.retrievers.search.documents import Document
 from ragspec.training.batches import StateRead
 from ragspec.training.loss import agreement
-from ragspec.training.trainer import (
-    CHECKPOINT,
-    HeadTrainer,
-    HeadTraining,
-    load_state,
-)
+from ragspec.training.trainer import CHECKPOINT, HeadTrainer, HeadTraining, load_state
 from ragspec.verification.base import CachedSession
 from ragspec.verification.causal import CausalTarget
 
@@ -103,10 +98,7 @@ def without_chunks(answer: Answer) -> Answer:
     gaps = (answer.places.diff() != 1).nonzero()
     first = int(gaps[-1]) if len(gaps) else 0
     return Answer(
-        answer.tokens[first:],
-        answer.states[first:],
-        answer.places[first:],
-        answer.learned - first,
+        answer.tokens[first:], answer.states[first:], answer.places[first:], answer.learned - first
     )
 
 

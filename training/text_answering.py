@@ -27,10 +27,7 @@ class Answering:
     """Makes question-answering samples from documents and human questions."""
 
     def __init__(
-        self,
-        documents: list[Document],
-        questions: list[GoldQuestion],
-        tokenizer: Any,
+        self, documents: list[Document], questions: list[GoldQuestion], tokenizer: Any
     ) -> None:
         """Keep the prose of `documents`, the questions and the tokenizer."""
         self.cutter = Cutter(documents)

@@ -160,11 +160,7 @@ class PlainReference:
     """
 
     def __init__(
-        self,
-        batches: Sequence[Floats],
-        subjects: NDArray[np.int64] | None = None,
-        *,
-        seed: int = 0,
+        self, batches: Sequence[Floats], subjects: NDArray[np.int64] | None = None, *, seed: int = 0
     ) -> None:
         batches = [_checked(batch) for batch in batches]
         sizes = {batch.shape for batch in batches}

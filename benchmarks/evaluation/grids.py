@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 
 from evaluation.lettering import INK, SOFT, text, width_of, wrapped, write
-from evaluation.pictures import (
-    BACKDROP,
-    LINE,
-    MARGIN,
-    RELAXED,
-    SMALLEST_SIDE,
-    enlarged,
-)
+from evaluation.pictures import BACKDROP, LINE, MARGIN, RELAXED, SMALLEST_SIDE, enlarged
 from ragspec.errors import InputError
 
 _TITLE, _NOTE, _HEAD, _SMALL = 21, 13, 16, 12  # pixels of letters

@@ -58,7 +58,7 @@ def tune(
     model without a folder.
     """
     from ragspec.visual.pipeline.folder import find_folder
-    from ragspec.visual.pipeline.relaxation import (FILE, keep)
+    from ragspec.visual.pipeline.relaxation import FILE, keep
 
     if rule not in GRIDS:
         raise InputError(f"got --tune {rule}; expected one of {', '.join(GRIDS)}.")

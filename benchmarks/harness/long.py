@@ -76,8 +76,7 @@ def long(
         bool, typer.Option(help="The passages that a question finds alone, too.")
     ] = False,
     eta: Annotated[
-        str,
-        typer.Option(help="Steered by the draft model over what a question finds: 5,10,20."),
+        str, typer.Option(help="Steered by the draft model over what a question finds: 5,10,20.")
     ] = "",
     documents: Annotated[int, typer.Option(min=1, help="Documents of each length.")] = 3,
     items: Annotated[int, typer.Option(min=1, help="Tasks of a kind over each of them.")] = 3,
@@ -155,13 +154,7 @@ def run_long_bench(request: LongBench, data: Path, json: Path | None, page: Path
 
 def _prepared(request: LongBench) -> tuple[Engine, list[Variant]]:
     """Return an engine for reading, and the ways over its target."""
-    from harness.long_ways import (
-        SELF,
-        PeerVariant,
-        RetrievalVariant,
-        make_ways,
-        steered_ways,
-    )
+    from harness.long_ways import SELF, PeerVariant, RetrievalVariant, make_ways, steered_ways
     from ragspec.engine.engine import Engine as AnyEngine
     from ragspec.models.load import load_model
 

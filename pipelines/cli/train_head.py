@@ -18,7 +18,7 @@ def train_head(
         Path,
         typer.Option(
             help="Texts to learn from: a folder, documents, jsonl or parquet; for an image model "
-            "a .npz with codes and labels or features.",
+            "a .npz with codes and labels or features."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder that the head goes to.")],
@@ -44,8 +44,7 @@ def train_head(
     ] = None,
     seed: Annotated[int, typer.Option(help="With --steps alone the head follows from it.")] = 0,
     start: Annotated[
-        Path | None,
-        typer.Option(help="Begin with this trained head, to learn from other texts."),
+        Path | None, typer.Option(help="Begin with this trained head, to learn from other texts.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the training that was left in --out.")

@@ -77,10 +77,7 @@ def cite(
     answer proper, which is cited whatever its length, where a passage that is cited has it.
     """
     texts = [hit.passage.text for hit in prompt.hits]
-    quotes = [
-        *drafted_quotes(answer, prompt, steps, decode),
-        *matched_quotes(answer, texts),
-    ]
+    quotes = [*drafted_quotes(answer, prompt, steps, decode), *matched_quotes(answer, texts)]
     chosen = without_overlaps(quotes)
     if short is not None:
         chosen = without_overlaps([*chosen, *short_quotes(answer, short, texts, chosen)])
@@ -125,10 +122,7 @@ def accepted_runs(steps: Iterable[Step]) -> Iterator[tuple[int, int, int, int]]:
 
 
 def drafted_quotes(
-    answer: str,
-    prompt: Prompt,
-    steps: Iterable[Step],
-    decode: Callable[[Sequence[int]], str],
+    answer: str, prompt: Prompt, steps: Iterable[Step], decode: Callable[[Sequence[int]], str]
 ) -> Iterator[Quote]:
     """Yield the quotations that begin with an accepted draft from a passage."""
     steps = list(steps)

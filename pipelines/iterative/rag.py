@@ -30,12 +30,7 @@ from ragspec.pipelines.iterative.writers import (
     tokens_of,
 )
 from ragspec.reports.report import joined
-from ragspec.retrievers.search.fusion import (
-    Retriever,
-    SearchFunction,
-    SearchMode,
-    as_retriever,
-)
+from ragspec.retrievers.search.fusion import Retriever, SearchFunction, SearchMode, as_retriever
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.speculation.loop import Searcher, SpeculativeRetrieval
 from ragspec.retrievers.speculation.passages import (

@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.drafters.base import SourceText
 from ragspec.engine.output import Generation
 from ragspec.engine.prefix_cache import PrefixCache
-from ragspec.pipelines.docqa.prompt import (
-    Prompt,
-    Span,
-    laid_out,
-    led_by,
-    placed,
-    plain_ids,
-)
+from ragspec.pipelines.docqa.prompt import Prompt, Span, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.speculation.passages import RetrievedPassage

@@ -22,14 +22,7 @@ TARGET = "target model"
 COLOURS = 8
 # Names of sources that are no methods: texts, and levels of methods.
 OTHERS: Mapping[str, int] = MappingProxyType(
-    {
-        "prediction": 7,
-        "corpus": 1,
-        "history": 4,
-        "answers": 4,
-        "statistics": 6,
-        "layout": 6,
-    }
+    {"prediction": 7, "corpus": 1, "history": 4, "answers": 4, "statistics": 6, "layout": 6}
 )
 
 

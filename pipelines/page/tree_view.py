@@ -123,12 +123,7 @@ def _end_of(trace: Trace) -> int | None:
 
 
 def _view(
-    trace: Trace,
-    step: Step,
-    number: int,
-    before: str,
-    colours: Mapping[str, str],
-    words: _Words,
+    trace: Trace, step: Step, number: int, before: str, colours: Mapping[str, str], words: _Words
 ) -> DraftView:
     tree = step.tree
     tokens, parents = tree.tokens.tolist(), [*tree.parents.tolist()]

@@ -49,11 +49,7 @@ class TenantDrafting:
         self._lock = threading.Lock()
 
     def engine(
-        self,
-        tenant: str,
-        drafter: Names = None,
-        budget: str | int | None = None,
-        store: Any = ALL,
+        self, tenant: str, drafter: Names = None, budget: str | int | None = None, store: Any = ALL
     ) -> Engine:
         """Return the engine that serves a request.
 

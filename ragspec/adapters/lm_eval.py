@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from ragspec.adapters.likelihood import (score_rows)
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ragspec.adapters.likelihood import score_rows
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import end_tokens
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.template import is_chat
 from ragspec.registry import for_extra
 from ragspec.sampling.settings import Sampling
-from ragspec.verification.causal import CausalTarget
-
-
-
-
-
-
 
 try:
     from lm_eval import utils

@@ -6,20 +6,17 @@ arXiv 2312.07104, and its cache-aware load balancing). The choice never changes 
 
 from __future__ import annotations
 
-from ragspec.adapters.prefix_routes import (PrefixRoutes)
-
 import asyncio
-import hashlib
 import json
 import os
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ragspec.adapters.prefix_routes import PrefixRoutes
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.pool import Pool
@@ -32,11 +29,6 @@ if TYPE_CHECKING:
     import ray.data
     from ray.serve import Application
     from ray.serve.handle import DeploymentHandle
-
-
-
-
-
 
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]

@@ -215,9 +215,7 @@ def notify_prefill(session: DraftSession, prefill: Prefill, best: bool, hidden: 
     best, hidden: whether it reads the best tokens of prompts (`reads_prompts`) and hidden states.
     """
     message = replace(
-        prefill,
-        best=prefill.best if best else None,
-        hidden=prefill.hidden if hidden else None,
+        prefill, best=prefill.best if best else None, hidden=prefill.hidden if hidden else None
     )
     if message.best is not None or message.hidden is not None:
         cast(LearningSession, session).observe(message)

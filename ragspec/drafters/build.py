@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.drafters.base import (
-    Drafter,
-    expect_drafter,
-)
+from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.combined import check_fits, within
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Sources, build, one

@@ -123,10 +123,7 @@ class FuseSession:
     """
 
     def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        request: DraftRequest,
-        patience: float | None = PATIENCE,
+        self, drafters: Sequence[Drafter], request: DraftRequest, patience: float | None = PATIENCE
     ) -> None:
         self._vocab_size = request.vocab_size
         # Retrieval speaks first: what it promises tells whether a model is worth asking.

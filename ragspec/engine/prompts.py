@@ -37,10 +37,7 @@ class EncodedPrompts:
 
 
 def encode_prompts(
-    prompts: Any,
-    tokenizer: Any,
-    input_size: int,
-    attention_mask: torch.Tensor | None = None,
+    prompts: Any, tokenizer: Any, input_size: int, attention_mask: torch.Tensor | None = None
 ) -> EncodedPrompts:
     """Return the token ids of one prompt or a batch in any accepted form.
 

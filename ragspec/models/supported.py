@@ -127,8 +127,7 @@ def check_config(config: Any) -> None:
         )
     if getattr(text, "is_decoder", None) is False and not kinds & _CAUSAL_WITH_FLAG:
         raise _refused(
-            kind,
-            "it is an encoder, which sees the text to the right as well (is_decoder=False)",
+            kind, "it is an encoder, which sees the text to the right as well (is_decoder=False)"
         )
     if kinds & _FORGETFUL:
         raise _refused(

@@ -68,10 +68,7 @@ class TokenDistribution:
         return distribution
 
     def process(
-        self,
-        logits: torch.Tensor,
-        context: Sequence[int],
-        paths: Sequence[Sequence[int]],
+        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> torch.Tensor:
         """Return logits [R, V] after the processors, before temperature and filters.
 

@@ -72,10 +72,7 @@ class NoiseStream:
         return _gumbel(tokens, [self._key(index, stream)])
 
     def gumbel_rows(
-        self,
-        indices: Sequence[int],
-        tokens: torch.Tensor,
-        stream: NoiseUse = NoiseUse.TARGET,
+        self, indices: Sequence[int], tokens: torch.Tensor, stream: NoiseUse = NoiseUse.TARGET
     ) -> torch.Tensor:
         """Return Gumbel noise for R rows that each have an index of their own.
 
@@ -84,10 +81,7 @@ class NoiseStream:
         return _gumbel(tokens, [self._key(index, stream) for index in indices])
 
     def normal_rows(
-        self,
-        indices: Sequence[int],
-        lanes: torch.Tensor,
-        stream: NoiseUse = NoiseUse.LATENT,
+        self, indices: Sequence[int], lanes: torch.Tensor, stream: NoiseUse = NoiseUse.LATENT
     ) -> torch.Tensor:
         """Return standard normal numbers for R rows that each have an index of their own.
 

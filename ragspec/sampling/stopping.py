@@ -29,10 +29,7 @@ class StopRule:
     pause: int | None = None
 
     def open(
-        self,
-        tokenizer: Tokenizer | None,
-        prompt: Sequence[int] = (),
-        written: Sequence[int] = (),
+        self, tokenizer: Tokenizer | None, prompt: Sequence[int] = (), written: Sequence[int] = ()
     ) -> StopState:
         """Return the state for one row; `prompt` is what criteria see before the new tokens.
 

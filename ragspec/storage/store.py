@@ -247,11 +247,7 @@ def remove_old(root: Path, keep: str) -> None:
 
 
 def open_store(
-    root: Path,
-    kind: str,
-    *,
-    verify: Verify = "full",
-    fingerprints: Mapping[str, str] | None = None,
+    root: Path, kind: str, *, verify: Verify = "full", fingerprints: Mapping[str, str] | None = None
 ) -> OpenStore:
     """Check a store and return its current generation.
 

@@ -145,11 +145,7 @@ class CausalTarget:
         return logits
 
     def forward(
-        self,
-        tokens: torch.Tensor,
-        view: TreeView,
-        cache: SlotCache,
-        keep: int | torch.Tensor,
+        self, tokens: torch.Tensor, view: TreeView, cache: SlotCache, keep: int | torch.Tensor
     ) -> torch.Tensor:
         """Return logits of the kept queries [B, k, V] and let the cache take the new slots.
 

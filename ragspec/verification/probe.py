@@ -16,12 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ragspec.errors import UnsupportedModelError
-from ragspec.models.supported import (
-    foreign_layers,
-    slot_limit,
-    state_layers,
-    unwrapped,
-)
+from ragspec.models.supported import foreign_layers, slot_limit, state_layers, unwrapped
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import paths
 from ragspec.verification.base import TargetSession
@@ -93,11 +88,7 @@ class Trial:
         self.scale, self.deviation, self.noise, seconds = self._survey()
         self.prefix = self._long_prefix(seconds)
 
-    def attempt(
-        self,
-        opened: Callable[[int, int], TargetSession],
-        stages: Stages,
-    ) -> ProbeAttempt:
+    def attempt(self, opened: Callable[[int, int], TargetSession], stages: Stages) -> ProbeAttempt:
         """Return how far the sessions that `opened` makes are off over these stages."""
         lengths = (self.prefix, PREFIXES[1])
         cases = [self._case(n, [stage[row] for stage in stages]) for row, n in enumerate(lengths)]

@@ -33,11 +33,7 @@ MOST_TENANTS = 16
 Document = NDArray[np.int32]
 
 
-def segment_in_memory(
-    documents: Sequence[NDArray[Any]],
-    vocab_size: int,
-    depth: int,
-) -> Segment:
+def segment_in_memory(documents: Sequence[NDArray[Any]], vocab_size: int, depth: int) -> Segment:
     """Return a segment like those that `build_segment` writes, on no disk."""
     sizes = SegmentSizes(0, 0, 0, vocab_size, depth)
     border = np.array([vocab_size], dtype=sizes.dtype)

@@ -161,10 +161,7 @@ class Revision:
 
 
 def revise(
-    root: Path,
-    change: Callable[[Revision], None],
-    *,
-    wait: float = WAIT_SECONDS,
+    root: Path, change: Callable[[Revision], None], *, wait: float = WAIT_SECONDS
 ) -> OpenStore:
     """Change the current generation into a new one, with the writers' lock held.
 
@@ -180,11 +177,7 @@ def revise(
     return publish(root, KIND, write, wait=wait)
 
 
-def create(
-    root: Path,
-    catalogue: Catalogue,
-    fill: Callable[[Revision], None],
-) -> OpenStore:
+def create(root: Path, catalogue: Catalogue, fill: Callable[[Revision], None]) -> OpenStore:
     """Make a new corpus, in the place of an older one where there is one. Raises StoreError."""
     kind = KIND
     with suppress(StoreError):  # a damaged store may be built again

@@ -52,12 +52,7 @@ class CorpusWriter:
     """
 
     def __init__(
-        self,
-        root: Path,
-        view: View,
-        verify: Verify,
-        seal_tokens: int,
-        max_tokens: int | None,
+        self, root: Path, view: View, verify: Verify, seal_tokens: int, max_tokens: int | None
     ) -> None:
         if seal_tokens < 1 or (max_tokens is not None and max_tokens < 1):
             raise InputError(

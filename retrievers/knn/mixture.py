@@ -72,12 +72,7 @@ class Fit:
     mixed: float
 
 
-def fit(
-    keys: NDArray[np.float16],
-    values: Numbers,
-    near: NearestKeys,
-    head: Any,
-) -> list[Fit]:
+def fit(keys: NDArray[np.float16], values: Numbers, near: NearestKeys, head: Any) -> list[Fit]:
     """Return the best temperature for some numbers of neighbours, by likelihood of next tokens.
 
     head: makes logits [n, V] of states [n, H]. Each place is answered by keys from elsewhere: a

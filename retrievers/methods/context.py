@@ -91,11 +91,7 @@ class ContextDrafter:
     the request's documents, an empty collection switches the search for quotation starts off.
     """
 
-    method = Method(
-        "prompt, passages, output",
-        "SAM-Decoding, PLD",
-        colour=0,
-    )
+    method = Method("prompt, passages, output", "SAM-Decoding, PLD", colour=0)
     name = "context"
     kind = DraftKind.DETERMINISTIC
     reads_texts = True

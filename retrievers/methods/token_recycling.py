@@ -122,10 +122,7 @@ class NeighbourSession:
     """What one text learns and drafts; see `NeighbourDrafter`."""
 
     def __init__(
-        self,
-        table: NeighbourRows,
-        rates: RankRates,
-        template: list[tuple[int, int]] | None,
+        self, table: NeighbourRows, rates: RankRates, template: list[tuple[int, int]] | None
     ) -> None:
         self._table = table
         self._rates = rates
@@ -279,7 +276,5 @@ def _shape(levels: Sequence[int], k: int) -> list[tuple[int, int]]:
 
 
 PAPER = Method(
-    "the same, fixed tree",
-    "Token Recycling",
-    make=lambda sources: NeighbourDrafter.paper(),
+    "the same, fixed tree", "Token Recycling", make=lambda sources: NeighbourDrafter.paper()
 )

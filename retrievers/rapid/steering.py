@@ -83,10 +83,7 @@ class PublishedRapid:
         drifts: list[float] = []
 
         def choose(
-            tokens: Sequence[int],
-            p: torch.Tensor,
-            q: torch.Tensor,
-            uniform: Callable[[int], float],
+            tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
         ) -> Choice:
             between = (p.log() + shift(p, q, self.eta, self.alpha)).softmax(-1)
             drifts.append(float((torch.minimum(q, between) - p).clamp(min=0.0).sum()))

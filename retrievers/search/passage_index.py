@@ -30,14 +30,7 @@ from ragspec.retrievers.search.fusion import (
     SearchMode,
     fuse_rankings,
 )
-from ragspec.retrievers.search.nearest import (
-    FLAT,
-    KINDS,
-    Approximate,
-    Exact,
-    Floats,
-    Nearest,
-)
+from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Exact, Floats, Nearest
 from ragspec.retrievers.search.passages import WORDS, Passage, split_documents
 from ragspec.retrievers.search.sparse import SparseIndex, Support
 from ragspec.storage.manifest import Contents, Verify

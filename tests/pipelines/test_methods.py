@@ -13,12 +13,7 @@ from ragspec.drafters.build import build_drafter
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelNotFoundError, StoreError, UnknownNameError
-from ragspec.pipelines.methods import (
-    build_method,
-    compose,
-    drafts_with_model,
-    open_sources,
-)
+from ragspec.pipelines.methods import build_method, compose, drafts_with_model, open_sources
 from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny

@@ -333,9 +333,7 @@ def test_server(tmp_path: Path) -> None:
 
 def test_gpu_probe(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    printed = run(
-        *("gpu_probe.py", "--small", "--device", "cpu", "--repeats", "1", "--json", out),
-    )
+    printed = run(*("gpu_probe.py", "--small", "--device", "cpu", "--repeats", "1", "--json", out))
     result = json.loads(out.read_text(encoding="utf-8"))
     assert result["device"] == "cpu" and result["versions"]["torch"] == torch.__version__
     assert result["weight_bytes"] < 4 * result["parameters"] and result["copy_GB_per_second"] > 0

@@ -64,11 +64,7 @@ WAITS: dict[str, tuple[Callable[[torch.Tensor], object], Cause, int]] = {
     "tolist": (lambda far: far.tolist(), Cause.COPY_OUT, 24),
     "cpu": (lambda far: far.cpu(), Cause.COPY_OUT, 24),
     "tensor": (lambda far: torch.tensor([1, 2], device=NAME), Cause.COPY_IN, 16),
-    "pageable": (
-        lambda far: far.copy_(torch.zeros(6), non_blocking=True),
-        Cause.COPY_IN,
-        24,
-    ),
+    "pageable": (lambda far: far.copy_(torch.zeros(6), non_blocking=True), Cause.COPY_IN, 24),
     "nonzero": (lambda far: far.nonzero(), Cause.WAIT, 0),
     "list": (lambda far: far[[1, 2]], Cause.COPY_IN, 16),
     "synchronize": (lambda far: torch.accelerator.synchronize(), Cause.WAIT, 0),

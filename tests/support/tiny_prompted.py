@@ -33,12 +33,7 @@ WORDS = (
     "5",
     "6",
 )
-MARKS = {
-    "pad_token": "<pad>",
-    "bos_token": "<s>",
-    "sep_token": "<sep>",
-    "unk_token": "<unk>",
-}
+MARKS = {"pad_token": "<pad>", "bos_token": "<s>", "sep_token": "<sep>", "unk_token": "<unk>"}
 IMAGE_MARKS = {
     "boi_token": "<boi>",
     "eoi_token": "<eoi>",
@@ -120,11 +115,7 @@ def tokenizer(kind: str) -> Any:
 @cache
 def model(kind: str, seed: int = 0) -> Any:
     """Return a float64 model with random weights; the same object for equal calls."""
-    makers: dict[str, Callable[[], Any]] = {
-        "janus": _janus,
-        "emu3": _emu3,
-        "chameleon": _chameleon,
-    }
+    makers: dict[str, Callable[[], Any]] = {"janus": _janus, "emu3": _emu3, "chameleon": _chameleon}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return makers[kind]().double().eval()

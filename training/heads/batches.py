@@ -135,10 +135,7 @@ class StateReader:
     """
 
     def __init__(
-        self,
-        target: CausalTarget,
-        chunks: Sequence[Sequence[int]],
-        cache_bytes: int = CACHE_BYTES,
+        self, target: CausalTarget, chunks: Sequence[Sequence[int]], cache_bytes: int = CACHE_BYTES
     ) -> None:
         self.target, self.chunks = target, chunks
         self._cache: dict[int, torch.Tensor] = {}

@@ -155,11 +155,7 @@ class HeadTrainer:
         self.head = head or FeatureHead.fresh(target, first, tokens=tokens)
         check_head(self.head, target)
         self.batches = Batches(
-            target,
-            texts,
-            size=settings.batch_size,
-            length=settings.length,
-            seed=settings.seed,
+            target, texts, size=settings.batch_size, length=settings.length, seed=settings.seed
         )
         self._reader = reader or StateReader(target, self.batches.chunks)
         self._output = frozen_output(target, self.head.tokens)

@@ -53,10 +53,7 @@ class KLAutoencoder:
 
     @classmethod
     def from_pretrained(
-        cls,
-        path: str | Path,
-        dtype: torch.dtype = torch.float32,
-        allow_namespace: bool = False,
+        cls, path: str | Path, dtype: torch.dtype = torch.float32, allow_namespace: bool = False
     ) -> KLAutoencoder:
         """Load a folder in diffusers' layout (safetensors only), or a published file (`kl16.ckpt`).
 

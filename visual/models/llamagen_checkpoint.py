@@ -148,11 +148,7 @@ def _check_shapes(weights: Tensors, file: Path) -> None:
 
 
 def _config(
-    weights: Tensors,
-    dropped: Tensors,
-    settings: Any,
-    grid_size: int | None,
-    heads: int | None,
+    weights: Tensors, dropped: Tensors, settings: Any, grid_size: int | None, heads: int | None
 ) -> LlamaGenConfig:
     """Return the sizes of a model, by its weights as far as they tell."""
     book, hidden = weights["embed_tokens.weight"].shape

@@ -44,10 +44,7 @@ class ConditionTable:
 
     @classmethod
     def of_rows(
-        cls,
-        conditions: torch.Tensor,
-        unconditional: torch.Tensor,
-        padding: Sequence[int] = (),
+        cls, conditions: torch.Tensor, unconditional: torch.Tensor, padding: Sequence[int] = ()
     ) -> ConditionTable:
         """Return the table of R conditions [R, L, hidden] and the one without [L, hidden].
 
@@ -181,11 +178,7 @@ class ImageTarget(CausalTarget):
         return logits
 
     def forward(
-        self,
-        tokens: torch.Tensor,
-        view: TreeView,
-        cache: SlotCache,
-        keep: int | torch.Tensor,
+        self, tokens: torch.Tensor, view: TreeView, cache: SlotCache, keep: int | torch.Tensor
     ) -> torch.Tensor:
         """Return guided logits of the kept queries [B, k, V]; see `CausalTarget.forward`."""
         book = cache.book

@@ -56,13 +56,7 @@ class _Foreign(ImageTarget):
             )
         table = prompt_table(model, prompts, unconditional)
         super().__init__(
-            model,
-            table,
-            guidance_scale,
-            guidance_interval,
-            codes=codes,
-            fixed=fixed,
-            raster=raster,
+            model, table, guidance_scale, guidance_interval, codes=codes, fixed=fixed, raster=raster
         )
         self.inner = inner
         self.keeps_logits = True  # here, whatever the model's own forward does

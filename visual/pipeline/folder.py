@@ -24,7 +24,7 @@ from ragspec.errors import (
 from ragspec.models.device import pick_device, pick_dtype
 from ragspec.models.resolve import STARTER, resolve_model
 from ragspec.registry import did_you_mean
-from ragspec.visual.pipeline.relaxation import (FILE)
+from ragspec.visual.pipeline.relaxation import FILE
 from ragspec.visual.pipeline.saved_setup import SETUP
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from ragspec.drafters.base import Drafter, expect_drafter
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnknownNameError
+from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.drafting.latent_model import LatentDrafter
@@ -111,13 +110,3 @@ def draft_folder(drafter: str | Path, folder: ImageFolder | None, names: Sequenc
             "Give the folder of one, 'jacobi', or None."
         )
     return folder.draft
-
-
-
-
-
-
-
-
-
-

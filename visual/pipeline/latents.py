@@ -22,12 +22,7 @@ from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.base import CodePipeline, ImageOutput
-from ragspec.visual.pipeline.folder import (
-    ImageFolder,
-    caption_encoder,
-    class_names,
-    load_latents,
-)
+from ragspec.visual.pipeline.folder import ImageFolder, caption_encoder, class_names, load_latents
 from ragspec.visual.pipeline.latent_source import NODES, latent_source
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 from ragspec.visual.pipeline.stats import latent_stats

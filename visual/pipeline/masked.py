@@ -39,15 +39,23 @@ from ragspec.visual.pipeline.folder import (
 )
 from ragspec.visual.pipeline.loading import check_loading, saving
 from ragspec.visual.pipeline.manners import DiffusersMixin, frees
-from ragspec.visual.pipeline.masked_drafts import (WINDOW, Batch, MaskedDrafts, SampledLatents, joined, masked_source)
-from ragspec.visual.pipeline.masked_parts import (Autoencoder, autoencoder_of, check_parts, iterations_of, masked_record)
-from ragspec.visual.pipeline.output import label_for
-from ragspec.visual.pipeline.request import (
-    check_output_type,
-    checked_callback,
-    seeds_of,
-    some,
+from ragspec.visual.pipeline.masked_drafts import (
+    WINDOW,
+    Batch,
+    MaskedDrafts,
+    SampledLatents,
+    joined,
+    masked_source,
 )
+from ragspec.visual.pipeline.masked_parts import (
+    Autoencoder,
+    autoencoder_of,
+    check_parts,
+    iterations_of,
+    masked_record,
+)
+from ragspec.visual.pipeline.output import label_for
+from ragspec.visual.pipeline.request import check_output_type, checked_callback, seeds_of, some
 from ragspec.visual.pipeline.saved_setup import masked_as_saved, write_setup
 from ragspec.visual.pipeline.stats import MaskedStats, placed
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
-from ragspec.errors import InputError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import InputError
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
@@ -25,16 +25,13 @@ from ragspec.visual.latents.judged import Watched, Watching
 from ragspec.visual.latents.rules.by_name import Near
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler
-from ragspec.visual.masked.schedule import LearnedSchedule, masked_counts
+from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
-from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.folder import ImageFolder, load_masked
 from ragspec.visual.pipeline.latent_source import ROUNDED, draft_folder
 from ragspec.visual.pipeline.output import acceptance_of
 from ragspec.visual.pipeline.progress import Progress, check_returned
-from ragspec.visual.pipeline.saved_setup import rule_record
 from ragspec.visual.pipeline.stats import fates
 
 JACOBI = "jacobi"
@@ -256,12 +253,7 @@ class Batch:
         """Draw with the drafts of the pipeline."""
         pipe, count, sampler = self.pipeline, len(self.seeds), self.sampler
         target = pipe.drafts.target(
-            pipe.model,
-            pipe.schedule,
-            self.labels,
-            self.seeds,
-            sampler.scale,
-            sampler.temperature,
+            pipe.model, pipe.schedule, self.labels, self.seeds, sampler.scale, sampler.temperature
         )
         places = target.model.places
         follow = MaskedProgress(target, pipe, self.bar, count, places, count, self.callback)
@@ -312,13 +304,3 @@ class _Follower:
             check_returned(returned, "latents", latents)
         self._iteration += 1
         return not self._pipeline._interrupt
-
-
-
-
-
-
-
-
-
-

@@ -27,7 +27,6 @@ from ragspec.visual.models.raster import Raster, codes_along
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
 from ragspec.visual.pipeline.drafter_choice import source_name
-from ragspec.visual.pipeline.relaxation import (FILE)
 from ragspec.visual.pipeline.loading import check_loading, saving
 from ragspec.visual.pipeline.manners import frees
 from ragspec.visual.pipeline.prompt_parts import (
@@ -39,6 +38,7 @@ from ragspec.visual.pipeline.prompt_parts import (
     load_processor,
     prompt_source,
 )
+from ragspec.visual.pipeline.relaxation import FILE
 from ragspec.visual.pipeline.request import (
     TENSORS,
     check_output_type,

@@ -162,9 +162,7 @@ def checked_texts(texts: list[Any]) -> list[str]:
 
 
 def checked_callback(
-    callback: Callable[..., Any] | None,
-    names: Sequence[str] | None,
-    known: Sequence[str] = TENSORS,
+    callback: Callable[..., Any] | None, names: Sequence[str] | None, known: Sequence[str] = TENSORS
 ) -> Callable[..., Any] | None:
     """Return the callback as it is told of these tensors alone, or None where there is none.
 

@@ -62,10 +62,7 @@ class RelaxedWalk:
     weighs = False  # whether a row asks what a draft promises, however little is wanted of it
 
     def __init__(
-        self,
-        relation: Relation,
-        tv_budget: TVBudget | float | None = None,
-        least_gain: float = 0.0,
+        self, relation: Relation, tv_budget: TVBudget | float | None = None, least_gain: float = 0.0
     ) -> None:
         if not (is_number(least_gain) and 0.0 <= least_gain < inf):
             raise InputError(

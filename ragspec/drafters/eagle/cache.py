@@ -31,10 +31,7 @@ class HeadModel(CausalTarget):
     """
 
     def __init__(
-        self,
-        head: FeatureHead,
-        target: CausalTarget,
-        vocabulary: DraftVocabulary | None = None,
+        self, head: FeatureHead, target: CausalTarget, vocabulary: DraftVocabulary | None = None
     ) -> None:
         self.head = head
         self.vocabulary = vocabulary

@@ -147,12 +147,7 @@ class StaticTarget(CausalTarget):
             raise
 
     def take(
-        self,
-        arena: Arena,
-        key: Hashable,
-        make: Make,
-        inputs: NDArray[np.int64],
-        configs: Configs,
+        self, arena: Arena, key: Hashable, make: Make, inputs: NDArray[np.int64], configs: Configs
     ) -> tuple[Any, ...]:
         """Take the step of this key over an arena, made where there is none; see `FixedStep`.
 

@@ -26,12 +26,7 @@ from ragspec.pipelines.bench.measure import (
     run_benchmark,
     summarise,
 )
-from ragspec.pipelines.bench.prompts import (
-    FIXED_NEW_TOKENS,
-    BenchItem,
-    free_items,
-    read_items,
-)
+from ragspec.pipelines.bench.prompts import FIXED_NEW_TOKENS, BenchItem, free_items, read_items
 from ragspec.pipelines.bench.results import make_table, write_json
 from ragspec.pipelines.bench.variants import Outcome
 from tests.support import tiny

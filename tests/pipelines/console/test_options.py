@@ -30,8 +30,7 @@ from tests.support import tiny
 
 
 @pytest.mark.parametrize(
-    ("text", "drafter"),
-    [("none", None), ("", None), ("context", "context"), ("a, b,", ["a", "b"])],
+    ("text", "drafter"), [("none", None), ("", None), ("context", "context"), ("a, b,", ["a", "b"])]
 )
 def test_drafters_are_named_by_text(text: str, drafter: object) -> None:
     assert parse_drafter(text) == drafter

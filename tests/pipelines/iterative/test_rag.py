@@ -366,8 +366,7 @@ def test_what_an_index_or_engine_cannot_do_is_refused(index: PassageIndex) -> No
     long = [Document("long.txt", "long", " ".join(WORDS * 400))]
     with pytest.raises(PromptTooLongError):
         IterativeRag(
-            engine(max_position_embeddings=256),
-            PassageIndex.build(long, embedder=None, words=5000),
+            engine(max_position_embeddings=256), PassageIndex.build(long, embedder=None, words=5000)
         ).ask("walk the tree token", max_new_tokens=40)
 
 

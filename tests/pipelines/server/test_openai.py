@@ -121,10 +121,7 @@ def try_all(operation: Any, examples: int) -> int:
         assert response.status_code < 500, response.text
 
     every = settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     every(given(case=operation.as_strategy())(once))()
     return sent

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ragspec.adapters import likelihood
-from ragspec.adapters.likelihood import (score_rows)
+from ragspec.adapters.likelihood import score_rows
 from ragspec.verification.open import open_target
 from tests.support import tiny
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ragspec.adapters import prefix_routes
-from ragspec.adapters.prefix_routes import (BLOCK, PrefixRoutes)
+from ragspec.adapters.prefix_routes import BLOCK, PrefixRoutes
 
 LONG = "x" * (3 * BLOCK)
 

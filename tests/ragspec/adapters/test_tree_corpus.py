@@ -84,9 +84,7 @@ def decode(instance: TreeCorpus, count: int, seed: int = 0, retract: float = 0.0
         record = {f"r{i}": whole[i][: len(whole[i]) - behind[i]] for i in live}
         instance.lend({name: partial(list, text) for name, text in record.items()})
         result = instance.batch_get(
-            [f"r{i}" for i in live],
-            [whole[i][-TAIL:] for i in live],
-            [len(whole[i]) for i in live],
+            [f"r{i}" for i in live], [whole[i][-TAIL:] for i in live], [len(whole[i]) for i in live]
         )
         for i, (tokens, mask) in zip(live, rows(result), strict=True):
             read, parents = tree_of(tokens, mask)

@@ -8,13 +8,7 @@ from ragspec.budget.base import Adviser, Settings
 from ragspec.budget.calibration import Calibration
 from ragspec.budget.cost_curve import ROWS, CostLine
 from ragspec.budget.gains import BUCKETS, OUTLOOKS, PAUSE, Experience
-from ragspec.budget.source_choice import (
-    COSTLY_NODES,
-    EXPLORING,
-    TAUGHT,
-    TRIED,
-    SourceChoice,
-)
+from ragspec.budget.source_choice import COSTLY_NODES, EXPLORING, TAUGHT, TRIED, SourceChoice
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 

@@ -38,12 +38,7 @@ def test_every_prompt_has_n_rows_of_one_seed(engine: Engine) -> None:
     assert instance.prompt_of_row == [0, 0, 1, 1]
     assert [
         (row.distribution.noise.seed, row.distribution.noise.sample) for row in instance.rows
-    ] == [
-        (3, 0),
-        (3, 1),
-        (4, 0),
-        (4, 1),
-    ]
+    ] == [(3, 0), (3, 1), (4, 0), (4, 1)]
     assert [row.context.tokens for row in instance.rows] == [[5, 6, 7]] * 2 + [[8, 9]] * 2
     assert instance.rows[0].context.tokens is not instance.rows[1].context.tokens
 

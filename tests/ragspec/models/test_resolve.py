@@ -10,13 +10,7 @@ import pytest
 
 from ragspec.errors import ModelNotFoundError
 from ragspec.models import resolve as models
-from ragspec.models.resolve import (
-    BUNDLED,
-    ModelOrigin,
-    fingerprint,
-    hub_answers,
-    resolve_model,
-)
+from ragspec.models.resolve import BUNDLED, ModelOrigin, fingerprint, hub_answers, resolve_model
 from tests.support import tiny
 
 

@@ -233,12 +233,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(
     ("dtype", "rounded"),
-    [
-        (torch.float64, False),
-        (torch.float32, False),
-        (torch.bfloat16, True),
-        (torch.float16, True),
-    ],
+    [(torch.float64, False), (torch.float32, False), (torch.bfloat16, True), (torch.float16, True)],
 )
 def test_numbers_below_float32_round(dtype: torch.dtype, rounded: bool) -> None:
     assert rounds(dtype, CPU) is rounded
@@ -274,9 +269,7 @@ def test_only_what_claims_exactness_is_weakened(rule: str, label: str, kind: str
 
 
 @pytest.mark.parametrize("drafter", ["context", None])
-def test_a_text_in_bfloat16_says_so_and_plain_decoding_is_what_it_is(
-    drafter: str | None,
-) -> None:
+def test_a_text_in_bfloat16_says_so_and_plain_decoding_is_what_it_is(drafter: str | None) -> None:
     engine = Engine(tiny.model("llama", dtype=torch.bfloat16), drafter=drafter, budget=4)
     result = engine.generate([5, 6, 7, 5, 6], max_new_tokens=8, ignore_eos=True)
     assert result.label == result.report.label

@@ -128,8 +128,7 @@ def test_tokens_that_were_chosen_together_are_used_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "chosen",
-    [{"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"no_repeat_ngram_size": 2}],
+    "chosen", [{"repetition_penalty": 3.0}, {"presence_penalty": 2.0}, {"no_repeat_ngram_size": 2}]
 )
 def test_a_view_that_is_requested_late_answers_as_before(chosen: dict[str, Any]) -> None:
     """Committed tokens are added to the very list that the view was given."""

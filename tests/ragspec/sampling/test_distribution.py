@@ -110,9 +110,7 @@ def test_the_token_is_the_argmax_of_the_perturbed_distribution(filters: dict[str
 
 
 @pytest.mark.parametrize("filters", [{"temperature": 0.0}, {}, {"top_k": 9}, {"top_p": 0.7}])
-def test_the_best_begin_with_the_token_and_carry_their_probability(
-    filters: dict[str, Any],
-) -> None:
+def test_the_best_begin_with_the_token_and_carry_their_probability(filters: dict[str, Any]) -> None:
     values, indices = scores(4, 600), [3, 4, 5, 6]
     mine = distribution(seed=2, **filters)
     tokens, chances = mine.best(values, indices, 4)

@@ -13,13 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.errors import SamplingError
-from ragspec.sampling.noise import (
-    NoiseStream,
-    NoiseUse,
-    _uniform,
-    _uniform_on_device,
-    fresh_seed,
-)
+from ragspec.sampling.noise import NoiseStream, NoiseUse, _uniform, _uniform_on_device, fresh_seed
 from ragspec.sampling.noise import _mix as mix  # the word function itself, against published output
 from ragspec.sampling.settings import Sampling
 

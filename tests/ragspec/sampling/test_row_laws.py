@@ -373,7 +373,4 @@ def test_a_filter_that_is_off_takes_nothing_away() -> None:
     logits[..., 0] = 0.0  # the others' masses vanish in the sum with this one's
     assert check(
         [distribution(0, {"min_p": 1e-60}), distribution(1, {"top_p": 0.5})], logits
-    ).tolist() == [
-        True,
-        False,
-    ]
+    ).tolist() == [True, False]

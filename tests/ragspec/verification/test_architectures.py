@@ -33,11 +33,7 @@ SETTINGS = {
     "greedy": Sampling(),
     "sampled": Sampling(temperature=0.8, seed=5),
     "penalties": Sampling(
-        temperature=0.8,
-        seed=5,
-        repetition_penalty=1.3,
-        frequency_penalty=0.4,
-        presence_penalty=0.3,
+        temperature=0.8, seed=5, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.3
     ),
     "top-k": Sampling(temperature=1.2, seed=5, top_k=20),
     "top-p": Sampling(temperature=1.2, seed=5, top_p=0.8),

@@ -15,13 +15,7 @@ from ragspec.models.supported import slot_limit
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget, TreeSession
 from ragspec.verification.open import open_target
-from ragspec.verification.path_rows import (
-    LAG,
-    PathSession,
-    PathTarget,
-    ShortTreeTarget,
-    snapshot,
-)
+from ragspec.verification.path_rows import LAG, PathSession, PathTarget, ShortTreeTarget, snapshot
 from ragspec.verification.row_texts import RowTexts
 from tests.ragspec.verification.test_causal import assert_right, path_to, random_text, random_tree
 from tests.support import architectures_sweep as sweep

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes import suffix_array
-from ragspec.retrievers.indexes.context_index import (
-    DocumentRange,
-    QuotationStarts,
-    sentence_ends,
-)
+from ragspec.retrievers.indexes.context_index import DocumentRange, QuotationStarts, sentence_ends
 from ragspec.retrievers.indexes.suffix_array import Tokens, count_first_tokens, sort_suffixes
 
 VOCAB = 3

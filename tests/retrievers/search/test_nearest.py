@@ -12,13 +12,7 @@ import torch
 from ragspec.errors import InputError, MissingExtraError, StoreError
 from ragspec.retrievers.search import nearest
 from ragspec.retrievers.search.dense import DenseIndex, Embedder
-from ragspec.retrievers.search.nearest import (
-    Approximate,
-    Exact,
-    Floats,
-    Nearest,
-    build_nearest,
-)
+from ragspec.retrievers.search.nearest import Approximate, Exact, Floats, Nearest, build_nearest
 
 WIDTH = 24
 

@@ -207,12 +207,7 @@ def test_bad_names_and_models_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [
-        [],
-        ["--rule", "near", "-s", "r=0.5"],
-        ["--rule", "path", "--drafter", "model"],
-    ],
+    "rule", [[], ["--rule", "near", "-s", "r=0.5"], ["--rule", "path", "--drafter", "model"]]
 )
 def test_the_command_draws(
     folder: Path, tmp_path: Path, rule: list[str], capsys: pytest.CaptureFixture[str]

@@ -31,10 +31,7 @@ def naive(model: Any, states: torch.Tensor) -> torch.Tensor:
         speeds = 1e4 ** (-torch.arange(width // 4, dtype=x.dtype) / (width // 4))
         angles = torch.cat([row * speeds, column * speeds])
         even, odd = x[..., 0::2], x[..., 1::2]
-        parts = [
-            even * angles.cos() - odd * angles.sin(),
-            even * angles.sin() + odd * angles.cos(),
-        ]
+        parts = [even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()]
         return torch.stack(parts, -1).flatten(-2)
 
     for layer in model.layers:
@@ -150,8 +147,7 @@ def test_bad_sizes_are_refused(settings: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "inputs",
-    [torch.tensor([4]), torch.tensor([-1]), torch.tensor([1.0]), torch.tensor([[1]])],
+    "inputs", [torch.tensor([4]), torch.tensor([-1]), torch.tensor([1.0]), torch.tensor([[1]])]
 )
 def test_classes_out_of_range_are_refused(inputs: torch.Tensor) -> None:
     with pytest.raises(InputError, match="from 0 to 2, or 3 for no class"):

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.errors import (
-    InputError,
-    ModelNotFoundError,
-    UnknownNameError,
-    UnsupportedModelError,
-)
+from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError, UnsupportedModelError
 from ragspec.sampling.noise import NoiseStream
 from ragspec.visual import KLAutoencoder, LatentPipeline, MaskedLatentPipeline
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel

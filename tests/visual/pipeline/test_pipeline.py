@@ -201,11 +201,7 @@ def test_the_callback_is_reported_the_tensors_that_it_asks_for(folder: Path) -> 
         known.append(sorted(kwargs))
 
     for names in (["codes"], []):
-        pipe(
-            class_labels=0,
-            callback_on_step_end=look,
-            callback_on_step_end_tensor_inputs=names,
-        )
+        pipe(class_labels=0, callback_on_step_end=look, callback_on_step_end_tensor_inputs=names)
         assert known[-1] == names
     assert pipe._callback_tensor_inputs == ["codes"]
     with pytest.raises(InputError, match=r"\['codes'\]"):

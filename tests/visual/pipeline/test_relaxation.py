@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ragspec.errors import ModelError
-from ragspec.visual.pipeline.relaxation import (FILE, keep, settings_of)
 from ragspec.visual.pipeline.pipeline import ImagePipeline
+from ragspec.visual.pipeline.relaxation import FILE, keep, settings_of
 from tests.support import tiny_images
 
 
@@ -40,8 +40,7 @@ def test_a_rule_named_alone_takes_what_was_measured_for_the_model(
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"format": 2, "rules": {}}', '{"format": 1, "rules": {"lantern": 3}}'],
+    "text", ["", "[]", "{}", '{"format": 2, "rules": {}}', '{"format": 1, "rules": {"lantern": 3}}']
 )
 def test_a_broken_file_is_refused_and_can_be_written_again(folder: Path, text: str) -> None:
     (folder / FILE).write_text(text)

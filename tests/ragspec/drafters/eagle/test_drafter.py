@@ -57,10 +57,7 @@ def accepted(target: CausalTarget, instance: Any, sampling: Sampling, **options:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_text_stays_as_it_is(form: str, settings: str, batch: int) -> None:
     check_identity(
-        drafter(CausalTarget(text_model()), **FORMS[form]),
-        settings,
-        batch,
-        copies=False,
+        drafter(CausalTarget(text_model()), **FORMS[form]), settings, batch, copies=False
     )
 
 

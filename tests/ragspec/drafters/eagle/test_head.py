@@ -115,12 +115,7 @@ def test_embedding_and_output_head_are_not_saved() -> None:
 
 @pytest.mark.parametrize(
     ("file", "content"),
-    [
-        (CONFIG, "{"),
-        (CONFIG, "[]"),
-        (CONFIG, '{"kind": "something"}'),
-        (WEIGHTS, "no weights"),
-    ],
+    [(CONFIG, "{"), (CONFIG, "[]"), (CONFIG, '{"kind": "something"}'), (WEIGHTS, "no weights")],
 )
 def test_a_damaged_folder_is_refused(tmp_path: Path, file: str, content: str) -> None:
     heads.fresh(text_target()).save(tmp_path)

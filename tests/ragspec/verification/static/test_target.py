@@ -76,11 +76,7 @@ def change_a_weight(model: Any) -> None:
 
 @pytest.mark.parametrize(
     ("mode", "change"),
-    [
-        ("eager", replace_a_weight),
-        ("eager", change_a_weight),
-        ("compile", replace_a_weight),
-    ],
+    [("eager", replace_a_weight), ("eager", change_a_weight), ("compile", replace_a_weight)],
 )
 def test_a_text_is_that_of_the_weights_as_they_are(mode: str, change: Any) -> None:
     model = local_model()
