@@ -70,7 +70,7 @@ def differing(engine: Engine, request: Sequence[Requests], seed: int) -> int:
     rng = random.Random(seed)
     alone = [engine.generate(a.prompt, a.sampling, **a.options).tokens for a in request]
     wrong = 0
-    with Pool(engine, slots=CLIENTS, chunk=64) as pool:
+    with Pool(engine, max_batch_size=CLIENTS, chunk=64) as pool:
         handles = []
         for each in request:
             tenant = rng.choice(["one", "two"])
@@ -113,7 +113,7 @@ def rate(engine: Engine, request: Sequence[Requests], repeats: int) -> tuple[flo
     ones, eights = [], []
     for _ in range(repeats):
         for clients, into in ((1, ones), (CLIENTS, eights)):
-            with Pool(engine, slots=CLIENTS) as pool:
+            with Pool(engine, max_batch_size=CLIENTS) as pool:
                 into.append(served(pool, request, clients))
     ratios = [eight / one for one, eight in zip(ones, eights, strict=True)]
     return statistics.median(ones), statistics.median(eights), statistics.median(ratios)
@@ -132,7 +132,7 @@ def gap(engine: Engine, prompts: Sequence[list[int]], long: list[int]) -> tuple[
             for prompt, current in zip(prompts, stamps, strict=False)
         ]
 
-    with Pool(engine, slots=CLIENTS) as pool:
+    with Pool(engine, max_batch_size=CLIENTS) as pool:
         handles = live(pool)
         while min(map(len, stamps)) < 12:
             time.sleep(0.01)
@@ -178,7 +178,7 @@ def again(engine: Engine, documents: list[int], questions: Sequence[list[int]]) 
     """Return the second question's time to its first token by that of the first: the median."""
     ratios = []
     for first, second in itertools.pairwise(questions):
-        with Pool(engine, slots=CLIENTS) as pool:
+        with Pool(engine, max_batch_size=CLIENTS) as pool:
             times = []
             for question in (first, second):
                 handle = pool.submit([*documents, *question], max_new_tokens=8)

@@ -167,7 +167,7 @@ def _served(client: httpx.Client, request: dict[str, Any]) -> tuple[float, float
 
 def surplus(inputs: argparse.Namespace) -> dict[str, Any]:
     """Ask with 64 clients at once where 16 find room."""
-    with running(inputs.model, "--slots", "8", "--queue", "8") as (client, _):
+    with running(inputs.model, "--max-batch-size", "8", "--max-queue-size", "8") as (client, _):
         client.post("/v1/completions", json=body(inputs.model, 0, 4))
         with ThreadPoolExecutor(64) as clients:
             requests = list(
@@ -196,7 +196,7 @@ def _counts(result: list[int]) -> dict[str, int]:
 def leaving(inputs: argparse.Namespace) -> dict[str, Any]:
     """Leave streams at random tokens; tell how long their row stays."""
     dice, stays = random.Random(5), []
-    with running(inputs.model, "--slots", "4") as (client, _):
+    with running(inputs.model, "--max-batch-size", "4") as (client, _):
         for number in range(inputs.rounds * 5 // 2):
             request = body(inputs.model, number, 400, stream=True)
             with client.stream("POST", "/v1/completions", json=request) as response:
@@ -238,7 +238,10 @@ def prediction(inputs: argparse.Namespace) -> dict[str, Any]:
 
 def soak(inputs: argparse.Namespace) -> dict[str, Any]:
     """Ask for a long time; tell what has grown."""
-    with running(inputs.model, "--slots", "8", "--queue", "32") as (client, process):
+    with running(inputs.model, "--max-batch-size", "8", "--max-queue-size", "32") as (
+        client,
+        process,
+    ):
         rows: list[dict[str, float]] = []
         block = 200
         for start in range(0, inputs.requests, block):

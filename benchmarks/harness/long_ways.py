@@ -118,7 +118,7 @@ class DraftingVariant:
         begun = plain_ids(self.engine.tokenizer, task.begun)
         began = time.perf_counter()
         answer = self._document.ask(
-            task.question, max_new_tokens=len(begun) + new_tokens, written=begun
+            task.question, max_new_tokens=len(begun) + new_tokens, resume_from=begun
         )
         return _matches(answer, time.perf_counter() - began, len(begun))
 
@@ -143,7 +143,7 @@ class RetrievalVariant:
         begun = plain_ids(self.engine.tokenizer, task.begun)
         began = time.perf_counter()
         answer = self._qa.ask(
-            task.question, max_new_tokens=len(begun) + new_tokens, written=begun, refuse=False
+            task.question, max_new_tokens=len(begun) + new_tokens, resume_from=begun, refuse=False
         )
         return replace(_matches(answer, time.perf_counter() - began, len(begun)), same=False)
 

@@ -38,8 +38,8 @@ class ServerOptions:
     admin_key: Annotated[
         str | None, typer.Option(help="API key for /admin.", envvar="RAGSPEC_ADMIN_KEY")
     ] = None
-    slots: Annotated[int, typer.Option(min=1, help="Texts decoded in one batch.")] = 8
-    queue: Annotated[
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Texts decoded in one batch.")] = 8
+    max_queue_size: Annotated[
         int, typer.Option(min=0, help="Requests that may wait; more get status 429.")
     ] = 32
     drain: Annotated[
@@ -65,8 +65,8 @@ def serve(documents: o.SearchOptions, server: ServerOptions, engine: o.EngineOpt
         port=server.port,
         keys=tuple(server.key or ()),
         admin_key=server.admin_key,
-        slots=server.slots,
-        queue=server.queue,
+        max_batch_size=server.max_batch_size,
+        max_queue_size=server.max_queue_size,
         drain=server.drain,
     )
     terminal = Terminal()

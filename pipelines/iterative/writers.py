@@ -138,7 +138,7 @@ class PassageWriter:
         """Return the next stride over a passage, and whether the answer ends with it."""
         written = tokens_of(before)
         options = self.options_over(answer, len(before))
-        options |= {"written": written, "pause": self.every}
+        options |= {"resume_from": written, "stop_after": self.every}
         if self.scored:
             options["logprobs"] = self.options.get("logprobs") or 0
         prompt = list(self.prompts.of(answer).ids)

@@ -31,7 +31,13 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 K, WEIGHT = 32, 0.25
-OF_MODEL = ("prefix_cache", "pause", "prefix", "transform", "written")  # options that are set here
+OF_MODEL = (
+    "prefix_cache",
+    "stop_after",
+    "prefix",
+    "transform",
+    "resume_from",
+)  # options that are set here
 
 
 class KnnLM:
@@ -123,12 +129,14 @@ class KnnLM:
         top = None if request is None or request is False else int(request)
         text = AnswerStream(stream, options.get("stop") or ())
 
-        def write(written: Sequence[int], pause: int | None, distribution: Transform) -> Generation:
+        def write(
+            written: Sequence[int], stop_after: int | None, distribution: Transform
+        ) -> Generation:
             current = {
                 **options,
                 "prefix_cache": cache,
-                "written": written,
-                "pause": pause,
+                "resume_from": written,
+                "stop_after": stop_after,
                 "transform": distribution,
             }
             if isinstance(distribution, Guessing):

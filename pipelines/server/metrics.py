@@ -25,7 +25,7 @@ class Metrics:
         for name, what, value in (
             ("waiting", "Requests that wait for a slot.", lambda: pool.waiting),
             ("live", "Requests that have a slot.", lambda: pool.live),
-            ("slots", "Texts that are decoded at once.", lambda: pool.slots),
+            ("max_batch_size", "Texts that are decoded at once.", lambda: pool.max_batch_size),
         ):
             Gauge(f"ragspec_{name}", what, registry=current).set_function(value)
         self.requests = Counter(

@@ -88,8 +88,8 @@ def load(served: Served, settings: ServerSettings) -> Serving:
         drafting=drafting,
         documents=served.documents(),
         images={Path(name).name: _pipeline(name) for name in served.images},
-        slots=settings.slots,
-        queue=settings.queue,
+        max_batch_size=settings.max_batch_size,
+        max_queue_size=settings.max_queue_size,
     )
     try:
         for name, path in served.stores.items():

@@ -43,8 +43,8 @@ class Serving:
         drafting: TenantDrafting | None = None,
         documents: DocQA | None = None,
         images: Mapping[str, Any] | None = None,
-        slots: int = 8,
-        queue: int | None = 32,
+        max_batch_size: int = 8,
+        max_queue_size: int | None = 32,
     ) -> None:
         if engine.tokenizer is None:
             raise ModelError(
@@ -57,11 +57,11 @@ class Serving:
         self.documents = documents
         self.images = dict(images or {})
         self._image_executor = ThreadPoolExecutor(1, "ragspec-pictures")  # one request at a time
-        self._drawings = queue
+        self._drawings = max_queue_size
         self._samples = 0  # requests for pictures that have not ended
         self._image_lock = threading.Lock()
         self.drafting = TenantDrafting(engine) if drafting is None else drafting
-        self.pool = Pool(engine, slots, queue=queue)
+        self.pool = Pool(engine, max_batch_size, max_queue_size=max_queue_size)
         self.metrics = Metrics(self.pool)
 
     def submit(self, request: Sequence[EngineRequest], tenant: str) -> list[RequestHandle]:
@@ -106,8 +106,8 @@ class Serving:
     @property
     def most(self) -> float:
         """Texts that one request may ask for: no more would ever fit."""
-        queue = self.pool.queue
-        return math.inf if queue is None else self.pool.slots + queue
+        max_queue_size = self.pool.max_queue_size
+        return math.inf if max_queue_size is None else self.pool.max_batch_size + max_queue_size
 
     def submit_images(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
         """Draw pictures, one request after the other; raises QueueFullError for too many."""

@@ -10,21 +10,28 @@ from ragspec.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """host, port: where it listens; beyond this machine only with keys.
+    """Where the server listens, who may use it, and how much it takes.
 
-    keys: of which a caller has to send one (`Authorization: Bearer KEY`), none for nobody; each is
-    a tenant. admin_key: asked for where stores are added. slots: texts decoded at once. queue:
-    requests that may wait for a slot. body: bytes of a request at most. drain: seconds that texts
-    under way have to end in when the server is told to stop. stall: seconds after which a caller
-    that reads nothing is given up. Raises InputError for values out of range.
+    Attributes:
+        host, port: Address; beyond this machine only with keys.
+        keys: API keys, one for each tenant; none lets everybody on this machine in.
+        admin_key: Key of /admin.
+        max_batch_size: Texts decoded in one batch.
+        max_queue_size: Requests that may wait.
+        body: Most bytes of a request.
+        drain: Seconds that running texts have when the server stops.
+        stall: Seconds after which a stream that is not read ends.
+
+    Raises:
+        InputError: A value is out of range.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     keys: tuple[str, ...] = ()
     admin_key: str | None = None
-    slots: int = 8
-    queue: int = 32
+    max_batch_size: int = 8
+    max_queue_size: int = 32
     body: int = 2_000_000
     drain: float = 20.0
     stall: float = 10.0
@@ -32,7 +39,13 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
             raise InputError(f"port is {self.port}; expected 0 to 65535.")
-        for name, least in (("slots", 1), ("queue", 0), ("body", 1000), ("drain", 0), ("stall", 0)):
+        for name, least in (
+            ("max_batch_size", 1),
+            ("max_queue_size", 0),
+            ("body", 1000),
+            ("drain", 0),
+            ("stall", 0),
+        ):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; expected at least {least}.")
         # What a caller sends comes without outer spaces.

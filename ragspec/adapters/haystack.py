@@ -47,8 +47,8 @@ class RagspecChatGenerator:
 
     model: a name or path, loaded by `warm_up` or by the first run; engine or pool: one that is
     there already, in its place, which a pipeline cannot be saved with. A pool lets concurrent runs
-    share the device; slots: makes one over the model. drafter, draft_model, budget: see `Engine`,
-    with model alone. chat_template: Jinja, for models that come without one. generation_kwargs:
+    share the device; max_batch_size: makes one over the model. drafter, draft_model, budget: see
+    `Engine`, with model alone. chat_template: Jinja, for models that come without one. generation_kwargs:
     temperature (0, the default, is greedy), top_p, top_k, min_p, max_tokens, seed, stop, n,
     penalties, logprobs, top_logprobs, prediction, tenant (of a pool). Raises InputError,
     SamplingError, and, once it is loaded, the errors of `Engine`.
@@ -60,7 +60,7 @@ class RagspecChatGenerator:
         *,
         engine: Any = None,
         pool: Any = None,
-        slots: int = 0,
+        max_batch_size: int = 0,
         drafter: Any = "auto",
         draft_model: str | None = None,
         budget: str | int = "auto",
@@ -70,7 +70,7 @@ class RagspecChatGenerator:
     ) -> None:
         read_settings(generation_kwargs or {})
         self.model = model
-        self.slots = slots
+        self.max_batch_size = max_batch_size
         self.drafter = drafter
         self.draft_model = draft_model
         self.budget = budget
@@ -89,15 +89,15 @@ class RagspecChatGenerator:
                 self.model,
                 *self._ready,
                 template=self.chat_template,
-                slots=self.slots,
+                max_batch_size=self.max_batch_size,
                 drafter=self.drafter,
                 draft_model=self.draft_model,
                 budget=self.budget,
             )
 
     def close(self) -> None:
-        """End the pool that `slots` made, if any; the next run makes another."""
-        if self._writer is not None and self.slots:
+        """End the pool that `max_batch_size` made, if any; the next run makes another."""
+        if self._writer is not None and self.max_batch_size:
             self._writer.close()
             self._writer = None
 
@@ -113,7 +113,7 @@ class RagspecChatGenerator:
         instance: dict[str, Any] = default_to_dict(
             self,
             model=self.model,
-            slots=self.slots,
+            max_batch_size=self.max_batch_size,
             drafter=self.drafter,
             draft_model=self.draft_model,
             budget=self.budget,

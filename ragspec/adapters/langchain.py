@@ -52,9 +52,9 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
     """A chat model that drafts from its prompt, from documents and from whatever else is named.
 
     model: a name or path; engine or pool: one that is there already, in its place. A pool lets
-    concurrent calls (`batch`, `abatch`, several chains) share the device; slots: makes one over
-    the model. drafter, draft_model, budget: see `Engine`, with model alone. chat_template: Jinja,
-    for models that come without one. The sampling fields may be given to every call and to `bind`,
+    concurrent calls (`batch`, `abatch`, several chains) share the device; max_batch_size: makes one
+    over the model. drafter, draft_model, budget: see `Engine`, with model alone.
+    chat_template: Jinja, for models that come without one. The sampling fields may be given to every call and to `bind`,
     too, and further ones: n, logprobs, top_logprobs, prediction, tenant (of a pool), and
     documents, texts or LangChain's documents that are drafted from and cited. Documents that a tool
     returned as its artifact are taken by themselves. temperature 0, the default, is greedy.
@@ -67,7 +67,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
     model: str | None = None
     engine: Any = Field(default=None, exclude=True, repr=False)
     pool: Any = Field(default=None, exclude=True, repr=False)
-    slots: int = 0
+    max_batch_size: int = 0
     drafter: Any = "auto"
     draft_model: Any = None
     budget: Any = "auto"
@@ -108,7 +108,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
             self.engine,
             self.pool,
             template=self.chat_template,
-            slots=self.slots,
+            max_batch_size=self.max_batch_size,
             drafter=self.drafter,
             draft_model=self.draft_model,
             budget=self.budget,
@@ -134,7 +134,7 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
         return params
 
     def close(self) -> None:
-        """End the pool that `slots` made, if any."""
+        """End the pool that `max_batch_size` made, if any."""
         self._writer.close()
 
     def _job(

@@ -58,9 +58,9 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
     """A model that drafts from its prompt, from documents and from whatever else is named.
 
     model: a name or path; engine or pool: one that is there already, in its place. A pool lets
-    concurrent calls share the device; slots: makes one over the model. drafter, draft_model,
-    budget: see `Engine`, with model alone. chat_template: Jinja, for models that come without one.
-    The sampling fields may be given to every call, too, and further ones: logprobs, top_logprobs,
+    concurrent calls share the device; max_batch_size: makes one over the model. drafter,
+    draft_model, budget: see `Engine`, with model alone.
+    chat_template: Jinja, for models that come without one. The sampling fields may be given to every call, too, and further ones: logprobs, top_logprobs,
     prediction, tenant (of a pool), and documents, texts or nodes that are drafted from and cited.
     temperature 0, the default, is greedy. `additional_kwargs` of a response have the figures of
     acceptance, citations and usage. Raises InputError and the errors of `Engine`.
@@ -69,7 +69,7 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
     model: str | None = None
     engine: Any = Field(default=None, exclude=True, repr=False)
     pool: Any = Field(default=None, exclude=True, repr=False)
-    slots: int = 0
+    max_batch_size: int = 0
     drafter: Any = Field(default="auto", exclude=True)
     draft_model: Any = Field(default=None, exclude=True)
     budget: Any = Field(default="auto", exclude=True)
@@ -110,7 +110,7 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
             self.engine,
             self.pool,
             template=self.chat_template,
-            slots=self.slots,
+            max_batch_size=self.max_batch_size,
             drafter=self.drafter,
             draft_model=self.draft_model,
             budget=self.budget,
@@ -137,7 +137,7 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
         )
 
     def close(self) -> None:
-        """End the pool that `slots` made, if any."""
+        """End the pool that `max_batch_size` made, if any."""
         self._writer.close()
 
     @llm_chat_callback()  # type: ignore[untyped-decorator]

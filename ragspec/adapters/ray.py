@@ -166,11 +166,13 @@ def _columns_of(message: list[dict[str, str]]) -> list[str]:
 class PoolActor:
     """One pool, alone in its actor.
 
-    make: returns the engine, in the actor. slots, queue, chunk: as for `Pool`.
+    make: returns the engine, in the actor. max_batch_size, max_queue_size, chunk: as for `Pool`.
     """
 
-    def __init__(self, make: Callable[[], Engine], slots: int, queue: int) -> None:
-        self._pool = Pool(make(), slots, queue=queue)
+    def __init__(
+        self, make: Callable[[], Engine], max_batch_size: int, max_queue_size: int
+    ) -> None:
+        self._pool = Pool(make(), max_batch_size, max_queue_size=max_queue_size)
 
     async def generate(
         self, prompt: Any, sampling: Mapping[str, Any], tenant: str, options: Mapping[str, Any]
@@ -260,8 +262,8 @@ def pools_app(
     make: str | Callable[[], Engine] = "starter",
     *,
     pools: int = 2,
-    slots: int = SLOTS,
-    queue: int = QUEUE,
+    max_batch_size: int = SLOTS,
+    max_queue_size: int = QUEUE,
     uneven: int | None = None,
     actor_options: Mapping[str, Any] | None = None,
     **options: Any,
@@ -269,10 +271,10 @@ def pools_app(
     """Return a Serve application: several pools, each in an actor, and a router before them.
 
     make: a model, then options go to `Engine.from_pretrained`; or a function that returns an
-    engine. slots, queue: of each pool. uneven: texts that a pool may have more than the least busy
-    one before prompts it knows go elsewhere, None for `slots`. actor_options: of each pool's actor,
-    {"num_gpus": 1} say. The handle's `generate` and a POST of JSON take prompt, sampling (fields of
-    `Sampling`), tenant and what `Engine.generate` takes. Raises InputError, MissingExtraError.
+    engine. max_batch_size, max_queue_size: of each pool. uneven: texts that a pool may have more
+    than the least busy one before prompts it knows go elsewhere, None for `max_batch_size`.
+    actor_options: of each pool's actor, {"num_gpus": 1} say. The handle's `generate` and
+    a POST of JSON take prompt, sampling (fields of `Sampling`), tenant and what `Engine.generate` takes. Raises InputError, MissingExtraError.
     """
     try:
         from ray import serve
@@ -287,7 +289,9 @@ def pools_app(
         build = make
     else:
         build = _builder(make, options)
-    most = slots + queue + 1  # one more than may wait, so that the pool itself refuses it
+    most = (
+        max_batch_size + max_queue_size + 1
+    )  # one more than may wait, so that the pool itself refuses it
     parts = [
         serve.deployment(PoolActor)
         .options(
@@ -295,11 +299,11 @@ def pools_app(
             max_ongoing_requests=most,
             ray_actor_options=dict(actor_options or {}),
         )
-        .bind(build, slots, queue)
+        .bind(build, max_batch_size, max_queue_size)
         for number in range(pools)
     ]
     router = serve.deployment(PoolRouter).options(max_ongoing_requests=pools * most)
-    app: Application = router.bind(*parts, uneven=slots if uneven is None else uneven)
+    app: Application = router.bind(*parts, uneven=max_batch_size if uneven is None else uneven)
     return app
 
 

@@ -55,8 +55,8 @@ class HostWriter:
     """Writes texts for a host, by an engine alone or by a pool that many callers share.
 
     source: an Engine, a Pool, or the path or name of a model. template: a Jinja chat template in
-    place of the tokenizer's own. slots: texts side by side; above 0 an engine serves through a
-    pool of its own, which `close` ends. engine: of a model that is named, see
+    place of the tokenizer's own. max_batch_size: texts in one batch; above 0 an engine serves
+    through a pool of its own, which `close` ends. engine: of a model that is named, see
     `Engine.from_pretrained`. Raises InputError for what contradicts itself, and the errors of
     `Engine`.
     """
@@ -66,7 +66,7 @@ class HostWriter:
         source: Engine | Pool | str | os.PathLike[str],
         *,
         template: str | None = None,
-        slots: int = 0,
+        max_batch_size: int = 0,
         **engine: Any,
     ) -> None:
         self._name = ""
@@ -80,15 +80,17 @@ class HostWriter:
                 f"got {type(source).__name__} as a model; expected its path or name, an Engine or "
                 "a Pool."
             )
-        if slots and isinstance(source, Pool):
-            raise InputError("got slots with a Pool; expected one of them. A pool has its own.")
-        self._owned = isinstance(source, Engine) and bool(slots)
+        if max_batch_size and isinstance(source, Pool):
+            raise InputError(
+                "got max_batch_size with a Pool; expected one of them. A pool has its own."
+            )
+        self._owned = isinstance(source, Engine) and bool(max_batch_size)
         self.pool = source if isinstance(source, Pool) else None
         self.engine = source.engine if isinstance(source, Pool) else source
         if self.engine.tokenizer is None:
             raise InputError("got an engine without a tokenizer; expected one that has it.")
-        if isinstance(source, Engine) and slots:
-            self.pool = Pool(source, slots)
+        if isinstance(source, Engine) and max_batch_size:
+            self.pool = Pool(source, max_batch_size)
         self.template = template
 
     @classmethod
@@ -99,7 +101,7 @@ class HostWriter:
         pool: Pool | None,
         *,
         template: str | None,
-        slots: int,
+        max_batch_size: int,
         **settings: Any,
     ) -> Self:
         """Return a writer over the one of model, engine and pool that is given.
@@ -118,11 +120,13 @@ class HostWriter:
                 raise InputError(
                     f"got {type(value).__name__} as the {name}; expected a {kind.__name__}."
                 )
-        if not isinstance(slots, int) or slots < 0:
-            raise InputError(f"slots is {slots!r}; expected a whole number, 0 for no pool.")
+        if not isinstance(max_batch_size, int) or max_batch_size < 0:
+            raise InputError(
+                f"max_batch_size is {max_batch_size!r}; expected a whole number, 0 for no pool."
+            )
         plain = signature(Engine.from_pretrained).parameters
         current = {k: v for k, v in settings.items() if v != plain[k].default}
-        return cls(inputs[0], template=template, slots=slots, **current)
+        return cls(inputs[0], template=template, max_batch_size=max_batch_size, **current)
 
     @property
     def name(self) -> str:

@@ -54,7 +54,7 @@ class KnownStates:
 class DraftRequest:
     """What a drafter is told once, when a row starts: the prompt and what it was made from.
 
-    prompt: of a text that goes on (`written`) with what was written before this call.
+    prompt: of a text that goes on (`resume_from`) with what was written before this call.
     spans: parts of the prompt that were copied from documents, as (start, end, document, offset)
     in tokens: prompt[start:end] is document text from token `offset` on; these give `origin`.
     texts: further texts that are not part of the prompt.

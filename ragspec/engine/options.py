@@ -1,4 +1,4 @@
-"""What a call of the engine may ask for, checked before anything runs."""
+"""Options of a call of the engine, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from ragspec.sampling.transform import Transform, default_processors, with_defau
 
 @dataclass(slots=True)
 class RowSettings:
-    """What all rows of one call share.
+    """Settings that all rows of one call share; see `Options`.
 
-    logprobs: None, or the number of alternatives to keep. extra: transformers processors. spans,
-    texts: see `DraftRequest`. predictions: one for each prompt of the call, or none at all. alone:
-    whether the call has a single row, which then needs no processors of its own. defaults: the
-    model's generation config, None for none. kept: what was read before. on_read, written,
-    prefix, transform, draft_prompt, known_states: see `Options`.
+    Attributes:
+        logprobs: Alternatives to return, None for no log-probabilities.
+        extra: Processors of transformers.
+        predictions: One for each prompt, or none at all.
+        alone: Whether the call has one row, whose processors need no copy.
+        defaults: The model's generation config, None to ignore it.
     """
 
     sampling: Sampling
@@ -43,7 +44,7 @@ class RowSettings:
     defaults: Any = None
     prefix_cache: PrefixCache | None = None
     on_read: Callable[[int, int], None] | None = None
-    written: Sequence[int] = ()
+    resume_from: Sequence[int] = ()
     prefix: int = 0
     transform: Transform | None = None
     draft_prompt: tuple[int, ...] | None = None
@@ -82,31 +83,40 @@ DEFAULT_NEW_TOKENS = 256
 class Options(TypedDict, total=False):
     """Keywords of `Engine.generate` and `Engine.stream`.
 
-    max_new_tokens: default 256, or less where the context is short. stop: strings that end the
-    text and are not part of it. stop_token_ids: further end tokens. ignore_eos: go on past the
-    model's own. ignore_defaults: leave out what else the model's generation config asks for, such
-    as penalties and suppressed tokens. logprobs: keep log-probabilities, with as many alternatives.
-    logits_processor, stopping_criteria: any of transformers', called with one text at a time. Of
-    several texts each gets a copy of every processor (`copy.deepcopy`), so that one with a memory
-    remembers that text alone; functions and criteria are shared; a `ByRow` makes those of each
-    text. spans, texts: what the prompt was made from, see `DraftRequest`. prediction: a text that
-    the output will resemble, see `read_prediction`; it may only make it faster; the context drafter
-    joins where no drafter reads texts. kept: a `PrefixCache`, so that the part of a prompt that was
-    read by the call before is not read again; one prompt, one sample. prefix: with kept, how many
-    of the prompt's first tokens are kept for prompts to come that begin with the same. on_read:
-    called with how many tokens have been read and of how many, while a prompt is read that takes
-    several forwards (`CausalTarget.piece`): with 0 at first and then after each; of several prompts
-    the longest counts. pause: tokens after which the call returns, with the finish reason "paused".
-    written: tokens of the text that earlier calls gave: it goes on after them as if it had never
-    paused, its noise, penalties, stop strings and limits count them, and `Generation.tokens` has
-    them, too; log-probabilities, steps and report are those of this call. A text that ends with the
-    last of them is returned as it is. One prompt, one sample; the prompt may be another one.
-    transform: changes the target's law before processors and temperature, see `Transform`; the text
-    is then exact for that law. draft_prompt: token ids, or a text, that drafters with a context of
-    their own read in place of the prompt, such as `Rapid`; one prompt. It moves no token.
-    known_states: what the target's output head read over parts of the prompt before, see
-    `KnownStates`, for drafters that need hidden states, which else hear of what this call reads; in
-    the prompt's order; one prompt. They move no token.
+    Length and end:
+        max_new_tokens: Default 256, or what is left of a short context.
+        stop: Strings that end the text and are not part of it.
+        stop_token_ids: Further end tokens.
+        ignore_eos: Continue past the model's own end tokens.
+        stopping_criteria: Criteria of transformers; called with one text at a time.
+        stop_after: Tokens after which the call returns with the finish reason "paused".
+        resume_from: Tokens that earlier calls returned; the text continues after them as if it had
+            not paused. Noise, penalties, stop strings and limits count them, and
+            `Generation.tokens` contains them; log-probabilities, steps and report are those of this
+            call. One prompt, one sample; the prompt may differ from the earlier one.
+
+    Distribution:
+        logits_processor: Processors of transformers. Each text gets a deep copy, so that a stateful
+            one serves that text alone; functions are shared; a `ByRow` makes one for each text.
+        ignore_defaults: Ignore penalties and suppressed tokens of the model's generation config.
+        transform: Changes the target's distribution before processors and temperature, see
+            `Transform`; the text is then exact for that distribution.
+        logprobs: Return log-probabilities, with this many alternatives.
+
+    Drafting (never changes a token):
+        spans, texts: What the prompt was made from, see `DraftRequest`.
+        prediction: A text that the output will resemble, see `read_prediction`. The context drafter
+            joins where no drafter reads texts.
+        draft_prompt: Token ids or text that drafters with a context of their own, such as `Rapid`,
+            read in place of the prompt. One prompt.
+        known_states: Hidden states over parts of the prompt, read before, in the prompt's order;
+            for drafters that need them. One prompt.
+
+    Prompt:
+        prefix_cache: A `PrefixCache` with what an earlier call read. One prompt, one sample.
+        prefix: First tokens of the prompt to cache for prompts that begin with the same.
+        on_read: Called with the tokens read and their total while a long prompt is read: first
+            with 0, then after each forward. Of several prompts the longest counts.
     """
 
     max_new_tokens: int | None
@@ -122,9 +132,9 @@ class Options(TypedDict, total=False):
     prediction: Any
     prefix_cache: PrefixCache | None
     on_read: Callable[[int, int], None] | None
-    pause: int | None
+    stop_after: int | None
     prefix: int
-    written: Sequence[int] | None
+    resume_from: Sequence[int] | None
     transform: Transform | None
     draft_prompt: str | Sequence[int] | None
     known_states: Sequence[KnownStates]
@@ -178,14 +188,14 @@ def read_options(
         new,
         _stop_strings(options.get("stop", ()), has_text),
         _callables("stopping_criteria", options.get("stopping_criteria")),
-        _whole("pause", options.get("pause")),
+        _whole("stop_after", options.get("stop_after")),
     )
     _check_bad_words(sampling, rule.ends)
-    written = _token_ids("written", options.get("written"), vocab_size) or ()
-    if len(written) > new:
+    resume_from = _token_ids("resume_from", options.get("resume_from"), vocab_size) or ()
+    if len(resume_from) > new:
         raise InputError(
-            f"written has {len(written)} tokens and max_new_tokens is {new}, which counts them; "
-            "expected as many or more. Ask for a higher number."
+            f"resume_from has {len(resume_from)} tokens and max_new_tokens is {new}, which counts "
+            "them; expected as many or more. Ask for a higher number."
         )
     draft_prompt = options.get("draft_prompt")
     if isinstance(draft_prompt, str):
@@ -205,7 +215,7 @@ def read_options(
         prefix_cache=options.get("prefix_cache"),
         on_read=options.get("on_read"),
         prefix=_prefix(options, prompts),
-        written=written,
+        resume_from=resume_from,
         transform=options.get("transform"),
         draft_prompt=_token_ids("draft_prompt", draft_prompt, vocab_size),
         known_states=_known_states(options.get("known_states", ()), prompts[0]),
@@ -235,7 +245,7 @@ def _check_counts(options: Options, prompts: int, alone: bool) -> None:
         value = options.get(name)
         if value is not None and not fits(value):
             raise InputError(f"{name} is {value!r}; expected {expected}, or None.")
-    for name in ("prefix_cache", "written"):
+    for name in ("prefix_cache", "resume_from"):
         if options.get(name) is not None and not alone:
             raise InputError(f"got {name}= with several texts; expected one prompt and n=1.")
     if prompts > 1 and options.get("draft_prompt") is not None:

@@ -87,7 +87,7 @@ class Stream:
     ) -> None:
         self._run = run
         self._passes = passes
-        self._chunks = TextChunks(tokenizer, stops, run.settings.written)
+        self._chunks = TextChunks(tokenizer, stops, run.settings.resume_from)
         self._cancelled = threading.Event()
         self._ended = False
 

@@ -1,6 +1,6 @@
 """A pool: texts of many callers, decoded side by side on one device.
 
-    with Pool(engine, slots=8) as pool:
+    with Pool(engine, max_batch_size=8) as pool:
         ticket = pool.submit("Name three rivers.", Sampling(temperature=0.8, seed=7))
         for emission in ticket:
             print(emission.step.tokens)
@@ -57,23 +57,38 @@ class _Request:
 
 
 class Pool:
-    """Decodes the texts of many callers side by side; one thread of its own owns the device.
+    """Decodes requests of many callers in one batch; one thread owns the device.
 
-    engine: whose model, drafter, rule and budget serve requests that bring no other. slots: texts
-    at once. chunk: tokens of prompts that are read between two steps of the other texts. queue:
-    requests that may wait for a slot, None for any number. A context manager: leaving it waits for
-    all texts, after an error it cancels them. Raises InputError for numbers out of range.
+    A context manager: leaving it waits for all texts, and after an error cancels them.
+
+    Args:
+        engine: Its model, drafter, rule and budget serve requests without their own.
+        max_batch_size: Texts decoded in one batch.
+        chunk: Tokens of prompts that are read between two steps of running texts.
+        max_queue_size: Requests that may wait, None for any number.
+
+    Raises:
+        InputError: A number is out of range.
     """
 
     def __init__(
-        self, engine: Engine, slots: int = 8, *, chunk: int = CHUNK, queue: int | None = None
+        self,
+        engine: Engine,
+        max_batch_size: int = 8,
+        *,
+        chunk: int = CHUNK,
+        max_queue_size: int | None = None,
     ) -> None:
-        for name, value, least in (("slots", slots, 1), ("chunk", chunk, 1), ("queue", queue, 0)):
+        for name, value, least in (
+            ("max_batch_size", max_batch_size, 1),
+            ("chunk", chunk, 1),
+            ("max_queue_size", max_queue_size, 0),
+        ):
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}; expected a whole number, at least {least}.")
         self.engine = engine
-        self.slots = slots
-        self.queue = queue
+        self.max_batch_size = max_batch_size
+        self.max_queue_size = max_queue_size
         self._forward = SharedForward()
         self._chunk = chunk if engine.target.divisible else None
         self._changed = threading.Condition()
@@ -106,11 +121,14 @@ class Pool:
         """
         if self._closed:
             raise PoolClosedError("the pool was closed; expected an open one. Make another.")
-        if self.queue is None or self._open_requests + requests <= self.slots + self.queue:
+        if (
+            self.max_queue_size is None
+            or self._open_requests + requests <= self.max_batch_size + self.max_queue_size
+        ):
             return
         raise QueueFullError(
-            f"{len(self._waiting)} requests wait for {self.slots} slots; expected room for "
-            f"{requests} more, and at most {self.queue} to wait. Try again later."
+            f"{len(self._waiting)} requests wait; expected room for {requests} more of "
+            f"{self.max_queue_size} at most. Try again later."
         )
 
     def submit(
@@ -206,7 +224,7 @@ class Pool:
         failed = False
         while not failed or self._wait():  # nobody tries a device again unasked
             try:
-                with self.engine.target.open_rows(self.slots) as session:
+                with self.engine.target.open_rows(self.max_batch_size) as session:
                     self._opened.set()
                     loop = Loop(session, self._forward, chunk=self._chunk, difference=True)
                     while self._wait():
@@ -252,7 +270,7 @@ class Pool:
             for request in gone:
                 self._waiting.remove(request)
             result = None
-            if self._waiting and len(self._live) < self.slots:
+            if self._waiting and len(self._live) < self.max_batch_size:
                 result = self._waiting.popleft()
         for request in gone:
             request.run = self._run(replace(request.engine.parts, drafter=None), request)

@@ -230,7 +230,7 @@ class Run:
         seconds = (row.finished - row.started) if row.finished else self.seconds
         budget, drafter = row.budget, row.drafter
         report = row.report.build(
-            tokens[len(self.settings.written) :],
+            tokens[len(self.settings.resume_from) :],
             seconds,
             row.stop.reason or "cancelled",
             budget=self.parts.budget.name if budget is not None else "none",
@@ -275,7 +275,7 @@ class Run:
             settings.extra_of(place, (target.model, parts.tokenizer)),
             settings.settings_of(ids, target.vocab_size),
         )
-        before = [*prompt, *settings.written]
+        before = [*prompt, *settings.resume_from]
         changes, transform, name = self.transform, None, None
         if changes is not None:
             size = target.vocab_size
@@ -283,10 +283,10 @@ class Run:
             transform, name = changes.open(start), changes.name
         row = Row(
             context=DraftContext(
-                list(before), len(prompt), settings.stop.room(len(settings.written))
+                list(before), len(prompt), settings.stop.room(len(settings.resume_from))
             ),
             distribution=distribution,
-            stop=settings.stop_of(place).open(parts.tokenizer, prompt, settings.written),
+            stop=settings.stop_of(place).open(parts.tokenizer, prompt, settings.resume_from),
             report=ReportBuilder(
                 label_under(parts.rule.label, name), seed, len(prompt), self._rounded
             ),

@@ -18,31 +18,40 @@ Criterion = Callable[[torch.Tensor, torch.Tensor], Any]
 class StopRule:
     """What ends a text: end tokens, strings (not part of the text), a number of new tokens.
 
-    criteria: transformers stopping criteria, asked after every emitted token. pause: tokens after
-    which a call returns though the text has not ended, None for never.
+    Attributes:
+        criteria: Stopping criteria of transformers, called after every emitted token.
+        stop_after: Tokens after which a call returns before the text has ended, None for never.
     """
 
     ends: frozenset[int]
     max_new_tokens: int
     strings: tuple[str, ...] = ()
     criteria: tuple[Criterion, ...] = ()
-    pause: int | None = None
+    stop_after: int | None = None
 
     def open(
-        self, tokenizer: Tokenizer | None, prompt: Sequence[int] = (), written: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int] = (),
+        resume_from: Sequence[int] = (),
     ) -> StopState:
-        """Return the state for one row; `prompt` is what criteria see before the new tokens.
+        """Return the state of one row.
 
-        written: tokens of the text that are there already; the state has a reason at once where it
-        ends with the last of them. Raises InputError where it has ended before.
+        Args:
+            tokenizer: Decodes tokens, for stop strings.
+            prompt: Tokens that criteria see before the new ones.
+            resume_from: Tokens of the text from earlier calls.
+
+        Raises:
+            InputError: The text ended before the last token of `resume_from`.
         """
         stream = TextOutput(tokenizer) if self.strings and tokenizer else None
-        return StopState(self, stream, prompt, written)
+        return StopState(self, stream, prompt, resume_from)
 
-    def room(self, written: int = 0) -> int:
+    def room(self, resume_from: int = 0) -> int:
         """Return how many tokens may follow so many before the text ends or pauses."""
-        left = self.max_new_tokens - written
-        return left if self.pause is None else min(left, self.pause)
+        left = self.max_new_tokens - resume_from
+        return left if self.stop_after is None else min(left, self.stop_after)
 
 
 class StopState:
@@ -56,23 +65,23 @@ class StopState:
         rule: StopRule,
         stream: TextOutput | None,
         prompt: Sequence[int] = (),
-        written: Sequence[int] = (),
+        resume_from: Sequence[int] = (),
     ) -> None:
         self.rule = rule
-        self.count = self._before = len(written)
+        self.count = self._before = len(resume_from)
         self.last = self.count + rule.room(self.count)
-        self._tokens = [*prompt, *written[:-1]] if rule.criteria else []
+        self._tokens = [*prompt, *resume_from[:-1]] if rule.criteria else []
         self.reason: str | None = None
         self.cut: int | None = None
         self._stream = stream
-        if any(token in rule.ends or self._completes_string(token) for token in written[:-1]):
+        if any(token in rule.ends or self._completes_string(token) for token in resume_from[:-1]):
             raise InputError(
-                "the tokens in written= go on after an end token or a stop string; expected a text "
-                "that ends there, or none of these in it."
+                "the tokens in resume_from= go on after an end token or a stop string; expected a "
+                "text that ends there, or none of these in it."
             )
-        if written and self._ends(written[-1]):
+        if resume_from and self._ends(resume_from[-1]):
             self.reason = "stop"
-        elif written and self.count >= rule.max_new_tokens:
+        elif resume_from and self.count >= rule.max_new_tokens:
             self.reason = "length"
 
     @property

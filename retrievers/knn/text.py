@@ -121,12 +121,12 @@ class KnnText:
         distribution = Searching(self.knn, None if self.waits or hopeless else self._open_cache())
         began = time.perf_counter()
         # The first token alone: its call reads the prompt, which says nothing of the others.
-        pause: int | None = self._patience if self.tokens else 1
+        stop_after: int | None = self._patience if self.tokens else 1
         if self.whole and (self.waits or hopeless):
-            pause = None
+            stop_after = None
         if self.tokens:
             self._patience = min(2 * self._patience, MOST_WAITED)
-        call = self.write(self.tokens, pause, distribution)
+        call = self.write(self.tokens, stop_after, distribution)
         took = self._note("write", began)
         new = call.tokens[len(self.tokens) :]
         for start, queries, milliseconds in distribution.times:

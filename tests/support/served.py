@@ -54,7 +54,11 @@ def served(
     """Serve an engine; yield a client of it and what is served."""
     settings = settings or ServerSettings()
     serving = Serving(
-        instance or engine(), NAME, slots=settings.slots, queue=settings.queue, **options
+        instance or engine(),
+        NAME,
+        max_batch_size=settings.max_batch_size,
+        max_queue_size=settings.max_queue_size,
+        **options,
     )
     app = build_app(serving, settings)
     with listening(app) as address, httpx.Client(base_url=address, timeout=60) as client:

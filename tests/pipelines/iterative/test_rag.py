@@ -135,7 +135,7 @@ def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:
         prompt = [*tokenizer(text)["input_ids"]]
         prompt += tokenizer(rest, add_special_tokens=False)["input_ids"]
         tokens = request.generate(
-            prompt, sampling, written=tokens, pause=3, max_new_tokens=17
+            prompt, sampling, resume_from=tokens, stop_after=3, max_new_tokens=17
         ).tokens
     assert result.generation.tokens == tokens
     assert [hit.passage.document for hit in result.passages] == places

@@ -38,7 +38,7 @@ def instance() -> Engine:
 
 @pytest.fixture
 def begun(instance: Engine) -> Iterator[tuple[httpx.Client, Serving]]:
-    with served(instance, ServerSettings(slots=2, queue=1, body=5000)) as result:
+    with served(instance, ServerSettings(max_batch_size=2, max_queue_size=1, body=5000)) as result:
         yield result
 
 
@@ -243,10 +243,10 @@ def test_settings_that_cannot_be(instance: Engine) -> None:
     for bad in (
         {"host": "0.0.0.0"},
         {"port": 70000},
-        {"slots": 0},
+        {"max_batch_size": 0},
         {"keys": (" ",)},
         {"admin_key": ""},
-        {"queue": -1},
+        {"max_queue_size": -1},
     ):
         with pytest.raises(InputError):
             ServerSettings(**bad)
@@ -255,7 +255,7 @@ def test_settings_that_cannot_be(instance: Engine) -> None:
 
 
 def test_what_can_never_be_served_is_no_matter_of_trying_again(instance: Engine) -> None:
-    with served(instance, ServerSettings(slots=2, queue=1)) as (client, _):
+    with served(instance, ServerSettings(max_batch_size=2, max_queue_size=1)) as (client, _):
         many = client.post("/v1/completions", json={**SHORT, "prompt": ["a", "b"], "n": 2})
         assert many.status_code == 400 and "3 at most" in many.json()["error"]["message"]
         long = {"type": "content", "content": "x" * 100_000}

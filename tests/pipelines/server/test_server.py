@@ -267,7 +267,7 @@ def test_models_health_and_metrics(client: httpx.Client) -> None:
         value(after, "ragspec_first_token_seconds_count")
         == value(before, "ragspec_first_token_seconds_count") + 1
     )
-    assert value(after, "ragspec_slots ") == 8
+    assert value(after, "ragspec_max_batch_size ") == 8
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def reported(_: StreamingChunk) -> None:
     """A callback that a saved pipeline can name."""
 
 
-@pytest.mark.parametrize("slots", [0, 2])
+@pytest.mark.parametrize("max_batch_size", [0, 2])
 def test_replies_are_the_texts_of_plain_decoding(slots: int) -> None:
-    component = generator(slots=slots)
+    component = generator(max_batch_size=slots)
     expected = chatting.alone(TURN)
     reply = component.run([ChatMessage.from_user(REQUESTS)])["replies"][0]
     assert reply.text == component.run(REQUESTS)["replies"][0].text == expected.text
@@ -78,7 +78,7 @@ def test_async_runs_take_callbacks_of_both_kinds() -> None:
         chunks.append(chunk.content)
 
     expected = chatting.alone(TURN).text
-    component = generator(slots=2)
+    component = generator(max_batch_size=2)
 
     async def three() -> list[str]:
         runs = [component.run_async(REQUESTS), component.run_async(REQUESTS, awaited)]

@@ -62,7 +62,7 @@ def test_a_stream_adds_up_to_the_message_with_its_figures() -> None:
 
 
 def test_a_stream_that_is_left_frees_its_place() -> None:
-    with Pool(chatting.engine(), slots=1) as pool:
+    with Pool(chatting.engine(), max_batch_size=1) as pool:
         llm = chat(pool=pool, max_tokens=400)
         stream = llm.stream(REQUESTS)
         next(stream)
@@ -72,7 +72,7 @@ def test_a_stream_that_is_left_frees_its_place() -> None:
 
 def test_async_calls_and_batches_share_a_pool() -> None:
     requests = [f"Name {n} rivers." for n in range(5)]
-    llm = chat(slots=3)
+    llm = chat(max_batch_size=3)
     expected = [chatting.alone(("user", text)).text for text in requests]
     assert [result.content for result in llm.batch(requests)] == expected
 

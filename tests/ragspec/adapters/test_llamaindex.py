@@ -59,9 +59,9 @@ def test_a_plain_model_goes_on_with_the_text() -> None:
     assert plain.chat(user()).message.content == engine_text(f"user: {REQUESTS}\nassistant: ")
 
 
-@pytest.mark.parametrize("slots", [0, 2])
+@pytest.mark.parametrize("max_batch_size", [0, 2])
 def test_streams_grow_to_the_whole_text(slots: int) -> None:
-    model, expected = llm(slots=slots), chatting.alone(TURN).text
+    model, expected = llm(max_batch_size=slots), chatting.alone(TURN).text
     for chunks in (list(model.stream_chat(user())), list(model.stream_complete(REQUESTS))):
         assert "".join(str(piece.delta) for piece in chunks) == expected
         assert len(chunks) > 2
@@ -71,7 +71,7 @@ def test_streams_grow_to_the_whole_text(slots: int) -> None:
 
 
 def test_async_calls_share_a_pool() -> None:
-    model = llm(slots=3)
+    model = llm(max_batch_size=3)
     requests = [f"Name {n} rivers." for n in range(4)]
     expected = [chatting.alone(("user", text)).text for text in requests]
 

@@ -26,12 +26,12 @@ def request(**settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("drafter", [None, "context", "recycling"])
-@pytest.mark.parametrize("slots", [0, 3])
+@pytest.mark.parametrize("max_batch_size", [0, 3])
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8, "seed": 5}])
 def test_texts_are_those_of_plain_decoding(
     drafter: Any, slots: int, sampled: dict[str, Any]
 ) -> None:
-    writer = HostWriter(chatting.engine(drafter), slots=slots)
+    writer = HostWriter(chatting.engine(drafter), max_batch_size=slots)
     job = writer.chat(REQUESTS, request(**sampled))
     expected = chatting.alone(TURN, sampling=Sampling(**sampled))
     chunks = writer.stream(job)
@@ -43,7 +43,7 @@ def test_texts_are_those_of_plain_decoding(
 
 def test_samples_of_a_pool_are_those_of_the_engine() -> None:
     several = {"temperature": 1.0, "seed": 3, "n": 3}
-    with Pool(chatting.engine(), slots=2) as pool:
+    with Pool(chatting.engine(), max_batch_size=2) as pool:
         writer = HostWriter(pool)
         result = writer.write(writer.chat(REQUESTS, request(**several)))
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=3))
@@ -106,9 +106,9 @@ def test_arguments_of_tool_calls_accept_prob_the_template_as_mappings() -> None:
     assert job.prompt.text == "Ulm"
 
 
-@pytest.mark.parametrize("slots", [0, 2])
+@pytest.mark.parametrize("max_batch_size", [0, 2])
 def test_streams_are_pulled_beside_the_event_loop(slots: int) -> None:
-    writer = HostWriter(chatting.engine(), slots=slots)
+    writer = HostWriter(chatting.engine(), max_batch_size=slots)
 
     async def read() -> str:
         chunks = pulled(writer.stream(writer.chat(REQUESTS, request())))
@@ -143,7 +143,7 @@ def test_a_model_without_a_template_is_refused_unless_one_is_passed() -> None:
 
 
 def settled(**inputs: Any) -> HostWriter:
-    named = {"model": None, "engine": None, "pool": None, "template": None, "slots": 0}
+    named = {"model": None, "engine": None, "pool": None, "template": None, "max_batch_size": 0}
     return HostWriter.of(**{**named, **inputs})
 
 
@@ -155,14 +155,17 @@ def test_models_that_contradict_themselves_are_refused() -> None:
         settled(model="starter", engine=engine)
     with pytest.raises(InputError, match="expected a Pool"):
         settled(pool=engine)
-    with pytest.raises(InputError, match="slots is -1"):
-        settled(engine=engine, slots=-1)
+    with pytest.raises(InputError, match="max_batch_size is -1"):
+        settled(engine=engine, max_batch_size=-1)
     with pytest.raises(InputError, match="got drafter with an Engine"):
         settled(engine=engine, drafter="context")
     with pytest.raises(InputError, match="without a tokenizer"):
         settled(engine=Engine(tiny.model(), None, None))
-    with Pool(engine, slots=1) as pool, pytest.raises(InputError, match="slots with a Pool"):
-        settled(pool=pool, slots=2)
+    with (
+        Pool(engine, max_batch_size=1) as pool,
+        pytest.raises(InputError, match="slots with a Pool"),
+    ):
+        settled(pool=pool, max_batch_size=2)
     assert settled(engine=engine, drafter="auto").engine is engine
 
 

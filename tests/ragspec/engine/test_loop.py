@@ -345,7 +345,7 @@ def test_rows_that_leave_take_their_forward_back(
 
         return on_step
 
-    with Pool(engine_of(target, flight_expected), slots=4) as pool:
+    with Pool(engine_of(target, flight_expected), max_batch_size=4) as pool:
         for _ in range(5):
             distributions = [
                 Sampling(temperature=0.9, repetition_penalty=1.3, seed=3 + i) for i in range(4)

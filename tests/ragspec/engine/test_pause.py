@@ -37,11 +37,15 @@ def in_strides(
     request: Engine, prompt: list[int], sampling: Sampling, strides: random.Random, **options: Any
 ) -> list[Generation]:
     """Write a text in strides of random lengths; returns them all."""
-    results = [request.generate(prompt, sampling, pause=strides.randint(1, 6), **options)]
+    results = [request.generate(prompt, sampling, stop_after=strides.randint(1, 6), **options)]
     while results[-1].finish_reason == "paused":
-        pause = strides.randint(1, 6)
+        stop_after = strides.randint(1, 6)
         written = results[-1].tokens
-        results.append(request.generate(prompt, sampling, written=written, pause=pause, **options))
+        results.append(
+            request.generate(
+                prompt, sampling, resume_from=written, stop_after=stop_after, **options
+            )
+        )
     return results
 
 
@@ -72,29 +76,33 @@ def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -
 
 def test_a_stride_has_as_many_tokens_as_were_requested_for() -> None:
     request = engine("auto")
-    first = request.generate(tiny.prompt(), pause=4, max_new_tokens=20, ignore_eos=True)
+    first = request.generate(tiny.prompt(), stop_after=4, max_new_tokens=20, ignore_eos=True)
     assert (len(first.tokens), first.finish_reason) == (4, "paused")
     second = request.generate(
-        tiny.prompt(), written=first.tokens, pause=5, max_new_tokens=20, ignore_eos=True
+        tiny.prompt(), resume_from=first.tokens, stop_after=5, max_new_tokens=20, ignore_eos=True
     )
     assert (len(second.tokens), second.report.tokens) == (9, 5)
     last = request.generate(
-        tiny.prompt(), written=second.tokens, pause=11, max_new_tokens=20, ignore_eos=True
+        tiny.prompt(), resume_from=second.tokens, stop_after=11, max_new_tokens=20, ignore_eos=True
     )
     assert (len(last.tokens), last.finish_reason) == (20, "length")
 
 
 def test_the_prompt_may_change_and_the_noise_still_goes_by_what_was_written() -> None:
     request, sampling = engine(), Sampling(temperature=1.2, seed=5)
-    begun = request.generate(tiny.prompt(10), sampling, pause=6, max_new_tokens=24, ignore_eos=True)
+    begun = request.generate(
+        tiny.prompt(10), sampling, stop_after=6, max_new_tokens=24, ignore_eos=True
+    )
     other = tiny.prompt(17, seed=3)
     options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True}
-    went_on = request.generate(other, sampling, written=begun.tokens, **options)
+    went_on = request.generate(other, sampling, resume_from=begun.tokens, **options)
     assert went_on.tokens[:6] == begun.tokens
     # As the law of the other prompt has it, token by token.
     tokens = list(begun.tokens)
     while len(tokens) < 24:
-        tokens = request.generate(other, sampling, written=tokens, pause=1, **options).tokens
+        tokens = request.generate(
+            other, sampling, resume_from=tokens, stop_after=1, **options
+        ).tokens
     assert tokens == went_on.tokens
     # Were what was written taken for prompt, the noise would begin anew: this test could tell.
     again = request.generate(
@@ -105,9 +113,9 @@ def test_the_prompt_may_change_and_the_noise_still_goes_by_what_was_written() ->
 
 def test_a_streamed_stride_gives_what_is_new() -> None:
     request = engine("context")
-    first = request.generate(tiny.prompt(), pause=5, max_new_tokens=20, ignore_eos=True)
+    first = request.generate(tiny.prompt(), stop_after=5, max_new_tokens=20, ignore_eos=True)
     options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
-    chunks = request.stream(tiny.prompt(), written=first.tokens, **options)
+    chunks = request.stream(tiny.prompt(), resume_from=first.tokens, **options)
     rest = "".join(chunks)
     assert first.text + rest == chunks.result.text
     assert chunks.result.tokens == request.generate(tiny.prompt(), **options).tokens
@@ -121,7 +129,7 @@ def test_streams_with_pauses_give_the_text_without_any_part_of_a_stop_string() -
     whole = request.generate(tiny.prompt(), **options)
     chunks, written = list[str](), list[int]()
     while True:
-        stream = request.stream(tiny.prompt(), written=written, pause=3, **options)
+        stream = request.stream(tiny.prompt(), resume_from=written, stop_after=3, **options)
         chunks.extend(stream)
         written = stream.result.tokens
         if stream.result.finish_reason != "paused":
@@ -141,13 +149,16 @@ def test_listeners_receive_of_whole_texts_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"pause": 0}, "pause is 0; expected a whole number"),
-        ({"pause": 1.5}, "pause is 1.5; expected a whole number"),
-        ({"written": 5}, "written is 5; expected a list of token ids"),
-        ({"written": [1, 999]}, "written has 999; expected token ids"),
-        ({"written": [3, "a"]}, "written has 'a'; expected token ids"),
-        ({"written": [4] * 9, "max_new_tokens": 8}, "written has 9 tokens and max_new_tokens is 8"),
-        ({"written": [7, 4], "stop_token_ids": [7]}, "expected a text that ends there"),
+        ({"stop_after": 0}, "stop_after is 0; expected a whole number"),
+        ({"stop_after": 1.5}, "stop_after is 1.5; expected a whole number"),
+        ({"resume_from": 5}, "resume_from is 5; expected a list of token ids"),
+        ({"resume_from": [1, 999]}, "resume_from has 999; expected token ids"),
+        ({"resume_from": [3, "a"]}, "resume_from has 'a'; expected token ids"),
+        (
+            {"resume_from": [4] * 9, "max_new_tokens": 8},
+            "resume_from has 9 tokens and max_new_tokens is 8",
+        ),
+        ({"resume_from": [7, 4], "stop_token_ids": [7]}, "expected a text that ends there"),
     ],
 )
 def test_what_cannot_go_on_is_refused(options: dict[str, Any], expected: str) -> None:
@@ -156,8 +167,8 @@ def test_what_cannot_go_on_is_refused(options: dict[str, Any], expected: str) ->
 
 
 def test_several_texts_cannot_go_on() -> None:
-    with pytest.raises(InputError, match="written= with several texts"):
-        engine().generate([tiny.prompt(), tiny.prompt(seed=1)], written=[4])
+    with pytest.raises(InputError, match="resume_from= with several texts"):
+        engine().generate([tiny.prompt(), tiny.prompt(seed=1)], resume_from=[4])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +180,7 @@ def test_several_texts_cannot_go_on() -> None:
     ],
 )
 def test_a_text_that_has_ended_is_returned_as_it_is(options: dict[str, Any], reason: str) -> None:
-    result = engine("context").generate(tiny.prompt(), written=[5, 6, 7], **options)
+    result = engine("context").generate(tiny.prompt(), resume_from=[5, 6, 7], **options)
     assert result.tokens == [5, 6, 7] and result.finish_reason == reason
     assert result.report.forward_passes == 0 and result.report.tokens == 0
 
@@ -178,7 +189,7 @@ def test_a_text_that_has_ended_with_a_stop_string_is_cut_before_it() -> None:
     request = engine()
     text = request.tokenizer.decode([5, 6, 7])
     last = request.tokenizer.decode([7])
-    result = request.generate(tiny.prompt(), written=[5, 6, 7], stop=last)
+    result = request.generate(tiny.prompt(), resume_from=[5, 6, 7], stop=last)
     assert result.text == text[: text.index(last)] and result.finish_reason == "stop"
 
 

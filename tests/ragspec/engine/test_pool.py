@@ -121,7 +121,7 @@ def test_the_tokens_are_those_of_each_request_alone(
     expected: list[list[int]],
 ) -> None:
     rng = random.Random(name)
-    with Pool(engine_of(target, name, budget), slots=3, chunk=16) as pool:
+    with Pool(engine_of(target, name, budget), max_batch_size=3, chunk=16) as pool:
         handles = []
         for each in requests:
             handles += submit(pool, [each])
@@ -140,7 +140,7 @@ def test_cancelled_texts_end_and_change_no_other(
     target: CausalTarget, requests: list[Requests], expected: list[list[int]]
 ) -> None:
     rng = random.Random(5)
-    with Pool(engine_of(target, "context"), slots=3, chunk=8) as pool:
+    with Pool(engine_of(target, "context"), max_batch_size=3, chunk=8) as pool:
         handles = submit(pool, requests)
         for _ in range(5):
             time.sleep(rng.uniform(0.0, 0.05))
@@ -158,7 +158,7 @@ def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
     sampling = Sampling(temperature=1.0, seed=4, n=3)
     whole = plain.generate("What is a draft?", sampling, max_new_tokens=12)
     one = Sampling(temperature=1.0, seed=4)
-    with Pool(plain, slots=2) as pool:
+    with Pool(plain, max_batch_size=2) as pool:
         handles = [
             pool.submit("What is a draft?", one, sample=number, max_new_tokens=12)
             for number in range(3)
@@ -172,7 +172,7 @@ def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
     target = PathTarget(build("qwen3_5_text" if kind == "recurrent" else "bloom"))
     engine = Engine(target, drafter="context", budget=3)
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in queries(4)]
-    with Pool(engine, slots=3, chunk=4) as pool:
+    with Pool(engine, max_batch_size=3, chunk=4) as pool:
         handles = submit(pool, some)
     assert [handle.result().tokens for handle in handles] == alone(engine, some)
 
@@ -187,7 +187,7 @@ def read_of(pool: Pool, prompt: list[int], **more: Any) -> int:
 def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engine) -> None:
     common, others = tiny.prompt(40, seed=7), [tiny.prompt(9, seed=seed) for seed in (8, 9, 10)]
     prompts = [[*common, *other] for other in others]
-    with Pool(plain, slots=4, chunk=16) as pool:
+    with Pool(plain, max_batch_size=4, chunk=16) as pool:
         assert [read_of(pool, prompt, tenant="one") for prompt in prompts[:2]] == [0, 40]
         assert read_of(pool, prompts[2], tenant="two") == 0
         assert read_of(pool, prompts[2], tenant="one") == 40
@@ -211,7 +211,7 @@ def test_a_prefix_of_another_tenant_is_noticed(
 ) -> None:
     prompt = tiny.prompt(30, seed=3)
     monkeypatch.setattr(RowTexts, "join", wrong_scope)
-    with Pool(plain, slots=3) as pool:
+    with Pool(plain, max_batch_size=3) as pool:
         assert [read_of(pool, prompt, tenant=name) for name in "ab"] == [0, 29]
 
 
@@ -251,7 +251,7 @@ def test_what_is_wrong_with_the_cache_is_noticed(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, mutant)
-        with Pool(plain, slots=3, chunk=16) as pool:
+        with Pool(plain, max_batch_size=3, chunk=16) as pool:
             handles = submit(pool, requests)
             results = [handle.future.exception() or handle.result().tokens for handle in handles]
     assert results != expected
@@ -323,7 +323,7 @@ def test_a_request_that_fails_ends_alone(
     requests: list[Requests],
     expected: list[list[int]],
 ) -> None:
-    with Pool(engine_of(target, name), slots=4, chunk=16) as pool:
+    with Pool(engine_of(target, name), max_batch_size=4, chunk=16) as pool:
         handles = []
         for each in requests:
             handles += submit(pool, [each])
@@ -340,7 +340,7 @@ def test_a_broken_model_fails_its_texts_and_the_pool_goes_on(
     plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = plain.generate([4, 5, 6], max_new_tokens=4).tokens
-    with Pool(plain, slots=2) as pool:
+    with Pool(plain, max_batch_size=2) as pool:
         with monkeypatch.context() as patched:
             patched.setattr(CausalTarget, "forward", failing)
             handles = [pool.submit([4, 5, 6], max_new_tokens=4) for _ in range(3)]
@@ -379,7 +379,7 @@ def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
 ) -> None:
     engine, scarce = engine_of(target, name), Scarce(2, 7)
     monkeypatch.setattr(CausalTarget, "forward", lambda *a: scarce(*a))
-    with Pool(engine, slots=5, chunk=16) as pool:
+    with Pool(engine, max_batch_size=5, chunk=16) as pool:
         results = [handle.result().tokens for handle in submit(pool, requests)]
     assert results == expected
     assert scarce.failed > 3
@@ -397,7 +397,7 @@ def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.Monk
         return true(*arguments, **more)
 
     monkeypatch.setattr(engine.model, "forward", scarce)
-    with Pool(engine, slots=3) as pool:
+    with Pool(engine, max_batch_size=3) as pool:
         assert [handle.result().tokens for handle in submit(pool, some)] == texts
 
 
@@ -417,7 +417,7 @@ def test_a_text_that_memory_does_not_hold_alone_fails(
 def held(plain: Engine) -> Iterator[tuple[Pool, threading.Event]]:
     """Return a pool of one slot, whose text waits for the event, and room for one to wait."""
     go = threading.Event()
-    with Pool(plain, slots=1, queue=1) as pool:
+    with Pool(plain, max_batch_size=1, max_queue_size=1) as pool:
         pool.submit([4, 5], max_new_tokens=2, ignore_eos=True, on_step=lambda _: wait(go))
         yield pool, go
         go.set()
@@ -430,7 +430,7 @@ def wait(event: threading.Event) -> None:
 def test_a_full_queue_refuses(held: tuple[Pool, threading.Event]) -> None:
     pool, go = held
     waiting = pool.submit([4, 5, 6], max_new_tokens=2)
-    with pytest.raises(QueueFullError, match="1 slots"):
+    with pytest.raises(QueueFullError, match="requests wait"):
         pool.submit([7, 8])
     assert (pool.live, pool.waiting) == (1, 1) or pool.live + pool.waiting == 2
     waiting.cancel()
@@ -440,7 +440,7 @@ def test_a_full_queue_refuses(held: tuple[Pool, threading.Event]) -> None:
 
 
 def test_a_closed_pool_refuses_and_has_drained(plain: Engine, requests: list[Requests]) -> None:
-    pool = Pool(plain, slots=2)
+    pool = Pool(plain, max_batch_size=2)
     handles = submit(pool, requests)
     pool.close()
     assert all(handle.done for handle in handles)
@@ -456,10 +456,10 @@ def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
         next(handles[0])
         return handles
 
-    pool = Pool(plain, slots=2)
+    pool = Pool(plain, max_batch_size=2)
     handles = endless(pool)
     pool.close(timeout=0.01)
-    with pytest.raises(KeyError), Pool(plain, slots=2) as other:
+    with pytest.raises(KeyError), Pool(plain, max_batch_size=2) as other:
         handles += endless(other)
         raise KeyError
     assert {handle.result().finish_reason for handle in handles} == {"cancelled"}
@@ -488,7 +488,7 @@ def test_requests_are_checked_when_they_are_submitted(
         assert pool.live + pool.waiting == 0
 
 
-@pytest.mark.parametrize("numbers", [{"slots": 0}, {"chunk": 0}, {"queue": -1}])
+@pytest.mark.parametrize("numbers", [{"max_batch_size": 0}, {"chunk": 0}, {"max_queue_size": -1}])
 def test_numbers_out_of_range_are_refused(numbers: dict[str, int], plain: Engine) -> None:
     with pytest.raises(InputError, match="at least"):
         Pool(plain, **numbers)
@@ -499,7 +499,7 @@ def test_a_request_may_bring_an_engine_over_the_same_target(
 ) -> None:
     drafting, message = engine_of(target, "context"), list[list[int]]()
     end = drafting.on_finish(lambda generation: message.append(generation.tokens))
-    with Pool(plain, slots=3) as pool:
+    with Pool(plain, max_batch_size=3) as pool:
         mixed = [
             pool.submit(p, s, **o, engine=drafting if i % 2 else None)
             for i, (p, s, o) in enumerate(requests)
@@ -530,7 +530,7 @@ def test_who_watches_a_handle_is_reported_of_its_end_and_let_go(plain: Engine) -
             self.times += 1
 
     watchers = [Watcher(), Watcher()]
-    with Pool(plain, slots=1) as pool:
+    with Pool(plain, max_batch_size=1) as pool:
         handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
         handle.watch(watchers[0])
         pool.submit([1], max_new_tokens=1).result()
@@ -545,7 +545,7 @@ def test_who_watches_a_handle_is_reported_of_its_end_and_let_go(plain: Engine) -
 
 def test_who_watches_between_the_result_and_its_telling_is_reported(plain: Engine) -> None:
     message: list[int] = []
-    with Pool(plain, slots=1) as pool:
+    with Pool(plain, max_batch_size=1) as pool:
         handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
         handle.future.add_done_callback(lambda _: handle.watch(lambda: message.append(1)))
     assert len(message) == len(handle.result().steps) + 1
@@ -554,10 +554,10 @@ def test_who_watches_between_the_result_and_its_telling_is_reported(plain: Engin
 def test_a_handle_streams_text(plain: Engine) -> None:
     whole = plain.generate("a tree", max_new_tokens=16, ignore_eos=True).text
     stop = whole[9:11]
-    with Pool(plain, slots=2) as pool:
+    with Pool(plain, max_batch_size=2) as pool:
         handles = [
             pool.submit("a tree", max_new_tokens=16, ignore_eos=True, **more)
-            for more in ({}, {"stop": stop}, {"pause": 5})
+            for more in ({}, {"stop": stop}, {"stop_after": 5})
         ]
         texts = ["".join(handle.stream()) for handle in handles]
         early = pool.submit("a tree", max_new_tokens=400, ignore_eos=True)
@@ -587,7 +587,7 @@ def test_a_device_that_stays_away_is_requested_for_by_callers_alone(
         tried.append(1)
         raise RuntimeError("the device is away")
 
-    pool = Pool(engine_of(target, "plain"), slots=2)
+    pool = Pool(engine_of(target, "plain"), max_batch_size=2)
     monkeypatch.setattr(Loop, "step", away)
     monkeypatch.setattr(type(target), "open_rows", away)
     for _ in range(3):

@@ -191,12 +191,16 @@ def test_a_session_is_entered_once_for_many_calls_in_a_row() -> None:
         patched.setattr(TreeSession, "__exit__", leaving)
         with cache.held():
             result = request.generate(
-                prompt, prefix_cache=cache, max_new_tokens=12, pause=4, ignore_eos=True
+                prompt, prefix_cache=cache, max_new_tokens=12, stop_after=4, ignore_eos=True
             )
             while result.finish_reason == "paused":
-                options: dict[str, Any] = {"max_new_tokens": 12, "pause": 4, "ignore_eos": True}
+                options: dict[str, Any] = {
+                    "max_new_tokens": 12,
+                    "stop_after": 4,
+                    "ignore_eos": True,
+                }
                 result = request.generate(
-                    prompt, prefix_cache=cache, written=result.tokens, **options
+                    prompt, prefix_cache=cache, resume_from=result.tokens, **options
                 )
             assert entered == ["enter"]
         assert entered == ["enter", "leave"]
@@ -209,8 +213,8 @@ def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
     request, cache = engine(drafter="context"), PrefixCache()
     prompt = tiny.prompt(40)[:20] * 3
     options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "prefix_cache": cache}
-    first = request.generate(prompt, pause=8, **options)
-    second = request.generate(prompt, written=first.tokens, **options)
+    first = request.generate(prompt, stop_after=8, **options)
+    second = request.generate(prompt, resume_from=first.tokens, **options)
     assert (first.report.prefill_forwards, second.report.prefill_forwards) == (1, 0)
     assert second.report.prefill_tokens == 0
     assert second.report.steps == second.report.forward_passes

@@ -80,8 +80,8 @@ def test_it_goes_on_after_what_was_written_before() -> None:
     prompt, current = tiny.prompt(40), tiny.prompt(6, seed=3)
     request = engine(Rapid(target()))
     whole = request.generate(prompt, draft_prompt=current, **INPUTS)
-    first = request.generate(prompt, draft_prompt=current, pause=11, **INPUTS)
-    rest = request.generate(prompt, draft_prompt=current, written=first.tokens, **INPUTS)
+    first = request.generate(prompt, draft_prompt=current, stop_after=11, **INPUTS)
+    rest = request.generate(prompt, draft_prompt=current, resume_from=first.tokens, **INPUTS)
     assert rest.tokens == whole.tokens and rest.report.accepted > 0
 
 

@@ -171,8 +171,8 @@ def test_a_text_that_goes_on_is_steered_alike() -> None:
     prompt, distribution = tiny.prompt(40), Steering(other())
     inputs = {**INPUTS, "transform": distribution, "draft_prompt": OF_MODEL}
     whole = engine("context").generate(prompt, SAMPLINGS[1], **inputs)
-    first = engine("context").generate(prompt, SAMPLINGS[1], pause=11, **inputs)
-    rest = engine("context").generate(prompt, SAMPLINGS[1], written=first.tokens, **inputs)
+    first = engine("context").generate(prompt, SAMPLINGS[1], stop_after=11, **inputs)
+    rest = engine("context").generate(prompt, SAMPLINGS[1], resume_from=first.tokens, **inputs)
     assert rest.tokens == whole.tokens
 
 
