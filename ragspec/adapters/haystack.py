@@ -48,10 +48,10 @@ class RagspecChatGenerator:
     model: a name or path, loaded by `warm_up` or by the first run; engine or pool: one that is
     there already, in its place, which a pipeline cannot be saved with. A pool lets concurrent runs
     share the device; max_batch_size: makes one over the model. drafter, draft_model, budget: see
-    `Engine`, with model alone. chat_template: Jinja, for models that come without one. generation_kwargs:
-    temperature (0, the default, is greedy), top_p, top_k, min_p, max_tokens, seed, stop, n,
-    penalties, logprobs, top_logprobs, prediction, tenant (of a pool). Raises InputError,
-    SamplingError, and, once it is loaded, the errors of `Engine`.
+    `Engine`, with model alone. chat_template: Jinja, for models that come without one.
+    generation_kwargs: temperature (0, the default, is greedy), top_p, top_k, min_p, max_tokens,
+    seed, stop, n, penalties, logprobs, top_logprobs, prediction, tenant (of a pool). Raises
+    InputError, SamplingError, and, once it is loaded, the errors of `Engine`.
     """
 
     def __init__(

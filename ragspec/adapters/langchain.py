@@ -53,13 +53,13 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
 
     model: a name or path; engine or pool: one that is there already, in its place. A pool lets
     concurrent calls (`batch`, `abatch`, several chains) share the device; max_batch_size: makes one
-    over the model. drafter, draft_model, budget: see `Engine`, with model alone.
-    chat_template: Jinja, for models that come without one. The sampling fields may be given to every call and to `bind`,
-    too, and further ones: n, logprobs, top_logprobs, prediction, tenant (of a pool), and
+    over the model. drafter, draft_model, budget: see `Engine`, with model alone. chat_template:
+    Jinja, for models that come without one. The sampling fields may be given to every call and to
+    `bind`, too, and further ones: n, logprobs, top_logprobs, prediction, tenant (of a pool), and
     documents, texts or LangChain's documents that are drafted from and cited. Documents that a tool
-    returned as its artifact are taken by themselves. temperature 0, the default, is greedy.
-    Raises InputError for settings that contradict each other, UnsupportedModelError for
-    messages without a chat template, and the errors of `Engine`.
+    returned as its artifact are taken by themselves. temperature 0, the default, is greedy. Raises
+    InputError for settings that contradict each other, UnsupportedModelError for messages without a
+    chat template, and the errors of `Engine`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")

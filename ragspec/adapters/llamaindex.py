@@ -59,11 +59,11 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
 
     model: a name or path; engine or pool: one that is there already, in its place. A pool lets
     concurrent calls share the device; max_batch_size: makes one over the model. drafter,
-    draft_model, budget: see `Engine`, with model alone.
-    chat_template: Jinja, for models that come without one. The sampling fields may be given to every call, too, and further ones: logprobs, top_logprobs,
-    prediction, tenant (of a pool), and documents, texts or nodes that are drafted from and cited.
-    temperature 0, the default, is greedy. `additional_kwargs` of a response have the figures of
-    acceptance, citations and usage. Raises InputError and the errors of `Engine`.
+    draft_model, budget: see `Engine`, with model alone. chat_template: Jinja, for models that come
+    without one. The sampling fields may be given to every call, too, and further ones: logprobs,
+    top_logprobs, prediction, tenant (of a pool), and documents, texts or nodes that are drafted
+    from and cited. temperature 0, the default, is greedy. `additional_kwargs` of a response have
+    the figures of acceptance, citations and usage. Raises InputError and the errors of `Engine`.
     """
 
     model: str | None = None

@@ -273,8 +273,9 @@ def pools_app(
     make: a model, then options go to `Engine.from_pretrained`; or a function that returns an
     engine. max_batch_size, max_queue_size: of each pool. uneven: texts that a pool may have more
     than the least busy one before prompts it knows go elsewhere, None for `max_batch_size`.
-    actor_options: of each pool's actor, {"num_gpus": 1} say. The handle's `generate` and
-    a POST of JSON take prompt, sampling (fields of `Sampling`), tenant and what `Engine.generate` takes. Raises InputError, MissingExtraError.
+    actor_options: of each pool's actor, {"num_gpus": 1} say. The handle's `generate` and a POST of
+    JSON take prompt, sampling (fields of `Sampling`), tenant and what `Engine.generate` takes.
+    Raises InputError, MissingExtraError.
     """
     try:
         from ray import serve
