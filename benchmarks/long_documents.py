@@ -46,7 +46,7 @@ def timed(run: Callable[[Callable[[str], None]], Any]) -> tuple[float, float, An
 def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int) -> dict[str, Any]:
     """Return the seconds of all ways for one document."""
     began = time.perf_counter()
-    opened = LongDocument.open(document, engine, part=part)
+    opened = LongDocument.open(document, engine, token_range=part)
     row: dict[str, Any] = {"document": document.name, "read": time.perf_counter() - began}
     row |= {"tokens": opened.tokens, "bytes": opened.bytes}
     opened.ask(FIRST, max_new_tokens=NEW_TOKENS)

@@ -68,7 +68,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return a row for each question over one document."""
     reader = ways["head, chunks"][0]  # keeps states, too
-    opened = LongDocument.open(document, reader, part=part)
+    opened = LongDocument.open(document, reader, token_range=part)
     views = {name: (opened.over(engine), options) for name, (engine, options) in ways.items()}
     for view, options in views.values():
         view.ask(questions[0], max_new_tokens=WARM_UP, **options)

@@ -212,7 +212,7 @@ def _opened(job: PrefillJob, engine: Engine) -> LongDocument:
     from ragspec.pipelines.long.document import LongDocument as AnyDocument
 
     tokens = len(plain_ids(engine.tokenizer, job.document.text))
-    return AnyDocument.open(job.document, engine, part=job.part(tokens))
+    return AnyDocument.open(job.document, engine, token_range=job.part(tokens))
 
 
 def _write(

@@ -176,7 +176,7 @@ def _rags(
 ) -> dict[str, IterativeRag]:
     from ragspec.pipelines.iterative.rag import IterativeRag as AnyRag
 
-    instance = partial(AnyRag, engine, retriever, every=every, search=search)
+    instance = partial(AnyRag, engine, retriever, stride=every, search=search)
     rags = {"off": instance(speculate="off"), "auto": instance(overlap=overlap)}
     return rags if flare is None else rags | {"flare": instance(overlap=overlap, flare=flare)}
 

@@ -104,7 +104,7 @@ def ask_iterative(
         rag = IterativeRag(
             engine,
             qa.retriever,
-            every=iterative.stride,
+            stride=iterative.stride,
             search=iterative.search,
             speculate="off" if plain else o.parse_strides(iterative.speculate),
             rounds=iterative.rounds,

@@ -166,7 +166,7 @@ def _open_document(
         document = LongDocument.open(
             long.doc,
             engine,
-            part=long.tokens(),
+            token_range=long.tokens(),
             prompt=long.prompt,
             system=long.system,
             on_read=on_read,

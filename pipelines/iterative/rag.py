@@ -45,24 +45,33 @@ from ragspec.sampling.settings import Sampling
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
-EVERY, QUERY_TOKENS, PREFETCH = 4, 32, 20
+STRIDE, QUERY_TOKENS, PREFETCH = 4, 32, 20
 
 
 class IterativeRag:
-    """Answers questions over a passage that is looked up anew every few tokens.
+    """Answers questions and searches for a new passage every few tokens.
 
-    retriever: a `PassageIndex`, any `Retriever`, or a bare function as `DocQA` takes it. every:
-    tokens between two searches. query_tokens: of question and answer, that make a query. search:
-    "dense", "sparse" or "fused", None for the best that the index can do. speculate: "auto", "off",
-    or a number of strides that are written on guesses; it changes the time and never the text.
-    prefetch: passages that a search brings for later guesses. overlap: whether the next stride is
-    written while a search runs; None for where it pays, which is never beside an index in this
-    process (0.8 to 1.0 of not doing it). flare: look up only after strides with a token less
-    probable than that (FLARE, Jiang et al. 2023, arXiv 2305.06983, section 3.2, without its
-    look-ahead sentence: what was written stays). rounds: the whole answer is written so many
-    times, each over what is found for the question and the answer before (Iter-RetGen, Shao et al.
-    2023, arXiv 2305.15294, section 3.1), in place of strides. prompt, system: see `DocQA.ask`. What
-    is learned about times and guesses serves the next question. Raises InputError.
+    What it learns about times and guesses serves the next question.
+
+    Args:
+        engine: Writes the answers.
+        retriever: A `PassageIndex`, any `Retriever`, or a function as `DocQA` takes it.
+        stride: Tokens between two searches.
+        query_tokens: Last tokens of question and answer that make a query.
+        search: "dense", "sparse" or "fused"; None for the best that the index can do.
+        speculate: "auto", "off", or strides written on guesses. It never changes the text.
+        prefetch: Passages that one search returns for later guesses.
+        overlap: Write the next stride while a search runs; None where it pays, which is never for
+            an index in this process (0.8 to 1.0 of the speed without).
+        flare: Search only after strides with a token below this probability (FLARE, Jiang et al.
+            2023, arXiv 2305.06983, section 3.2; without its look-ahead sentence).
+        rounds: Write the whole answer this many times, each over what is found for the question
+            and the answer before, in place of strides (Iter-RetGen, Shao et al. 2023,
+            arXiv 2305.15294, section 3.1).
+        prompt, system: See `DocQA.ask`.
+
+    Raises:
+        InputError: An argument is out of range, or the rule is not exact.
     """
 
     def __init__(
@@ -70,7 +79,7 @@ class IterativeRag:
         engine: Engine,
         retriever: Retriever | SearchFunction,
         *,
-        every: int = EVERY,
+        stride: int = STRIDE,
         query_tokens: int = QUERY_TOKENS,
         search: SearchMode | str | None = None,
         speculate: str | int = "auto",
@@ -83,7 +92,7 @@ class IterativeRag:
     ) -> None:
         if engine.tokenizer is None:
             raise InputError("The engine has no tokenizer; questions over documents need one.")
-        for name, value in (("every", every), ("query_tokens", query_tokens)):
+        for name, value in (("stride", stride), ("query_tokens", query_tokens)):
             if value < 1:
                 raise InputError(f"{name} is {value}; expected at least 1 token.")
         if flare is not None and not 0.0 < flare <= 1.0:
@@ -97,7 +106,7 @@ class IterativeRag:
         self.engine = engine
         self.retriever = as_retriever(retriever)
         self._documents = DocQA(self.retriever, engine=engine)
-        self.every = every
+        self.stride = stride
         self.query_tokens = query_tokens
         self.mode = self._mode(search)
         if overlap is None and isinstance(self.retriever, PassageIndex):
@@ -165,7 +174,7 @@ class IterativeRag:
         cache = PrefixCache(self._prefixes)
         scored = self.flare is not None
         strides = PassageWriter(
-            self.engine.aside(), prompts, sampling, options, cache, self.every, scored
+            self.engine.aside(), prompts, sampling, options, cache, self.stride, scored
         )
         loop = SpeculativeRetrieval(
             strides if self.rounds is None else RoundWriter(strides, self.rounds),

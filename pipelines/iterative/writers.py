@@ -122,7 +122,7 @@ class Stride:
 class PassageWriter:
     """Writes the strides of one answer over one cache.
 
-    engine: nobody listens to its texts. every: tokens of a stride. scored: whether the
+    engine: nobody listens to its texts. stride: tokens of a stride. scored: whether the
     probabilities of its tokens are wanted.
     """
 
@@ -131,14 +131,14 @@ class PassageWriter:
     sampling: Sampling
     options: dict[str, Any]
     prefix_cache: PrefixCache
-    every: int
+    stride: int
     scored: bool = False
 
     def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the next stride over a passage, and whether the answer ends with it."""
         written = tokens_of(before)
         options = self.options_over(answer, len(before))
-        options |= {"resume_from": written, "stop_after": self.every}
+        options |= {"resume_from": written, "stop_after": self.stride}
         if self.scored:
             options["logprobs"] = self.options.get("logprobs") or 0
         prompt = list(self.prompts.of(answer).ids)

@@ -71,7 +71,7 @@ class LongDocument:
         self._writer = writer
         self._search = chunks
         self.document = selected.document
-        self.part = selected.part
+        self.token_range = selected.part
         self.template = selected.template
         self._about = replace(selected, beginning=())
         self.hit = hit
@@ -89,7 +89,7 @@ class LongDocument:
         path: str | os.PathLike[str] | Document,
         engine: Engine,
         *,
-        part: Part | None = None,
+        token_range: Part | None = None,
         prompt: str | Path | PromptTemplate | None = None,
         system: str | None = None,
         drafter: str | Drafter | Sequence[str | Drafter] | None = None,
@@ -102,7 +102,7 @@ class LongDocument:
         """Read a document, or open one that `save` wrote.
 
         path: a file, a `Document`, or the folder of a kept one, which brings its own prompt and
-        part. part: which of the document's tokens to read, from and to. prompt, system: see
+        part. token_range: which of the document's tokens to read, from and to. prompt, system: see
         `DocQA.ask`. drafter: in place of the engine's; "rapid" reads the chunks that a question
         finds. draft_model: what reads these, as the engine takes it; None is the target itself.
         mode, eta: see `Rapid`; in mode "steered" that model moves the law of the answers. chunks:
@@ -116,9 +116,9 @@ class LongDocument:
         writer = writer_of(engine, drafter, draft_model, mode, eta)
         chunks = chunks or ChunkSearch()
         if not isinstance(path, Document) and Path(path).is_dir() and is_store(Path(path)):
-            if part is not None or prompt is not None or system is not None:
+            if token_range is not None or prompt is not None or system is not None:
                 raise InputError(
-                    f"got part, prompt or system with {path}, which was kept with its own; "
+                    f"got token_range, prompt or system with {path}, which was kept with its own; "
                     "expected none of them, or the document itself."
                 )
             selected = open_document(Path(path), engine)
@@ -132,11 +132,11 @@ class LongDocument:
             return cls(writer, selected, hit, prefix, chunks)
         document = path if isinstance(path, Document) else load_document(path)
         template = find_template(suited(engine.tokenizer) if prompt is None else prompt, system)
-        part = _checked_part(part)
-        characters = _characters(engine.tokenizer, document, part)
+        token_range = _checked_range(token_range)
+        characters = _characters(engine.tokenizer, document, token_range)
         hit, prefix = _laid(engine, document, characters, template)
-        _check_room(writer.engine, prefix, part)
-        selected = SavedDocument(document, template, prefix.token_ids, part, characters, ())
+        _check_room(writer.engine, prefix, token_range)
+        selected = SavedDocument(document, template, prefix.token_ids, token_range, characters, ())
         result = cls(writer, selected, hit, prefix, chunks)
         result._read(on_read)
         return result
@@ -299,40 +299,43 @@ def _laid(
     return hit, placed(engine.tokenizer, whole[:at], [hit])
 
 
-def _characters(tokenizer: Any, document: Document, part: Part | None) -> Part:
+def _characters(tokenizer: Any, document: Document, token_range: Part | None) -> Part:
     """Return from where to where a part of a document reaches, in characters."""
-    if part is None:
+    if token_range is None:
         return 0, len(document.text)
     if not getattr(tokenizer, "is_fast", False):
-        raise InputError("part= needs a tokenizer that tells characters; expected a fast one.")
+        raise InputError(
+            "token_range= needs a tokenizer that tells characters; expected a fast one."
+        )
     encoded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True)
     places = encoded["offset_mapping"]
-    if part[0] >= len(places):
+    if token_range[0] >= len(places):
         raise InputError(
-            f"part {part} begins behind the {len(places)} tokens of {document.name}; expected less."
+            f"token_range {token_range} begins behind the {len(places)} tokens of {document.name}; "
+            "expected less."
         )
-    return int(places[part[0]][0]), int(places[min(part[1], len(places)) - 1][1])
+    return int(places[token_range[0]][0]), int(places[min(token_range[1], len(places)) - 1][1])
 
 
-def _checked_part(part: Part | None) -> Part | None:
-    if part is None:
+def _checked_range(token_range: Part | None) -> Part | None:
+    if token_range is None:
         return None
-    first, last = part
+    first, last = token_range
     if not 0 <= first < last:
-        raise InputError(f"part is {part}; expected two tokens of the document, from below to.")
+        raise InputError(f"Expected token_range=(FROM, TO) with FROM below TO, got {token_range}.")
     return int(first), int(last)
 
 
-def _check_room(engine: Engine, prefix: Prompt, part: Part | None) -> None:
+def _check_room(engine: Engine, prefix: Prompt, token_range: Part | None) -> None:
     """Raise where a document fits neither the context nor the memory, and say what would."""
     limit, length = engine.target.max_length, len(prefix.token_ids)
-    first = part[0] if part else 0
+    first = token_range[0] if token_range else 0
     if limit is not None and length + QUESTION_ROOM > limit:
         fits = max(1, limit - QUESTION_ROOM - (length - _document_tokens(prefix)))
         raise PromptTooLongError(
             f"the document takes {length:,} tokens of a context of {limit:,}, {QUESTION_ROOM} of "
-            f"which question and answer need; {fits:,} fit: read a part of it (part=({first}, "
-            f"{first + fits}), --token-range {first}:{first + fits}), or ask DocQA, which "
+            f"which question and answer need; {fits:,} fit: read a part of it "
+            f"(token_range=({first}, {first + fits}), --token-range {first}:{first + fits}), or ask DocQA, which "
             f"searches it."
         )
 

@@ -86,7 +86,7 @@ def test_the_text_is_that_of_asking_every_time(
 ) -> None:
     request, sample = engine(), random.Random(1)
     for every in (1, 4, 7):
-        options: dict[str, Any] = {"every": every, "search": search, "query_tokens": 10}
+        options: dict[str, Any] = {"stride": every, "search": search, "query_tokens": 10}
         length = sample.randint(9, 26)
         inputs: dict[str, Any] = {"max_new_tokens": length, "refuse": False}
         off = IterativeRag(request, index, speculate="off", **options)
@@ -121,7 +121,7 @@ def test_without_drafts_and_by_an_approximate_index_too(approximate: PassageInde
 def test_the_strides_are_those_of_calls_by_hand(index: PassageIndex) -> None:
     """The definition, in the plainest way: no kept keys, no resumed text, no speculation."""
     request, sampling = engine(None), Sampling(temperature=0.9, seed=3)
-    rag = IterativeRag(request, index, every=3, search="sparse", query_tokens=9)
+    rag = IterativeRag(request, index, stride=3, search="sparse", query_tokens=9)
     result = rag.ask(QUESTION, sampling, max_new_tokens=17, refuse=False)
     tokenizer, tokens, places = request.tokenizer, list[int](), list[int]()
     words = tokenizer(QUESTION, add_special_tokens=False)["input_ids"]
@@ -176,7 +176,7 @@ def test_flare_looks_up_after_less_probable_tokens_alone(
     index: PassageIndex, sampling: Sampling
 ) -> None:
     request = engine()
-    options: dict[str, Any] = {"every": 2, "search": "dense", "query_tokens": 8}
+    options: dict[str, Any] = {"stride": 2, "search": "dense", "query_tokens": 8}
     inputs: dict[str, Any] = {"max_new_tokens": 40, "refuse": False, "ignore_eos": True}
     probed = IterativeRag(request, index, speculate="off", flare=1.0, **options)
     result = probed.ask(QUESTION, sampling, **inputs).generation.logprobs
@@ -333,7 +333,7 @@ def test_an_interrupt_keeps_what_was_displayed(index: PassageIndex) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"every": 0}, "every is 0; expected at least 1 token"),
+        ({"stride": 0}, "stride is 0; expected at least 1 token"),
         ({"query_tokens": 0}, "query_tokens is 0"),
         ({"speculate": "on"}, "speculate is 'on'; expected 'auto', 'off', or strides from 1 to 16"),
         ({"flare": 0.0}, "flare is 0.0; expected a probability above 0"),
@@ -407,7 +407,7 @@ def in_rounds(
     request: Engine, index: PassageIndex, rounds: int, sampling: Sampling
 ) -> tuple[list[int], list[int]]:
     """Return the tokens of the last of some rounds, each after a search, and their passages."""
-    rag = IterativeRag(request, index, speculate="off", every=200)
+    rag = IterativeRag(request, index, speculate="off", stride=200)
     query, places, tokens = QUESTION, [], list[int]()
     for _ in range(rounds):
         hit = index.search(query, 1)[0]
@@ -505,7 +505,7 @@ def agree(indexes: dict[str, Any], cases: int, seed: int) -> Counter[str]:
     for case in range(cases):
         kind = sample.choice(sorted(indexes))
         options: dict[str, Any] = {
-            "every": sample.choice((1, 2, 3, 5, 8)),
+            "stride": sample.choice((1, 2, 3, 5, 8)),
             "query_tokens": sample.choice((1, 5, 12, 32)),
             "flare": sample.choice((None, None, None, 0.3)),
         }

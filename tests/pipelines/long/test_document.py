@@ -125,26 +125,28 @@ def test_answers_quote_the_document_and_stream(tmp_path: Path) -> None:
 def test_a_part_is_read_where_all_does_not_fit(tmp_path: Path) -> None:
     small = engine(max_position_embeddings=512)
     long = text_file(tmp_path, "a walk of the tree and so on. " * 60)
-    with pytest.raises(PromptTooLongError, match=r"fit: read a part of it \(part=\(0, ") as error:
+    with pytest.raises(
+        PromptTooLongError, match=r"fit: read a part of it \(token_range=\(0, "
+    ) as error:
         LongDocument.open(long, small)
-    fits = int(str(error.value).split("part=(0, ")[1].split(")")[0])
-    opened = LongDocument.open(long, small, part=(0, fits))
+    fits = int(str(error.value).split("token_range=(0, ")[1].split(")")[0])
+    opened = LongDocument.open(long, small, token_range=(0, fits))
     assert opened.ask("What?", max_new_tokens=8).text is not None
     assert opened.hit.passage.text == long.read_text()[: opened.hit.passage.end]
     with pytest.raises(PromptTooLongError):
         opened.ask("What? " * 60, max_new_tokens=200)
-    middle = LongDocument.open(long, small, part=(20, 60))
+    middle = LongDocument.open(long, small, token_range=(20, 60))
     assert middle.hit.passage.start > 0 and middle.tokens < opened.tokens
     middle.save(tmp_path / "prefix_cache")
-    assert LongDocument.open(tmp_path / "prefix_cache", small).part == (20, 60)
+    assert LongDocument.open(tmp_path / "prefix_cache", small).token_range == (20, 60)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"part": (5, 5)}, "expected two tokens"),
-        ({"part": (-1, 5)}, "expected two tokens"),
-        ({"part": (9000, 9001)}, "begins behind the"),
+        ({"token_range": (5, 5)}, "Expected token_range"),
+        ({"token_range": (-1, 5)}, "Expected token_range"),
+        ({"token_range": (9000, 9001)}, "begins behind the"),
         ({"prompt": "nothing"}, "nothing"),
     ],
 )
@@ -179,7 +181,7 @@ def test_a_preserved_document_of_something_else_is_refused(selected: Path, tmp_p
     with pytest.raises(StoreError, match=r"holds numbers of torch.float64.*float32"):
         LongDocument.open(selected, Engine(other, tiny.tokenizer(), None))
     with pytest.raises(InputError, match="kept with its own"):
-        LongDocument.open(selected, engine(), part=(0, 3))
+        LongDocument.open(selected, engine(), token_range=(0, 3))
     with pytest.raises(RagspecError):
         LongDocument.open(tmp_path, engine())
 
@@ -217,7 +219,7 @@ def test_a_drafter_with_a_context_of_its_its_reads_what_the_question_finds(
     said[7] = "The rule is kept by the target alone, word for word, and by nobody else. "
     target = tiny.model(dtype=torch.float64, max_position_embeddings=2048)
     request = Engine(target, tiny.tokenizer(), Rapid(target), budget=4)
-    opened = LongDocument.open(Document("d", "Parts", "\n\n".join(said)), request, part=None)
+    opened = LongDocument.open(Document("d", "Parts", "\n\n".join(said)), request, token_range=None)
     read: list[tuple[int, ...]] = []
     generate = request.generate
 

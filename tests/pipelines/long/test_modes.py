@@ -134,7 +134,11 @@ def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
 def test_chunks_come_from_what_the_target_reads_or_from_all_of_it() -> None:
     for whole in (False, True):
         opened = LongDocument.open(
-            parts(), engine(), part=(60, 260), drafter="rapid", chunks=ChunkSearch(whole=whole)
+            parts(),
+            engine(),
+            token_range=(60, 260),
+            drafter="rapid",
+            chunks=ChunkSearch(whole=whole),
         )
         result = opened.ask(QUESTION, **INPUTS)
         text = " ".join(chunk.passage.text for chunk in result.chunks)
