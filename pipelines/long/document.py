@@ -101,15 +101,24 @@ class LongDocument:
     ) -> Self:
         """Read a document, or open one that `save` wrote.
 
-        path: a file, a `Document`, or the folder of a kept one, which brings its own prompt and
-        part. token_range: which of the document's tokens to read, from and to. prompt, system: see
-        `DocQA.ask`. drafter: in place of the engine's; "rapid" reads the chunks that a question
-        finds. draft_model: what reads these, as the engine takes it; None is the target itself.
-        mode, eta: see `Rapid`; in mode "steered" that model moves the law of the answers. chunks:
-        how they are found. on_read: told how many tokens have been read and of how many. Raises
-        DocumentError, PromptTooLongError where the document does not fit the context (it says what
-        does), InputError where its keys do not fit the memory, StoreError,
-        UnsupportedModelError for a model whose cache cannot be kept.
+        Args:
+            path: A file, a `Document`, or the folder of a saved one, which brings its own prompt
+                and token range.
+            engine: Reads the document and writes the answers.
+            token_range: Tokens of the document to read, from and to; None for all.
+            prompt, system: See `DocQA.ask`.
+            drafter: In place of the engine's; "rapid" reads the chunks that the question finds.
+            draft_model: What reads these chunks, as the engine takes it; None for the target.
+            mode, eta: See `Rapid`. In mode "steered" that model moves the answers' distribution.
+            chunks: How chunks are found.
+            on_read: Called with the tokens read and their total.
+
+        Raises:
+            DocumentError: The file holds no text.
+            PromptTooLongError: The document does not fit the context; the message says what does.
+            InputError: Its keys do not fit the memory, or options exclude each other.
+            StoreError: The saved document is damaged, or of another model.
+            UnsupportedModelError: The model's cache cannot be saved.
         """
         if engine.tokenizer is None:
             raise InputError("The engine has no tokenizer; questions over documents need one.")
@@ -335,8 +344,8 @@ def _check_room(engine: Engine, prefix: Prompt, token_range: Part | None) -> Non
         raise PromptTooLongError(
             f"the document takes {length:,} tokens of a context of {limit:,}, {QUESTION_ROOM} of "
             f"which question and answer need; {fits:,} fit: read a part of it "
-            f"(token_range=({first}, {first + fits}), --token-range {first}:{first + fits}), or ask DocQA, which "
-            f"searches it."
+            f"(token_range=({first}, {first + fits}), --token-range {first}:{first + fits}), "
+            "or ask DocQA, which searches it."
         )
 
 
