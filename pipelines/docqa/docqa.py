@@ -63,14 +63,17 @@ class AnswerBase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(AnswerBase):
-    """What came of one question.
+    """The answer to one question.
 
-    text: what the model wrote. evidence, short: the quoted sentence and the answer proper, ""
-    where the text has no such part. citations: characters of `text` that stand in a document.
-    passages: those that were shown, in order. prompt: the one that was given to the model. report,
-    label, generation: the engine's. refused: why the model was not asked, None where it was; `text`
-    then says that the documents do not speak of it. chunks: of a long document, those that a model
-    with a context of its own read, in their order.
+    Attributes:
+        text: What the model wrote.
+        evidence, short: The quoted sentence and the answer proper; "" where `text` has none.
+        citations: Characters of `text` that stand in a document.
+        passages: The passages of the prompt, in order.
+        prompt: What the model read.
+        refused: Why the model was not called, None where it was; `text` then says that the
+            documents do not cover the question.
+        chunks: Of a long document, those that a model with its own context read.
     """
 
     question: str
@@ -266,18 +269,26 @@ class DocQA:
         stream: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Answer:
-        """Answer a question from the top_k best passages that fit the model's context.
+        """Answer a question from the best passages that fit the model's context.
 
-        top_k: None for what suits the model, see `passages_for`. prompt: how the question is put,
-        "evidence", "quote", "answer", a Jinja file, a `PromptTemplate`, or None for what suits the
-        model.
-        system: what a chat model is told first. refuse: do not ask the model where the index finds
-        nothing that an answer could rest on, see `Answer.refused`. stream: called with each piece
-        of text as it is verified; an interrupt then ends the text and keeps what was written.
-        options: further arguments of `Engine.generate`, such as `prediction`, a text that the
-        answer will resemble. Raises InputError for an empty question, n > 1, or a prompt that
-        cannot be written, UnknownNameError for one that is not known, PromptTooLongError where not
-        even one passage fits.
+        Args:
+            question: What to ask.
+            sampling: How tokens are chosen; greedy by default.
+            max_new_tokens: Most tokens of the answer.
+            top_k: Passages; None for what suits the model, see `passages_for`.
+            prompt: "evidence", "quote", "answer", a Jinja file or a `PromptTemplate`; None for what
+                suits the model.
+            system: System message of a chat model.
+            refuse: Refuse without calling the model where no document covers the question, see
+                `Answer.refused`.
+            stream: Called with each piece of text as it is verified; an interrupt then ends the
+                text and keeps what was written.
+            **options: Further arguments of `Engine.generate`, such as `prediction`.
+
+        Raises:
+            InputError: The question is empty, n > 1, or the prompt cannot be written.
+            UnknownNameError: The prompt's name is unknown.
+            PromptTooLongError: Not even one passage fits.
         """
         refuse_unknown(options)
         if sampling is not None and sampling.n != 1:

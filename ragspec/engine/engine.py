@@ -40,18 +40,22 @@ from ragspec.verification.static.open import open_static
 class Engine:
     """Generates text from one model, with or without speculation.
 
-    model: a transformers causal model that the caller holds, or a `CausalTarget` over one, which
-    is taken as it is; the model is left as it was found.
-    tokenizer: its tokenizer, or None for token ids only. drafter: a name, a Drafter, a list of
-    them (fused into one tree), or None for plain decoding. draft_model: a smaller model of the
-    same vocabulary (object, path or name), one more drafter. budget: "auto", a number of draft
-    nodes, or a BudgetPolicy. rule: a name or a Rule, None for that of the drafter, which is "walk"
-    where it brings none. batch_size: prompts decoded side by side. static: how steps of fixed shape
-    are taken: "graph" (captured on CUDA), "compile", "eager" (slow, for trials), "off", or "auto",
-    which is "graph" on CUDA; a model that cannot be verified so is verified as any, and its reports
-    say why.
-    Raises UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError, and
-    InputError for a budget that goes by the clock over a model cut among several ranks.
+    Args:
+        model: A transformers causal model, which is not changed, or a `CausalTarget` over one.
+        tokenizer: The model's tokenizer; None for token ids only.
+        drafter: A name, a `Drafter`, a list of these (fused into one tree), or None for plain
+            decoding.
+        draft_model: A smaller model of the same vocabulary (object, path or name) that drafts too.
+        budget: Draft nodes per step: "auto", a number, or a `BudgetPolicy`.
+        rule: A name or a `Rule`; None for the drafter's, which is usually "walk".
+        batch_size: Prompts decoded in one batch.
+        static: Steps of fixed shape: "graph" (captured on CUDA), "compile", "eager" (slow, for
+            tests), "off", or "auto", which is "graph" on CUDA. A model that cannot be verified this
+            way is verified as any other, and its reports say why.
+
+    Raises:
+        UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError: As named.
+        InputError: The budget goes by the clock for a model cut among several ranks.
     """
 
     def __init__(
@@ -117,16 +121,21 @@ class Engine:
         on_step: Callable[[int, Step], None] | None = None,
         **options: Unpack[Options],
     ) -> Any:
-        """Return a Generation for one prompt, a list of them for several.
+        """Return a `Generation` for one prompt, a list of them for several.
 
-        prompts: text, chat messages, token ids, or a batch of one of these; see `encode_prompts`.
-        With Sampling(n > 1) every prompt gives a list of n. attention_mask [B, T]: marks padding
-        of token ids. on_step: called with the number of the row and each of its steps. options:
-        see `Options`. sampling None is greedy, whatever the model's own generation config says;
-        beside temperature, filters, beams, lengths and stop strings that config counts, as under
-        transformers: penalties, forbidden, forced and suppressed tokens, where the sampling leaves
-        them open. So greedy text is that of transformers. Raises InputError, SamplingError,
-        PromptTooLongError.
+        The default is greedy decoding. The model's generation config counts only where `sampling`
+        leaves a setting open: penalties, forbidden, forced and suppressed tokens. Greedy text is
+        then that of transformers.
+
+        Args:
+            prompts: Text, chat messages, token ids, or a batch of one of these.
+            sampling: How tokens are chosen; with n > 1 every prompt gives a list of n.
+            attention_mask: Marks padding of token ids, [B, T].
+            on_step: Called with the number of the row and each of its steps.
+            **options: See `Options`.
+
+        Raises:
+            InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
         """
         encoded, settings = self.prepare(prompts, sampling, options, attention_mask)
         n = settings.sampling.n

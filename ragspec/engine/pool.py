@@ -142,15 +142,20 @@ class Pool:
         on_step: Callable[[Step], None] | None = None,
         **options: Unpack[Options],
     ) -> RequestHandle:
-        """Ask for a text; returns at once, and never waits for the device.
+        """Queue a request and return its handle at once.
 
-        prompt, sampling, options: as for `Engine.generate`; one prompt and n=1. sample: which of
-        the n samples of a prompt this is, from 0; each is a request of its own. tenant: whose text
-        this is; what was read for one tenant never serves another. engine: another one over the
-        same target, whose drafter, rule and budget serve this request: a store's drafter of a
-        scope, say. on_step: called with every step, in the pool's thread; what it raises ends this
-        text alone. Raises InputError, SamplingError, PromptTooLongError, QueueFullError and, after
-        `close`, PoolClosedError.
+        Args:
+            prompt, sampling, **options: As for `Engine.generate`; one prompt and n=1.
+            sample: Which of the n samples of a prompt this is, from 0; each is its own request.
+            tenant: Owner of the text. What was read for one tenant never serves another.
+            engine: Another engine over the same target, whose drafter, rule and budget serve this
+                request.
+            on_step: Called with every step, in the pool's thread; an error ends this text alone.
+
+        Raises:
+            InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
+            QueueFullError: Too many requests wait.
+            PoolClosedError: The pool was closed.
         """
         engine = self._expect(engine, options)
         encoded, settings = engine.prepare(prompt, sampling, options)
@@ -173,8 +178,9 @@ class Pool:
     def close(self, *, cancel: bool = False, timeout: float | None = None) -> None:
         """Take no more requests and wait until all texts have ended.
 
-        cancel: end them after the step that is under way. timeout: seconds after which those that
-        are left are cancelled, None for no limit.
+        Args:
+            cancel: Cancel running texts after the current step.
+            timeout: Seconds after which the remaining texts are cancelled, None for no limit.
         """
         with self._changed:
             self._closed = True

@@ -26,17 +26,24 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """Settings of the output law; the default is greedy.
+    """Settings of the output distribution; the default is greedy.
 
-    temperature 0 (or do_sample=False) is greedy. top_k 0, top_p 1 and min_p 0 switch those
-    filters off; they apply in the order of transformers: penalties, bias, temperature, top_k,
-    top_p, min_p. frequency_penalty and presence_penalty count generated tokens (OpenAI's
-    meaning), repetition_penalty the prompt too (transformers' meaning). bad_words_ids and
-    sequence_bias take token ids. None leaves a setting to the model's own generation config, as in
-    transformers; 1.0, 0 or () switches it off. n samples share one prefill. seed None draws one
-    and reports it. One seed is one noise for every prompt of a batch: equal prompts get equal
-    texts, and others correlated choices; a list gives each prompt its own, such as
-    `seed=range(7, 7 + len(prompts))`. Raises SamplingError for values outside their range.
+    Filters apply in the order of transformers: penalties, bias, temperature, top_k, top_p, min_p.
+    None leaves a setting to the model's generation config; 1.0, 0 or () switches it off.
+
+    Attributes:
+        temperature: 0, or do_sample=False, is greedy.
+        top_k, top_p, min_p: Filters; 0, 1 and 0 switch them off.
+        frequency_penalty, presence_penalty: Count generated tokens, as OpenAI does.
+        repetition_penalty: Counts the prompt too, as transformers does.
+        bad_words_ids, sequence_bias: By token ids.
+        n: Samples of each prompt, which share one prefill.
+        seed: None chooses one and reports it. One seed gives all prompts the same noise: equal
+            prompts get equal texts. A list gives each prompt its own, such as
+            `seed=range(7, 7 + len(prompts))`.
+
+    Raises:
+        SamplingError: A value is outside its range.
     """
 
     temperature: float = 0.0
