@@ -181,7 +181,9 @@ def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling,
     while rest and (kind := type(rest[-1]).__name__) in order:
         if getattr(rest[-1], "min_tokens_to_keep", 1) > 1:
             break
-        order = order[: order.index(kind)]  # only what the law of ragspec applies before it
+        order = order[
+            : order.index(kind)
+        ]  # only what the distribution of ragspec applies before it
         record[_WARPERS[kind]] = getattr(rest.pop(), _WARPERS[kind])
     if not getattr(config, "do_sample", False):
         record = {"temperature": 0.0}
@@ -254,7 +256,7 @@ def _with_stop_strings(
 def _refuse_positions(
     positions: torch.Tensor | None, ids: torch.Tensor, mask: torch.Tensor | None
 ) -> None:
-    """Refuse positions of the tokens that differ from the ones that transformers works out."""
+    """Refuse positions of the tokens that differ from the ones that transformers computes."""
     if positions is None:
         return
     visible = torch.ones_like(ids) if mask is None else mask.long()

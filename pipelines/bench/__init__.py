@@ -1,1 +1,1 @@
-"""Variants of decoding and drawing measured side by side, in one run."""
+"""Variants of decoding and drawing measured in one batch, in one run."""

@@ -25,7 +25,7 @@ Device = Annotated[str, typer.Option(help="Device of the model: cpu, an accelera
 
 @app.callback()
 def bench() -> None:
-    """Measure variants side by side in one run."""
+    """Measure variants in one batch in one run."""
 
 
 @app.command()

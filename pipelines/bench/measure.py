@@ -1,4 +1,4 @@
-"""Measure variants side by side: paired, interleaved runs and medians of their ratios.
+"""Measure variants in one batch: paired, interleaved runs and medians of their ratios.
 
 Variants alternate item by item, so that a machine whose speed drifts treats them alike. They are
 compared by the median of per-item ratios with a bootstrap interval. Seconds are decode seconds: the

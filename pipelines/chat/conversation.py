@@ -4,7 +4,7 @@ Every turn is written into the chat template whole, and the engine reads only wh
 (`PrefixCache`). Over documents each question brings the passages that are not in the conversation
 yet; one that the documents do not speak of is searched for together with the question before it,
 and else put as it is, since it may be about an answer. When the context is full the oldest turns
-leave, as many as free a quarter of it, so that what is left is not read anew at every turn.
+leave, as many as free a quarter of it, so that what is left is not read again at every turn.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Conversation:
         self._selection = PrefixCache()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Begin again."""
         self.turns = []
         self._selection.clear()
 

@@ -117,7 +117,7 @@ def _root(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
 def bench(context: typer.Context) -> None:
-    """Measure side by side with peers; `ragspec bench text --help` lists its options."""
+    """Measure in one batch with peers; `ragspec bench text --help` lists its options."""
     from ragspec.pipelines.bench.cli import main as run_bench
 
     code = run_bench(context.args)
@@ -183,7 +183,7 @@ def demo(
     ] = False,
     json: o.JsonOption = False,
 ) -> None:
-    """Answer questions over bundled documents, plain and speculative side by side."""
+    """Answer questions over bundled documents, plain and speculative in one batch."""
     from ragspec.pipelines.cli.demo import run_demo
 
     run_demo(docs, questions, model, Terminal(quiet=json), json, fetch=fetch)

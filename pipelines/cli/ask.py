@@ -91,7 +91,7 @@ def ask_iterative(
     predicted: o.PredictionOptions,
     no_refusal: NoRefusalOption = False,
 ) -> None:
-    """Answer a question and search anew while the answer is written (RaLMSpec, Iter-RetGen)."""
+    """Answer a question and search again while the answer is written (RaLMSpec, Iter-RetGen)."""
     from ragspec.pipelines.iterative.rag import IterativeRag
 
     if documents.top_passages not in (None, 1):

@@ -1,1 +1,1 @@
-"""Answers whose passage is looked up anew every few tokens."""
+"""Answers whose passage is looked up again every few tokens."""

@@ -1,4 +1,4 @@
-"""Iterative RAG: the passage in the prompt is looked up anew every few tokens of the answer.
+"""Iterative RAG: the passage in the prompt is looked up again every few tokens of the answer.
 
 In-context RALM (Ram et al. 2023, arXiv 2302.00083): the last tokens of question and answer are the
 query, and the best passage takes the place of the one before. Asking the index so often is what

@@ -1,9 +1,9 @@
 """A kNN language model: every token is chosen by the target and by a datastore together.
 
-Khandelwal et al. 2020 (arXiv 1911.00172): the law of the next token is a mixture of the target's
-and of what followed the most similar contexts of the datastore. Looking these up for every token
-is what speculation hides (RaLMSpec, arXiv 2401.14021; see `retrievers.knn.text`): the text stays
-that of looking up every time.
+Khandelwal et al. 2020 (arXiv 1911.00172): the distribution of the next token is a mixture of the
+target's and of what followed the most similar contexts of the datastore. Looking these up for every
+token is what speculation hides (RaLMSpec, arXiv 2401.14021; see `retrievers.knn.text`): the text
+stays that of looking up every time.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class KnnLM:
                 "transform": distribution,
             }
             if isinstance(distribution, Guessing):
-                current["logprobs"] = None  # they are those of the checked law
+                current["logprobs"] = None  # they are those of the checked distribution
             result: Generation = engine.generate(prompt, sampling, **current)
             return result
 

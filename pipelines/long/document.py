@@ -173,7 +173,7 @@ class LongDocument:
     def over(self, engine: Engine) -> LongDocument:
         """Return the same document asked through another engine over the same target.
 
-        Where the law is steered it stays so.
+        Where the distribution is steered it stays so.
         """
         if engine.target is not self.engine.target:
             raise InputError("got an engine over another model; expected one over the same target.")

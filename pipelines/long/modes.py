@@ -1,4 +1,4 @@
-"""Who writes the answers over a long document: drafters, and what changes the target's law."""
+"""The drafters and the transform that write answers over a long document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ RAPID = "rapid"
 
 @dataclass(frozen=True, slots=True)
 class AnswerWriter:
-    """What answers are written with. transform: of the target's law, None for the law itself."""
+    """What answers are written with.
+
+    Transform: of the target's distribution, None for the distribution itself.
+    """
 
     engine: Engine
     transform: Transform | None = None

@@ -173,7 +173,7 @@ def read_document(
     engine.target.check_prompt(tokens)
     size, text = len(tokens), list(tokens)
     with context as selected:
-        # One token more than is read: of a prompt the last one is always read anew.
+        # One token more than is read: of a prompt the last one is always read again.
         opened = selected.open(engine.target, [*text, text[-1]], size + 1, size)
         with opened as (session, _):
             if isinstance(session, CachedSession):

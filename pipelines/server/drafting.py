@@ -75,7 +75,7 @@ class TenantDrafting:
     def add(self, name: str, store: CorpusIndex) -> None:
         """Let requests draft from a store from now on; raises InputError for a name that is taken.
 
-        Requests under way go on as they were.
+        Requests running go on as they were.
         """
         with self._lock:
             if name in self.stores:

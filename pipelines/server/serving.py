@@ -98,7 +98,7 @@ class Serving:
         return handles
 
     def _ended(self, message: weakref.ref[RequestHandle], future: Future[Generation]) -> None:
-        # A future keeps its callbacks: a ticket in one would be a cycle until it is collected.
+        # A future keeps its callbacks: a handle in one would be a cycle until it is collected.
         handle = message()
         if handle is not None:
             self.metrics.ended(handle)
@@ -159,7 +159,7 @@ class Serving:
         return {"id": name, "object": "store", "tokens": tokens}
 
     def close(self, drain: float) -> None:
-        """Let texts under way end within `drain` seconds, then end them; let the stores go."""
+        """Let texts running end within `drain` seconds, then end them; let the stores go."""
         self._image_executor.shutdown(wait=False, cancel_futures=True)
         self.pool.close(timeout=drain)
         self.drafting.close()

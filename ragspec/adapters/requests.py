@@ -127,7 +127,7 @@ class TextsByWords:
         return len(self._selection)
 
     def take(self, text: NDArray[np.int64]) -> HostText:
-        """Return the session that knows exactly this text [T], and let go of it; or a new one."""
+        """Return the session that knows exactly this text [T], and release it; or a new one."""
         key = _key(text)
         for number in self._matches.get(key, ()):
             known = self._selection[number]

@@ -139,7 +139,7 @@ class HostWriter:
         return self.template is not None or is_chat(self.engine.tokenizer)
 
     def close(self) -> None:
-        """End the pool that this writer made; texts under way are cancelled."""
+        """End the pool that this writer made; texts running are cancelled."""
         if self._owned and self.pool is not None:
             self.pool.close(cancel=True)
 

@@ -3,7 +3,7 @@
 A drafter that sets `top_logits` to k > 0 is lent `Step.best` with every step, one that sets
 `needs_hidden` is lent `Step.hidden`. The sessions of both are also told once what the target knew
 of the prompt, a `Prefill` (but not of best tokens where `reads_prompt` is False); other sessions
-hear of steps alone. Nothing is worked out or kept where no drafter asks, and nothing is copied to
+hear of steps alone. Nothing is computed or kept where no drafter asks, and nothing is copied to
 the host unless somebody reads it there.
 """
 
@@ -58,7 +58,7 @@ class DraftRequest:
     spans: parts of the prompt that were copied from documents, as (start, end, document, offset)
     in tokens: prompt[start:end] is document text from token `offset` on; these give `origin`.
     texts: further texts that are not part of the prompt.
-    law: the row's token law (processors and noise), for drafters that draw.
+    distribution: the row's token distribution (processors and noise), for drafters that draw.
     draft_prompt: what a drafter with a context of its own reads in place of the prompt.
     known_states: parts of the prompt, in its order, of which a drafter that needs hidden states may
     hear besides what the prefill tells it of.

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class KnowsDistributions(Protocol):
-    """The optional part of a draft session that knows the law at some nodes of its last tree."""
+    """The optional part of a draft session: distributions at some nodes of its last tree."""
 
     def distributions(self) -> Iterable[KnownDistribution]:
-        """Return the laws at the root and at the nodes that were expanded."""
+        """Return the distributions at the root and at the nodes that were expanded."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 As in RASD (arXiv 2503.03434) the trees are merged by shared prefixes. Deviations: no source has a
 quota, every one may fill the whole budget and the nodes of largest reach are kept; nothing is
-pruned by a draft model's law. A source that fails never breaks the text: it is switched off.
+pruned by a draft model's distribution. A source that fails never breaks the text: it is switched
+off.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Fuse(Combined):
     """Drafts with several drafters at once; with one alone, its trees pass unchanged.
 
     drafters: in order of trust: where two offer the same node, the first is named as its source.
-    A single drafter keeps its kind and its law q, so that any rule can judge it; several make a
-    deterministic tree if all are deterministic, else a coupled one, which `walk` judges.
+    A single drafter keeps its kind and its distribution q, so that any rule can judge it; several
+    make a deterministic tree if all are deterministic, else a coupled one, which `walk` judges.
     Raises InputError where there is no drafter, or something else than one.
     """
 

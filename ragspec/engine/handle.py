@@ -76,7 +76,7 @@ class RequestHandle:
         raise StopIteration
 
     def cancel(self) -> None:
-        """End the text after the step that is under way; its result is what was written."""
+        """End the text after the step that is running; its result is what was written."""
         self._cancelled = True
         self._wake()
 
@@ -121,11 +121,11 @@ class RequestHandle:
                 self._watcher()
             if result is None:
                 self._summary = True
-                self._watcher = None  # it may hold this ticket: a cycle that would keep the text
+                self._watcher = None  # it may hold this handle: a cycle that would keep the text
 
 
 def _passes(handle: RequestHandle) -> Iterator[list[Emission]]:
-    """Yield the emissions of a ticket, all that are left once its text has ended."""
+    """Yield the emissions of a handle, all that are left once its text has ended."""
     try:
         for emission in handle:
             yield [emission, *(handle if emission.row.done else ())]

@@ -105,7 +105,7 @@ class Loop:
         """Let the rows of one prompt join; its text is read in the steps to come.
 
         scope: only texts of the same one lend each other what was read of them. Raises
-        UnsupportedModelError where a law needs hidden states that the session cannot keep.
+        UnsupportedModelError where a distribution needs hidden states that the session cannot keep.
         """
         for row in rows:
             row.rule, row.scope = open_rule(rule), scope
@@ -130,7 +130,7 @@ class Loop:
         """Take one step in every row that is read, then read on in those that are not.
 
         Returns what they emitted. Rows that have ended have left. Where the session can, the next
-        forward is under way by then.
+        forward is running by then.
         """
         while self._put_back and len(self.rows) < self._most:
             self._jobs.append(self._put_back.pop(0))
@@ -355,7 +355,7 @@ def _finish(
 
 
 def _without(row: Row, readings: Sequence[PrefillJob]) -> Iterator[PrefillJob]:
-    """Yield the readings less one row; where that read for others, these begin anew."""
+    """Yield the readings less one row; where that read for others, these begin again."""
     for job in readings:
         if row not in job.rows:
             yield job
@@ -378,7 +378,10 @@ def _known(slot: int | None) -> int:
 
 
 def _keep_hidden(session: TargetSession, rows: Sequence[Row]) -> None:
-    """Let the session keep hidden states; raises UnsupportedModelError where a law needs them."""
+    """Let the session keep hidden states.
+
+    Raises UnsupportedModelError where a distribution needs them.
+    """
     if isinstance(session, CachedSession):
         session.keep_hidden()
     elif any(row.transform_reads for row in rows):

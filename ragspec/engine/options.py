@@ -365,7 +365,9 @@ def _check_bias(sampling: Sampling, vocab_size: int) -> None:
         if not isinstance(bias, Mapping | None):
             raise SamplingError(f"{name} is {bias!r}; expected a mapping to numbers, or None")
         for value in (bias or {}).values():
-            if not isinstance(value, Real) or not value < math.inf:  # infinity makes laws of nan
+            if (
+                not isinstance(value, Real) or not value < math.inf
+            ):  # infinity makes distributions of nan
                 raise SamplingError(f"{name} has the bias {value!r}; expected a number, or -inf")
     if not isinstance(banned, Sequence | None):
         raise SamplingError(f"bad_words_ids is {banned!r}; expected lists of token ids, or None")

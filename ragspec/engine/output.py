@@ -109,7 +109,7 @@ class Stream:
         return piece
 
     def cancel(self) -> None:
-        """End the text after the step that is under way."""
+        """End the text after the step that is running."""
         self._cancelled.set()
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""A pool: texts of many callers, decoded side by side on one device.
+"""A pool: texts of many callers, decoded in one batch on one device.
 
     with Pool(engine, max_batch_size=8) as pool:
-        ticket = pool.submit("Name three rivers.", Sampling(temperature=0.8, seed=7))
-        for emission in ticket:
+        handle = pool.submit("Name three rivers.", Sampling(temperature=0.8, seed=7))
+        for emission in handle:
             print(emission.step.tokens)
-        print(ticket.result().text)
+        print(handle.result().text)
 
 Requests join when a slot is free and leave when their text ends, each at its own time; between two
 steps of the others a chunk of a prompt is read. The tokens of a request are those that

@@ -80,10 +80,10 @@ class SharedPrefixes:
 class PrefixCache:
     """The cache of the last text of a call, for the next: `engine.generate(prompt, kept=context)`.
 
-    It serves one prompt at a time and one model; another model's call begins anew. A call that
+    It serves one prompt at a time and one model; another model's call begins again. A call that
     was interrupted leaves what had been committed. Models whose caches cannot be cut short
     (recurrent states), or whose positions depend on the length of the prompt, read all again.
-    Change the model's weights and it must be made anew. prefixes: keeps the beginnings of prompts
+    Change the model's weights and it must be made again. prefixes: keeps the beginnings of prompts
     that are asked for with `prefix=`, also for other contexts.
     """
 
@@ -113,7 +113,7 @@ class PrefixCache:
         """Lend a session that holds the beginning of a text, and tell how many tokens of it.
 
         text: the row's own list, which grows as tokens are committed. prefix: its first tokens that
-        other texts may begin with, too. Raises InputError where another call is under way.
+        other texts may begin with, too. Raises InputError where another call is running.
         """
         if not self._using.acquire(blocking=False):
             raise InputError(

@@ -76,7 +76,7 @@ class PrefillJob:
 def portions(readings: Sequence[PrefillJob], chunk: int | None) -> Iterator[tuple[PrefillJob, int]]:
     """Yield which prompts are read by the next forward, and how many tokens of each.
 
-    In order of arrival, as many side by side as take no more than `chunk` positions, padding
+    In order of arrival, as many in one batch as take no more than `chunk` positions, padding
     counted; None sets no limit.
     """
     longest = 0

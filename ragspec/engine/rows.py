@@ -115,18 +115,18 @@ MOST_NODES = 64  # room that a cache keeps for a draft
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One text on its way: its tokens, its law, its drafter and where it ends.
+    """One text on its way: its tokens, its distribution, its drafter and where it ends.
 
     logprobs: None, or how many alternatives to keep with each token's log-probability. top: how
     many of the target's best tokens the drafter learns from, 0 for none; reads_prompt: also while
     the prompt is read. hidden: it learns from the target's hidden states. transform: changes the
-    target's law, which is then that of the name `distribution_name`; transform_reads: it wants the
-    target's
-    hidden states. open_view: makes what the rule sees of a forward; targets whose laws are no
-    tables have their own. pending: committed tokens that the target has not seen, the root last.
-    rule: judges this row's drafts; the loop opens it. slot: the session's row that it has, None for
-    none. scope: whom it shares what is read with, see `TargetSession.join`. error: what ended it,
-    where rows are kept apart. started, finished: seconds of the performance counter.
+    target's distribution, which is then that of the name `distribution_name`; transform_reads: it
+    wants the target's hidden states. open_view: makes what the rule sees of a forward; targets
+    whose distributions are no tables have their own. pending: committed tokens that the target has
+    not seen, the root last. rule: judges this row's drafts; the loop opens it. slot: the session's
+    row that it has, None for none. scope: whom it shares what is read with, see
+    `TargetSession.join`. error: what ended it, where rows are kept apart. started, finished:
+    seconds of the performance counter.
     """
 
     context: DraftContext
@@ -165,7 +165,7 @@ class Row:
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether the target's hidden states are wanted, by the drafter or for its law."""
+        """Whether the target's hidden states are wanted, by the drafter or for its distribution."""
         return self.hidden or self.transform_reads
 
 

@@ -52,7 +52,7 @@ def propose(row: Row) -> DraftTree:
 
 
 def follows(row: Row) -> bool:
-    """Tell whether the row's rule takes the target's own tokens, by the target's own law."""
+    """Return whether the row's rule takes the target's own tokens, by its own distribution."""
     return type(row.rule) is Walk and row.transform is None and row.open_view is RowView
 
 
@@ -67,7 +67,7 @@ def judge(
     """Let the rules of the rows decide and return what they saw, too; None of rows that failed.
 
     logits [B, N + 1, V]. hidden: of each row [copies, N + 1, H], where they are kept. known: the
-    target's own tokens after root and nodes, where they are worked out; none of a row where not.
+    target's own tokens after root and nodes, where they are computed; none of a row where not.
     """
     parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
     distributions = [row.distribution for row in rows]
@@ -197,7 +197,7 @@ class Launcher:
 
     @property
     def ahead(self) -> bool:
-        """Whether a forward may be under way while the host does other things."""
+        """Whether a forward may be running while the host does other things."""
         return self._steps is not None
 
     def launch(self, step: InFlightStep) -> None:

@@ -111,11 +111,11 @@ class Report:
     no token, None where it did. rested: by source, for how many steps it was not asked, or told of
     none, and why. tv_excess: mean total variation per token that a relaxed rule may
     have added; 0 under exact rules, None under rules that do not measure it. drift: mean total
-    variation per token between the target's own law and the one that a transform made of it, None
-    where nothing measures it. static: how steps of fixed shape were taken, "off" or "off: why"
-    where they were not. kv_bytes: of keys and values at the end of a long document's answer,
-    None for others. retrieval: the
-    searches of a text that looks passages up while it is written, None for any other.
+    variation per token between the target's own distribution and the one that a transform made of
+    it, None where nothing measures it. static: how steps of fixed shape were taken, "off" or "off:
+    why" where they were not. kv_bytes: of keys and values at the end of a long document's answer,
+    None for others. retrieval: the searches of a text that looks passages up while it is written,
+    None for any other.
     """
 
     tokens: int
@@ -369,10 +369,10 @@ def label_of(rule: str, rounded: bool) -> str:
 
 
 def label_under(rule: str, distribution: str | None) -> str:
-    """Return a rule's label over the law of that name, None for the target's own."""
+    """Return a rule's label over the distribution of that name, None for the target's own."""
     return f"exact-for({distribution})" if distribution is not None and rule == "exact" else rule
 
 
 def kind_of_label(label: str) -> str:
-    """Return the label without its law or bound: "exact", "exact up to rounding", "bounded", .."""
+    """Return the label without distribution or bound: "exact", "exact up to rounding", .."""
     return label.partition("(")[0] + (ROUNDED if "(" in label and label.endswith(ROUNDED) else "")

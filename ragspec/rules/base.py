@@ -43,7 +43,7 @@ class TargetView(Protocol):
         ...
 
     def probabilities(self, node: int) -> torch.Tensor:
-        """Return the law after the node, all processors applied: f64 [V], on the CPU."""
+        """Return the distribution after the node, all processors applied: f64 [V], on the CPU."""
         ...
 
     def ends(self, node: int) -> bool:
@@ -65,8 +65,8 @@ class Rule(Protocol):
 
     @property
     def label(self) -> str:
-        """`exact` where the output law is the target's and the seed decides alone,
-        `exact-for(distribution)` where only the law is kept, else `approximate`."""
+        """`exact` where the output distribution is the target's and the seed decides alone,
+        `exact-for(distribution)` where only the distribution is kept, else `approximate`."""
         ...
 
     @property
@@ -127,12 +127,11 @@ class Step:
     best: optional, the target's best tokens at the root and every node, where the target made them;
     `top` has them on the host. hidden: optional [copies, N + 1, H], the target's last hidden states
     there, for drafters that declare `needs_hidden`; with guidance a sequence has several copies,
-    the conditional one first. view: the target's own choices and laws there, those of nodes that no
-    rule visited too; not `ends`; None with processors that keep a memory. All three are lent for
-    the time of `observe`.
-    excess: total variation that a relaxed rule may have added, one figure for each of `tokens`;
-    none from rules that measure none. surprise: -log p less the entropy of p, for each of `tokens`
-    under the target's law p at its place, likewise.
+    the conditional one first. view: the target's own choices and distributions there, those of
+    nodes that no rule visited too; not `ends`; None with processors that keep a memory. All three
+    are lent for the time of `observe`. excess: total variation that a relaxed rule may have added,
+    one figure for each of `tokens`; none from rules that measure none. NLL gap: -log p less the
+    entropy of p, for each of `tokens` under the target's distribution p at its place, likewise.
     """
 
     tree: DraftTree
@@ -157,7 +156,7 @@ class Verdict:
 
     token is None where the text ends with the path. excess: what a relaxed rule measured, the
     total variation that each emitted position may add, in their order; none from other rules.
-    surprise: see `Step`.
+    NLL gap: see `Step`.
     """
 
     path: tuple[int, ...]

@@ -4,7 +4,8 @@ Instead of testing token after token, the chain is tested as a whole: with w_0 =
 w_i = min(1, w_(i-1) p(x_i) / q(x_i)), the first i tokens pass with probability S / (S + 1 - w_i),
 S = sum (w_i p - q)+ over the token that follows, the whole chain with probability w_D. The longest
 prefix that passes is kept and a token is drawn from N[(w_i p - q)+], or from p after the whole
-chain. It keeps the target's law and never accepts fewer tokens on average than `ChainRejection`.
+chain. It keeps the target's distribution and never accepts fewer tokens on average than
+`ChainRejection`.
 
 Whether a prefix passes depends on tokens after it. So the drafter must not draw twice with the
 same number: its noise of one step must not return in the next (key it by the index of the root
@@ -43,7 +44,7 @@ class Block:
 
         A chain in which the text ends is judged up to there.
 
-        Raises RuleError where the tree is no chain or lacks its laws q.
+        Raises RuleError where the tree is no chain or lacks its distributions q.
         """
         check_draws(self, tree)
         check_chain(self, tree)

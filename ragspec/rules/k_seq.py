@@ -1,10 +1,10 @@
 """k-SEQ, the rule of SpecTr: Sun et al. (arXiv 2310.15141).
 
-With k children drawn independently from the draft's law q, and the target's law p, each child x is
-kept with probability min(1, p(x) / (rho q(x))), the first one that passes is taken, and else a
-token is drawn from what p has left. The division factor rho in [1, k] is the smallest for which no
-token is kept more often than p allows: with beta = sum min(q, p / rho), the root of
-1 - (1 - beta)^k = rho beta.
+With k children drawn independently from the draft's distribution q, and the target's distribution
+p, each child x is kept with probability min(1, p(x) / (rho q(x))), the first one that passes is
+taken, and else a token is drawn from what p has left. The division factor rho in [1, k] is the
+smallest for which no token is kept more often than p allows: with beta = sum min(q, p / rho), the
+root of 1 - (1 - beta)^k = rho beta.
 
 Deviation: k is the number of candidates that are left at the node, as in the paper, but they may
 also be the children of one node, not only separate chains.
@@ -44,7 +44,7 @@ def division_factor(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
     """Return the smallest rho in [1, k] that leaves p non-negative after k tries.
 
     Shapes: p, q f64 [V]. The answer lies on the safe side of the root, within k * 2^-32, so
-    the law is kept whatever the tolerance.
+    the distribution is kept whatever the tolerance.
     """
     low, high = 1.0, float(k)
     if _spare(p, q, k, low) >= 0.0:

@@ -1,9 +1,10 @@
-"""Rejection rules for drafts that were drawn from a law that is known: `tree.q`.
+"""Rejection rules for drafts that were drawn from a distribution that is known: `tree.q`.
 
-All walk down from the root. At a node with the target's law p and the draft's law q the children
-x are tried in the order in which they were drawn: x is kept with probability min(1, p(x) / q(x)),
-else p becomes `N[(p - q)+]` and the next child is tried; what is left of p in the end is drawn
-from. So the text follows the target's law. The rules differ in the children that they expect:
+All walk down from the root. At a node with the target's distribution p and the draft's distribution
+q the children x are tried in the order in which they were drawn: x is kept with probability min(1,
+p(x) / q(x)), else p becomes `N[(p - q)+]` and the next child is tried; what is left of p in the end
+is drawn from. So the text follows the target's distribution. The rules differ in the children that
+they expect:
 
 - `ChainRejection`, one: Leviathan, Kalman and Matias (arXiv 2211.17192), Chen et al. (arXiv
   2302.01318).
@@ -155,7 +156,7 @@ def ratio(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
 
 
 def normalised(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """Return the positive part of the weights [V] as a law, or `otherwise` where there is none.
+    """Return the positive weights [V] as a distribution, or `otherwise` where there are none.
 
     There is none when target and draft agree, where only rounding can lead to a rejection.
     """
@@ -165,14 +166,14 @@ def normalised(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
 
 
 def draw(distribution: torch.Tensor, noise: NoiseStream, index: int) -> int:
-    """Return a token drawn from the law [V] with the residual noise of the index."""
+    """Return a token drawn from the distribution [V] with the residual noise of the index."""
     tokens = distribution.nonzero().flatten()
     scores = distribution[tokens].log() + noise.gumbel(index, tokens, NoiseUse.RESIDUAL)
     return int(tokens[torch.argmax(scores)])
 
 
 def draft_distribution(tree: DraftTree, node: int, like: torch.Tensor) -> torch.Tensor:
-    """Return q after the node [V], with the type and device of the target's law `like`.
+    """Return q after the node [V], with the type and device of the target's distribution `like`.
 
     Raises RuleError where the two vocabularies differ.
     """
@@ -203,7 +204,7 @@ def children_of(tree: DraftTree) -> defaultdict[int, list[int]]:
 
 
 def check_draws(rule: Rule, tree: DraftTree) -> None:
-    """Refuse a tree that was not drawn as the rule expects, or lacks the laws q.
+    """Refuse a tree that was not drawn as the rule expects, or lacks the distributions q.
 
     A tree without nodes passes: there is nothing to judge. Raises RuleError.
     """

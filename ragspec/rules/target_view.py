@@ -18,9 +18,9 @@ class RowView:
     """The target's logits for one tree, processed only where a rule looks.
 
     logits [N + 1, V]: the root's row, then the nodes'. chosen: the target's tokens of all of
-    them, where they were worked out together on the device, below 0 where not; each of the others
-    is worked out when asked for, in the order of the walk, which is what processors with a memory
-    need. transform: changes the logits before the law's processors.
+    them, where they were computed together on the device, below 0 where not; each of the others
+    is computed when asked for, in the order of the walk, which is what processors with a memory
+    need. transform: changes the logits before the distribution's processors.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class RowView:
         return result
 
     def probabilities(self, node: int) -> torch.Tensor:
-        """Return the law after the node: f64 [V]."""
+        """Return the distribution after the node: f64 [V]."""
         return self._distribution.probabilities(self.scores(node))[0].cpu()
 
     def distributions(self, nodes: Sequence[int]) -> torch.Tensor:
-        """Return the laws after several nodes at once: f64 [n, V]."""
+        """Return the distributions after several nodes at once: f64 [n, V]."""
         return self._distribution.probabilities(
             torch.cat([self.scores(node) for node in nodes])
         ).cpu()
@@ -82,7 +82,7 @@ class RowView:
         return self._stop.peek(self.path(node))
 
     def scores(self, node: int) -> torch.Tensor:
-        """Return the processed logits after the node, worked out once: [1, V]."""
+        """Return the processed logits after the node, computed once: [1, V]."""
         result = self._scores.get(node)
         if result is None:
             row = self._logits[node + 1 : node + 2]

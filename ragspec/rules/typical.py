@@ -1,4 +1,4 @@
-"""Typical acceptance, the rule of Medusa: Cai et al. (arXiv 2401.10774). It changes the text's law.
+"""Typical acceptance of Medusa, Cai et al. (arXiv 2401.10774). It changes the distribution.
 
 A draft token x passes where the target finds it likely enough for how unsure it is:
 p(x) > min(epsilon, delta * exp(-H(p))), H the entropy of p in nats. The longest path of tokens
@@ -22,7 +22,7 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Accept what the target finds typical: more tokens, of another law.
+    """Accept what the target finds typical: more tokens, of another distribution.
 
     epsilon: a probability that always suffices. delta: the share of exp(-H) that suffices.
     Raises InputError where one lies outside (0, 1].
@@ -63,6 +63,6 @@ class Typical:
         return Verdict(path, None if path and target.ends(path[-1]) else target.token(best[2]))
 
     def threshold(self, p: torch.Tensor) -> float:
-        """Return the probability that a token must exceed under the law p [V]."""
+        """Return the probability that a token must exceed under the distribution p [V]."""
         entropy = float(torch.special.entr(p).sum())
         return min(self.epsilon, self.delta * float(torch.tensor(-entropy).exp()))

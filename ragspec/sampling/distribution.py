@@ -1,4 +1,4 @@
-"""The law of the next token: logits -> processors -> temperature and filters -> noise -> token.
+"""The next token's distribution: logits, processors, temperature, filters, noise, token.
 
 The token is `argmax(log p + g)`: Gumbel noise g of the position makes it a sample of p, and
 greedy is the case g = 0. Only tokens that survive the filters need noise, so the full vocabulary
@@ -23,7 +23,7 @@ _NEVER = float("-inf")
 
 
 class TokenDistribution:
-    """The output law of one row of text: settings, processors and noise.
+    """The output distribution of one row of text: settings, processors and noise.
 
     ends: token ids that end a text. extra: further transformers LogitsProcessors. own: what the
     model asks for, see `defaults`.
@@ -62,7 +62,7 @@ class TokenDistribution:
         return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
 
     def without_lazy(self) -> TokenDistribution:
-        """Return this law less the processors that may keep state, for drafters to draw from."""
+        """Return this distribution without processors that keep state, for drafters."""
         distribution = TokenDistribution(self.sampling, self.noise, self.prompt_length)
         distribution.processors = [processor for processor in self.processors if not processor.lazy]
         return distribution
@@ -107,10 +107,10 @@ class TokenDistribution:
     def best(
         self, scores: torch.Tensor, indices: Sequence[int], k: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the k first choices of R nodes, for drafts coupled to this law.
+        """Return the k first choices of R nodes, for drafts coupled to this distribution.
 
         Shapes: processed scores [R, V] -> tokens i64 [R, k] and their probabilities f64 [R, k]
-        (0 where fewer than k tokens survive), in the order in which this law prefers them.
+        (0 where fewer than k tokens survive), in the order in which this distribution prefers them.
         """
         if self.sampling.greedy:
             values, tokens = scores.topk(k, dim=-1)
@@ -122,7 +122,7 @@ class TokenDistribution:
         return tokens.gather(-1, places), selected.softmax(-1).gather(-1, places)
 
     def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the laws of R nodes: processed scores [R, V] -> f64 [R, V]."""
+        """Return the distributions of R nodes: processed scores [R, V] -> f64 [R, V]."""
         if self.sampling.greedy:
             return torch.nn.functional.one_hot(best_token(scores), scores.shape[-1]).double()
         selected, tokens = self._survivors(scores)
@@ -144,8 +144,8 @@ class TokenDistribution:
     def _survivors(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scaled scores f64 [R, K] of candidate tokens i64 [R, K], filtered at -inf.
 
-        Flat laws need more candidates than peaked ones, so a few are tried before many, and many
-        before the whole vocabulary.
+        Flat distributions need more candidates than peaked ones, so a few are tried before many,
+        and many before the whole vocabulary.
         """
         sampling, size = self.sampling, scores.shape[-1]
         if not self._filters:

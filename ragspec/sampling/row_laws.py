@@ -1,4 +1,4 @@
-"""The laws of all rows of a batch at once, where the logits are.
+"""The distributions of all rows of a batch at once, where the logits are.
 
 A step of fixed shapes may ask nothing of the host: settings and noise keys are tensors written in
 place, and what work a batch asks for is a `DistributionShape`, known before the step starts. The
@@ -28,7 +28,7 @@ _CANDIDATES = (128, 2048)
 
 @dataclass(frozen=True, slots=True)
 class DistributionShape:
-    """What the laws of a batch ask for; a step captured for one shape serves that shape alone.
+    """What the distributions of a batch need; a captured step serves one such shape alone.
 
     candidates: how many of the best tokens the filters look at, 0 where no row has a filter.
     unfiltered: whether a row draws from the whole vocabulary. top_k: whether a row has that filter.
@@ -58,7 +58,7 @@ class DistributionShape:
     def of(
         cls, distributions: Sequence[TokenDistribution | None], vocab_size: int
     ) -> DistributionShape:
-        """Return the shape of rows with these laws."""
+        """Return the shape of rows with these distributions."""
         sample = [
             distribution.sampling
             for distribution in distributions
@@ -80,10 +80,10 @@ class DistributionShape:
 
 
 class BatchDistribution:
-    """The laws of B rows as tensors on one device, written in place.
+    """The distributions of B rows as tensors on one device, written in place.
 
     longest: above every generated index that a row will be asked for, such as the slots of its
-    cache. shape: what the laws set now ask for.
+    cache. shape: what the distributions set now ask for.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class BatchDistribution:
 
     @staticmethod
     def takes(distribution: TokenDistribution) -> bool:
-        """Whether the law can be worked out here; others keep the host's path."""
+        """Whether the distribution can be computed here; others keep the host's path."""
         return known(distribution.processors)
 
     def set(
         self, row: int, distribution: TokenDistribution | None, text: Sequence[int] = ()
     ) -> None:
-        """Write the law of a row that joins; None: of padding, greedy.
+        """Write the distribution of a row that joins; None: of padding, greedy.
 
-        text: its committed tokens, the root last; read by laws with penalties alone.
+        text: its committed tokens, the root last; read by distributions with penalties alone.
         """
         self._distributions[row] = distribution
         sampling = Sampling() if distribution is None else distribution.sampling

@@ -2,7 +2,7 @@
 
 How often a row's text has a token stays on the device, [B, V], and grows there by a scatter of the
 tokens that a step accepts. A node's own path adds at most n tokens to that: the scores of those
-alone are worked out again and put in place, so that no table of [n, V] counts is ever made. The
+alone are computed again and put in place, so that no table of [n, V] counts is ever made. The
 scores are those of `processors`, which stay the reference.
 """
 
@@ -47,7 +47,7 @@ class PenaltyShape:
 
     @classmethod
     def of(cls, distributions: Sequence[TokenDistribution | None]) -> PenaltyShape:
-        """Return the shape of rows with these laws."""
+        """Return the shape of rows with these distributions."""
         kinds = {
             type(each)
             for distribution in distributions
@@ -87,7 +87,7 @@ class RowPenalties:
         self._until = numbers(rows, 1, _ENDS, kind=torch.int64)
 
     def set(self, row: int, distribution: TokenDistribution | None, text: Sequence[int]) -> None:
-        """Write what the law of a row asks for, and its text: committed tokens, the root last."""
+        """Write what a row's distribution needs, and its committed tokens, the root last."""
         for buffer in (self._bias, self._frequency, self._presence):
             buffer[row] = 0
         self._repetition[row] = self._rounded[row] = 1.0

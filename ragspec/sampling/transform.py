@@ -1,9 +1,9 @@
-"""What changes the law of the target before a token is chosen from it.
+"""What changes the distribution of the target before a token is chosen from it.
 
 The mixture of a kNN language model is one: it adds what a datastore knows of the next token; the
-steering of RAPID another: it adds what a model says that reads less. The changed law is the one
-that is decoded exactly, so that drafts, sampling and penalties stay as they are, and the text
-depends on the seed and never on the drafts.
+steering of RAPID another: it adds what a model says that reads less. The changed distribution is
+the one that is decoded exactly, so that drafts, sampling and penalties stay as they are, and the
+text depends on the seed and never on the drafts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ragspec.trees.draft_tree import DraftTree
 class TextStart:
     """What a transform is told of a text.
 
-    law: processors, settings and noise of its own. prompt: without what was written before this
-    call. draft_prompt: what is read in place of the prompt by who does not read that.
+    distribution: processors, settings and noise of its own. prompt: without what was written before
+    this call. draft_prompt: what is read in place of the prompt by who does not read that.
     """
 
     distribution: TokenDistribution
@@ -38,8 +38,8 @@ class TextStart:
 class RowTransform(Protocol):
     """The transform of one text on its way. What it gives depends on the text alone.
 
-    One that measures by how much its law differs from the target's own may have `drift`: the mean
-    total variation of the places that were asked.
+    One that measures by how much its distribution differs from the target's own may have `drift`:
+    the mean total variation of the places that were asked.
     """
 
     def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
@@ -63,13 +63,13 @@ class RowTransform(Protocol):
 class Transform(Protocol):
     """Makes the transforms of texts, see `Options.transform`.
 
-    name: of the changed law, as the label `exact-for(name)` says it. reads_hidden: whether it needs
-    the target's last hidden states.
+    name: of the changed distribution, as the label `exact-for(name)` says it. reads_hidden: whether
+    it needs the target's last hidden states.
     """
 
     @property
     def name(self) -> str:
-        """The name of the law."""
+        """The name of the distribution."""
         ...
 
     @property

@@ -1,7 +1,7 @@
-"""What is worked out once a machine and kept as JSON: a file for every key, written as a whole.
+"""What is computed once a machine and kept as JSON: a file for every key, written as a whole.
 
 Nothing here fails: what is missing, damaged or of another key is as good as not kept, and where
-nothing can be written the answer is worked out again next time.
+nothing can be written the answer is computed again next time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def read(directory: Path | str, name: str, key: Key) -> dict[str, Any] | None:
 def write(directory: Path | str, name: str, key: Key, fields: Mapping[str, Any]) -> None:
     """Keep fields, none of them called "key", in the place of those that were kept before.
 
-    Whoever reads meanwhile finds the ones or the others.
+    The caller that reads meanwhile finds the ones or the others.
     """
     path = _path(directory, name, key)
     part = path.with_suffix(f".{os.getpid()}.part")

@@ -53,10 +53,10 @@ class DraftTree:
 
     Shapes: tokens i64 [N], parents i64 [N] (-1 = child of the root), reach f32 [N] (estimated
     probability that the node is accepted), source i64 [N] (index into `sources`), origin i64
-    [N, 2] (document, token offset in it; -1 where there is none), q f64 [N + 1, V] (row 0 the law
-    at the root, row i + 1 the law at node i; only rows of nodes with children matter).
-    Siblings carry distinct tokens unless `kind` is SAMPLED. Nodes of DRAWN kinds are in the order
-    of their draws.
+    [N, 2] (document, token offset in it; -1 where there is none), q f64 [N + 1, V] (row 0 the
+    distribution at the root, row i + 1 the distribution at node i; only rows of nodes with children
+    matter). Siblings carry distinct tokens unless `kind` is SAMPLED. Nodes of DRAWN kinds are in
+    the order of their draws.
     """
 
     tokens: Ints

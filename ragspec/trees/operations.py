@@ -129,10 +129,10 @@ def keep_order(tree: DraftTree, accept_prob: Sequence[float] | None = None) -> l
     - Chain rejection and block verification: a chain ends at a depth that no token of it moves.
     - Multi-step and without replacement: a child is a draw from q, or from what the siblings
       before it left of q. A later sibling may go; without an earlier one it would be of another
-      law, and so would be the best of several.
+      distribution, and so would be the best of several.
     - k-seq: the number of siblings is part of the rule, so none of their tokens may change it.
     So the number of nodes to keep must be known before the draw, too, as the reach of a draft may
-    tell what was drawn. Typical acceptance keeps no law; it is shown the same trees.
+    tell what was drawn. Typical acceptance keeps no distribution; it is shown the same trees.
     """
     if tree.kind in SAMPLED_KINDS:
         return list(range(len(tree)))
@@ -216,7 +216,8 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
 
     After its parent a node is as likely as the most confident tree says; source and origin are
     those of the first tree that offers it. The result is deterministic where all trees are, else
-    coupled: what a sampled tree promises about its law does not survive, so `q` is dropped.
+    coupled: what a sampled tree promises about its distribution does not survive, so `q` is
+    dropped.
     """
     if len(trees) == 1 and trees[0][0].kind in (DraftKind.DETERMINISTIC, DraftKind.COUPLED):
         tree, bit = trees[0]

@@ -72,7 +72,7 @@ class TargetSession(Protocol):
         ...
 
     def shrink(self) -> None:
-        """Free the memory of the rows that nobody has; it is taken anew when they are wanted."""
+        """Free the memory of the rows that nobody has; it is taken again when they are wanted."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -161,7 +161,7 @@ class StepSession(TargetSession, Protocol):
     def follow(
         self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
     ) -> None:
-        """Let the next forward choose by these laws and keep the paths that the walk accepts.
+        """Let the next forward choose by these distributions and keep the walk's paths.
 
         texts: all committed tokens of each row, the root last; lent. `commit` then gets these
         paths, or beginnings of them. Laws that the session does not know are left to the host.

@@ -436,7 +436,7 @@ class TreeSession:
 
 
 def read_states(target: CausalTarget, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Return what the output head reads over texts that are read side by side.
+    """Return what the output head reads over texts that are read in one batch.
 
     For each of them [copies, T, H]; of texts with more than `MOST_LOGITS` logits in all the ends
     alone.
@@ -455,7 +455,7 @@ def _layout(
     width: int = 1,
     piece: int | None = None,
 ) -> tuple[torch.Tensor, TreeView]:
-    """Lay pending tokens and nodes side by side, rows padded with positions that see themselves.
+    """Lay pending tokens and nodes in one batch, rows padded with positions that see themselves.
 
     Returns tokens i64 [B, n], n at least `width`, and the view of their attention. piece: of
     a target that reads in pieces; it knows long chains without the table of their ancestors.

@@ -9,7 +9,7 @@ forgotten takes a key along.
 A sequence may own several rows of the buffers, its *copies* (guidance runs a model on a pair): with
 R sequences, copy c of sequence b is buffer row c * R + b. Lengths are those of sequences.
 
-A forward covers the sequences *in line*, B of the R, which lie side by side so that their keys are
+A forward covers the sequences *in line*, B of the R, which lie in one batch so that their keys are
 one view. All are at first; `line_up` chooses others, and moves as few of them as it can.
 """
 
@@ -255,7 +255,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         self._recall(len(self.book.lengths))
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Give up the memory of these sequences, which then hold nothing; `copy` takes it anew."""
+        """Give up the memory of these sequences, which then hold nothing; `copy` takes it again."""
         self._put_aside()
         places = [place for place, row in enumerate(self._row_order) if row not in rows]
         for layer in self.layers:
@@ -300,7 +300,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         book.moved()
 
     def _window(self, selection: set[int]) -> int:
-        """Return the place from which on most of these sequences lie side by side already."""
+        """Return the place from which on most of these sequences lie in one batch already."""
         current = [row in selection for row in self._row_order]
         starts = range(len(current) - len(selection) + 1)
         return max(starts, key=lambda start: sum(current[start : start + len(selection)]))

@@ -309,7 +309,7 @@ def _commit(row: _Row, path: tuple[int, ...]) -> None:
 def _croppable(cache: Any) -> bool:
     """Whether the last slots of every layer can be dropped without a trace.
 
-    Sliding layers cannot once they have let go of what lies before their window.
+    Sliding layers cannot once they have release what lies before their window.
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer
 

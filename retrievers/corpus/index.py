@@ -2,8 +2,8 @@
 
 Immutable segments are mapped into memory and published as one tuple; text that is appended waits in
 a bounded log, visible at once, until a thread seals it into a segment and merges what has become
-small. Whoever opened a request keeps what it saw. One process writes at a time, any number read.
-Text has a scope: what a tenant's requests brought in is never offered to another tenant.
+small. The caller that opened a request keeps what it saw. One process writes at a time, any number
+read. Text has a scope: what a tenant's requests brought in is never offered to another tenant.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class CorpusIndex:
         )
 
     def close(self) -> None:
-        """Stop recording, write what waits, and let go of the files. Raises StoreError."""
+        """Stop recording, write what waits, and release the files. Raises StoreError."""
         while self._recording:
             self._recording.popitem()[1]()
         self._writer.close()

@@ -72,7 +72,7 @@ class _Scope:
         return [*(document for part in self.parts for document in part.documents), *self.fresh]
 
     def fold(self) -> None:
-        """Make a part of what came, together with the newest parts as far as that pays."""
+        """Make a part of what came, together with the newest parts where that pays."""
         if not self.fresh:
             return
         documents, self.fresh = self.fresh, []
@@ -191,7 +191,7 @@ class AppendLog:
             self._visible.pop(scope, None)
 
     def _keep(self, scope: str) -> None:
-        """Note that a scope was looked at; let go of the segments of the one longest unseen."""
+        """Note that a scope was looked at; release the segments of the one longest unseen."""
         self._visible.pop(scope, None)
         self._visible[scope] = None
         while len(self._visible) > MOST_TENANTS:

@@ -41,7 +41,7 @@ Document = NDArray[Any]
 
 
 class Revision:
-    """A change of a corpus under way: works on the catalogue and in the new folder.
+    """A change of a corpus running: works on the catalogue and in the new folder.
 
     store: the generation it starts from, None for a first one. Segments that the change leaves
     alone are carried over in the end.
@@ -93,7 +93,7 @@ class Revision:
         return list(open_segment(self._store, record, "full").documents())
 
     def append(self, documents: Sequence[Document], scope: str, largest: int = LARGEST) -> None:
-        """Add appended text of a scope, merged with its newest segments as far as that pays.
+        """Add appended text of a scope, merged with its newest segments where that pays.
 
         Afterwards every segment is at least FACTOR times as large as the next newer one, or about
         as large as a segment may get.

@@ -147,7 +147,7 @@ class CorpusWriter:
             return True
 
     def close(self) -> None:
-        """Refuse what comes from now on, write what waits, and let go of the files.
+        """Refuse what comes from now on, write what waits, and release the files.
 
         Where it cannot be written it stays open, to be closed again.
         """

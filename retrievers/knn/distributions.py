@@ -88,7 +88,7 @@ class Knn:
         return self.store.search(states, self.k)
 
     def logits(self, logits: torch.Tensor, result: Neighbours) -> torch.Tensor:
-        """Return the mixed law f64 [1, V] from the target's logits [1, V]."""
+        """Return the mixed distribution f64 [1, V] from the target's logits [1, V]."""
         return self.mixture.logits(logits, self.store.values[result.numbers], result.distances)
 
 
@@ -112,7 +112,7 @@ class First(NamedTuple):
 
 
 class Searching:
-    """Makes the law of a text by searching for every token: what the text is defined by.
+    """Makes the distribution of a text by searching for every token: what the text is defined by.
 
     cache: takes what is found, for guesses to come. first: the first place that was asked.
     times: of each search when it began, its queries and milliseconds.
@@ -144,7 +144,7 @@ class Searching:
         self._search(range(ROOT, min(len(self._states) - 1, together)))
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the mixed law after a node."""
+        """Return the mixed distribution after a node."""
         if node not in self._matches:
             self._search([node])
         result = self._matches[node]
@@ -165,7 +165,7 @@ class Searching:
 
 @dataclass(slots=True)
 class Guessing:
-    """Makes the law from a cache, or from the target alone, and notes every place that was asked.
+    """Makes the distribution from a cache, or from the target alone, and notes each place.
 
     alone: no neighbours count.
     """
@@ -190,7 +190,7 @@ class Guessing:
         self._states = on_host(states)
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
-        """Return the guessed law after a node."""
+        """Return the guessed distribution after a node."""
         state = self._states[node + 1]
         self.queries.append(KnnQuery(state, logits.clone(), index))
         if self.alone:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KEYS, VALUES, STARTS = "keys.bin", "values.bin", "starts.bin"
 WINDOW = 512  # tokens that are read at once
 SHARE_KNOWN = 8  # of a window, one in so many is text of the window before
-TOGETHER = 64  # windows that are read side by side, or one after the other where they are long
+TOGETHER = 64  # windows that are read in one batch, or one after the other where they are long
 
 ProgressCallback = Callable[[int, int], None]
 

@@ -1,4 +1,4 @@
-"""The law of a kNN language model: what the target says, and what followed similar contexts.
+"""The distribution of a kNN language model: the target's, mixed with that of neighbours.
 
 p = (1 - weight) p_target + weight p_near, where p_near gives each neighbour's token its share of
 softmax(-distance / temperature) (Khandelwal et al. 2020, arXiv 1911.00172, section 2; there the
@@ -38,10 +38,10 @@ class Mixture:
     def logits(
         self, logits: torch.Tensor, tokens: Numbers, distances: NDArray[np.float64]
     ) -> torch.Tensor:
-        """Return the logarithm of the mixed law f64 [1, V] from the target's logits [1, V].
+        """Return the log of the mixed distribution f64 [1, V], from the logits [1, V].
 
         tokens, distances [k]: those that followed the neighbours, and how far these are; without
-        any the target's law stays.
+        any the target's distribution stays.
         """
         if not len(tokens):
             return logits.double().log_softmax(-1)

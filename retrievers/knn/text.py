@@ -73,7 +73,7 @@ class KnnText:
         ended = False
         while not ended:
             plan = self.schedule.next()
-            # The first token always: its law says whether a place may be asked twice.
+            # The first token always: its distribution says whether a place may be asked twice.
             waits = plan.strides == 1 or self.waits or not self.calls
             ended = self._wait(plan) if waits else self._guess(plan)
             self.on_accept(self.known, self.calls[-1] if ended else None)

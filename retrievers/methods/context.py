@@ -48,7 +48,7 @@ class _Acceptance:
     """Corrects probabilities by how those of their row fared."""
 
     ratios: dict[int, Ratio] = field(default_factory=dict)
-    known: dict[int, float] = field(default_factory=dict)  # what `expect` has worked out
+    known: dict[int, float] = field(default_factory=dict)  # what `expect` has computed
 
     def expect(self, key: int, value: float) -> float:
         """Return `value`, always the same for a key, as it fared so far."""

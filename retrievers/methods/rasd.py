@@ -1,16 +1,16 @@
-"""RASD: a draft model's tree and retrieved trees, pruned by the draft model's law, as one tree.
+"""RASD: a draft model's tree and retrieved trees, pruned by its distribution, as one tree.
 
 RASD (arXiv 2503.03434): each step the draft model grows its tree; what retrieval finds for the
 same suffix becomes a retrieval tree; it is pruned by the draft model's distribution, fused with
 the draft tree along the longest shared prefixes, and re-ranked to the budget. The paper publishes
 no code and its constants were not reachable: rank 10 and probability 0.01 are ours.
-Deviations: the law is known at the root and at every node that the draft model expanded, and is
-used at all of them; its probabilities are those of the target's choice being the same (under
-shared noise, see `coupled`); a pruned branch is not lost but keeps the share of its reach that
-the target granted to such branches so far, so that a draft model that knows little cannot silence
-a source that knows more; the result is judged by `walk`, exact for any tree. A further forward of
-the draft model over all other retrieved nodes was built and dropped: at 8 and 16 nodes it gave 0.96
-to 1.01 times the tokens a forward (docqa, quotation, rag, qa; starter models).
+Deviations: the distribution is known at the root and at every node that the draft model expanded,
+and is used at all of them; its probabilities are those of the target's choice being the same (under
+shared noise, see `coupled`); a pruned branch is not lost but keeps the share of its reach that the
+target granted to such branches so far, so that a draft model that knows little cannot silence a
+source that knows more; the result is judged by `walk`, exact for any tree. A further forward of the
+draft model over all other retrieved nodes was built and dropped: at 8 and 16 nodes it gave 0.96 to
+1.01 times the tokens a forward (docqa, quotation, rag, qa; starter models).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ Distribution = set[int]
 
 
 class Rasd(Fuse):
-    """Fuses a drafter's tree with retrieved trees that the drafter's law has pruned.
+    """Fuses a drafter's tree with retrieved trees that the drafter's distribution has pruned.
 
-    drafter: a model drafter, or any other; where its session tells no laws (see `delegate`) nothing
-    is pruned; None for the target's own second choices. retrievers: drafters over text, in order
-    of trust; None for the text of the request alone. prune_rank: a retrieved token
-    survives among so many first choices of the draft model; prune_probability: or with such a
+    drafter: a model drafter, or any other; where its session tells no distributions (see
+    `delegate`) nothing is pruned; None for the target's own second choices. retrievers: drafters
+    over text, in order of trust; None for the text of the request alone. prune_rank: a retrieved
+    token survives among so many first choices of the draft model; prune_probability: or with such a
     chance; 0 for both prunes nothing. grace: the share of its reach that a pruned branch has to
     begin with; it follows what the target accepts, and None drops pruned branches, as the paper
-    does. patience: seconds that a look-up may take for a draft, None for no limit.
-    Raises InputError where there is no retriever, and for settings outside their range.
+    does. patience: seconds that a look-up may take for a draft, None for no limit. Raises
+    InputError where there is no retriever, and for settings outside their range.
     """
 
     method = Method(
@@ -95,7 +95,10 @@ class Rasd(Fuse):
 
 
 class RasdSession(FuseSession):
-    """The drafters of one row; see `Rasd`. pruned: retrieved nodes that a law objected to."""
+    """The drafters of one row; see `Rasd`.
+
+    Pruned: retrieved nodes that a distribution objected to.
+    """
 
     def __init__(self, drafter: Rasd, request: DraftRequest) -> None:
         super().__init__(drafter.drafters, request, drafter.patience)
@@ -121,7 +124,7 @@ class RasdSession(FuseSession):
         super().observe(feedback)
 
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
-        """Return the parts as one tree, the retrieved ones pruned where a law is known."""
+        """Return the parts as one tree, the retrieved ones pruned where a distribution is known."""
         drafted = next((tree for tree, source in parts if source == self._model), None)
         distributions = self._distributions() if drafted is not None and len(parts) > 1 else {}
         if drafted is None or not distributions:
@@ -158,9 +161,10 @@ class RasdSession(FuseSession):
         place: dict[tuple[int, int], int],
         distributions: dict[int, Distribution],
     ) -> DraftTree:
-        """Return what the laws leave of a retrieved tree, its reach scaled where they object.
+        """Return what pruning leaves of a retrieved tree, its probabilities scaled.
 
-        place: the draft tree's nodes by (parent, token); a node that is not in it has no law.
+        place: the draft tree's nodes by (parent, token); a node that is not in it has no
+        distribution.
         """
         grace = self._grace
         share = 0.0 if self._drafter.grace is None else grace.share
@@ -185,7 +189,7 @@ class RasdSession(FuseSession):
 
 @dataclass(slots=True)
 class _Grace:
-    """How often the target takes what the draft model's law has pruned, over what was claimed.
+    """How often the target takes what the draft model's distribution has pruned.
 
     watched: claims of the pruned tokens of this step, by (node of the draft tree, token).
     """

@@ -6,11 +6,11 @@ be as large as the target, or be the target. It reads `Options.draft_prompt` in 
 and behind it what was generated; noise goes by the index of the generated token, so that its drafts
 are coupled to the target's choices all the same.
 
-Where we deviate: drafts are judged by the target's own law unless another mode is asked for, so
-that the text is that of plain decoding. The paper moves the law towards the drafter's (eta above
-0), which is another text: `steering` does that without a loss, `published` as it was published.
-The drafter reads its prompt when a draft is first wanted, and falls silent where its context is
-full.
+Where we deviate: drafts are judged by the target's own distribution unless another mode is asked
+for, so that the text is that of plain decoding. The paper moves the distribution towards the
+drafter's (eta above 0), which is another text: `steering` does that without a loss, `published` as
+it was published. The drafter reads its prompt when a draft is first wanted, and falls silent where
+its context is full.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Rapid:
 
     drafter: a transformers causal model of the target's vocabulary (the target itself, too), or
     any drafter. Without `draft_prompt` it reads the prompt, as that drafter would. mode: "exact",
-    the law of the text is the target's; "steered", the one between both (`Steering`), whatever is
-    drafted; "paper", the published acceptance (`PublishedRapid`), which has to be the only drafter.
-    eta: how far the law moves, None for 10 (0 in mode "exact"). Raises InputError for no model or
-    an eta below 0, UnknownNameError for another mode.
+    the distribution of the text is the target's; "steered", the one between both (`Steering`),
+    whatever is drafted; "paper", the published acceptance (`PublishedRapid`), which has to be the
+    only drafter. eta: how far the distribution moves, None for 10 (0 in mode "exact"). Raises
+    InputError for no model or an eta below 0, UnknownNameError for another mode.
     """
 
     method = Method(

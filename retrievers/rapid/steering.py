@@ -1,4 +1,4 @@
-"""Between two laws: what RAPID adds to the target's logits (arXiv 2502.20330, equation 6).
+"""Between two distributions: what RAPID adds to the target's logits (arXiv 2502.20330, equation 6).
 
 mode "exact": nothing, the text is the target's. "steered": everywhere, see `steering`. "paper":
 where it was drafted, see `published`.
@@ -32,7 +32,7 @@ ETA, ALPHA = 10.0, 0.1
 
 
 def shift(p: torch.Tensor, q: torch.Tensor, scale: float, alpha: float) -> torch.Tensor:
-    """Return what is added to the target's logits: laws p, q [.., V] -> [.., V]."""
+    """Return what is added to the target's logits: distributions p, q [.., V] -> [.., V]."""
     counts = q >= alpha * q.amax(-1, keepdim=True)
     return scale * (q - p) * counts
 
@@ -62,7 +62,7 @@ def eta_of(mode: str, eta: float | None) -> float:
 
 
 class PublishedRapid:
-    """Keep drawn tokens by a law between target and drafter; go on by the target's.
+    """Keep drawn tokens by a distribution between target and drafter; go on by the target's.
 
     eta: how far the target's logits are moved, in units of temperature; 0 is rejection sampling.
     """
@@ -77,7 +77,7 @@ class PublishedRapid:
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it, with the drift of each token.
 
-        Raises RuleError where the tree is no chain or lacks its laws q.
+        Raises RuleError where the tree is no chain or lacks its distributions q.
         """
         check_chain(self, tree)
         drifts: list[float] = []
@@ -100,14 +100,14 @@ TOGETHER = 16  # nodes that are read with the root; further ones when a rule com
 
 
 class Steering:
-    """Moves the target's law towards that of another model over another prompt.
+    """Moves the target's distribution towards that of another model over another prompt.
 
     model: a transformers causal model of the target's vocabulary, or the target itself; it reads
     `draft_prompt` in place of the prompt. eta: how far; logits move by at most eta times the
     temperature. kappa: the same for greedy text, in logits; None is eta.
-    Where the model's context is full, or a token is none of its own, the law is the target's from
-    there on. Raises InputError for settings outside their range, UnsupportedModelError for a model
-    that keeps no keys and values.
+    Where the model's context is full, or a token is none of its own, the distribution is the
+    target's from there on. Raises InputError for settings outside their range,
+    UnsupportedModelError for a model that keeps no keys and values.
     """
 
     reads_hidden = False
@@ -123,7 +123,7 @@ class Steering:
 
     @property
     def name(self) -> str:
-        """The name of the law."""
+        """The name of the distribution."""
         greedy = "" if self.kappa == self.eta else f", kappa {self.kappa:g}"
         return f"RAPID, eta {self.eta:g}{greedy}"
 
@@ -161,7 +161,7 @@ class SteeredText:
 
     @property
     def drift(self) -> float:
-        """Mean total variation between the target's own law and this one."""
+        """Mean total variation between the target's own distribution and this one."""
         return sum(self._drifts) / max(1, len(self._drifts))
 
     def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
@@ -199,7 +199,7 @@ class SteeredText:
     def _probabilities(
         self, distribution: TokenDistribution, logits: torch.Tensor, path: Sequence[int]
     ) -> torch.Tensor:
-        """Return the law after draft tokens: logits [1, V] -> f64 [1, V]."""
+        """Return the distribution after draft tokens: logits [1, V] -> f64 [1, V]."""
         return distribution.probabilities(
             distribution.process(logits, self._context[: self._length], [path])
         )
@@ -239,7 +239,7 @@ class SteeredText:
 
 
 def _by_which_known(taken: TokenDistribution) -> TokenDistribution:
-    """Return the law that p and q are known by: that of the text, at temperature 1 for greedy."""
+    """Return the distribution that p and q are known by: at temperature 1 for greedy text."""
     if not taken.sampling.greedy:
         return taken
     known = TokenDistribution(Sampling(temperature=1.0), taken.noise, taken.prompt_length)

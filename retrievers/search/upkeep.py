@@ -1,6 +1,6 @@
 """An index that grows: documents added, removed and read again where their files have changed.
 
-Every change is worked out with the writers' lock held and published as a whole, so that an index
+Every change is computed with the writers' lock held and published as a whole, so that an index
 is what it was or what it should be, whenever a process ends. A changed index equals one that is
 built afresh; only passages that are new are embedded.
 """
@@ -259,7 +259,7 @@ def _known(index: PassageIndex) -> dict[str, Document]:
 def _as_before(index: PassageIndex, documents: Iterable[Document]) -> list[Document]:
     """Return documents under the names that the index has for their files, if it has.
 
-    Files whose foreign names look alike when written as UTF-8 are named anew.
+    Files whose foreign names look alike when written as UTF-8 are named again.
     """
     alike = Counter(_place(each) for each in index.documents)
     names = {_place(each): each.name for each in index.documents if alike[_place(each)] == 1}

@@ -92,7 +92,7 @@ class RetrieverSearcher(Generic[Text]):
 
     @property
     def most(self) -> int:
-        """Queries that are asked side by side."""
+        """Queries that are asked in one batch."""
         return self.workers
 
     @property

@@ -158,7 +158,7 @@ class StateReader:
         return self._together(numbers, [states[number] for number in numbers])
 
     def _states(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Return the states [copies, T, H] of pieces that the target reads side by side."""
+        """Return the states [copies, T, H] of pieces that the target reads in one batch."""
         return read_states(self.target, [self.chunks[number] for number in numbers])
 
     def _together(self, numbers: Sequence[int], result: Sequence[torch.Tensor]) -> StateRead:

@@ -1,4 +1,4 @@
-"""What a feature head is trained on: the states that it guesses, and the laws that come of them.
+"""The loss of a feature head: the states that it guesses, and their distributions.
 
 With depth 1 as EAGLE (arXiv 2401.15077): each place is guessed from the target's own state before
 it. Deeper drafts feed on guesses; depth d trains d rounds of that, each place of round k reading
@@ -43,17 +43,18 @@ def head_loss(
     noise: torch.Tensor | float = 0.0,
     depth: int = 1,
 ) -> tuple[torch.Tensor, float]:
-    """Return the loss over texts, and how often both laws have the same best token in round one.
+    """Return the loss, and how often both distributions have one best token in round one.
 
-    Smooth L1 between states plus `distributions` times the cross-entropy between laws, over the
-    tokens of `output`. noise [R, T - 1, H]: added to the target's states before they are read.
+    Smooth L1 between states plus `distributions` times the cross-entropy between distributions,
+    over the tokens of `output`. noise [R, T - 1, H]: added to the target's states before they are
+    read.
     """
     after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
     for number, guessed in enumerate(rounds(head, read, noise, depth)):
         guessed = guessed[:, number:]
         start = after.shape[1] - guessed.shape[1]
-        learned = real[:, start:]  # elsewhere no law need be worked out
+        learned = real[:, start:]  # elsewhere no distribution need be computed
         expected, result = after[:, start:][learned], guessed[learned]
         with torch.no_grad():
             theirs = output(expected)
@@ -103,7 +104,7 @@ def _forward(
     places: torch.Tensor | None,
     start: int,
 ) -> list[torch.Tensor]:
-    """Read rounds of states side by side, and return what each guesses; see `rounds`."""
+    """Read rounds of states in one batch, and return what each guesses; see `rounds`."""
     count, n = len(inputs), embedded.shape[1]
     if count == 1:
         return [head(embedded, inputs[0], places).float()]

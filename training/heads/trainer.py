@@ -42,7 +42,7 @@ class HeadTraining:
     sets no such end. batch_size, length: texts of a step, and tokens that longer ones are cut to
     (texts below a condition cannot be cut).
     learning_rate: at its height; None gives 0.6 / H, near the published 1e-4 for H = 4096.
-    noise: width of the uniform noise on the states. laws: weight of the cross-entropy.
+    noise: width of the uniform noise on the states. distributions: weight of the cross-entropy.
     depth: rounds in which the head reads its own guesses, see `loss`. draft_vocab_size: the head
     drafts only so many of the texts' most frequent tokens, see `vocabulary`; None: all.
     Raises InputError for numbers outside their range.

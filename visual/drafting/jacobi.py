@@ -1,19 +1,19 @@
 """Speculative Jacobi decoding: the target's last forward drafts for its next one, without a model.
 
-A window of drafted codes is verified; behind the first that falls, the laws that this forward
-worked out under the stale codes give the drafts of the next. Two forms:
+A window of drafted codes is verified; behind the first that falls, the distributions that this
+forward computed under the stale codes give the drafts of the next. Two forms:
 
-- "sampled", SJD (Teng et al., arXiv 2410.01699): codes are drawn from those laws anew, which come
-  along as q, so that the rejection rules keep the target's law;
+- "sampled", SJD (Teng et al., arXiv 2410.01699): codes are drawn again from those distributions,
+  which come along as q, so that the rejection rules keep the target's distribution;
 - "coupled", SCD (So et al., arXiv 2510.24211, the form with shared Gumbel noise): each code is the
   target's own choice under the stale codes, made with the noise of its index, so a code stays
-  where its law hardly moved, and `walk` writes what plain decoding would write.
+  where its distribution hardly moved, and `walk` writes what plain decoding would write.
 
 Positions that no forward has reached start as the code to the left or above, as in SJD.
 With branches the coupled form is a tree: beside a code of the chain stand those that the target
 liked next best there, with the same noise.
-Deviations: the branches; such a code is a point law (q = 1), not a draw; the window shrinks with
-the budget, in which a node's reach is how often codes of its age came true.
+Deviations: the branches; such a code is a point distribution (q = 1), not a draw; the window
+shrinks with the budget, in which a node's reach is how often codes of its age came true.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JacobiDrafter:
     """Drafts what the target thought under the last draft.
 
     window: the most codes of a draft. form: "coupled" (SCD, for `walk`) or "sampled" (SJD, for
-    `rejection`). width: codes in a row of the picture; None for one endless row, as in text.
+    `rejection`). width: codes in a row of the image; None for one endless row, as in text.
     start: a fresh position takes the code on its "left" or "above" it, whichever there is.
     branches: codes beside each of the chain, of the coupled form alone; 0 makes a chain. end: the
     code that stands at the end of every row, where the model has one.
@@ -99,7 +99,7 @@ class JacobiSession:
         self._vocab_size = vocab_size
         self._noise = noise
         self._guesses: dict[int, list[int]] = {}  # by generated index: the coupled form's codes
-        self._distributions: dict[int, torch.Tensor] = {}  # the sampled form's laws
+        self._distributions: dict[int, torch.Tensor] = {}  # the sampled form's distributions
         self._ages: dict[int, int] = {}
         self._rates = list(_RATES)
         self._seconds = [_SECOND * 0.5**rank for rank in range(drafter.branches)]
@@ -223,6 +223,6 @@ def _chain(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
 
 
 def _samples(distribution: torch.Tensor, number: float) -> int:
-    """Return the code at a number in (0, 1) of the law's cumulative sum: f64 [V]."""
+    """Return the code at a number in (0, 1) of the distribution's cumulative sum: f64 [V]."""
     bounds = distribution.cumsum(0)
     return bisect_right((bounds / bounds[-1]).tolist(), number)

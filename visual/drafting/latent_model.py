@@ -179,12 +179,12 @@ class MaskedJacobiDrafter:
         )
 
     def open(self, request: DraftRequest) -> MaskedJacobiSession:
-        """Return a session for the picture that the prompt names."""
+        """Return a session for the image that the prompt names."""
         return MaskedJacobiSession(self, picture_of(request.prompt))
 
 
 class MaskedJacobiSession(ChainSession):
-    """How often what a forward foresaw of one picture was kept."""
+    """How often what a forward foresaw of one image was kept."""
 
     def __init__(self, drafter: MaskedJacobiDrafter, picture: int) -> None:
         super().__init__(drafter)

@@ -99,7 +99,7 @@ class DiffusionHead(nn.Module):
         """Return the same of states that `state` has read, which all steps share.
 
         noisy [..., D], times [...], told [..., width]: broadcast against each other, so that what
-        many rows share is worked out once.
+        many rows share is computed once.
         """
         scales = torch.exp(torch.arange(_WAVES, device=noisy.device) * (math.log(1000.0) / _WAVES))
         angles = times[..., None] * scales.to(noisy.dtype)

@@ -2,8 +2,8 @@
 
 DDPM's ancestral sampling (Ho et al., arXiv 2006.11239) on the cosine schedule of Nichol and
 Dhariwal (2102.09672), of a model that predicts the clean latent. No step's deviation is below a
-floor, the last one's included, which published samplers leave free of noise: a law without density
-could not be judged. The floor is part of the sampler, for the target alone as for drafts.
+floor, the last one's included, which published samplers leave free of noise: a distribution without
+density could not be judged. The floor is part of the sampler, for the target alone as for drafts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NoiseSchedule:
         return step / self.steps
 
     def gaussian_step(self, step: int) -> tuple[float, float, float]:
-        """Return what the law of x_(step - 1) is made of, given x_step and the clean latent.
+        """Return the distribution of x_(step - 1), given x_step and the clean latent.
 
         These are the factors of both in its mean, and its deviation.
         """

@@ -1,4 +1,4 @@
-"""A model of continuous latents as a target: its forward gives states, its law is a head's.
+"""A model of continuous latents as a target: forwards give states, a head distributions.
 
 Rows hold the numbers of latents in a table; the trunk reads what they stand for. With guidance a
 place has two states, that of the condition and that without one, and the head mixes what it makes
@@ -152,7 +152,7 @@ class LatentTarget(LatentDraws, ImageTarget):
         return states
 
     def _guided(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the states of a place side by side: [C * B, k, H] -> [B, k, C * H]."""
+        """Return the states of a place in one batch: [C * B, k, H] -> [B, k, C * H]."""
         return torch.cat(logits.chunk(self.copies), dim=-1)
 
     def draft_cache(self, capacity: int) -> DraftCache:

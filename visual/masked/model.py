@@ -230,7 +230,7 @@ class _Head(nn.Module):
 
 
 class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
-    """Tells the diffusion head of every place of a picture some of whose latents are known."""
+    """Tells the diffusion head of every place of an image some of whose latents are known."""
 
     config_class = MaskedConfig
     config: MaskedConfig

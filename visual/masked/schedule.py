@@ -16,7 +16,7 @@ from ragspec.errors import InputError
 from ragspec.visual.checks import is_number, whole
 
 TRAINED = 1000  # steps that the network was trained on
-FLOOR = 0.1  # the noise that costs 0.1 dB of a picture, see benchmarks/RESULTS.md
+FLOOR = 0.1  # the noise that costs 0.1 dB of an image, see benchmarks/RESULTS.md
 _OFFSET = 0.008
 _MOST_BETA = 0.999  # of a step, which would otherwise end in a division by nothing
 
@@ -27,11 +27,12 @@ Step = int | torch.Tensor
 class LearnedSchedule:
     """T of the 1,000 steps; states are numbered T (noise) down to 0 (the latent).
 
-    What belongs to the law of x_(t - 1) given x_t stands at t - 1, f64 [T]. times: what the network
-    is told. kept: share of the latent's variance. to_clean, to_noisy: factors of the mean. least,
-    most: bounds of the log variance. floor: the deviation of the last step, 0 as published; more
-    of it is another law, of which latents have a density, so that drafts can be judged. Raises
-    InputError for fewer than 2 or over 1,000 steps, and for a floor that is not from 0 to below 1.
+    What belongs to the distribution of x_(t - 1) given x_t stands at t - 1, f64 [T]. times: what
+    the network is told. kept: share of the latent's variance. to_clean, to_noisy: factors of the
+    mean. least, most: bounds of the log variance. floor: the deviation of the last step, 0 as
+    published; more of it is another distribution, of which latents have a density, so that drafts
+    can be judged. Raises InputError for fewer than 2 or over 1,000 steps, and for a floor that is
+    not from 0 to below 1.
     """
 
     def __init__(self, steps: int = 100, floor: float = 0.0) -> None:

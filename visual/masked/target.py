@@ -1,9 +1,9 @@
-"""A masked model as a target: one place after the other, in the order of each picture's seed.
+"""A masked model as a target: one place after the other, in the order of each image's seed.
 
-That is the law that drafts are judged under: as many iterations as there are latents (see
+That is the distribution that drafts are judged under: as many iterations as there are latents (see
 `MaskedSampler`). Attention looks both ways, so that a chain of n drafts takes n + 1 masked prefixes
-side by side in one forward, and no cache outlives it. Rows hold numbers of a `LatentTable`; a
-prompt is one id above them, the number of a picture.
+in one batch in one forward, and no cache outlives it. Rows hold numbers of a `LatentTable`; a
+prompt is one id above them, the number of an image.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at
 class MaskedTarget(LatentDraws, CausalTarget):
     """A `MaskedModel`, ready for `Engine`. Tokens are numbers of `table`.
 
-    labels i64 [M], noises: the class and the noise of each picture of the call; `prompt(m)` stands
+    labels i64 [M], noises: the class and the noise of each image of the call; `prompt(m)` stands
     for it, and its row must have that seed. schedule, scale, temperature: see `MaskedSampler`; the
     scale of a latent goes by its index. ahead: latents that each forward also draws behind its
     deepest prefix, all under that one, which `guess` tells. table: of the target that a draft model
@@ -75,11 +75,11 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self._guesses: dict[int, dict[int, int]] = {}
 
     def prompt(self, picture: int) -> list[int]:
-        """Return the prompt of a picture: one id."""
+        """Return the prompt of an image: one id."""
         return [MOST_LATENTS + picture]
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
-        """Raise InputError for a prompt that does not begin with the id of a picture, alone."""
+        """Raise InputError for a prompt that does not begin with the id of an image, alone."""
         if len(tokens) != 1 or not 0 <= picture_of(tokens) < len(self.noises):
             raise InputError(f"got the prompt {list(tokens)}; expected one of target.prompt(m).")
 
@@ -93,9 +93,9 @@ class MaskedTarget(LatentDraws, CausalTarget):
 
     @torch.no_grad()
     def read(self, pictures: Sequence[int], known: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return what is told of all places of pictures [R, N, C, H], R masked prefixes at once.
+        """Return what is told of all places of images [R, N, C, H], R masked prefixes at once.
 
-        known: the numbers of the latents that stand there, in the order of the picture.
+        known: the numbers of the latents that stand there, in the order of the image.
         """
         model, rows, device = self.model, len(pictures), self.device
         sizes = [len(each) for each in known]
@@ -156,7 +156,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         return self._guesses.get(picture, {}).get(index)
 
     def foresee(self, picture: int, states: torch.Tensor, index: int) -> None:
-        """Keep states [N, C, H] of a picture's deepest prefix for what comes from `index` on."""
+        """Keep states [N, C, H] of an image's deepest prefix for what comes from `index` on."""
         indices = list(range(index, min(index + self.ahead, self.model.places)))
         self._ahead[picture] = (self.at(states, picture, indices), indices)
 
@@ -191,7 +191,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
 
 
 class MaskedView(LatentView):
-    """See `LatentView`; picture: whose number of the call the prompt tells."""
+    """See `LatentView`; image: whose number of the call the prompt tells."""
 
     target: MaskedTarget
 
@@ -201,7 +201,7 @@ class MaskedView(LatentView):
 
 
 class MaskedSession(ListedRows[list[int]]):
-    """The pictures of one generation, read anew at every forward; see `TargetSession`."""
+    """The images of one generation, read again at every forward; see `TargetSession`."""
 
     def __init__(self, target: MaskedTarget, rows: int) -> None:
         super().__init__(rows, list, list)
@@ -277,7 +277,7 @@ class MaskedReader:
         return self._states()
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Forget the draft: the next text is read anew."""
+        """Forget the draft: the next text is read again."""
         self._text = []
 
     def _states(self) -> torch.Tensor:
@@ -287,5 +287,5 @@ class MaskedReader:
 
 
 def picture_of(tokens: Sequence[int]) -> int:
-    """Return the number of the picture that a text is of."""
+    """Return the number of the image that a text is of."""
     return int(tokens[0]) - MOST_LATENTS

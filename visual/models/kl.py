@@ -1,4 +1,4 @@
-"""Pictures to continuous latents and back: a KL autoencoder over diffusers' `AutoencoderKL`.
+"""Images to continuous latents and back: a KL autoencoder over diffusers' `AutoencoderKL`.
 
 MAR's published KL-16 (`kl16.ckpt`; Li et al., arXiv 2406.11838, appendix A) is read into that
 layout: the layers of LDM (Rombach et al., 2112.10752) with attention in the encoder's last block
@@ -37,7 +37,7 @@ _NEEDED = (
 
 
 class KLAutoencoder:
-    """Turns pictures f32 [B, C, H, W] in [-1, 1] into latents f32 [B, h * w, d], and back.
+    """Turns images f32 [B, C, H, W] in [-1, 1] into latents f32 [B, h * w, d], and back.
 
     model: an `AutoencoderKL`. Latents are means, unscaled. Raises UnsupportedModelError.
     """
@@ -101,7 +101,7 @@ class KLAutoencoder:
 
     @torch.no_grad()
     def latents(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the means of latents f32 [B, h * w, d] of pictures; raises InputError."""
+        """Return the means of latents f32 [B, h * w, d] of images; raises InputError."""
         sides = images.shape[2:]
         if images.ndim != _AXES or any(side % self.reduction or not side for side in sides):
             raise InputError(
@@ -114,7 +114,7 @@ class KLAutoencoder:
 
     @torch.no_grad()
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        """Return pictures f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
+        """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
 
         Raises InputError for another width.
         """

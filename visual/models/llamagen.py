@@ -324,7 +324,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         """Return logits [B, k, V] of codes i64 [B, n] (or embeddings [B, n, hidden]).
 
         condition_embeds [B, L, hidden]: put before the codes. position_ids i64 [B, n], or [1, n]
-        for all rows: 0 .. L - 1 are condition positions; given anew where nothing is cached.
+        for all rows: 0 .. L - 1 are condition positions; given again where nothing is cached.
         logits_to_keep: 0 for all, a number of last positions, or i64 [k].
         output_hidden_states: also `hidden_states`, one entry: what the head read, [B, k, hidden].
         """

@@ -1,4 +1,4 @@
-"""The grid of codes of a picture, and how it is laid out in the tokens that a model writes."""
+"""The grid of codes of an image, and how it is laid out in the tokens that a model writes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Raster:
 
     @property
     def tokens(self) -> int:
-        """The tokens of a picture."""
+        """The tokens of an image."""
         return self.height * self.line
 
     @property
     def codes(self) -> int:
-        """The codes of a picture."""
+        """The codes of an image."""
         return self.height * self.width
 
     @property
@@ -57,11 +57,11 @@ class Raster:
         return rows * self.width + min(rest, self.width)
 
     def known(self, tokens: Sequence[int]) -> list[int]:
-        """Return the codes among the first tokens of a picture."""
+        """Return the codes among the first tokens of an image."""
         return [token for at, token in enumerate(tokens) if at % self.line < self.width]
 
     def laid(self, codes: Sequence[int]) -> list[int]:
-        """Return the first codes of a picture among its tokens, -1 where a row ends."""
+        """Return the first codes of an image among its tokens, -1 where a row ends."""
         rows = [list(codes[at : at + self.width]) for at in range(0, len(codes), self.width)]
         filled = [[*row, *[-1] * self.ends] if len(row) == self.width else row for row in rows]
         return [code for row in filled for code in row]

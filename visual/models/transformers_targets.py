@@ -85,7 +85,7 @@ class _Foreign(ImageTarget):
 
 
 class JanusTarget(_Foreign):
-    """Janus or Janus-Pro (`JanusForConditionalGeneration`) drawing a picture.
+    """Janus or Janus-Pro (`JanusForConditionalGeneration`) drawing an image.
 
     prompts: token ids that end with the begin-of-image token. unconditional: those ids with every
     one padded but the first and the last (see `janus_unconditional`). raster: None for the square
@@ -130,7 +130,7 @@ class JanusTarget(_Foreign):
 
 
 def janus_raster(model: Any) -> Raster:
-    """Return how the codes of a Janus model's own pictures lie."""
+    """Return how the codes of a Janus model's own images lie."""
     return _square(int(model.config.vision_config.num_image_tokens))
 
 
@@ -228,7 +228,7 @@ class Emu3Target(_InText):
         return fitting if inputs is None else fitting & inputs
 
     def picture(self, tokens: Ids) -> list[list[int]]:
-        """Return the rows of codes, without their ends, of the tokens of a whole picture."""
+        """Return the rows of codes, without their ends, of the tokens of a whole image."""
         step = self.width + 1
         return [list(tokens[i : i + self.width]) for i in range(0, len(tokens), step)]
 
@@ -270,7 +270,7 @@ class ImageGPTTarget(_Foreign):
     """ImageGPT (`ImageGPTForCausalImageModeling`), which draws clusters of colours.
 
     It has no conditions: its one prompt, `prompt(0)`, is the start token. Its attention knows no
-    slot beyond the picture: drafts are cut to what fits, and a draft model of this class stops
+    slot beyond the image: drafts are cut to what fits, and a draft model of this class stops
     drafting a few codes before the end.
     """
 

@@ -1,4 +1,4 @@
-"""Pictures to codes and back: a VQ tokenizer over diffusers' `VQModel`.
+"""Images to codes and back: a VQ tokenizer over diffusers' `VQModel`.
 
 Published LlamaGen files and the `JanusVQVAE` of transformers are read into that layout, see
 `vq_checkpoint`.
@@ -25,7 +25,7 @@ _SIZES = ("in_channels", "block_out_channels", "sample_size", "norm_type")
 
 
 class VQTokenizer:
-    """Turns pictures f32 [B, C, H, W] in [-1, 1] into codes i64 [B, h * w], row by row, and back.
+    """Turns images f32 [B, C, H, W] in [-1, 1] into codes i64 [B, h * w], row by row, and back.
 
     model: a `VQModel`, or a `JanusVQVAE`, of which `self.model` is a `VQModel` of the same weights.
     normalised: False for books that are searched by plain Euclidean distance. Raises
@@ -107,7 +107,7 @@ class VQTokenizer:
 
     @property
     def image_size(self) -> int:
-        """Return the side of the pictures it was made for, in pixels."""
+        """Return the side of the images it was made for, in pixels."""
         return int(self.model.config.sample_size)
 
     @property
@@ -117,7 +117,7 @@ class VQTokenizer:
 
     @property
     def grid_size(self) -> int:
-        """Return the side of the square of codes of such a picture."""
+        """Return the side of the square of codes of such an image."""
         return self.image_size // self.reduction
 
     def codebook(self) -> torch.Tensor:
@@ -129,7 +129,7 @@ class VQTokenizer:
     def latents(self, images: torch.Tensor) -> torch.Tensor:
         """Return what is looked up in the book, f32 [B, h * w, d].
 
-        Raises InputError for pictures of another form, of sides that are no multiple of
+        Raises InputError for images of another form, of sides that are no multiple of
         `reduction`, or with values outside [-1, 1].
         """
         self._check_images(images)
@@ -140,14 +140,14 @@ class VQTokenizer:
 
     @torch.no_grad()
     def encode(self, images: torch.Tensor) -> torch.Tensor:
-        """Return codes i64 [B, h * w], row by row, of pictures [B, C, H, W] in [-1, 1]."""
+        """Return codes i64 [B, h * w], row by row, of images [B, C, H, W] in [-1, 1]."""
         result, book = self.latents(images), self._book().float()
         # |z - e|^2 without |z|^2, which all codes share; exact for books of any lengths.
         return (result @ book.T - book.square().sum(-1) / 2).argmax(-1)
 
     @torch.no_grad()
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return pictures f32 [B, C, H, W] in [-1, 1] of codes i64 [B, h * w] or [B, h, w].
+        """Return images f32 [B, C, H, W] in [-1, 1] of codes i64 [B, h * w] or [B, h, w].
 
         Raises InputError for codes outside the book, or a number of them that is no square.
         """
@@ -156,7 +156,7 @@ class VQTokenizer:
 
     @torch.no_grad()
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
-        """Return pictures f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d] without a look-up.
+        """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d] without a look-up.
 
         They are made unit length where the book is. Raises InputError for another width.
         """
@@ -168,7 +168,7 @@ class VQTokenizer:
         return self._decoded(functional.normalize(latents, dim=-1) if self.normalised else latents)
 
     def _decoded(self, latents: torch.Tensor) -> torch.Tensor:
-        """Return pictures of what stands in the grid [B, h, w, d]."""
+        """Return images of what stands in the grid [B, h, w, d]."""
         weight = self.model.post_quant_conv.weight
         laid = latents.to(weight.device).permute(0, 3, 1, 2).to(weight.dtype)
         spatial = laid if self.model.config.norm_type == "spatial" else None
@@ -248,7 +248,7 @@ class StarterVQ:
 
     @torch.no_grad()
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return pictures f32 [B, 3, H, W] in [-1, 1] of codes i64 [B, h, w]."""
+        """Return images f32 [B, 3, H, W] in [-1, 1] of codes i64 [B, h, w]."""
         place = self.model.quantize.embedding.weight.device
         return self._pictures(codes.to(place)).float().clamp(-1, 1)
 

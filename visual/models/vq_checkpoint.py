@@ -117,7 +117,7 @@ def check_weights(
         )
 
 
-PIXELS = 256  # a side of the pictures that the published ones were trained on
+PIXELS = 256  # a side of the images that the published ones were trained on
 JANUS = "janus_vqgan"  # the model_type of transformers' JanusVQVAE
 
 # The running mean first, as in LlamaGen's own script that draws with the tokenizer.

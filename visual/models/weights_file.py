@@ -52,7 +52,7 @@ def read_checkpoint(
 
 
 def check_finite(weights: Tensors, origin: str) -> None:
-    """Raise ModelError for weights that are no numbers: they would draw pictures of nothing."""
+    """Raise ModelError for weights that are no numbers: they would draw images of nothing."""
     wrong = [n for n, w in weights.items() if not (w.is_floating_point() and w.isfinite().all())]
     if wrong:
         raise ModelError(
@@ -80,7 +80,7 @@ def _open_pickle(file: Path, allow_namespace: bool) -> Any:
         with torch.serialization.safe_globals(allowed):
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a refusal, or whatever a damaged file may raise
-        # Torch's own text tells how to run what the file holds: it is shown to nobody.
+        # Torch's own text reports how to run what the file holds: it is shown to nobody.
         result = _REFUSED.search(str(error))
         if result is None:
             message = str(error) if isinstance(error, OSError) else type(error).__name__

@@ -1,1 +1,1 @@
-"""From a prompt or a class to pictures, by diffusers' conventions."""
+"""From a prompt or a class to images, by diffusers' conventions."""

@@ -1,4 +1,4 @@
-"""`ChameleonPipeline`: pictures by Chameleon and Anole (arXiv 2405.09818, 2407.06135)."""
+"""`ChameleonPipeline`: images by Chameleon and Anole (arXiv 2405.09818, 2407.06135)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROUNDED = 0.05  # of the size of its numbers, by which a code-book in half prec
 class ChameleonPipeline(PromptPipeline):
     """Draws with a `ChameleonForConditionalGeneration`; see `PromptPipeline`.
 
-    A prompt is followed by the separator and the begin-of-image token; codes of pictures alone are
+    A prompt is followed by the separator and the begin-of-image token; codes of images alone are
     drawn after it. Guidance leads away from negative_prompt in the same template, None being begin
     of text and of image alone. vq: transformers' model has no decoder, so give the published one
     (`vqgan.ckpt`), a folder or an object in the layout of diffusers' VQModel or of transformers'

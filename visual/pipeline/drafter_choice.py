@@ -1,4 +1,4 @@
-"""Which drafter an image pipeline uses: built anew for every call, since conditions differ.
+"""Which drafter an image pipeline uses: built again for every call, since conditions differ.
 
 A draft model reads the same conditions as the target, through embeddings of its own; a feature head
 goes on from the target's hidden states; Jacobi drafting needs no model at all.

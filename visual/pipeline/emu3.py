@@ -1,4 +1,4 @@
-"""`Emu3Pipeline`: pictures by Emu3 (arXiv 2409.18869), of any height and width."""
+"""`Emu3Pipeline`: images by Emu3 (arXiv 2409.18869), of any height and width."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ragspec.visual.models.vq import Emu3VQ
 from ragspec.visual.pipeline.prompt_parts import ImageConfig, PromptConditions, mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
-AREA = 518_400  # pixels of a picture where no size is asked for, as the model's processor has it
+AREA = 518_400  # pixels of an image where no size is asked for, as the model's processor has it
 
 
 class Emu3Pipeline(PromptPipeline):
     """Draws with an `Emu3ForConditionalGeneration`; see `PromptPipeline`.
 
-    A prompt is followed by the size of the picture in codes, which ends in the token that begins
+    A prompt is followed by the size of the image in codes, which ends in the token that begins
     one. Every row of codes ends with a token of its own, which alone may stand there; those that
-    end the picture are certain and not drawn. Guidance leads away from negative_prompt in the same
+    end the image are certain and not drawn. Guidance leads away from negative_prompt in the same
     template, None being an empty one. `stats.codes_per_forward` counts the ends of rows.
     """
 

@@ -224,7 +224,7 @@ def check_tokenizer(model: Any, tokenizer: VQTokenizer) -> None:
 def check_draft(target: Any, draft: Any) -> None:
     """Raise TokenizerMismatchError where a draft model cannot stand in for the target.
 
-    It must have the target's codes, picture size and conditions.
+    It must have the target's codes, image size and conditions.
     """
     for what in ("vocab_size", "grid_size", "condition", "condition_length"):
         ours, theirs = getattr(target.config, what), getattr(draft.config, what, None)

@@ -1,4 +1,4 @@
-"""`JanusPipeline`: pictures by Janus and Janus-Pro (arXiv 2410.13848, 2501.17811)."""
+"""`JanusPipeline`: images by Janus and Janus-Pro (arXiv 2410.13848, 2501.17811)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JanusPipeline(PromptPipeline):
 
     A prompt is put as a user's message into the chat template, before the begin-of-image token.
     Guidance leads away from the same prompt with padding in place of its words, so that there is
-    no negative prompt. A picture has the codes that the model was trained on, laid out in their
+    no negative prompt. An image has the codes that the model was trained on, laid out in their
     square or in any grid of no more of them.
     """
 

@@ -76,7 +76,7 @@ def latent_source(
 def check_latent_draft(target: LatentModel, draft: LatentModel) -> None:
     """Raise InputError or TokenizerMismatchError for a draft of other latents than the target's.
 
-    Their width, means and deviations must be the same, and the pictures' size and conditions.
+    Their width, means and deviations must be the same, and the images' size and conditions.
     """
     if draft.config.latent_dim != target.config.latent_dim:
         raise InputError(

@@ -102,7 +102,7 @@ class LatentPipeline(ImagePipeline):
 
         name: "latent-tiles" (classes), "latent-emoji" (prompts), or a folder.
         rule: "auto" takes the one that the folder was saved with, else "aligned". Numbers are
-        float32 where nothing is said: laws are compared by their densities.
+        float32 where nothing is said: distributions are compared by their densities.
         """
         return super().from_pretrained(
             name, drafter, rule, tokenizer=tokenizer, device=device, dtype=dtype, **settings

@@ -1,4 +1,4 @@
-"""`LlamaGenPipeline`: pictures by LlamaGen's published files, of classes and of prompts."""
+"""`LlamaGenPipeline`: images by LlamaGen's published files, of classes and of prompts."""
 
 from __future__ import annotations
 

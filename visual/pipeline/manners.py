@@ -47,11 +47,11 @@ class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         return self
 
     def enable_vae_slicing(self) -> None:
-        """Decode one picture at a time, which takes the least memory."""
+        """Decode one image at a time, which takes the least memory."""
         self._decoded_at_once = 1
 
     def disable_vae_slicing(self) -> None:
-        """Decode many pictures at a time again."""
+        """Decode many images at a time again."""
         self._decoded_at_once = _DECODED
 
     def enable_model_cpu_offload(
@@ -59,7 +59,7 @@ class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Keep the models in the memory of the CPU, each on the accelerator only while it works.
 
-        Target and draft model work side by side, then the autoencoder. Raises InputError where
+        Target and draft model work in one batch, then the autoencoder. Raises InputError where
         there is no accelerator.
         """
         _expect_accelerator("enable_model_cpu_offload", device)
@@ -123,7 +123,7 @@ class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     def _decoded(
         self, decode: Callable[[torch.Tensor], torch.Tensor], grids: torch.Tensor
     ) -> torch.Tensor:
-        """Return the pictures of grids [B, h, w, ...], some at a time, on the CPU."""
+        """Return the images of grids [B, h, w, ...], some at a time, on the CPU."""
         self._bring(*_AUTOENCODERS)
         parts = torch.split(grids, self._decoded_at_once)
         return torch.cat([decode(part).cpu() for part in parts])

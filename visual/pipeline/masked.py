@@ -1,8 +1,8 @@
 """`MaskedLatentPipeline`: images of a masked model (MAR), with the conventions of `ImagePipeline`.
 
-Without a drafter it draws as published: several latents an iteration. With one, it keeps the law of
-one latent an iteration; the model's attention looks both ways, so that to verify k drafted latents
-takes k + 1 masked prefixes side by side.
+Without a drafter it draws as published: several latents an iteration. With one, it keeps the
+distribution of one latent an iteration; the model's attention looks both ways, so that to verify k
+drafted latents takes k + 1 masked prefixes in one batch.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ class MaskedLatentPipeline(DiffusersMixin):
     """Draws images of classes with a masked model of continuous latents.
 
     model: a `MaskedModel`. autoencoder: of its latents. iterations: forwards of the model, no more
-    than there are latents; None for 64 at most, and with a drafter one a latent, whose law drafts
-    are judged under. steps: of the denoising of each latent. floor: the deviation of the last of
-    them, 0 as published; rules that compare densities need some. drafter: None for plain drawing,
-    "jacobi" (what the target's last forward drew), "model" (the smaller one that lies with it), a
-    smaller `MaskedModel` or its folder. rule: a Rule or a name and its settings, see
+    than there are latents; None for 64 at most, and with a drafter one a latent, whose distribution
+    drafts are judged under. steps: of the denoising of each latent. floor: the deviation of the
+    last of them, 0 as published; rules that compare densities need some. drafter: None for plain
+    drawing, "jacobi" (what the target's last forward drew), "model" (the smaller one that lies with
+    it), a smaller `MaskedModel` or its folder. rule: a Rule or a name and its settings, see
     `make_latent_rule`. window: latents of a draft, at most. prefill: share of the latents that the
-    target draws alone before drafting begins. batch_size: images that are drawn side by side.
+    target draws alone before drafting begins. batch_size: images that are drawn in one batch.
     Raises InputError, UnsupportedModelError, UnknownNameError, ModelNotFoundError.
     """
 
@@ -199,7 +199,7 @@ class MaskedLatentPipeline(DiffusersMixin):
         return None if self.drafts is None else self.drafts.name
 
     def bare(self) -> Self:
-        """Return what draws plainly under the law of drafts: one latent an iteration."""
+        """Return what draws plainly under the distribution of drafts: one latent an iteration."""
         return type(self)(
             **self.components,
             iterations=self.side**2,

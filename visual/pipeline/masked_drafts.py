@@ -91,7 +91,7 @@ class MaskedDrafts:
         scale: float,
         temperature: float,
     ) -> WatchedMaskedTarget:
-        """Return the target of some pictures."""
+        """Return the target of some images."""
         noises = [NoiseStream(seed) for seed in seeds]
         ahead = self.window if isinstance(self.source, str) else 0
         return WatchedMaskedTarget(model, schedule, labels, noises, scale, temperature, ahead=ahead)
@@ -118,7 +118,7 @@ class MaskedDrafts:
         on_step: Callable[..., None],
         interrupted: Callable[[], bool],
     ) -> list[Generation]:
-        """Draw all pictures of a target, one batch."""
+        """Draw all images of a target, one batch."""
         count = len(target.noises)
         engine = Engine(
             target,
@@ -166,7 +166,7 @@ class MaskedProgress(Progress):
 
 
 def latents_of(target: MaskedTarget, numbers: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the latents [B, N, D] by place that have these numbers, in the order of pictures."""
+    """Return the latents [B, N, D] by place that have these numbers, in the order of images."""
     table = target.table
     result = table.latents.new_zeros(len(numbers), target.model.places, table.paths.shape[-1])
     for row, order, known in zip(result, target.orders, numbers, strict=True):
@@ -227,7 +227,7 @@ class SampledLatents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Pictures that a `MaskedLatentPipeline` draws side by side: labels i64 [b], a seed each.
+    """Images that a `MaskedLatentPipeline` draws in one batch: labels i64 [b], a seed each.
 
     bar, callback: told what stands.
     """

@@ -17,7 +17,7 @@ ITERATIONS = 64  # where nothing is said, and there are as many latents
 
 
 def iterations_of(inputs: int | None, places: int, drafted: bool) -> int:
-    """Return the iterations of a picture; raises InputError for a number that cannot be."""
+    """Return the iterations of an image; raises InputError for a number that cannot be."""
     if inputs is None:
         return places if drafted else min(ITERATIONS, places)
     masked_counts(places, inputs)  # which checks it

@@ -31,7 +31,7 @@ UNFINISHED = "unfinished"  # the label of images of which one was interrupted
 class ImageStats:
     """The figures of one call; B images of h * w codes.
 
-    reports: one an image. seconds: wall time of the codes, decoding of the pictures not included.
+    reports: one an image. seconds: wall time of the codes, decoding of the images not included.
     excess f64 [B, h, w]: the total variation that a relaxed rule may have added at each code; 0
     under exact rules, NaN under rules that do not measure it. repeatable: whether the same seeds
     give the same images again; a budget that goes by the clock decides what is drafted, and under
@@ -72,7 +72,7 @@ class ImageStats:
 
     @property
     def nll_gap(self) -> float | None:
-        """Mean of -log p(code) - H(p) over all codes, nats: about 0 where the law is the target's.
+        """Mean of -log p(code) - H(p) over all codes, nats: about 0 without relaxation.
 
         See `ragspec.visual.rules.surprise`; None where it was not measured.
         """
@@ -114,7 +114,7 @@ def stats_of(
 
 
 def _surprises(generation: Generation, codes: Container[int]) -> list[float]:
-    """Return the surprise of each token that was measured and is a code."""
+    """Return the NLL gap of each token that was measured and is a code."""
     result, first = [], 0
     for step in generation.steps:
         message = enumerate(step.nll_gap, first)

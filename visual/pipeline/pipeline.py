@@ -63,7 +63,7 @@ class ImagePipeline(CodePipeline):
     text_encoder: of a model that reads features of prompts: a folder or model id for transformers
     (LlamaGen's is google/flan-t5-xl), or a function of texts; None takes the bundled embedder where
     it fits. folder: where the drafters called "starter", "model" and "head" lie. batch_size: images
-    that are drawn side by side. Raises UnsupportedModelError, TokenizerMismatchError,
+    that are drawn in one batch. Raises UnsupportedModelError, TokenizerMismatchError,
     ModelNotFoundError, UnknownNameError, InputError, RuleError.
     """
 
@@ -210,7 +210,7 @@ class ImagePipeline(CodePipeline):
         prompt: for a text-conditional model; class_labels: numbers or names, for one of classes;
         prompt_embeds [R, n, d]: features in place of prompts, n at most L, or a list of [n, d];
         prompt_attention_mask [R, n]: which of them are the prompt's own, so that prompts of several
-        lengths go side by side. negative_prompt, or negative_prompt_embeds: what guidance leads
+        lengths go in one batch. negative_prompt, or negative_prompt_embeds: what guidance leads
         away from, one for all or one each, in place of what the model learned for no prompt.
         height, width: in pixels, up to the size that the model was made for.
         num_images_per_prompt: images of each, next to each other.
@@ -285,7 +285,7 @@ class ImagePipeline(CodePipeline):
         return ImageTarget(self.model, table, scale, interval, fixed=fixed, raster=raster)
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
-        """Return how the codes of a picture of so many pixels lie; raises InputError."""
+        """Return how the codes of an image of so many pixels lie; raises InputError."""
         inputs, side, reduction = (height, width), self.side, self.tokenizer.reduction
         rows, line = (
             side if pixels is None else codes_along(pixels, reduction, side, name)

@@ -1,8 +1,8 @@
-"""`PromptPipeline`: from a prompt to a picture with a model of transformers that draws codes.
+"""`PromptPipeline`: from a prompt to an image with a model of transformers that draws codes.
 
 What `JanusPipeline`, `Emu3Pipeline` and `ChameleonPipeline` share. A prompt becomes token ids by
 the model's template, the codes come out of the engine, and the model's own decoder, or one that is
-given, makes pictures of them.
+given, makes images of them.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ BATCH = 4  # these models are large
 
 
 class PromptPipeline(CodePipeline):
-    """Draws pictures of prompts with a model of transformers, with or without speculation.
+    """Draws images of prompts with a model of transformers, with or without speculation.
 
     model: of transformers. processor: the model's, or its text tokenizer. drafter: see
     `prompt_source`. rule, budget, draft_mode, min_expected_gain, settings: see `ImagePipeline`.
     vq: what
     decodes codes, where the model cannot. prompt_template: a text with {prompt} in it, in place of
     the model's own; negative prompts stand alone. folder: where draft/ and relaxation.json lie.
-    batch_size: images that are drawn side by side. Raises UnsupportedModelError,
+    batch_size: images that are drawn in one batch. Raises UnsupportedModelError,
     TokenizerMismatchError, ModelNotFoundError, UnknownNameError, InputError, RuleError.
     """
 
@@ -285,7 +285,7 @@ class PromptPipeline(CodePipeline):
         return PromptConditions(current, beside, self._target)
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
-        """Return how the codes of a picture of so many pixels lie; raises InputError."""
+        """Return how the codes of an image of so many pixels lie; raises InputError."""
         current, reduction = self.raster, self.tokenizer.reduction
         rows, line = (
             side if pixels is None else codes_along(pixels, reduction, None, name)
@@ -306,10 +306,10 @@ class PromptPipeline(CodePipeline):
         """Raise InputError where the model has no use for a negative prompt."""
 
     def _check_decoder(self, output_type: str) -> None:
-        """Raise ModelError where pictures are asked for that cannot be decoded."""
+        """Raise ModelError where images are asked for that cannot be decoded."""
 
     def _most_codes(self) -> int | None:
-        """Return the codes that a picture may have, None where positions alone set a bound."""
+        """Return the codes that an image may have, None where positions alone set a bound."""
         return self.raster.codes
 
     def _vq(self, model: Any, inputs: Any) -> Any:

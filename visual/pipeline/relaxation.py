@@ -35,7 +35,7 @@ def keep(path: Path, rule: str, settings: dict[str, Any], measured: dict[str, An
     empty: dict[str, Any] = {"format": FORMAT, "rules": {}}
     try:
         known: dict[str, Any] = _read(path) if path.exists() else empty
-    except ModelError:  # it is written anew
+    except ModelError:  # it is written again
         known = empty
     known["rules"][rule] = {"settings": settings, "measured": measured}
     written = path.with_name(f"{FILE}.new")

@@ -66,7 +66,7 @@ class LatentStats(DraftFigures, ImageStats):
 
     def summary(self) -> str:
         """Return one line for people."""
-        # Classes with slots are made anew: super() is lost.
+        # Classes with slots are made again: super() is lost.
         return ImageStats.summary(self) + self.draft_summary()
 
 
@@ -147,7 +147,7 @@ class MaskedStats(DraftFigures):
 
     @property
     def nll_gaps(self) -> NDArray[np.float64]:
-        """No latent has a surprise: [0]."""
+        """No latent has an NLL gap: [0]."""
         return np.zeros(0)
 
     def summary(self) -> str:

@@ -80,7 +80,7 @@ def make_rule(
 
     name: "exact" (the walk), a name of `relaxed`, or any other rule's. neighbours: k, or a table
     that was built before; partition: a number of clusters, or a partition. tv_budget: see
-    `TVBudget`; with `positions`, the codes of a picture, a number is spread evenly over them.
+    `TVBudget`; with `positions`, the codes of an image, a number is spread evenly over them.
     normalised: see `CodeNeighbours.build`. marks: as many ids behind those of the codes are none,
     such as the end of a row. settings: delta, lam, least_gain, residual, nu, mu or length, of the
     rules that have them; None stands for the default. Raises InputError for a setting that the rule

@@ -1,7 +1,7 @@
 """Which codes of a code-book look alike: nearest neighbours, and a fixed partition into clusters.
 
 Codes are compared as the tokenizers look them up, L2-normalised (LlamaGen, arXiv 2406.06525, does;
-raw rows have other neighbours). Distances are worked out once, in blocks, in float64; a rule only
+raw rows have other neighbours). Distances are computed once, in blocks, in float64; a rule only
 reads int32 rows. On normalised rows the order by L2 distance is the order by cosine.
 """
 

@@ -4,17 +4,17 @@ At a node take the target's own code t, by its noise. If a child carries t, desc
 t is one of the codes A(c) that a child c stands for (see `relation`; children in tree order),
 descend to c and so emit c in place of t. Else emit t and stop.
 
-For one deterministic candidate this has LANTERN's law (Jang et al., arXiv 2410.03355; LANTERN++:
-Park et al., arXiv 2502.06352) exactly: with probability p(c) + p(A(c)) the picture goes on with c.
-What differs is what comes with it. The choice is coupled to plain decoding: pictures of one seed
-are the same until a code is replaced, and bit for bit where nothing is relaxed. No law q is needed,
-so any draft may be judged. And P(emitted code is not t) bounds the total variation, so it can be
-reported, and kept within a budget (see `tv_budget`). With several children the codes that they
-stand for add up: c deterministic candidates may spend c delta at a position.
+For one deterministic candidate this has LANTERN's distribution (Jang et al., arXiv 2410.03355;
+LANTERN++: Park et al., arXiv 2502.06352) exactly: with probability p(c) + p(A(c)) the image goes on
+with c. What differs is what comes with it. The choice is coupled to plain decoding: images of one
+seed are the same until a code is replaced, and bit for bit where nothing is relaxed. No
+distribution q is needed, so any draft may be judged. And P(emitted code is not t) bounds the total
+variation, so it can be reported, and kept within a budget (see `tv_budget`). With several children
+the codes that they stand for add up: c deterministic candidates may spend c delta at a position.
 
-For GSD's partition the cluster of the emitted code is always that of t: the law of the clusters is
-the target's. A greedy target has all its mass on t, so that LANTERN and LANTERN++ never relax it;
-the published code does, by the probabilities before temperature.
+For GSD's partition the cluster of the emitted code is always that of t: the distribution of the
+clusters is the target's. A greedy target has all its mass on t, so that LANTERN and LANTERN++ never
+relax it; the published code does, by the probabilities before temperature.
 
 `least_gain` is our own: every replaced code costs the same likeness, but saves as much as the draft
 promises below it, so it is only done where at least so many further codes are expected.
@@ -170,7 +170,10 @@ class RelaxedRow:
     def _stand_in(
         self, drafted: Sequence[int], code: int, target: TargetView, node: int, left: float
     ) -> int | None:
-        """Return the first drafted code that stands for the target's; law only where needed."""
+        """Return the first drafted code that stands for the target's.
+
+        Distribution only where needed.
+        """
         near = [each for each in drafted if (self.relation.near(each) == code).any()]
         if left < 1.0 or not near:
             return None

@@ -1,14 +1,14 @@
 """Which codes a drafted code may stand for: the relations of the relaxed rules.
 
-For a drafted code c and the target's law p a relation names the codes A(c), c itself not among
-them, of which the target's choice may be answered by c. Its *mass* is p(A(c)). Then c stands for
-all of them: the relaxed law has p(c) + mass at c, nothing on A(c), and p elsewhere, so that its
-total variation from p is the mass.
+For a drafted code c and the target's distribution p a relation names the codes A(c), c itself not
+among them, of which the target's choice may be answered by c. Its *mass* is p(A(c)). Then c stands
+for all of them: the relaxed distribution has p(c) + mass at c, nothing on A(c), and p elsewhere, so
+that its total variation from p is the mass.
 
 `NearestWithin` is LANTERN's (arXiv 2410.03355): the longest nearest-first prefix of the k nearest
 codes whose mass is at most delta. `NearestByRatio` is LANTERN++'s (arXiv 2502.06352): at most
 (lam - 1) p(c), so that c becomes at most lam times as likely. `SameCluster` is that of GSD (arXiv
-2508.07747) over a partition that is fixed, where the paper forms one anew around each draft.
+2508.07747) over a partition that is fixed, where the paper forms one again around each draft.
 The published code reads one number as delta up to 1 and as lambda beyond; here they are two.
 """
 
@@ -46,7 +46,7 @@ class Relation(Protocol):
         ...
 
     def bound(self, code: int, p: Distribution) -> float:
-        """Return the mass that the prefix of `near(code)` may have under the law p [V]."""
+        """Return the mass that the prefix of `near(code)` may have under the distribution p [V]."""
         ...
 
 
@@ -159,7 +159,7 @@ class SameCluster:
     def bound(self, code: int, p: Distribution) -> float:
         """Return infinity: the whole cluster is related; nothing, to a code that p excludes.
 
-        Codes that are given in a picture, and those that top-k cut off, stay what they are.
+        Codes that are given in an image, and those that top-k cut off, stay what they are.
         """
         return inf if p[code] > 0.0 else 0.0
 
@@ -173,7 +173,7 @@ class Related:
 
 
 def related(relation: Relation, code: int, p: Distribution) -> Related:
-    """Return A(code) under the law p [V]: the longest prefix of near(code) within the bound."""
+    """Return A(code) under p [V]: the longest prefix of near(code) within the bound."""
     codes = relation.near(code)
     masses = p[codes].cumsum()
     count = int(masses.searchsorted(relation.bound(code, p), side="right"))
@@ -189,7 +189,7 @@ def relaxed_distribution(p: Distribution, code: int, among: Related) -> Distribu
 
 
 def check_size(relation: Relation, size: int) -> None:
-    """Raise RuleError unless the target's law is over the codes of the relation."""
+    """Raise RuleError unless the target's distribution is over the codes of the relation."""
     if size != relation.size:
         raise RuleError(
             f"the target chooses among {size} codes, the rule's table is of a code-book of "

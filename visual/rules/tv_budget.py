@@ -1,15 +1,15 @@
-"""How far relaxed acceptance may have moved the picture's law: the live figure, and its budget.
+"""How far relaxed acceptance may move the image's distribution: the figure, its budget.
 
 Let e_i be the probability, given all that came before position i, that the rule emits another code
-there than the target's own. Relaxed and plain decoding share their noise, so the pictures are the
-same until the first such position. Hence TV(picture, plain picture) <= E[sum of e_i]: a bound on
-the sum, kept in every run, bounds the law of the whole picture. For drafts that do not depend on
-the noise e_i is known before the noise is looked at, and can be cut to what the budget has left.
-For drafts coupled to the noise only the outcome is known (1 where the code was replaced, else 0):
-a right figure on average, no bound. A drafter that looks at the target's noise, or at choices made
-with it, for positions still to come must declare its drafts coupled.
+there than the target's own. Relaxed and plain decoding share their noise, so the images are the
+same until the first such position. Hence TV(image, plain image) <= E[sum of e_i]: a bound on
+the sum, kept in every run, bounds the distribution of the whole image. For drafts that do not
+depend on the noise e_i is known before the noise is looked at, and can be cut to what the budget
+has left. For drafts coupled to the noise only the outcome is known (1 where the code was replaced,
+else 0): a right figure on average, no bound. A drafter that looks at the target's noise, or at
+choices made with it, for positions still to come must declare its drafts coupled.
 
-`TVBudget` holds the budget of a picture, `Spending` what one row has used of it.
+`TVBudget` holds the budget of an image, `Spending` what one row has used of it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ APPROXIMATE = "approximate"
 
 @dataclass(frozen=True, slots=True)
 class TVBudget:
-    """The most total variation, summed over the positions of one picture, that may be spent.
+    """The most total variation, summed over the positions of one image, that may be spent.
 
-    total: 0 relaxes nothing; from 1 on the sum is still kept, yet says nothing about the law.
-    Coupled drafts spend 1 on every replaced code, so that less than 1 relaxes them nowhere.
-    positions: codes of a picture; then the budget is spread evenly, position i having (i + 1) /
-    positions of it at hand less what was spent before. None spends it first come, first served.
-    Raises InputError for a negative total or no positions.
+    total: 0 relaxes nothing; from 1 on the sum is still kept, yet says nothing about the
+    distribution. Coupled drafts spend 1 on every replaced code, so that less than 1 relaxes them
+    nowhere. positions: codes of an image; then the budget is spread evenly, position i having (i +
+    1) / positions of it at hand less what was spent before. None spends it first come, first
+    served. Raises InputError for a negative total or no positions.
     """
 
     total: float
@@ -64,7 +64,7 @@ class Spending:
         self.bounds &= kind is DraftKind.DETERMINISTIC
 
     def left(self, index: int) -> float:
-        """Return what may be spent at the position `index` of the picture."""
+        """Return what may be spent at the position `index` of the image."""
         if self.budget is None:
             return np.inf
         share = 1.0
@@ -85,10 +85,10 @@ class Spending:
 
 
 def position_excess(steps: Sequence[Step], label: str) -> NDArray[np.float64]:
-    """Return the figure of each position of a generated text or picture: f64 [T].
+    """Return the figure of each position of a generated text or image: f64 [T].
 
     steps, label: of a `Generation`. 0 where an exact rule measured nothing, NaN where another
-    rule did not measure; the mean over positions is `Report.tv_excess`, the sum the picture's.
+    rule did not measure; the mean over positions is `Report.tv_excess`, the sum the image's.
     """
     unknown = 0.0 if label.startswith("exact") else nan
     figures: list[float] = []
@@ -98,14 +98,16 @@ def position_excess(steps: Sequence[Step], label: str) -> NDArray[np.float64]:
     return np.asarray(figures, dtype=np.float64)
 
 
-LEAST = 1e-12  # a law's probability of a code that it excludes, so that the mean stays finite
+LEAST = (
+    1e-12  # a distribution's probability of a code that it excludes, so that the mean stays finite
+)
 
 
 class Surprising(Around):
-    """A rule that also tells the surprise of what it emits, in nats, see `Verdict`."""
+    """A rule that also tells the NLL gap of what it emits, in nats, see `Verdict`."""
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the rule's verdict with the surprise of every code that it emits."""
+        """Return the rule's verdict with the NLL gap of every code that it emits."""
         verdict = self.rule.judge(tree, target)
         codes = [int(tree.tokens[node]) for node in verdict.path]
         nodes = [ROOT, *verdict.path]
@@ -120,7 +122,7 @@ class Surprising(Around):
 
 
 def nll_gap_of(distributions: torch.Tensor, codes: list[int]) -> tuple[float, ...]:
-    """Return -log p(code) - H(p) of codes, each under its law f64 [n, V]."""
+    """Return -log p(code) - H(p) of codes, each under its distribution f64 [n, V]."""
     logs = distributions.clamp_min(LEAST).log()
     current = logs[torch.arange(len(codes)), codes]
     result: list[float] = ((distributions * logs).sum(-1) - current).tolist()

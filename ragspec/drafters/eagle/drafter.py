@@ -1,10 +1,10 @@
 """The head drafter: EAGLE's feature head (arXiv 2401.15077) as a source of drafts.
 
 Modes: "coupled" (the default, see `coupled`) makes the target's own random choices with the head's
-law; "deterministic" proposes the head's most probable tokens, blind to the noise, as EAGLE-2 (arXiv
-2406.16858) and LANTERN do; "sampled" and "sampled-without-replacement" draw (see `sampled`). The
-tree grows best first, or has one static shape (see `static_tree`). With guidance the head runs on
-every copy of the text, and its logits are combined like the target's.
+distribution; "deterministic" proposes the head's most probable tokens, blind to the noise, as
+EAGLE-2 (arXiv 2406.16858) and LANTERN do; "sampled" and "sampled-without-replacement" draw (see
+`sampled`). The tree grows best first, or has one static shape (see `static_tree`). With guidance
+the head runs on every copy of the text, and its logits are combined like the target's.
 """
 
 from __future__ import annotations

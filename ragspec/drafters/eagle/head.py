@@ -199,7 +199,7 @@ class FeatureHead(nn.Module):
         return instance.to(target.device)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Draw all weights anew; a fresh head repeats the state that it is given."""
+        """Draw all weights again; a fresh head repeats the state that it is given."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.dim() > 1:

@@ -33,8 +33,8 @@ A chance is the estimated probability that the target's choice there is that tok
 class DraftCache:
     """One row of text in a draft model. Call it inside a `lease`.
 
-    vocab_size: V of the laws that are returned, the target's; the draft model's own vocabulary
-    may be padded to another size. capacity: slots to begin with.
+    vocab_size: V of the distributions that are returned, the target's; the draft model's own
+    vocabulary may be padded to another size. capacity: slots to begin with.
     """
 
     def __init__(self, model: CausalTarget, vocab_size: int, capacity: int = _FIRST_SIZE) -> None:

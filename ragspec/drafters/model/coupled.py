@@ -1,4 +1,4 @@
-"""Coupled drafts: a draft model makes the target's random choices with its own law.
+"""Coupled drafts: a draft model makes the target's random choices with its own distribution.
 
 A node's candidates are the first choices of `log q + g`, with the very noise g by which the target
 will choose, so that the text is that of plain decoding whatever was drafted (the coupling of
@@ -26,7 +26,7 @@ _CANDIDATES = 8
 _CONTENDERS = 64
 _ERROR, _LEAST, _MOST = 0.7, 0.1, 3.0
 _RATE = 0.1
-_TYPICAL = 0.7  # agreement of a first candidate, before its law is known
+_TYPICAL = 0.7  # agreement of a first candidate, before its distribution is known
 _ROW = 0.2  # cost of one more row in a forward, in forwards; measured on a CPU, less on a GPU
 
 
@@ -75,10 +75,10 @@ class CandidateNodes:
 class CoupledGrowth:
     """Grows a tree of a draft model's first choices under the target's noise.
 
-    law: the target's, without processors that keep state. width: nodes read by one forward and
-    candidates per node; 1 gives a chain. error: the scale, in logits, by which the draft's law is
-    taken to differ from the target's. typical: how often the first candidate is right. Both follow
-    what is accepted.
+    distribution: the target's, without processors that keep state. width: nodes read by one forward
+    and candidates per node; 1 gives a chain. error: the scale, in logits, by which the draft's
+    distribution is taken to differ from the target's. typical: how often the first candidate is
+    right. Both follow what is accepted.
     """
 
     kind = DraftKind.COUPLED

@@ -2,10 +2,10 @@
 
 Three ways to draft. Coupled (the default, see `coupled`): chains or trees of the choices that the
 draft model would make with the target's own noise, exact under `walk`. Deterministic: the tokens
-that it thinks most probable. Sampled (see `sampled`): tokens drawn from the draft's law, which
-comes along as q, for the classical rules: chains (Leviathan et al., arXiv 2211.17192), several
-chains or siblings (SpecInfer, 2305.09781; SpecTr, 2310.15141), siblings without replacement (MCSD,
-2401.06706).
+that it thinks most probable. Sampled (see `sampled`): tokens drawn from the draft's distribution,
+which comes along as q, for the classical rules: chains (Leviathan et al., arXiv 2211.17192),
+several chains or siblings (SpecInfer, 2305.09781; SpecTr, 2310.15141), siblings without replacement
+(MCSD, 2401.06706).
 
 The session keeps a cache of its own in step with the text (see `cache`): what the target
 accepted of a draft is not read again.
@@ -225,7 +225,7 @@ class ModelSession:
     def distributions(self) -> list[KnownDistribution]:
         """Return what the draft model knew at the last proposal's root and nodes that were read.
 
-        Nodes are named as in that proposal; nothing is worked out before it is asked for.
+        Nodes are named as in that proposal; nothing is computed before it is asked for.
         """
         return self._growth.distributions() if self._drafted else []
 

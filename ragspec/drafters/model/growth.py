@@ -1,4 +1,4 @@
-"""How a draft grows out of a draft model's laws: the modes that model and head drafters share."""
+"""How drafts grow from a draft model's distributions: modes of model and head drafters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BEST_FIRST = (DraftKind.COUPLED, DraftKind.DETERMINISTIC)
 
 
 class Growth(Protocol):
-    """Makes one draft out of a draft model's laws."""
+    """Makes one draft out of a draft model's distributions."""
 
     kind: DraftKind
 
@@ -122,7 +122,7 @@ def _distribution_of(request: DraftRequest) -> TokenDistribution:
 
 
 def _blind(distribution: TokenDistribution) -> TokenDistribution:
-    """Return a law of the same processors that takes the most probable tokens."""
+    """Return a distribution of the same processors that takes the most probable tokens."""
     blind = TokenDistribution(Sampling(), distribution.noise, distribution.prompt_length)
     blind.processors = distribution.processors
     return blind

@@ -6,7 +6,7 @@
         of their logits f64, which are log-probabilities up to a constant of each
 
 The same function runs eagerly, compiled, or captured in a CUDA graph and replayed. What a capture
-runs twice is written twice to the same slots; so what was accepted is read anew, not moved.
+runs twice is written twice to the same slots; so what was accepted is read again, not moved.
 """
 
 from __future__ import annotations

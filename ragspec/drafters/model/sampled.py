@@ -1,4 +1,4 @@
-"""Sampled drafts: tokens drawn from a draft model's law q, for the classical rejection rules.
+"""Sampled drafts: tokens drawn from a draft model's distribution q, for rejection rules.
 
 For comparison with papers; `coupled` accepts more in all but the narrowest drafts. The shape of
 the tree is set before anything is drawn, and reach is a constant of the place in it: a node that
@@ -24,12 +24,12 @@ _CONTENDERS = 64
 
 
 class SampledGrowth:
-    """Draws a tree from a draft model's law q and keeps q for the rule.
+    """Draws a tree from a draft model's distribution q and keeps q for the rule.
 
-    law: the target's, without processors that keep state; q has all its processors. widths:
-    children of each node by depth, 1 beyond its end: (k,) makes k chains that are drawn
-    independently, (k, k) a tree. kind: SAMPLED (siblings are independent draws and may be equal)
-    or SAMPLED_WITHOUT_REPLACEMENT (each sibling is drawn from what the ones before left of q).
+    distribution: the target's, without processors that keep state; q has all its processors.
+    widths: children of each node by depth, 1 beyond its end: (k,) makes k chains that are drawn
+    independently, (k, k) a tree. kind: SAMPLED (siblings are independent draws and may be equal) or
+    SAMPLED_WITHOUT_REPLACEMENT (each sibling is drawn from what the ones before left of q).
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class SampledNodes:
         self._slots: dict[int, int] = {ROOT: ROOT}
 
     def add(self, parent: int, q: torch.Tensor, tokens: Sequence[int]) -> None:
-        """Add the children of a node and the law that they were drawn from."""
+        """Add the children of a node and the distribution that they were drawn from."""
         self.distributions[parent] = q
         accept_prob = _ACCEPT_PROB * (1.0 if parent == ROOT else self.accept_prob[parent])
         for token in tokens:
@@ -170,7 +170,7 @@ class SampledNodes:
         return results[::-1]
 
     def tree(self, name: str, kind: DraftKind) -> DraftTree:
-        """Return the draft with its laws."""
+        """Return the draft with its distributions."""
         size = self.cache.vocab_size
         q = torch.zeros(len(self.tokens) + 1, size, dtype=torch.float64)
         for node, distribution in self.distributions.items():

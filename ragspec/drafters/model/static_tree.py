@@ -1,9 +1,9 @@
 """A tree of one shape for every draft, as in EAGLE (arXiv 2401.15077) and LANTERN++ (2502.06352).
 
-Its nodes are places: the r-th choice after the place above. Which tokens fill them is worked out
-level by level, one forward each, as `coupled` works out first choices. Deviations: the choices are
-those of a coupled draft, or the most probable ones (a law without noise), none are drawn; shapes
-are made by rank, see `by_rank`, and no published list of nodes is built in.
+Its nodes are places: the r-th choice after the place above. Which tokens fill them is computed
+level by level, one forward each, as `coupled` computes first choices. Deviations: the choices are
+those of a coupled draft, or the most probable ones (a distribution without noise), none are drawn;
+shapes are made by rank, see `by_rank`, and no published list of nodes is built in.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Arena:
         self.distributions.clear()
 
     def distributions_of(self, rows: int, vocab_size: int) -> RequestDistributions:
-        """Return the laws of the first rows of the buffers."""
+        """Return the distributions of the first rows of the buffers."""
         result = self.distributions.get(rows)
         if result is None:
             distributions = BatchDistribution(

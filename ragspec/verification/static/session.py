@@ -37,7 +37,7 @@ from ragspec.verification.tree_attention import Configs, TreeView
 T = TypeVar("T")
 RequestDistribution = list[
     tuple[TokenDistribution, Sequence[int]]
-]  # the law and the text of each row
+]  # the distribution and the text of each row
 StepTensors = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]
 
 
@@ -57,9 +57,9 @@ class TakesSteps(Protocol):
         *,
         hidden: bool,
     ) -> StepTensors:
-        """Begin a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
+        """Begin a step: returns packet (None without distributions), logits [B, n, V], states.
 
-        given, packet: see `step`; they are the device's, where the step may be under way.
+        given, packet: see `step`; they are the device's, where the step may be running.
         """
         ...
 

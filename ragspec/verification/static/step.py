@@ -1,7 +1,8 @@
 """A step of one shape over an unmodified model: what is given is copied in, one packet comes out.
 
     given i64 [B, 3 n + 2]: tokens, parents, ancestors (bits), slot of the last committed token,
-        generated index of the root; FRESH columns more where texts matter to laws: see `text_laws`
+        generated index of the root; FRESH columns more where texts matter to distributions: see
+        `text_laws`
     packet i64 [B, 2 n]: whether each query was kept, and the target's own token after it, below 0
         where it is not certain: see `again`
 
@@ -39,7 +40,7 @@ from ragspec.verification.static.layout import (
 class StepShape:
     """What a step is made for: rows B, queries of each n, slots S, and how its tokens are chosen.
 
-    law: what the laws ask for; None: logits alone are made, the host judges.
+    distribution: what the distributions ask for; None: logits alone are made, the host judges.
     """
 
     rows: int
@@ -49,7 +50,7 @@ class StepShape:
 
     @property
     def reads_texts(self) -> bool:
-        """Whether the laws want to know what the texts gained."""
+        """Whether the distributions want to know what the texts gained."""
         return self.distribution is not None and self.distribution.penalties.texts
 
     @property
@@ -93,8 +94,8 @@ class FixedStep(Protocol):
 class StaticStep:
     """One step over the first rows of the stacks; see the module.
 
-    laws: of the B rows, None for logits alone. head: the module whose inputs are kept as `states`,
-    None for none. compiler: makes a callable out of a function, None to run it as it is.
+    distributions: of the B rows, None for logits alone. head: the module whose inputs are kept as
+    `states`, None for none. compiler: makes a callable out of a function, None to run it as it is.
     """
 
     def __init__(
@@ -257,7 +258,7 @@ _NOTHING = -1
 
 
 class RequestDistributions:
-    """Row laws, and how much of each text they know; `notify` is called before every step.
+    """Row distributions, and how much of each text they know; `notify` is called before every step.
 
     fresh i64 [B, FRESH]: what the texts have gained, to be told by the step; elsewhere the number
     of tokens that there are, which is none of them.
@@ -272,7 +273,7 @@ class RequestDistributions:
     def notify(
         self, rows: Mapping[int, tuple[TokenDistribution, Sequence[int]]]
     ) -> DistributionShape:
-        """Let the next step go by these laws and texts, and all other rows be padding.
+        """Let the next step go by these distributions and texts, and all other rows be padding.
 
         Rows keep what they know: of a text that goes on its new tokens alone are told.
         """
@@ -295,7 +296,7 @@ class RequestDistributions:
         return self.distributions.shape
 
     def forget(self) -> None:
-        """Tell all anew before the next step, as the last one may not have been taken."""
+        """Tell all again before the next step, as the last one may not have been taken."""
         self._known = [_NOTHING] * len(self._known)
 
     def _grow(self, late: Mapping[int, Sequence[int]]) -> None:

@@ -99,7 +99,7 @@ class StaticTarget(CausalTarget):
         *,
         hidden: bool,
     ) -> StepTensors:
-        """Take a step: returns packet (None without a law), logits [B, n, V], states if `hidden`.
+        """Take a step: returns packet (None without distributions), logits [B, n, V], states.
 
         inputs: see `step`; for the rest `take`.
         """
@@ -182,7 +182,9 @@ class StaticTarget(CausalTarget):
             if sent is None:
                 step.send(inputs)
             else:
-                step.packet.copy_(sent.packet)  # of which it may have told the laws already
+                step.packet.copy_(
+                    sent.packet
+                )  # of which it may have told the distributions already
             return step()
 
     def _create(self, make: Make) -> FixedStep:

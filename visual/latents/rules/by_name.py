@@ -1,6 +1,6 @@
 """The rule `near`: a draft stays where the target's own latent, made with the same noise, is near.
 
-It is `walk` over latents: no density is asked, and with r = 0 the picture is the plain one.
+It is `walk` over latents: no density is asked, and with r = 0 the image is the plain one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Near:
     """Keep a draft within r of the target's own latent, which was made with the same noise.
 
     r: Euclidean distance, in deviations of the latents; 0 keeps what is the same, so that the
-    picture is the plain one. Raises InputError for an r below 0.
+    image is the plain one. Raises InputError for an r below 0.
     """
 
     name = "near"

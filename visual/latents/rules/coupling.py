@@ -1,9 +1,10 @@
 """Speculative sampling of the last denoising steps, with the noise before them shared.
 
 Draft and target share the noise of an index. Given x_s of each, which it made, the last s steps are
-two laws of paths with densities: the draft's path is kept with the chance min(1, p / q), and where
-it is not, a path is drawn from what q leaves of p. The text then follows the target's law whatever
-the draft is, as no index is judged twice. Densities are compared in log space, in float64.
+two distributions of paths with densities: the draft's path is kept with the chance min(1, p / q),
+and where it is not, a path is drawn from what q leaves of p. The text then follows the target's
+distribution whatever the draft is, as no index is judged twice. Densities are compared in log
+space, in float64.
 
 `Aligned` judges one step, `Horizon` s, `Path` all; `CspdPaper` is the criterion as published.
 """
@@ -86,10 +87,10 @@ class Coupled:
         return log_ratio(view.target.table, drafted, current, self.steps(view.target.steps))
 
     def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
-        """Return a latent [D] from what the draft's law leaves of the target's.
+        """Return a latent [D] from what the draft's distribution leaves of the target's.
 
-        Of two laws that are all but one, which hardly ever reject in the first place, the target's
-        own latent stands in after 16,384 tries.
+        Of two distributions that are all but one, which hardly ever reject in the first place, the
+        target's own latent stands in after 16,384 tries.
         """
         result = left_of_paths(view, index, drafted, current, self.steps(view.target.steps))
         return view.target.table.latents[current] if result is None else result
@@ -211,7 +212,10 @@ def step_densities(
 
 
 class Aligned(Coupled):
-    """Couple the last denoising step of draft and target; the text follows the target's law."""
+    """Couple the last denoising step of draft and target.
+
+    The text follows the target's distribution.
+    """
 
     name = "aligned"
 
@@ -237,7 +241,7 @@ class Aligned(Coupled):
         noise = (table.paths[drafted][0] - by_draft) / deviation
         difference = (by_draft - by_target) / deviation
         length = torch.linalg.vector_norm(difference)
-        if not float(length):  # one law, where only rounding rejects
+        if not float(length):  # one distribution, where only rounding rejects
             return table.latents[current]
         difference = difference / length
         result: torch.Tensor = by_target + deviation * (
@@ -247,7 +251,7 @@ class Aligned(Coupled):
 
 
 class Horizon(Coupled):
-    """Couple the last s denoising steps of draft and target; the text follows the target's law.
+    """Couple the last s denoising steps of draft and target; the target's distribution stays.
 
     Between `aligned` (s = 1) and `path` (s = T): an early difference of the states costs less the
     earlier the paths are compared, and each step that is compared costs some. Raises InputError.
@@ -267,7 +271,7 @@ class Horizon(Coupled):
 
 
 class Path(Coupled):
-    """Couple whole paths of draft and target; the text follows the target's law.
+    """Couple whole paths of draft and target; the text follows the target's distribution.
 
     Every step is judged on the draft's own states, so that a forward of the head over all of them
     at once is all that it takes.
