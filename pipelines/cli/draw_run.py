@@ -11,13 +11,14 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console.options import checked_output, silence_transformers
+from ragspec.pipelines.cli.draw import DrawOptions
+from ragspec.pipelines.console.options import checked_output, parse_budget, silence_transformers
 from ragspec.registry import resolve
 
 if TYPE_CHECKING:
@@ -25,81 +26,6 @@ if TYPE_CHECKING:
 
 KEY = "ragspec"
 NAME_LETTERS = 40  # of the subject in a file name, and of the rule
-DENOISING = ("steps", "floor", "iterations")
-LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # of a torch generator
-
-
-@dataclass(frozen=True, slots=True)
-class DrawOptions:
-    """What to draw and how.
-
-    settings: of the rule and of denoising, by name. drafter: names or folders; empty draws plainly.
-    rule: None until the kind of the model is known. count: images of each subject.
-    """
-
-    prompts: tuple[str, ...]
-    classes: tuple[str, ...]
-    model: str
-    family: str | None
-    rule: str | None
-    settings: Mapping[str, Any]
-    drafter: tuple[str, ...]
-    budget: str | int
-    count: int
-    seed: int | None
-    guidance: float
-    temperature: float
-    device: str
-    dtype: str
-
-    def check(self) -> None:
-        """Check values and their combination before any model is loaded.
-
-        Raises:
-            InputError: Options contradict each other or are out of range.
-        """
-        if bool(self.prompts) == bool(self.classes):
-            got = "both" if self.prompts else "neither"
-            raise InputError(
-                f"Expected a prompt or --class, got {got}. Give a prompt such as 'red heart', or "
-                "--class 3."
-            )
-        if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
-            raise InputError(
-                f"Expected --seed of 64 bits, {LEAST_SEED} to {MOST_SEED}, got {self.seed}."
-            )
-        if {"", "none"} & set(self.drafter):
-            raise InputError(
-                f"Expected --drafter auto, starter, head, jacobi or a folder, several joined by +, "
-                f"or none by itself, got {'+'.join(self.drafter)!r}."
-            )
-
-    @property
-    def subjects(self) -> list[str]:
-        """The prompts, or the classes in words."""
-        if self.prompts:
-            return list(self.prompts)
-        return [f"class {name}" if name.strip().isdecimal() else name for name in self.classes]
-
-    @property
-    def denoising(self) -> dict[str, Any]:
-        """The settings of denoising."""
-        return {name: value for name, value in self.settings.items() if name in DENOISING}
-
-    @property
-    def relaxation(self) -> dict[str, Any]:
-        """The settings of the rule."""
-        return {name: value for name, value in self.settings.items() if name not in DENOISING}
-
-    def arguments(self, subject: int | None = None) -> dict[str, Any]:
-        """Return a pipeline's call arguments for all images, or for one of a subject's number."""
-        name, every = ("prompt", self.prompts) if self.prompts else ("class_labels", self.classes)
-        return {
-            name: list(every if subject is None else every[subject : subject + 1]),
-            "guidance_scale": self.guidance,
-            "temperature": self.temperature,
-            "num_images_per_prompt": self.count if subject is None else 1,
-        }
 
 
 def load_pipeline(options: DrawOptions) -> Any:
@@ -115,30 +41,30 @@ def load_pipeline(options: DrawOptions) -> Any:
     silence_transformers()
     if options.family is not None:
         return resolve("family", options.family).from_pretrained(
-            options.model,
-            drafter=options.drafter or None,
+            options.source,
+            drafter=options.drafters or None,
             rule=options.rule or "exact",
             device=options.device,
             dtype=options.dtype,
-            budget=options.budget,
+            budget=parse_budget(options.budget),
             **options.settings,
         )
-    target = find_folder(options.model).target
+    target = find_folder(options.source).target
     if of_masked(target):
         return _load_masked(options)
     latents, denoising = of_latents(target), options.denoising
     if "iterations" in denoising or (denoising and not latents):
         raise InputError(
-            f"Expected no setting {', '.join(denoising)} for {options.model}. They are for models "
+            f"Expected no setting {', '.join(denoising)} for {options.source}. They are for models "
             "of continuous latents, iterations for masked ones alone. Leave them out."
         )
     return (LatentPipeline if latents else ImagePipeline).from_pretrained(
-        options.model,
-        options.drafter,
+        options.source,
+        options.drafters,
         options.rule or ("aligned" if latents else "exact"),
         device=options.device,
         dtype=options.dtype,
-        budget=options.budget,
+        budget=parse_budget(options.budget),
         **options.settings,
     )
 
@@ -150,13 +76,13 @@ def _load_masked(options: DrawOptions) -> Any:
     from ragspec.visual.pipeline.masked_drafts import window_of
 
     settings = dict(options.settings)
-    drafter = tuple("jacobi" if name == "auto" else name for name in options.drafter)
-    if options.drafter == ("auto",) and options.rule is None:
+    drafter = tuple("jacobi" if name == "auto" else name for name in options.drafters)
+    if options.drafter == "auto" and options.rule is None:
         drafter = ()
     if drafter:  # rules compare densities, which need noise in the last step
-        settings = {"floor": FLOOR, "window": window_of(options.budget), **settings}
+        settings = {"floor": FLOOR, "window": window_of(parse_budget(options.budget)), **settings}
     return MaskedLatentPipeline.from_pretrained(
-        options.model,
+        options.source,
         drafter=drafter or None,
         rule=options.rule or "aligned",
         device=options.device,
@@ -173,7 +99,6 @@ def draw_images(
     Raises:
         InputError: Options are wrong, or a file exists that was drawn otherwise.
     """
-    options.check()
     with _output_folder(out):
         checked_output(json)  # it may lie in the folder that was just created
         _draw_into(out, options, json, compare, terminal)
@@ -216,19 +141,19 @@ def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
         InputError: The model draws classes and got a prompt, or the reverse.
     """
     by_class = pipe.trunk.config.condition == "class"
-    if by_class and not options.classes:
+    if by_class and not options.labels:
         raise InputError(
-            f"Expected --class, got the prompt {options.prompts[0]!r}: {options.model} draws "
+            f"Expected --class, got the prompt {options.prompts[0]!r}: {options.source} draws "
             "classes. Give a number or a name, or use --model emoji."
         )
-    if options.classes and not by_class:
+    if options.labels and not by_class:
         raise InputError(
-            f"Expected a prompt, got --class {options.classes[0]}: {options.model} reads prompts. "
+            f"Expected a prompt, got --class {options.labels[0]}: {options.source} reads prompts. "
             "Give one such as 'red heart', or use --model tiles."
         )
     if pipe.class_names:
-        names = tuple(pipe.class_names[pipe.label_of(each)] for each in options.classes)
-        options = replace(options, classes=names)
+        names = [pipe.class_names[pipe.label_of(each)] for each in options.labels]
+        options = replace(options, classes=names, model=options.source)
     return replace(options, rule=options.rule or pipe.rule_name)
 
 
@@ -244,7 +169,7 @@ def draw_both(pipe: Any, options: DrawOptions, seed: int) -> tuple[list[Any], li
     generators = [torch.Generator().manual_seed(seed) for _ in pipes]
     outputs: tuple[list[Any], list[Any]] = ([], [])
     for subject in range(len(options.subjects)):
-        for number in range(options.count):
+        for number in range(options.n):
             for turn in (0, 1) if number % 2 == 0 else (1, 0):
                 arguments = options.arguments(subject)
                 outputs[turn].append(pipes[turn](**arguments, generator=generators[turn]))
@@ -326,7 +251,7 @@ def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) ->
 def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[str, Any]]:
     """Return for each image what it is a function of, as JSON types."""
     common: dict[str, Any] = {
-        "model": options.model,
+        "model": options.source,
         "seed": seed,
         "rule": options.rule,
         "settings": options.relaxation,
@@ -336,10 +261,10 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
         "dtype": dtype,
     }
     if options.rule != "exact":  # drafts change the picture
-        common |= {"drafter": "+".join(options.drafter), "budget": options.budget}
-    count = len(options.subjects) * options.count
+        common |= {"drafter": "+".join(options.drafters), "budget": parse_budget(options.budget)}
+    count = len(options.subjects) * options.n
     return [
-        {"subject": options.subjects[number // options.count], "number": number, **common}
+        {"subject": options.subjects[number // options.n], "number": number, **common}
         for number in range(count)
     ]
 
