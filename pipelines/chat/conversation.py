@@ -50,8 +50,8 @@ FREED = 0.25  # of the context, when the oldest turns leave
 class Turn:
     """What was asked and answered.
 
-    asked: the user's words. shown: the user's turn as the model read it. hits: the passages in it,
-    numbered from `first`.
+    question: the user's words. prompt_text: the user's turn as the model read it. hits: the
+    passages in it, numbered from `first`.
     """
 
     question: str

@@ -61,7 +61,7 @@ def build_prompt(
     """Return the prompt of a question over passages, best passage first.
 
     room: tokens that the prompt may have; the last passages are left out until it fits, but the
-    first stays (the engine refuses what is still too long). wording: how the question is put.
+    first stays (the engine refuses what is still too long). template: how the question is put.
     Raises InputError for an empty question, no passages, or no tokenizer.
     """
     if tokenizer is None:

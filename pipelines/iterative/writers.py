@@ -38,7 +38,7 @@ class StridePrompt:
 
 @dataclass(slots=True)
 class StridePrompts:
-    """Writes each passage's prompt once for a question. seen: the prompts by passage."""
+    """Writes each passage's prompt once for a question. prompts: the prompts by passage."""
 
     tokenizer: Any
     question: str

@@ -34,7 +34,7 @@ TRIED = 8  # and of the texts for which it rests one in so many tries it all the
 class SourceChoice(Adviser):
     """An adviser that also weighs what is gained against the time that it takes.
 
-    asked: bucket of this step's nodes; 0 where nothing was drafted at this outlook. extra:
+    experience: bucket of this step's nodes; 0 where nothing was drafted at this outlook. extra:
     milliseconds of this step that went to sources which had to be worth it; the time of the others
     is the price of drafting at all.
     """

@@ -37,8 +37,8 @@ class Event:
     """One action of speculative retrieval.
 
     what: "write" (a stride), "guess", "search", or "ahead" (a stride written during a search).
-    start: milliseconds since the text began. queries: of a search. kept: whether a stride stayed
-    in the text.
+    start: milliseconds since the text began. queries: of a search. accepted: whether a stride
+    stayed in the text.
     """
 
     what: str
@@ -100,7 +100,7 @@ class Report:
     """The figures of one generated sequence; counts are tokens, `milliseconds` wall clock.
 
     forwards: target forward passes of decoding; prefill_forwards those of the prompt, which give
-    prefill_tokens of the tokens. kept_tokens: of the prompt, known from the call before.
+    prefill_tokens of the tokens. cached_tokens: of the prompt, known from the call before.
     drafted, accepted: tokens proposed, and kept in the output. per_step_*: the same, each step.
     accepted_by_source, drafted_by_source: the same, by the name of the drafter. faults: times a
     drafter failed. accepted_prediction_tokens, rejected_prediction_tokens: tokens drafted from a

@@ -25,7 +25,7 @@ _NEVER = float("-inf")
 class TokenDistribution:
     """The output distribution of one row of text: settings, processors and noise.
 
-    ends: token ids that end a text. extra: further transformers LogitsProcessors. own: what the
+    ends: token ids that end a text. extra: further transformers LogitsProcessors. current: what the
     model asks for, see `defaults`.
     """
 

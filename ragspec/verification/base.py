@@ -95,9 +95,9 @@ class CachedSession(TargetSession, Protocol):
 
     hidden: of the last forward, for each row [copies, n, H] what the output head reads: after
     `verify` at the root and the nodes (beyond a row's own undefined), after `read_prompts` at the
-    prompt's last n tokens. copies: cache rows of a sequence, 2 with guidance, the conditional one
-    first. on_read: None, or called with the tokens of the longest prompt that were read and those
-    in all; with 0 at first and then after every part. Not for what is read at once.
+    prompt's last n tokens. cfg_branches: cache rows of a sequence, 2 with guidance, the conditional
+    one first. on_read: None, or called with the tokens of the longest prompt that were read and
+    those in all; with 0 at first and then after every part. Not for what is read at once.
     """
 
     hidden: list[torch.Tensor]

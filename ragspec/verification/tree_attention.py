@@ -212,7 +212,8 @@ def _unmasked(
 class _Lent:
     """A configuration on loan: to how many, and what it said before.
 
-    own: some part of the model has attention code that does not go through the registry.
+    custom_attention: some part of the model has attention code that does not go through the
+    registry.
     """
 
     config: Any

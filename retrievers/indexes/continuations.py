@@ -96,9 +96,9 @@ class Draft(NamedTuple):
     """Continuations as a tree of N nodes, best first, parents before children.
 
     tokens, parents (-1 = child of the context's last token), depths (0 = first drafted token) and
-    counts (occurrences behind the contexts in use, estimated where sampled): i64 [N]. reach: f64
-    [N], not increasing. origin: i64 [N, 2], (document number, token offset) of one occurrence, that
-    of the best child where a node has children. length: of the longest match, 0 where there is
+    counts (occurrences behind the contexts in use, estimated where sampled): i64 [N]. accept_prob:
+    f64 [N], not increasing. origin: i64 [N, 2], (document number, token offset) of one occurrence,
+    that of the best child where a node has children. length: of the longest match, 0 where there is
     none.
     """
 

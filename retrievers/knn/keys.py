@@ -93,8 +93,8 @@ def write_keys(
 ) -> KeysWritten:
     """Write keys f16 [N, H], values i32 [N] (the tokens that follow) and starts i64 [D + 1].
 
-    most: keys to stop at. told: called with the documents and keys so far. Raises InputError for
-    ids outside the vocabulary, StoreError where the disk is full.
+    most: keys to stop at. on_progress: called with the documents and keys so far. Raises InputError
+    for ids outside the vocabulary, StoreError where the disk is full.
     """
     keys, starts, width = 0, [0], 0
     try:

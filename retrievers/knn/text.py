@@ -43,7 +43,7 @@ class KnnText:
     """One text on its way.
 
     prompt: token ids. top: alternatives to keep with each log-probability, None for none at all.
-    kept: called with the tokens that stay, and with what the last call gave where the text has
+    on_accept: called with the tokens that stay, and with what the last call gave where the text has
     ended. waits: every token waits for its search. whole: it may do so in a single call, as nobody
     reads along.
     """

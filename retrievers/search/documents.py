@@ -100,9 +100,9 @@ def load_documents(
 
     A file that is named itself must be usable; in a folder unusable files are skipped and listed
     with the reason. One that several paths lead to is read once. known: documents by path, which
-    are taken as they are where the file's hash is that of the document. told: hears how far it is,
-    see `ProgressCallback`. Raises DocumentError for an unusable file, a missing path, and a folder
-    that holds no usable file.
+    are taken as they are where the file's hash is that of the document. on_progress: called with
+    the progress, see `ProgressCallback`. Raises DocumentError for an unusable file, a missing path,
+    and a folder that holds no usable file.
     """
     values = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not values:

@@ -114,8 +114,8 @@ class PassageIndex:
         fusion: how both rankings are joined, None for what suits the embedder. embedder None
         leaves dense search out, sparse=False leaves BM25 out. dense: "exact", or "hnsw" or "ivf",
         approximate indexes of faiss for many passages. paths: what was read, recorded for
-        `upkeep.refresh`. told: hears how far it is. Raises InputError where nothing is left to
-        search with or to search in, and the errors of `load_embedder`.
+        `upkeep.refresh`. on_progress: called with the progress. Raises InputError where nothing is
+        left to search with or to search in, and the errors of `load_embedder`.
         """
         if dense not in KINDS:
             raise InputError(f"dense is {dense!r}; expected one of {', '.join(KINDS)}.")

@@ -89,8 +89,8 @@ class Guess(Generic[Query, ItemT]):
 class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
     """One text on its way.
 
-    prefetch: answers that each search brings for later guesses. kept: called with every stride that
-    has become part of the text.
+    prefetch: answers that each search brings for later guesses. on_accept: called with every stride
+    that has become part of the text.
     """
 
     writer: StrideWriter[ItemT, Written]

@@ -27,7 +27,7 @@ def seeded(seed: int, stream: int, number: int) -> torch.Generator:
 class Batches:
     """Texts cut to `length`, in batches of `size` of about one length, shuffled in every epoch.
 
-    pieces: all of them, by the number that `of` gives. Longer texts are cut; the last piece
+    chunks: all of them, by the number that `of` gives. Longer texts are cut; the last piece
     overlaps the one before, so that all have full length. Raises InputError where there is no text
     of a few tokens, or one that the target cannot read in pieces.
     """
@@ -130,7 +130,7 @@ class Reads(Protocol):
 class StateReader:
     """Reads pieces of text with a target, each of them once while its states fit in memory.
 
-    pieces: token ids. cache_bytes: of states on the CPU, rounded to bfloat16 as all are, so that a
+    chunks: token ids. cache_bytes: of states on the CPU, rounded to bfloat16 as all are, so that a
     training does not depend on it.
     """
 

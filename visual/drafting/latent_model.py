@@ -30,10 +30,11 @@ class LatentDrafter:
     """Drafts chains of latents with a smaller model.
 
     draft: the smaller model as a target of its own, with the `table` of the target that it drafts
-    for, and its conditions in the same order. window: the most latents of a draft. worth: the least
-    chance to be kept, by what was kept of this row so far, for which a latent is drawn behind the
-    first; 0 fills the window. begin: index of the first latent that is drafted, the target draws
-    those before it alone (CSpD's pre-filling, section 2). Raises InputError.
+    for, and its conditions in the same order. window: the most latents of a draft.
+    min_expected_gain: the least chance to be kept, by what was kept of this row so far, for which a
+    latent is drawn behind the first; 0 fills the window. begin: index of the first latent that is
+    drafted, the target draws those before it alone (CSpD's pre-filling, section 2). Raises
+    InputError.
     """
 
     method = Method("a smaller model of latents", "CSpD", listed=False)
@@ -155,8 +156,8 @@ class LatentSession(ChainSession):
 class MaskedJacobiDrafter:
     """Drafts what the target's last forward drew for the next places.
 
-    target: whose `ahead` is the window at least. window, worth, begin: see `LatentDrafter`. Raises
-    InputError.
+    target: whose `ahead` is the window at least. window, min_expected_gain, begin: see
+    `LatentDrafter`. Raises InputError.
     """
 
     method = Method("a masked target's last forward", "SJD, MAR", listed=False)

@@ -22,8 +22,8 @@ OUTCOMES = ("target", "accepted", "reflected", "redrawn")
 class Judged:
     """One committed latent. drafted: the draft that was judged there, None where there was none.
 
-    index: the generated one. drafted, own, emitted: numbers of the table; own is the target's own,
-    drawn at that forward.
+    index: the generated one. drafted, target_number, emitted: numbers of the table; target_number:
+    the target's own, drawn at that forward.
     """
 
     index: int

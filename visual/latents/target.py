@@ -163,8 +163,9 @@ class LatentTarget(LatentDraws, ImageTarget):
 class LatentView(RowView):
     """What a rule sees of the target at one row: its own latent after every place.
 
-    states [N + 1, C * H]: of the root and the nodes. own: the numbers of the target's own latents,
-    drawn at the first question, for all rows of the step at once where they are made together.
+    states [N + 1, C * H]: of the root and the nodes. current: the numbers of the target's own
+    latents, drawn at the first question, for all rows of the step at once where they are made
+    together.
     """
 
     def __init__(

@@ -186,7 +186,7 @@ class _MaskedAttention(nn.Module):
         self.proj = nn.Linear(hidden, hidden)
 
     def forward(self, states: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
-        """Let all positions of states [B, n, H] attend to all, or to those seen: bool [B, n]."""
+        """Let all positions of states [B, n, H] attend to all, or to those visible: bool [B, n]."""
         parts = self.qkv(states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mask = None if visible is None else visible[:, None, None]
         result = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
@@ -215,7 +215,10 @@ class _MaskedLayer(nn.Module):
         self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
 
     def forward(self, states: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
-        """Return states [B, n, H] after the layer; seen: those that are attended to, None all."""
+        """Return states [B, n, H] after the layer.
+
+        Visible: those that are attended to, None all.
+        """
         states = states + self.attn(self.norm1(states), visible)
         out: torch.Tensor = states + self.mlp(self.norm2(states))
         return out

@@ -197,9 +197,9 @@ def draft_source(
     "jacobi", "auto" (jacobi, or starter for a rule with a budget of total variation), a folder of
     a draft model or of a head, a `LlamaGenModel`, a `FeatureHead`, a Drafter, a list of such (fused
     into one tree), or None. mode: how a model or a head drafts, see `HeadDrafter`; None takes the
-    first that the rule accepts, or "deterministic" for a rule with such a budget. worth: the
-    accepted codes that its next forward must promise, see there.
-    Raises UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
+    first that the rule accepts, or "deterministic" for a rule with such a budget.
+    min_expected_gain: the accepted codes that its next forward must promise, see there. Raises
+    UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
     """
     if drafter is None:
         return FixedSource(None)

@@ -39,8 +39,8 @@ class HeadDrafter:
     head: a trained one, or the folder of one. target: the model that it was trained for, or a
     `CausalTarget` over it, the one that the engine runs. depth: the deepest draft; None sets no
     bound but the budget. width: as for `ModelDrafter`. tree: a static shape, or the sizes of its
-    levels (see `TreeShape.by_rank`); None grows the tree. worth: a grown draft ends when the next
-    forward is expected to add less than this many accepted nodes; None works it out.
+    levels (see `TreeShape.by_rank`); None grows the tree. min_expected_gain: a grown draft ends
+    when the next forward is expected to add less than this many accepted nodes; None works it out.
     Raises InputError for settings that do not fit, UnsupportedModelError for a head of another
     target, ModelNotFoundError and ModelError for a folder without a sound head.
     """

@@ -181,8 +181,8 @@ class DraftState:
     """What a draft grows from and how far it may grow.
 
     cache: holds the text, its last token (the root) included. logits [1, V]: the draft model's at
-    the root. budget: the most nodes. depth: the deepest node. worth: growth ends when the next
-    forward is expected to add fewer accepted nodes.
+    the root. budget: the most nodes. depth: the deepest node. min_expected_gain: growth ends when
+    the next forward is expected to add fewer accepted nodes.
     """
 
     cache: DraftCache

@@ -59,7 +59,7 @@ class TakesSteps(Protocol):
     ) -> StepTensors:
         """Begin a step: returns packet (None without distributions), logits [B, n, V], states.
 
-        given, packet: see `step`; they are the device's, where the step may be running.
+        inputs, packet: see `step`; they are the device's, where the step may be running.
         """
         ...
 
