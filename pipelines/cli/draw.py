@@ -1,153 +1,95 @@
-"""`ragspec draw`: images from a prompt or a class, with or without speculation."""
+"""`ragspec draw`: load a model, draw, compare with plain drawing, write images and figures.
+
+Every PNG holds, as text under the key "ragspec", what it is a function of. A file that was drawn
+otherwise is never overwritten.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json as json_text
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean, median
 from typing import Annotated, Any
 
 import typer
 
 from ragspec.errors import InputError
-from ragspec.pipelines.console import options as o
+from ragspec.pipelines.cli.draw_options import DrawOptions
+from ragspec.pipelines.console.options import checked_output, parse_budget, silence_transformers
 from ragspec.pipelines.console.records import takes_records
+from ragspec.pipelines.console.terminal import Terminal
+from ragspec.registry import resolve
 
-NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
-DENOISING = ("steps", "floor", "iterations")
-LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # of a torch generator
+KEY = "ragspec"
+NAME_LETTERS = 40  # of the subject in a file name, and of the rule
 
 
-@dataclass(frozen=True, slots=True)
-class DrawOptions:
-    """What to draw and how; checked before any model is loaded."""
+def load_pipeline(options: DrawOptions) -> Any:
+    """Load the pipeline of a folder or set, whatever kind of model it holds.
 
-    prompt: Annotated[
-        list[str] | None, typer.Argument(help="Prompts to draw, such as 'red heart'.")
-    ] = None
-    classes: Annotated[
-        list[str] | None,
-        typer.Option("--class", "-c", help="Class to draw by number or name; repeatable."),
-    ] = None
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="Folder of a pipeline, or a bundled set: emoji, latent-emoji (prompts), tiles, "
-            "latent-tiles, masked-tiles (classes). Default: emoji for prompts, tiles for classes.",
-        ),
-    ] = None
-    family: Annotated[
-        str | None,
-        typer.Option(help="Image family by name, default: what the folder holds; else see docs."),
-    ] = None
-    rule: Annotated[
-        str | None,
-        typer.Option(
-            help="Acceptance rule: exact, lantern, lantern++, gsd, rejection; of latents near, "
-            "aligned, horizon, path, cspd-paper. Default: exact, of latents aligned."
-        ),
-    ] = None
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--setting",
-            "-s",
-            help="NAME=NUMBER of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s) or "
-            "of denoising (steps, floor, iterations); repeatable.",
-        ),
-    ] = None
-    drafter: Annotated[
-        str,
-        typer.Option(help="auto, starter, head, jacobi, a folder, several joined by +, or none."),
-    ] = "auto"
-    budget: o.BudgetOption = "12"
-    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Images of each prompt or class.")] = 1
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", help="Random seed. Chosen at random and printed if omitted."),
-    ] = None
-    guidance: Annotated[
-        float, typer.Option(min=0.0, help="Scale of classifier-free guidance; 1 for none.")
-    ] = 2.0
-    temperature: Annotated[
-        float, typer.Option("--temperature", "-t", help="Temperature; 0 takes the likeliest code.")
-    ] = 1.0
-    device: o.DeviceOption = "auto"
-    dtype: o.DtypeOption = "auto"
+    Raises:
+        InputError: A setting does not fit the kind of model.
+    """
+    from ragspec.visual.pipeline.folder import find_folder, of_latents, of_masked
+    from ragspec.visual.pipeline.latents import LatentPipeline
+    from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    def __post_init__(self) -> None:
-        for text in self.prompts:
-            o.checked_text(text)
-        _ = self.settings
-        if bool(self.prompts) == bool(self.labels):
-            got = "both" if self.prompts else "neither"
-            raise InputError(
-                f"Expected a prompt or --class, got {got}. Give a prompt such as 'red heart', or "
-                "--class 3."
-            )
-        if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
-            raise InputError(
-                f"Expected --seed of 64 bits, {LEAST_SEED} to {MOST_SEED}, got {self.seed}."
-            )
-        if {"", "none"} & set(self.drafters):
-            raise InputError(
-                f"Expected --drafter auto, starter, head, jacobi or a folder, several joined by +, "
-                f"or none by itself, got {self.drafter!r}."
-            )
+    silence_transformers()
+    if options.family is not None:
+        return resolve("family", options.family).from_pretrained(
+            options.source,
+            drafter=options.drafters or None,
+            rule=options.rule or "exact",
+            device=options.device,
+            dtype=options.dtype,
+            budget=parse_budget(options.budget),
+            **options.settings,
+        )
+    target = find_folder(options.source).target
+    if of_masked(target):
+        return _load_masked(options)
+    latents, denoising = of_latents(target), options.denoising
+    if "iterations" in denoising or (denoising and not latents):
+        raise InputError(
+            f"Expected no setting {', '.join(denoising)} for {options.source}. They are for models "
+            "of continuous latents, iterations for masked ones alone. Leave them out."
+        )
+    return (LatentPipeline if latents else ImagePipeline).from_pretrained(
+        options.source,
+        options.drafters,
+        options.rule or ("aligned" if latents else "exact"),
+        device=options.device,
+        dtype=options.dtype,
+        budget=parse_budget(options.budget),
+        **options.settings,
+    )
 
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        """The prompts."""
-        return tuple(self.prompt or ())
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The classes, by number or name."""
-        return tuple(self.classes or ())
+def _load_masked(options: DrawOptions) -> Any:
+    """Load a masked model: plain, as published, unless a rule or a drafter is named."""
+    from ragspec.visual.masked.schedule import FLOOR
+    from ragspec.visual.pipeline.masked import MaskedLatentPipeline
+    from ragspec.visual.pipeline.masked_drafts import window_of
 
-    @property
-    def subjects(self) -> list[str]:
-        """The prompts, or the classes in words."""
-        if self.prompts:
-            return list(self.prompts)
-        return [f"class {name}" if name.strip().isdecimal() else name for name in self.labels]
-
-    @property
-    def source(self) -> str:
-        """The folder or bundled set of the model."""
-        return self.model or ("tiles" if self.classes else "emoji")
-
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """Names or folders of drafters; empty draws plainly."""
-        return () if self.drafter == "none" else tuple(self.drafter.split("+"))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings by name."""
-        return parse_settings(self.setting or ())
-
-    @property
-    def denoising(self) -> dict[str, Any]:
-        """The settings of denoising."""
-        return {name: value for name, value in self.settings.items() if name in DENOISING}
-
-    @property
-    def relaxation(self) -> dict[str, Any]:
-        """The settings of the rule."""
-        return {name: value for name, value in self.settings.items() if name not in DENOISING}
-
-    def arguments(self, subject: int | None = None) -> dict[str, Any]:
-        """Return a pipeline's call arguments for all images, or for one of a subject's number."""
-        name, every = ("prompt", self.prompts) if self.prompts else ("class_labels", self.labels)
-        return {
-            name: list(every if subject is None else every[subject : subject + 1]),
-            "guidance_scale": self.guidance,
-            "temperature": self.temperature,
-            "num_images_per_prompt": self.n if subject is None else 1,
-        }
+    settings = dict(options.settings)
+    drafter = tuple("jacobi" if name == "auto" else name for name in options.drafters)
+    if options.drafter == "auto" and options.rule is None:
+        drafter = ()
+    if drafter:  # rules compare densities, which need noise in the last step
+        settings = {"floor": FLOOR, "window": window_of(parse_budget(options.budget)), **settings}
+    return MaskedLatentPipeline.from_pretrained(
+        options.source,
+        drafter=drafter or None,
+        rule=options.rule or "aligned",
+        device=options.device,
+        dtype="float32" if options.dtype == "auto" else options.dtype,
+        **settings,
+    )
 
 
 @takes_records
@@ -165,27 +107,257 @@ def draw(
     ] = None,
 ) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
-    from ragspec.pipelines.cli.draw_run import draw_images
-    from ragspec.pipelines.console.terminal import Terminal
+    with _output_folder(out):
+        checked_output(json)  # it may lie in the folder that was just created
+        _draw_into(out, options, json, compare, Terminal())
 
-    draw_images(options, out, json, compare, Terminal())
+
+def _draw_into(
+    out: Path, options: DrawOptions, json: Path | None, compare: bool, terminal: Terminal
+) -> None:
+    import torch
+
+    from ragspec.sampling.noise import fresh_seed
+
+    with terminal.working("loading"):
+        pipe = load_pipeline(options)
+    options = _resolve(options, pipe)
+    pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
+    seed = fresh_seed() if options.seed is None else options.seed
+    described = describe_images(options, seed, _dtype(pipe))
+    paths = [out / name for name in file_names(options, seed, len(described))]
+    check_paths(paths, described)
+    plain: list[Any] | None = None
+    if compare:
+        outputs, plain = draw_both(pipe, options, seed)
+    else:
+        outputs = [pipe(**options.arguments(), generator=torch.Generator().manual_seed(seed))]
+    images = [image for output in outputs for image in output.images]
+    for image, path, description in zip(images, paths, described, strict=True):
+        save_image(image, path, description)
+    figures = summarise_images(outputs, plain)
+    figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
+    if json is not None:
+        json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    _print_figures(figures, out, terminal)
 
 
-def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the settings of NAME=NUMBER texts by name.
+def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
+    """Return the options with the rule in use and classes by name.
 
     Raises:
-        InputError: A text has another form.
+        InputError: The model draws classes and got a prompt, or the reverse.
     """
-    settings: dict[str, Any] = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        name = name.strip().replace("-", "_").replace("lambda", "lam")
-        try:
-            settings[name] = NUMBERS.get(name, float)(value)
-        except ValueError as error:
-            kind = "whole number" if NUMBERS.get(name) is int else "number"
+    by_class = pipe.trunk.config.condition == "class"
+    if by_class and not options.labels:
+        raise InputError(
+            f"Expected --class, got the prompt {options.prompts[0]!r}: {options.source} draws "
+            "classes. Give a number or a name, or use --model emoji."
+        )
+    if options.labels and not by_class:
+        raise InputError(
+            f"Expected a prompt, got --class {options.labels[0]}: {options.source} reads prompts. "
+            "Give one such as 'red heart', or use --model tiles."
+        )
+    if pipe.class_names:
+        names = [pipe.class_names[pipe.label_of(each)] for each in options.labels]
+        options = replace(options, classes=names, model=options.source)
+    return replace(options, rule=options.rule or pipe.rule_name)
+
+
+def draw_both(pipe: Any, options: DrawOptions, seed: int) -> tuple[list[Any], list[Any]]:
+    """Draw every image with and without speculation, one at a time and in turns."""
+    import torch
+
+    plain = _without_drafts(pipe)
+    plain.set_progress_bar_config(disable=True)
+    pipes = (pipe, plain)
+    for each in pipes:  # warm up
+        each(**options.arguments(0), generator=torch.Generator().manual_seed(0))
+    generators = [torch.Generator().manual_seed(seed) for _ in pipes]
+    outputs: tuple[list[Any], list[Any]] = ([], [])
+    for subject in range(len(options.subjects)):
+        for number in range(options.n):
+            for turn in (0, 1) if number % 2 == 0 else (1, 0):
+                arguments = options.arguments(subject)
+                outputs[turn].append(pipes[turn](**arguments, generator=generators[turn]))
+    return outputs
+
+
+def _without_drafts(pipe: Any) -> Any:
+    """Return a pipeline that draws plainly from the distribution that the rule preserves."""
+    if hasattr(pipe, "drafts"):
+        return pipe.bare()
+    schedule = getattr(pipe, "schedule", None)
+    denoising = {} if schedule is None else {"steps": schedule.steps, "floor": schedule.floor}
+    return type(pipe)(pipe.model, pipe.tokenizer, None, folder=pipe.folder, **denoising)
+
+
+def summarise_images(outputs: Sequence[Any], plain: Sequence[Any] | None) -> dict[str, Any]:
+    """Return the figures of all images; those of a comparison are None without one."""
+    from ragspec.visual.pipeline.output import weakest
+
+    stats = [output.stats for output in outputs]
+    images = sum(len(output.images) for output in outputs)
+    figures: dict[str, Any] = {
+        "label": weakest([output.label for output in outputs]),
+        "forwards": sum(each.forwards for each in stats),
+        "seconds": float(sum(each.seconds for each in stats)),
+        "codes_per_forward": fmean(each.codes_per_forward for each in stats),
+        "tv_excess": _mean_of(stats, "tv_excess"),
+        "nll_gap": _mean_of(stats, "nll_gap"),
+        "distance_mean": _mean_of(stats, "distance_mean"),
+        "repeatable": all(each.repeatable for each in stats),
+        "seeds": [seed for each in stats for seed in each.seeds],
+        **dict.fromkeys(("forwards_plain", "seconds_plain", "ratio", "equal", "equal_images")),
+    }
+    if plain is not None:
+        pairs = list(zip(outputs, plain, strict=True))
+        equal = sum(_equal(*pair) for pair in pairs)
+        figures |= {
+            "forwards_plain": sum(output.stats.forwards for output in plain),
+            "seconds_plain": float(sum(output.stats.seconds for output in plain)),
+            "ratio": median(b.stats.seconds / max(1e-9, a.stats.seconds) for a, b in pairs),
+            "equal": equal == images,
+            "equal_images": equal,
+        }
+    return figures
+
+
+def _mean_of(stats: Sequence[Any], name: str) -> float | None:
+    """Return the mean of a figure; None where a call did not measure it."""
+    values = [getattr(each, name, None) for each in stats]
+    known = [float(value) for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
+
+
+def _equal(output: Any, plain: Any) -> bool:
+    """Return whether two pictures have equal codes, or latents equal up to rounding."""
+    if getattr(output, "latents", None) is not None:
+        return bool(((output.latents - plain.latents).abs() < 1e-3).all())
+    return bool((output.codes == plain.codes).all())
+
+
+def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) -> None:
+    count = len(figures["images"])
+    line = (
+        f"{count} image{'s' * (count > 1)} in {out}: {figures['forwards']} forwards, "
+        f"{figures['seconds']:.2f} s, {figures['codes_per_forward']:.2f} codes a forward, label "
+        f"{figures['label']}, seed {figures['seed']}"
+    )
+    for name in ("tv_excess", "nll_gap", "distance_mean"):
+        if figures[name] is not None and not figures["label"].startswith("exact"):
+            line += f", {name} {figures[name]:.4f}"
+    terminal.line(line)
+    if figures["ratio"] is not None:
+        terminal.line(
+            f"plain: {figures['forwards_plain']} forwards, {figures['seconds_plain']:.2f} s; "
+            f"{figures['ratio']:.2f} times as fast, {figures['equal_images']} of {count} equal"
+        )
+
+
+def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[str, Any]]:
+    """Return for each image what it is a function of, as JSON types."""
+    common: dict[str, Any] = {
+        "model": options.source,
+        "seed": seed,
+        "rule": options.rule,
+        "settings": options.relaxation,
+        "denoising": options.denoising,
+        "guidance": options.guidance,
+        "temperature": options.temperature,
+        "dtype": dtype,
+    }
+    if options.rule != "exact":  # drafts change the picture
+        common |= {"drafter": "+".join(options.drafters), "budget": parse_budget(options.budget)}
+    count = len(options.subjects) * options.n
+    return [
+        {"subject": options.subjects[number // options.n], "number": number, **common}
+        for number in range(count)
+    ]
+
+
+def file_names(options: DrawOptions, seed: int, count: int) -> list[str]:
+    """Return the names of the pictures: subject, seed, rule with settings, and number."""
+    rule = ", ".join(
+        [str(options.rule), *(f"{name} {value:g}" for name, value in options.relaxation.items())]
+    )
+    subject = _slug(", ".join(options.subjects))
+    stem = f"{subject}-{seed}-{_slug(rule.replace('++', '-plus'))}"
+    return [f"{stem}-{number}.png" for number in range(count)]
+
+
+def check_paths(paths: Sequence[Path], described: Sequence[Mapping[str, Any]]) -> None:
+    """Check that no file would be overwritten that was drawn otherwise.
+
+    Raises:
+        InputError: There is such a file.
+    """
+    for path, description in zip(paths, described, strict=True):
+        if path.exists() and (difference := _difference(_read_description(path), description)):
             raise InputError(
-                f"Expected --setting NAME=NUMBER, got {text!r}. Give a {kind}, such as delta=0.3."
-            ) from error
-    return settings
+                f"Expected a free name, got {path}, {difference}. Name another folder with --out, "
+                "or move the file."
+            )
+
+
+def save_image(image: Any, path: Path, description: Mapping[str, Any]) -> None:
+    """Write a PNG with what it is a function of."""
+    from PIL.PngImagePlugin import PngInfo
+
+    info = PngInfo()
+    info.add_text(KEY, json_text.dumps(description, sort_keys=True))
+    image.save(path, pnginfo=info)
+
+
+def _read_description(path: Path) -> dict[str, Any] | None:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            description = json_text.loads(str(image.info.get(KEY, "")))
+    except (OSError, ValueError, SyntaxError):
+        return None
+    return description if isinstance(description, dict) else None
+
+
+def _difference(existing: dict[str, Any] | None, description: Mapping[str, Any]) -> str:
+    """Return in words how two pictures were drawn differently; empty if they were not."""
+    if existing is None:
+        return "which is no picture of this command"
+    for name in {**description, **existing}:
+        if existing.get(name) != description.get(name):
+            return f"drawn with {name} {existing.get(name)}, not {description.get(name)}"
+    return ""
+
+
+def _slug(text: str) -> str:
+    """Return a text as part of a file name: letters and digits of any script, and hyphens."""
+    return re.sub(r"[\W_]+", "-", text.lower()).strip("-")[:NAME_LETTERS].strip("-") or "image"
+
+
+def _dtype(pipe: Any) -> str:
+    return str(pipe.model.dtype).removeprefix("torch.")
+
+
+@contextmanager
+def _output_folder(out: Path) -> Iterator[None]:
+    """Create a writable folder; remove empty new ones if the work in it fails."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"Expected a folder in --out, got the file {out}.")
+    new = [folder for folder in (out, *out.parents) if not folder.exists()]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"Expected a writable folder in --out, got {out} ({error}). Name another one."
+        ) from error
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for folder in new:
+                folder.rmdir()
+        raise

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.cli.draw_run import _slug
+from ragspec.pipelines.cli.draw import _slug
 from tests.support import tiny_images, tiny_latents, tiny_masked
 
 Capture = pytest.CaptureFixture[str]

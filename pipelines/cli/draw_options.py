@@ -1,0 +1,168 @@
+"""The options of `ragspec draw`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from ragspec.errors import InputError
+from ragspec.pipelines.console import options as o
+
+NUMBERS = {"neighbours": int, "partition": int, "s": int, "steps": int, "iterations": int}
+DENOISING = ("steps", "floor", "iterations")
+LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # of a torch generator
+
+
+@dataclass(frozen=True, slots=True)
+class DrawOptions:
+    """What to draw and how; checked before any model is loaded."""
+
+    prompt: Annotated[
+        list[str] | None, typer.Argument(help="Prompts to draw, such as 'red heart'.")
+    ] = None
+    classes: Annotated[
+        list[str] | None,
+        typer.Option("--class", "-c", help="Class to draw by number or name; repeatable."),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Folder of a pipeline, or a bundled set: emoji, latent-emoji (prompts), tiles, "
+            "latent-tiles, masked-tiles (classes). Default: emoji for prompts, tiles for classes.",
+        ),
+    ] = None
+    family: Annotated[
+        str | None,
+        typer.Option(help="Image family by name, default: what the folder holds; else see docs."),
+    ] = None
+    rule: Annotated[
+        str | None,
+        typer.Option(
+            help="Acceptance rule: exact, lantern, lantern++, gsd, rejection; of latents near, "
+            "aligned, horizon, path, cspd-paper. Default: exact, of latents aligned."
+        ),
+    ] = None
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setting",
+            "-s",
+            help="NAME=NUMBER of the rule (delta, lam, neighbours, tv_budget, least_gain, r, s) or "
+            "of denoising (steps, floor, iterations); repeatable.",
+        ),
+    ] = None
+    drafter: Annotated[
+        str,
+        typer.Option(help="auto, starter, head, jacobi, a folder, several joined by +, or none."),
+    ] = "auto"
+    budget: o.BudgetOption = "12"
+    n: Annotated[int, typer.Option("--n", "-n", min=1, help="Images of each prompt or class.")] = 1
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", help="Random seed. Chosen at random and printed if omitted."),
+    ] = None
+    guidance: Annotated[
+        float, typer.Option(min=0.0, help="Scale of classifier-free guidance; 1 for none.")
+    ] = 2.0
+    temperature: Annotated[
+        float, typer.Option("--temperature", "-t", help="Temperature; 0 takes the likeliest code.")
+    ] = 1.0
+    device: o.DeviceOption = "auto"
+    dtype: o.DtypeOption = "auto"
+
+    def __post_init__(self) -> None:
+        for text in self.prompts:
+            o.checked_text(text)
+        _ = self.settings
+        if bool(self.prompts) == bool(self.labels):
+            got = "both" if self.prompts else "neither"
+            raise InputError(
+                f"Expected a prompt or --class, got {got}. Give a prompt such as 'red heart', or "
+                "--class 3."
+            )
+        if self.seed is not None and not LEAST_SEED <= self.seed <= MOST_SEED:
+            raise InputError(
+                f"Expected --seed of 64 bits, {LEAST_SEED} to {MOST_SEED}, got {self.seed}."
+            )
+        if {"", "none"} & set(self.drafters):
+            raise InputError(
+                f"Expected --drafter auto, starter, head, jacobi or a folder, several joined by +, "
+                f"or none by itself, got {self.drafter!r}."
+            )
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The prompts."""
+        return tuple(self.prompt or ())
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The classes, by number or name."""
+        return tuple(self.classes or ())
+
+    @property
+    def subjects(self) -> list[str]:
+        """The prompts, or the classes in words."""
+        if self.prompts:
+            return list(self.prompts)
+        return [f"class {name}" if name.strip().isdecimal() else name for name in self.labels]
+
+    @property
+    def source(self) -> str:
+        """The folder or bundled set of the model."""
+        return self.model or ("tiles" if self.classes else "emoji")
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """Names or folders of drafters; empty draws plainly."""
+        return () if self.drafter == "none" else tuple(self.drafter.split("+"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by name."""
+        return parse_settings(self.setting or ())
+
+    @property
+    def denoising(self) -> dict[str, Any]:
+        """The settings of denoising."""
+        return {name: value for name, value in self.settings.items() if name in DENOISING}
+
+    @property
+    def relaxation(self) -> dict[str, Any]:
+        """The settings of the rule."""
+        return {name: value for name, value in self.settings.items() if name not in DENOISING}
+
+    def arguments(self, subject: int | None = None) -> dict[str, Any]:
+        """Return a pipeline's call arguments for all images, or for one of a subject's number."""
+        name, every = ("prompt", self.prompts) if self.prompts else ("class_labels", self.labels)
+        return {
+            name: list(every if subject is None else every[subject : subject + 1]),
+            "guidance_scale": self.guidance,
+            "temperature": self.temperature,
+            "num_images_per_prompt": self.n if subject is None else 1,
+        }
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of NAME=NUMBER texts by name.
+
+    Raises:
+        InputError: A text has another form.
+    """
+    settings: dict[str, Any] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        name = name.strip().replace("-", "_").replace("lambda", "lam")
+        try:
+            settings[name] = NUMBERS.get(name, float)(value)
+        except ValueError as error:
+            kind = "whole number" if NUMBERS.get(name) is int else "number"
+            raise InputError(
+                f"Expected --setting NAME=NUMBER, got {text!r}. Give a {kind}, such as delta=0.3."
+            ) from error
+    return settings
