@@ -55,9 +55,11 @@ _WARPERS = {
 class Speculation:
     """How to speculate under `model.generate`, and afterwards what came of it.
 
-    drafter, draft_model, budget: as for Engine. seed: None draws one. streamer: any
-    transformers streamer (batch of one). tokenizer: for stop_strings and checks. generations,
-    reports: filled by each call.
+    Attributes:
+        drafter, draft_model, budget: As for Engine.
+        seed: None draws one.
+        streamer: Any transformers streamer (batch of one).
+        tokenizer: For stop_strings and checks. generations, reports: filled by each call.
     """
 
     drafter: str | Drafter | Sequence[str | Drafter] | None = "auto"
@@ -128,8 +130,11 @@ def speculative(
     """Decode for `model.generate(custom_generate=speculative, speculation=...)`.
 
     Shapes: input_ids i64 [B, T] -> i64 [B, T + new], padded; a GenerateDecoderOnlyOutput where
-    return_dict_in_generate asks for it. Raises InputError for model inputs other than text, and
-    for position_ids that do not count the tokens.
+    return_dict_in_generate asks for it.
+
+    Raises:
+        InputError: For model inputs other than text, and for position_ids that do not count the
+            tokens.
     """
     spec = _checked(speculation)
     # Not named parameters: transformers would then pass them a second time.

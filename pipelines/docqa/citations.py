@@ -27,9 +27,11 @@ NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with th
 class Citation:
     """answer[answer_start:answer_end] == text of `document`[start:end], in characters.
 
-    document: the document's name. page: its page, from 1, None where it has none. matched_by:
-    "draft" (an accepted span of that passage) or "match" (equal text). passage: number of the
-    passage in the prompt, from 1.
+    Attributes:
+        document: The document's name.
+        page: Its page, from 1, None where it has none.
+        matched_by: "draft" (an accepted span of that passage) or "match" (equal text).
+        passage: Number of the passage in the prompt, from 1.
     """
 
     document: str

@@ -122,9 +122,11 @@ def _record(hit: Hit) -> dict[str, Any]:
 class DocQA:
     """Answers questions from documents, with citations.
 
-    retriever: finds passages (an index, or a bare function from a question to (text, score, meta)
-    triples). engine: generates; None loads the bundled starter model on first use. skipped: files
-    of the folders that were not read, with the reasons.
+    Args:
+        retriever: Finds passages (an index, or a bare function from a question to (text, score,
+            meta) triples).
+        engine: Generates; None loads the bundled starter model on first use.
+        skipped: Files of the folders that were not read, with the reasons.
     """
 
     def __init__(
@@ -229,7 +231,10 @@ class DocQA:
     def search(self, question: str, top_k: int) -> tuple[list[Hit], str | None]:
         """Return the top_k best passages, and why they are not worth asking about, if so.
 
-        That is told from some more of them. Raises InputError for an empty question or top_k < 1.
+        That is told from some more of them.
+
+        Raises:
+            InputError: For an empty question or top_k < 1.
         """
         if top_k < 1:
             raise InputError(f"top_k is {top_k}, expected at least 1.")

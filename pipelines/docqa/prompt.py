@@ -26,12 +26,14 @@ CharSpan = tuple[int, int]
 class Prompt:
     """A prompt of T tokens and what is known about its passages.
 
-    hits: the passages shown, passage k of the prompt at k - 1. spans: (start, end, hit, 0) in
-    tokens: prompt tokens start to end are passage text of `hits[hit]`, whose own token 0 is at
-    start. chars: for every span, the characters of each of its tokens in the passage's text.
-    A passage has no span where the tokenizer cannot say which characters a token covers.
-    layout: the words around quotation and answer that the prompt asks for, to draft from.
-    left_out: passages that were found and did not fit.
+    Attributes:
+        hits: The passages shown, passage k of the prompt at k - 1.
+        spans: (start, end, hit, 0) in tokens: prompt tokens start to end are passage text of
+            `hits[hit]`, whose own token 0 is at start.
+        chars: For every span, the characters of each of its tokens in the passage's text. A passage
+            has no span where the tokenizer cannot say which characters a token covers.
+        layout: The words around quotation and answer that the prompt asks for, to draft from.
+        left_out: Passages that were found and did not fit.
     """
 
     text: str
@@ -60,9 +62,13 @@ def build_prompt(
 ) -> Prompt:
     """Return the prompt of a question over passages, best passage first.
 
-    room: tokens that the prompt may have; the last passages are left out until it fits, but the
-    first stays (the engine refuses what is still too long). template: how the question is put.
-    Raises InputError for an empty question, no passages, or no tokenizer.
+    Args:
+        room: Tokens that the prompt may have; the last passages are left out until it fits, but the
+            first stays (the engine refuses what is still too long).
+        template: How the question is put.
+
+    Raises:
+        InputError: For an empty question, no passages, or no tokenizer.
     """
     if tokenizer is None:
         raise InputError("The engine has no tokenizer; questions over documents need one.")

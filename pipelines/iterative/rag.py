@@ -146,10 +146,16 @@ class IterativeRag:
     ) -> Answer:
         """Answer a question; `passages` has one for each stride, `report.retrieval` the searches.
 
-        refuse: see `DocQA.ask`. stream: called with text that will not be taken back; an interrupt
-        then ends the text and keeps what was written. options: further arguments of
-        `Engine.generate`. Raises InputError for an empty question, n > 1 or where nothing is found,
-        PromptTooLongError where a passage does not fit the context, and what the retriever raises.
+        Args:
+            refuse: See `DocQA.ask`.
+            stream: Called with text that will not be taken back; an interrupt then ends the text
+                and keeps what was written.
+            options: Further arguments of `Engine.generate`.
+
+        Raises:
+            InputError: For an empty question, n > 1 or where nothing is found.
+            PromptTooLongError: Where a passage does not fit the context, and what the retriever
+                raises.
         """
         refuse_unknown(options)
         sampling = seeded(sampling or Sampling(), "ask()")

@@ -43,12 +43,18 @@ OF_MODEL = (
 class KnnLM:
     """Continues texts by an engine's model and a datastore of it.
 
-    k: neighbours. weight: theirs in the mixture, 0 to 1. temperature: of squared distances, None
-    for the one that was fitted when the datastore was built. speculate: "auto", "off", or a number
-    of tokens that are written on guesses before they are checked; it changes the time and never
-    the text, whose label is `exact-for(knn)`. What is learned about times and guesses serves the
-    next text. The keys are made ready for searches here, which takes seconds for a million. Raises
-    InputError, StoreError for a datastore of another model or tokenizer.
+    Args:
+        k: Neighbours.
+        weight: Theirs in the mixture, 0 to 1.
+        temperature: Of squared distances, None for the one that was fitted when the datastore was
+            built.
+        speculate: "auto", "off", or a number of tokens that are written on guesses before they are
+            checked; it changes the time and never the text, whose label is `exact-for(knn)`. What
+            is learned about times and guesses serves the next text. The keys are made ready for
+            searches here, which takes seconds for a million.
+
+    Raises:
+        InputError, StoreError: For a datastore of another model or tokenizer.
     """
 
     def __init__(
@@ -92,10 +98,15 @@ class KnnLM:
     ) -> Generation:
         """Return what follows one prompt; `report.retrieval` has the searches.
 
-        prompt: text, chat messages or token ids. stream: called with text that will not be taken
-        back; an interrupt then ends the text and keeps what was written. options: further arguments
-        of `Engine.generate`. Raises InputError for several prompts, n > 1 and options that are set
-        here, PromptTooLongError.
+        Args:
+            prompt: Text, chat messages or token ids.
+            stream: Called with text that will not be taken back; an interrupt then ends the text
+                and keeps what was written.
+            options: Further arguments of `Engine.generate`.
+
+        Raises:
+            InputError: For several prompts, n > 1 and options that are set here.
+            PromptTooLongError: What is wrong, and a remedy.
         """
         refuse_unknown(options)
         for name in OF_MODEL:

@@ -56,7 +56,10 @@ class LongDocument:
     """Answers questions over one document, which is read when it is opened.
 
     Any number of threads may ask; each question at work has a copy of the keys and values. Use
-    `open`. prefix: the prompt up to the end of the document.
+    `open`.
+
+    Args:
+        prefix: The prompt up to the end of the document.
     """
 
     def __init__(
@@ -195,10 +198,14 @@ class LongDocument:
     ) -> Answer:
         """Answer a question over the document, which is not read again.
 
-        stream: called with each piece of text as it is verified; an interrupt then ends the text
-        and keeps what was written. options: further arguments of `Engine.generate`. Raises
-        InputError for an empty question or n > 1, PromptTooLongError where question and answer do
-        not fit behind the document.
+        Args:
+            stream: Called with each piece of text as it is verified; an interrupt then ends the
+                text and keeps what was written.
+            options: Further arguments of `Engine.generate`.
+
+        Raises:
+            InputError: For an empty question or n > 1.
+            PromptTooLongError: Where question and answer do not fit behind the document.
         """
         refuse_unknown(options)
         if not isinstance(question, str) or not question.strip():

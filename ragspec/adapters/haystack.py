@@ -45,13 +45,18 @@ except ModuleNotFoundError as error:
 class RagspecChatGenerator:
     """A chat generator that drafts from its prompt, from documents and from whatever else is named.
 
-    model: a name or path, loaded by `warm_up` or by the first run; engine or pool: one that is
-    there already, in its place, which a pipeline cannot be saved with. A pool lets concurrent runs
-    share the device; max_batch_size: makes one over the model. drafter, draft_model, budget: see
-    `Engine`, with model alone. chat_template: Jinja, for models that come without one.
-    generation_kwargs: temperature (0, the default, is greedy), top_p, top_k, min_p, max_tokens,
-    seed, stop, n, penalties, logprobs, top_logprobs, prediction, tenant (of a pool). Raises
-    InputError, SamplingError, and, once it is loaded, the errors of `Engine`.
+    Args:
+        model: A name or path, loaded by `warm_up` or by the first run; engine or pool: one that is
+            there already, in its place, which a pipeline cannot be saved with. A pool lets
+            concurrent runs share the device;
+        max_batch_size: Makes one over the model.
+        drafter, draft_model, budget: See `Engine`, with model alone.
+        chat_template: Jinja, for models that come without one.
+        generation_kwargs: Temperature (0, the default, is greedy), top_p, top_k, min_p, max_tokens,
+            seed, stop, n, penalties, logprobs, top_logprobs, prediction, tenant (of a pool).
+
+    Raises:
+        InputError, SamplingError: And, once it is loaded, the errors of `Engine`.
     """
 
     def __init__(
@@ -210,10 +215,15 @@ class RagspecChatGenerator:
 class HaystackRetriever:
     """Our passages as Haystack's documents, best first.
 
-    index: a PassageIndex, or the folder that its `save` wrote, opened by `warm_up` or the first
-    run. top_k: passages. mode: "dense", "sparse", "fused", None for the best that the index can do.
-    meta of a document: source, name, title, start and end (characters of the source's text), page.
-    Raises InputError, StoreError.
+    Args:
+        index: A PassageIndex, or the folder that its `save` wrote, opened by `warm_up` or the first
+            run.
+        top_k: Passages.
+        mode: "dense", "sparse", "fused", None for the best that the index can do. meta of a
+            document: source, name, title, start and end (characters of the source's text), page.
+
+    Raises:
+        InputError, StoreError: What is wrong, and a remedy.
     """
 
     def __init__(self, index: Any, top_k: int = 10, mode: str | None = None) -> None:
@@ -258,9 +268,13 @@ class HaystackRetriever:
 def passages_from(retriever: Any) -> HostRetriever:
     """Return a Haystack retriever as one that `DocQA` takes.
 
-    retriever: a component whose `run(query=...)` returns documents; one over embeddings goes into a
-    component that embeds the query, such as TextEmbeddingRetriever. It is asked as it was made: how
-    many documents it finds is its own setting. Raises InputError for another thing.
+    Args:
+        retriever: A component whose `run(query=...)` returns documents; one over embeddings goes
+            into a component that embeds the query, such as TextEmbeddingRetriever. It is asked as
+            it was made: how many documents it finds is its own setting.
+
+    Raises:
+        InputError: For another thing.
     """
     inputs = getattr(retriever, "__haystack_input__", None)
     if inputs is None or "query" not in inputs._sockets_dict:

@@ -51,15 +51,20 @@ _OF_LANGCHAIN = frozenset({"stream", "stream_usage", "ls_structured_output_forma
 class ChatRagspec(BaseChatModel):  # type: ignore[misc]
     """A chat model that drafts from its prompt, from documents and from whatever else is named.
 
-    model: a name or path; engine or pool: one that is there already, in its place. A pool lets
-    concurrent calls (`batch`, `abatch`, several chains) share the device; max_batch_size: makes one
-    over the model. drafter, draft_model, budget: see `Engine`, with model alone. chat_template:
-    Jinja, for models that come without one. The sampling fields may be given to every call and to
-    `bind`, too, and further ones: n, logprobs, top_logprobs, prediction, tenant (of a pool), and
-    documents, texts or LangChain's documents that are drafted from and cited. Documents that a tool
-    returned as its artifact are taken by themselves. temperature 0, the default, is greedy. Raises
-    InputError for settings that contradict each other, UnsupportedModelError for messages without a
-    chat template, and the errors of `Engine`.
+    Attributes:
+        model: A name or path; engine or pool: one that is there already, in its place. A pool lets
+            concurrent calls (`batch`, `abatch`, several chains) share the device;
+        max_batch_size: Makes one over the model.
+        drafter, draft_model, budget: See `Engine`, with model alone.
+        chat_template: Jinja, for models that come without one. The sampling fields may be given to
+            every call and to `bind`, too, and further ones: n, logprobs, top_logprobs, prediction,
+            tenant (of a pool), and documents, texts or LangChain's documents that are drafted from
+            and cited. Documents that a tool returned as its artifact are taken by themselves.
+            temperature 0, the default, is greedy.
+
+    Raises:
+        InputError: For settings that contradict each other.
+        UnsupportedModelError: For messages without a chat template, and the errors of `Engine`.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -214,10 +219,15 @@ class ChatRagspec(BaseChatModel):  # type: ignore[misc]
 class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
     """Our passages as LangChain's documents, best first.
 
-    index: a PassageIndex, or the folder that its `save` wrote. k: passages. mode: "dense",
-    "sparse", "fused", None for the best that the index can do. metadata of a document: source,
-    name, title, start and end (characters of the source's text), page, score. Raises InputError,
-    StoreError.
+    Attributes:
+        index: A PassageIndex, or the folder that its `save` wrote.
+        k: Passages.
+        mode: "dense", "sparse", "fused", None for the best that the index can do. metadata of a
+            document: source, name, title, start and end (characters of the source's text), page,
+            score.
+
+    Raises:
+        InputError, StoreError: What is wrong, and a remedy.
     """
 
     index: Any

@@ -57,13 +57,19 @@ _TAKEN = frozenset({"formatted", "tool_choice"})  # keywords that are LlamaIndex
 class RagspecLLM(CustomLLM):  # type: ignore[misc]
     """A model that drafts from its prompt, from documents and from whatever else is named.
 
-    model: a name or path; engine or pool: one that is there already, in its place. A pool lets
-    concurrent calls share the device; max_batch_size: makes one over the model. drafter,
-    draft_model, budget: see `Engine`, with model alone. chat_template: Jinja, for models that come
-    without one. The sampling fields may be given to every call, too, and further ones: logprobs,
-    top_logprobs, prediction, tenant (of a pool), and documents, texts or nodes that are drafted
-    from and cited. temperature 0, the default, is greedy. `additional_kwargs` of a response have
-    the figures of acceptance, citations and usage. Raises InputError and the errors of `Engine`.
+    Attributes:
+        model: A name or path; engine or pool: one that is there already, in its place. A pool lets
+            concurrent calls share the device;
+        max_batch_size: Makes one over the model.
+        drafter, draft_model, budget: See `Engine`, with model alone.
+        chat_template: Jinja, for models that come without one. The sampling fields may be given to
+            every call, too, and further ones: logprobs, top_logprobs, prediction, tenant (of a
+            pool), and documents, texts or nodes that are drafted from and cited. temperature 0, the
+            default, is greedy. `additional_kwargs` of a response have the figures of acceptance,
+            citations and usage.
+
+    Raises:
+        InputError: And the errors of `Engine`.
     """
 
     model: str | None = None
@@ -255,10 +261,14 @@ class RagspecLLM(CustomLLM):  # type: ignore[misc]
 class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]
     """Our passages as LlamaIndex's nodes, best first.
 
-    index: a PassageIndex, or the folder that its `save` wrote. similarity_top_k: passages. mode:
-    "dense", "sparse", "fused", None for the best that the index can do. metadata of a node: source,
-    name, title, start and end (characters of the source's text), page. Raises InputError,
-    StoreError.
+    Args:
+        index: A PassageIndex, or the folder that its `save` wrote.
+        similarity_top_k: Passages.
+        mode: "dense", "sparse", "fused", None for the best that the index can do. metadata of a
+            node: source, name, title, start and end (characters of the source's text), page.
+
+    Raises:
+        InputError, StoreError: What is wrong, and a remedy.
     """
 
     def __init__(

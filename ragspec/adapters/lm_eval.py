@@ -37,12 +37,19 @@ Scored = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, and the i
 class RagspecLM(TemplateLM):  # type: ignore[misc]
     """A model of lm-eval that generates by an engine.
 
-    model: a name or path, or an Engine. drafter, draft_model, budget: see `Engine`; drafter=None
-    is plain decoding, whose greedy texts are the same. device, dtype: see `load_model`. batch_size:
-    texts at once. max_length: of the context, None for the model's. max_gen_toks: where a task does
-    not say. add_bos_token: whether texts begin with that token, None for what the tokenizer does.
-    seed: sampled text number i of a call has seed + i. Raises InputError and the errors of
-    `Engine`.
+    Args:
+        model: A name or path, or an Engine.
+        drafter, draft_model, budget: See `Engine`; drafter=None is plain decoding, whose greedy
+            texts are the same.
+        device, dtype: See `load_model`.
+        batch_size: Texts at once.
+        max_length: Of the context, None for the model's.
+        max_gen_toks: Where a task does not say.
+        add_bos_token: Whether texts begin with that token, None for what the tokenizer does.
+        seed: Sampled text number i of a call has seed + i.
+
+    Raises:
+        InputError: And the errors of `Engine`.
     """
 
     backend = "causal"

@@ -102,8 +102,13 @@ class Engine:
     ) -> Engine:
         """Return an engine over a model found by path or name; see `Engine` for the rest.
 
-        "starter" and "starter-draft" are the bundled models. device_map, adapter, quantize: see
-        `load_model`. Raises ModelNotFoundError with the places that were tried.
+        "starter" and "starter-draft" are the bundled models.
+
+        Args:
+            device_map, adapter, quantize: See `load_model`.
+
+        Raises:
+            ModelNotFoundError: With the places that were tried.
         """
         loaded, tokenizer = load_model(
             model, device, dtype, device_map=device_map, adapter=adapter, quantize=quantize
@@ -155,7 +160,10 @@ class Engine:
     ) -> Stream:
         """Return an iterator over pieces of text as they are verified; see `Stream`.
 
-        One prompt, one sample. Raises InputError, SamplingError, PromptTooLongError.
+        One prompt, one sample.
+
+        Raises:
+            InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
         """
         if self.tokenizer is None:
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
@@ -205,8 +213,9 @@ class Engine:
     ) -> Engine:
         """Return an engine over the same target that drafts otherwise; nobody listens to it.
 
-        drafter, budget: as for `Engine`; the rule is that of the drafter. What forwards cost is
-        not measured again. Raises as `Engine` does.
+        Args:
+            drafter, budget: As for `Engine`; the rule is that of the drafter. What forwards cost is
+                not measured again. Raises as `Engine` does.
         """
         other = self.aside()
         other._equip(drafter, None, budget, None, None)
@@ -256,7 +265,10 @@ class Engine:
     ) -> tuple[EncodedPrompts, RowSettings]:
         """Return the token ids of prompts and what their rows share, checked before any work.
 
-        See `generate`. Raises InputError, SamplingError, PromptTooLongError.
+        See `generate`.
+
+        Raises:
+            InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
         """
         encoded = encode_prompts(prompts, self.tokenizer, self.target.input_size, attention_mask)
         for ids in encoded.ids:

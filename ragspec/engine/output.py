@@ -18,10 +18,13 @@ from ragspec.sampling.text_output import TextOutput
 class Generation:
     """One finished text.
 
-    text: without stop strings and special tokens; "" where there is no tokenizer. tokens: all
-    emitted ids, an end token included. finish_reason: "stop", "length", "paused" (see `Options`),
-    "cancelled", or "refused" where a pipeline did not ask the model. label: what the output is
-    worth: exact, exact-for(distribution), bounded(tv<=x) or approximate.
+    Attributes:
+        text: Without stop strings and special tokens; "" where there is no tokenizer.
+        tokens: All emitted ids, an end token included.
+        finish_reason: "stop", "length", "paused" (see `Options`), "cancelled", or "refused" where a
+            pipeline did not ask the model.
+        label: What the output is worth: exact, exact-for(distribution), bounded(tv<=x) or
+            approximate.
     """
 
     text: str

@@ -31,9 +31,12 @@ _CONFIG = "adapter_config.json"
 def with_adapter(model: Any, folder: str | Path) -> Any:
     """Return the model with the weights of an adapter that peft saved, merged into its own.
 
-    A merged model costs what it cost before, and drafts as any other. Raises ModelNotFoundError for
-    a folder without an adapter, MissingExtraError without peft, ModelError where the adapter does
-    not fit, or cannot be merged as it changes no weights.
+    A merged model costs what it cost before, and drafts as any other.
+
+    Raises:
+        ModelNotFoundError: For a folder without an adapter.
+        MissingExtraError: Without peft.
+        ModelError: Where the adapter does not fit, or cannot be merged as it changes no weights.
     """
     if not (Path(folder) / _CONFIG).is_file():
         raise ModelNotFoundError(
@@ -55,9 +58,14 @@ def with_adapter(model: Any, folder: str | Path) -> Any:
 def quantized(model: Any, how: str) -> Any:
     """Return the model with its linear weights in fewer bits, worked with in its own dtype.
 
-    how: "int8", weight-only, by torchao: a quarter of the memory of float32. It is another model
-    than before, of which everything holds as of any other. Raises UnknownNameError for another
-    word, MissingExtraError without torchao, ModelError where it cannot be done.
+    Args:
+        how: "int8", weight-only, by torchao: a quarter of the memory of float32. It is another
+            model than before, of which everything holds as of any other.
+
+    Raises:
+        UnknownNameError: For another word.
+        MissingExtraError: Without torchao.
+        ModelError: Where it cannot be done.
     """
     if how not in QUANTIZED:
         raise UnknownNameError(unknown("quantization", how, QUANTIZED))
@@ -96,12 +104,18 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
-    A GGUF file is dequantised: its weights take as much memory as those of any model of that
-    dtype. The tokenizer is None where the folder holds none. device_map: spreads the layers, as
-    accelerate does ("auto", "balanced", or by module); then there is no one device. adapter,
-    quantize: see `with_adapter` and `quantized`. Raises ModelNotFoundError, UnsupportedModelError,
-    ModelError, MissingExtraError for a package that is not installed, and InputError for a device
-    or dtype that cannot be had.
+    A GGUF file is dequantised: its weights take as much memory as those of any model of that dtype.
+    The tokenizer is None where the folder holds none.
+
+    Args:
+        device_map: Spreads the layers, as accelerate does ("auto", "balanced", or by module); then
+            there is no one device.
+        adapter, quantize: See `with_adapter` and `quantized`.
+
+    Raises:
+        ModelNotFoundError, UnsupportedModelError, ModelError, MissingExtraError: For a package that
+            is not installed.
+        InputError: For a device or dtype that cannot be had.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer

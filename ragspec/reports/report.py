@@ -99,23 +99,31 @@ class Retrieval:
 class Report:
     """The figures of one generated sequence; counts are tokens, `milliseconds` wall clock.
 
-    forwards: target forward passes of decoding; prefill_forwards those of the prompt, which give
-    prefill_tokens of the tokens. cached_tokens: of the prompt, known from the call before.
-    drafted, accepted: tokens proposed, and kept in the output. per_step_*: the same, each step.
-    accepted_by_source, drafted_by_source: the same, by the name of the drafter. faults: times a
-    drafter failed. accepted_prediction_tokens, rejected_prediction_tokens: tokens drafted from a
-    predicted output that stand in the text, or do not (OpenAI's names). seconds: the whole run;
-    decode_seconds: the run less retrieval and prefill.
-    distinct_4: share of distinct 4-grams. loop_share: share of tokens inside a loop. budget: name
-    of the policy; budget_sizes: tree size -> number of steps. reason: why speculation gave
-    no token, None where it did. rested: by source, for how many steps it was not asked, or told of
-    none, and why. tv_excess: mean total variation per token that a relaxed rule may
-    have added; 0 under exact rules, None under rules that do not measure it. drift: mean total
-    variation per token between the target's own distribution and the one that a transform made of
-    it, None where nothing measures it. static: how steps of fixed shape were taken, "off" or "off:
-    why" where they were not. kv_bytes: of keys and values at the end of a long document's answer,
-    None for others. retrieval: the searches of a text that looks passages up while it is written,
-    None for any other.
+    Attributes:
+        forwards: Target forward passes of decoding; prefill_forwards those of the prompt, which
+            give prefill_tokens of the tokens.
+        cached_tokens: Of the prompt, known from the call before.
+        drafted, accepted: Tokens proposed, and kept in the output. per_step_*: the same, each step.
+        accepted_by_source, drafted_by_source: The same, by the name of the drafter.
+        faults: Times a drafter failed.
+        accepted_prediction_tokens, rejected_prediction_tokens: Tokens drafted from a predicted
+            output that stand in the text, or do not (OpenAI's names).
+        seconds: The whole run;
+        decode_seconds: The run less retrieval and prefill.
+        distinct_4: Share of distinct 4-grams.
+        loop_share: Share of tokens inside a loop.
+        budget: Name of the policy;
+        budget_sizes: Tree size -> number of steps.
+        reason: Why speculation gave no token, None where it did.
+        rested: By source, for how many steps it was not asked, or told of none, and why.
+        tv_excess: Mean total variation per token that a relaxed rule may have added; 0 under exact
+            rules, None under rules that do not measure it.
+        drift: Mean total variation per token between the target's own distribution and the one that
+            a transform made of it, None where nothing measures it.
+        static: How steps of fixed shape were taken, "off" or "off: why" where they were not.
+        kv_bytes: Of keys and values at the end of a long document's answer, None for others.
+        retrieval: The searches of a text that looks passages up while it is written, None for any
+            other.
     """
 
     tokens: int
@@ -226,7 +234,8 @@ class Report:
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
         """Return the report that `to_dict` wrote.
 
-        Raises InputError where a field is missing.
+        Raises:
+            InputError: Where a field is missing.
         """
         steps = data.get("speculative_decoding", {})
         known = {item.name: data[item.name] for item in fields(cls) if item.name in data}

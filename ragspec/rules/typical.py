@@ -24,8 +24,12 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 class Typical:
     """Accept what the target finds typical: more tokens, of another distribution.
 
-    epsilon: a probability that always suffices. delta: the share of exp(-H) that suffices.
-    Raises InputError where one lies outside (0, 1].
+    Attributes:
+        epsilon: A probability that always suffices.
+        delta: The share of exp(-H) that suffices.
+
+    Raises:
+        InputError: Where one lies outside (0, 1].
     """
 
     epsilon: float = 0.09

@@ -83,13 +83,19 @@ class CorpusIndex:
     ) -> CorpusIndex:
         """Write a new corpus, in the place of an older one, and open it.
 
-        texts_or_tokens: texts, or token ids [T] each; streamed, one document after the other. None
-        at all makes an empty corpus to append to. tokenizer: may be None for token ids, with
-        `vocab_size`, which else is the tokenizer's. model: the model (or engine, or fingerprint)
-        that wrote the texts, None where they are nobody's outputs. depth: see `build_segment`.
-        segment_tokens: most tokens of a segment; building takes up to 24 bytes for each.
-        progress: called with the documents and tokens read so far. options: as in `open`. Raises
-        InputError, StoreError.
+        Args:
+            texts_or_tokens: Texts, or token ids [T] each; streamed, one document after the other.
+                None at all makes an empty corpus to append to.
+            tokenizer: May be None for token ids, with `vocab_size`, which else is the tokenizer's.
+            model: The model (or engine, or fingerprint) that wrote the texts, None where they are
+                nobody's outputs.
+            depth: See `build_segment`.
+            segment_tokens: Most tokens of a segment; building takes up to 24 bytes for each.
+            progress: Called with the documents and tokens read so far.
+            options: As in `open`.
+
+        Raises:
+            InputError, StoreError: What is wrong, and a remedy.
         """
         size = max(vocab_size or 0, 0 if tokenizer is None else len(tokenizer))
         if size < 1:
@@ -118,11 +124,15 @@ class CorpusIndex:
     ) -> CorpusIndex:
         """Open a corpus to read and to append to.
 
-        tokenizer, model: where given, the corpus must have been made with these (a corpus that is
-        no model's output fits any model). verify: "full" hashes every file; "size" compares sizes,
-        which misses changed bytes. seal_tokens: appended tokens that
-        are written together. max_tokens: appended tokens to keep, the oldest go; None keeps all.
-        Raises StoreError where the corpus is missing, damaged, or made for something else.
+        Args:
+            tokenizer, model: Where given, the corpus must have been made with these (a corpus that
+                is no model's output fits any model).
+            verify: "full" hashes every file; "size" compares sizes, which misses changed bytes.
+            seal_tokens: Appended tokens that are written together.
+            max_tokens: Appended tokens to keep, the oldest go; None keeps all.
+
+        Raises:
+            StoreError: Where the corpus is missing, damaged, or made for something else.
         """
         expected = {} if tokenizer is None else {TOKENIZER: tokenizer_fingerprint(tokenizer)}
         root = Path(path)
@@ -154,7 +164,10 @@ class CorpusIndex:
     def drafter(self, scope: str = GLOBAL, **options: Any) -> RestDrafter:
         """Return a drafter over what is visible in a scope; options: those of `RestDrafter`.
 
-        Compiled look-ups are loaded now, not in the midst of the first text. Raises InputError.
+        Compiled look-ups are loaded now, not in the midst of the first text.
+
+        Raises:
+            InputError: What is wrong, and a remedy.
         """
         from ragspec.retrievers.corpus.rest import RestDrafter
 
@@ -166,17 +179,24 @@ class CorpusIndex:
         """Add one document of token ids [T]; requests that open after this see it.
 
         It is on disk after `seal` or `close`, or when enough has come together; a process that is
-        killed loses at most that. Raises InputError, and StoreError once closed.
+        killed loses at most that.
+
+        Raises:
+            InputError, StoreError: Once closed.
         """
         self._writer.append(tokens, checked_scope(scope))
 
     def record(self, engine: Engine, *, scope: str, lead: int = LEAD) -> Callable[[], None]:
         """Append every answer that the engine finishes from now on; returns what ends that.
 
-        scope: who may see the answers; warns where the engine drafts from this corpus, but in other
-        scopes alone. lead: tokens of the prompt kept in front of each. Raises StoreError where the
-        corpus was made with another tokenizer or holds another model's outputs: a corpus takes the
-        outputs of one model only.
+        Args:
+            scope: Who may see the answers; warns where the engine drafts from this corpus, but in
+                other scopes alone.
+            lead: Tokens of the prompt kept in front of each.
+
+        Raises:
+            StoreError: Where the corpus was made with another tokenizer or holds another model's
+                outputs: a corpus takes the outputs of one model only.
         """
         checked_scope(scope)
         known = self._writer.view.catalogue.tokenizer
@@ -238,8 +258,11 @@ class CorpusIndex:
     def evict(self, max_tokens: int, *, scope: str | None = None) -> None:
         """Drop the oldest documents until at most `max_tokens` tokens are left.
 
-        scope: of this scope only; None counts all. Merged text has the age of its newest part.
-        Raises InputError, StoreError.
+        Args:
+            scope: Of this scope only; None counts all. Merged text has the age of its newest part.
+
+        Raises:
+            InputError, StoreError: What is wrong, and a remedy.
         """
         if max_tokens < 0:
             raise InputError(f"max_tokens is {max_tokens}; expected 0 or more.")
@@ -259,7 +282,10 @@ class CorpusIndex:
     def refresh(self) -> bool:
         """See what other processes wrote meanwhile; say whether there was anything.
 
-        Open requests keep what they see. Raises StoreError.
+        Open requests keep what they see.
+
+        Raises:
+            StoreError: What is wrong, and a remedy.
         """
         return self._writer.refresh()
 

@@ -66,11 +66,16 @@ class Corpus(Protocol):
 class RestDrafter:
     """Drafts from a corpus, what is visible in one scope when a request opens.
 
-    longest, shortest: tokens of the suffix that is looked up. depth: levels of the tree. Longest
-    and depth together may not exceed the corpus' own depth. shorter: lengths to fall back on where
-    the longest match leaves nodes free; () for the paper's longest match alone. followed,
-    followed_after_miss: see `DraftOptions`. name: of the source, its own where there are several.
-    Raises InputError for settings outside their range.
+    Args:
+        longest, shortest: Tokens of the suffix that is looked up.
+        depth: Levels of the tree. Longest and depth together may not exceed the corpus' own depth.
+        shorter: Lengths to fall back on where the longest match leaves nodes free; () for the
+            paper's longest match alone.
+        followed, followed_after_miss: See `DraftOptions`.
+        name: Of the source, its own where there are several.
+
+    Raises:
+        InputError: For settings outside their range.
     """
 
     method = Method(
@@ -123,7 +128,8 @@ class RestDrafter:
     def open(self, request: DraftRequest) -> RestSession:
         """Return a session over what the corpus holds now; later text is for later requests.
 
-        Raises StoreError where the corpus has token ids that the request's model does not know.
+        Raises:
+            StoreError: Where the corpus has token ids that the request's model does not know.
         """
         if self.corpus.vocab_size > request.vocab_size:
             raise StoreError(

@@ -27,8 +27,13 @@ from ragspec.trees.draft_tree import NO_ORIGIN
 class ContextIndex:
     """Every substring of the request's text so far.
 
-    automaton: of all tokens. base: the place of the prompt's first token in it. ranges: the parts
-    that are text of documents. accelerate: see `SuffixAutomaton.build_texts`.
+    Args:
+        accelerate: See `SuffixAutomaton.build_texts`.
+
+    Attributes:
+        automaton: Of all tokens.
+        base: The place of the prompt's first token in it.
+        ranges: The parts that are text of documents.
     """
 
     def __init__(self, request: DraftRequest, accelerate: Accelerate = "auto") -> None:

@@ -103,11 +103,16 @@ class Datastore:
     ) -> Datastore:
         """Read texts with an engine's model and keep what it made of every beginning.
 
-        texts: texts or rows of token ids, may be a stream. max_tokens: keys to stop at; each takes
-        twice the model's width in bytes. search: "exact", or "hnsw" or "ivf" of faiss, which find
-        most of the nearest sooner. progress: called with the documents and keys so far. An
-        older datastore in `out` is replaced once the new one is whole. Raises InputError,
-        DocumentError where no text has two tokens, StoreError.
+        Args:
+            texts: Texts or rows of token ids, may be a stream.
+            max_tokens: Keys to stop at; each takes twice the model's width in bytes.
+            search: "exact", or "hnsw" or "ivf" of faiss, which find most of the nearest sooner.
+            progress: Called with the documents and keys so far. An older datastore in `out` is
+                replaced once the new one is whole.
+
+        Raises:
+            InputError, DocumentError: Where no text has two tokens.
+            StoreError: What is wrong, and a remedy.
         """
         if max_tokens < 1:
             raise InputError(f"max_tokens is {max_tokens}; expected at least 1.")
@@ -133,7 +138,8 @@ class Datastore:
     def open(cls, path: str | os.PathLike[str], *, verify: Verify = "full") -> Datastore:
         """Open what `build` wrote; verify: "full" hashes every file, "size" compares sizes.
 
-        Raises StoreError where it is missing, damaged or something else.
+        Raises:
+            StoreError: Where it is missing, damaged or something else.
         """
         store = open_store(Path(path), KIND, verify=verify)
         try:

@@ -35,9 +35,13 @@ SURE = 0.1
 class Cascade(Combined):
     """Drafts with several drafters in order of trust.
 
-    reserve: share of the budget that each later drafter keeps for nodes it is sure of. sure: the
-    reach from which a node counts as sure. patience: see `SourceSession`. A drafter that fails is
-    switched off. Raises InputError for no drafter, or a reserve that leaves the first nothing.
+    Args:
+        reserve: Share of the budget that each later drafter keeps for nodes it is sure of.
+        sure: The reach from which a node counts as sure.
+        patience: See `SourceSession`. A drafter that fails is switched off.
+
+    Raises:
+        InputError: For no drafter, or a reserve that leaves the first nothing.
     """
 
     def __init__(
@@ -121,8 +125,9 @@ def fill(
 ) -> set[int]:
     """Return the nodes of a merged tree that fill a budget, with all their ancestors.
 
-    offers: by node the sources that offer it, as bits, the first source's the lowest. reserve:
-    nodes that each later source may still fill with what reaches at least `sure`.
+    Args:
+        offers: By node the sources that offer it, as bits, the first source's the lowest.
+        reserve: Nodes that each later source may still fill with what reaches at least `sure`.
     """
     parents, accept_prob = tree.parents.tolist(), tree.accept_prob.tolist()
     best = sorted(range(len(tree)), key=lambda node: -accept_prob[node])

@@ -87,8 +87,10 @@ class _Node(NamedTuple):
 class ContextDrafter:
     """Drafts from the text of the request itself: prompt, retrieved texts, output.
 
-    sentence_ends: token ids after which a quotation may start; None infers them from the ends of
-    the request's documents, an empty collection switches the search for quotation starts off.
+    Args:
+        sentence_ends: Token ids after which a quotation may start; None infers them from the ends
+            of the request's documents, an empty collection switches the search for quotation starts
+            off.
     """
 
     method = Method("prompt, passages, output", "SAM-Decoding, PLD", colour=0)
@@ -107,7 +109,8 @@ class ContextDrafter:
 class ContextSession:
     """The index and the acceptance table of one row; see `ContextDrafter`.
 
-    matched: length of the match behind the last proposal.
+    Attributes:
+        matched: Length of the match behind the last proposal.
     """
 
     def __init__(self, request: DraftRequest, sentence_ends: Collection[int] | None = None) -> None:

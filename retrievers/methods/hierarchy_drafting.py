@@ -44,12 +44,19 @@ Database = HasDrafter | NGramPool | Drafter | str | Path
 class HierarchyDrafter(Combined):
     """Drafts from the context, the model's own answers and a corpus, in this order.
 
-    model_store: the model's earlier answers; corpus: other text. Each is a `CorpusIndex`, a
-    drafter, or the folder of a saved store; the model's may be an `NGramPool` as well. None leaves
-    the level out. form: "trie" or "ngram". level, guess, most: of the n-gram form, tokens of an
-    n-gram, n-grams after a token, n-grams of the model's database. lookahead: the context also
-    learns from what the target did not choose. options: those of `Cascade`. Raises InputError for
-    another form, StoreError for a folder that holds no such store.
+    Args:
+        model_store: The model's earlier answers;
+        corpus: Other text. Each is a `CorpusIndex`, a drafter, or the folder of a saved store; the
+            model's may be an `NGramPool` as well. None leaves the level out.
+        form: "trie" or "ngram".
+        level, guess, most: Of the n-gram form, tokens of an n-gram, n-grams after a token, n-grams
+            of the model's database.
+        lookahead: The context also learns from what the target did not choose.
+        options: Those of `Cascade`.
+
+    Raises:
+        InputError: For another form.
+        StoreError: For a folder that holds no such store.
     """
 
     method = Method(

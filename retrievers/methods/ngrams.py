@@ -46,8 +46,10 @@ _DECAY = 0.98
 class NGramPool:
     """For each token the n-grams that began with it, at most `guess` of `level` tokens.
 
-    Where a list is full the n-gram goes that was added, or seen again, the longest ago. Raises
-    InputError for a level below 2 or a guess below 1.
+    Where a list is full the n-gram goes that was added, or seen again, the longest ago.
+
+    Raises:
+        InputError: For a level below 2 or a guess below 1.
     """
 
     def __init__(self, level: int = LEVEL, guess: int = GUESS) -> None:
@@ -72,7 +74,9 @@ class NGramPool:
     ) -> NGramPool:
         """Return the pool of the `most` n-grams that the most answers hold, ties by first sight.
 
-        answers: token ids [T] each; an n-gram counts once per answer, however often it is in it.
+        Args:
+            answers: Token ids [T] each; an n-gram counts once per answer, however often it is in
+                it.
         """
         pool = cls(level, guess)
         counts: Counter[tuple[int, ...]] = Counter()
@@ -137,7 +141,8 @@ class NGramPool:
     ) -> NGramPool:
         """Read a pool that `save` wrote.
 
-        Raises StoreError where it is missing, damaged, or not of this model and tokenizer.
+        Raises:
+            StoreError: Where it is missing, damaged, or not of this model and tokenizer.
         """
         store = open_store(Path(folder), KIND, verify=verify)
         check_prints(str(folder), store.manifest.fingerprints, prints_of(model, tokenizer))
@@ -165,9 +170,11 @@ def ngrams_of(tokens: Sequence[int], level: int) -> Iterator[tuple[int, ...]]:
 class NGramDrafter:
     """Drafts the n-grams that begin with the last token.
 
-    pool: a fixed one, such as the model's database; None gives every text one of its own, which
-    holds its prompt, its further texts and its output (the context database). lookahead: such a
-    pool also takes n-grams from verified branches. level, guess: of pools that are made here.
+    Args:
+        pool: A fixed one, such as the model's database; None gives every text one of its own, which
+            holds its prompt, its further texts and its output (the context database).
+        lookahead: Such a pool also takes n-grams from verified branches.
+        level, guess: Of pools that are made here.
     """
 
     method = Method("n-grams of the text", "Lookahead", colour=0, listed=False)

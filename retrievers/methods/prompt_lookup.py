@@ -26,10 +26,15 @@ _BORDER = -1
 class LookupDrafter:
     """Copies the tokens that followed the last few tokens before.
 
-    longest, shortest: sizes of the n-grams that are looked for, the longest first (transformers
-    and Saxena: 2 and 3 down to 1). tokens: the most that are copied. place: "first" (leftmost, as
-    there) or "last". whole: take only places that `tokens` tokens of the same text follow, as
-    Spec-Bench does. Raises InputError for sizes below 1, shortest above longest, and another place.
+    Args:
+        longest, shortest: Sizes of the n-grams that are looked for, the longest first (transformers
+            and Saxena: 2 and 3 down to 1).
+        tokens: The most that are copied.
+        place: "first" (leftmost, as there) or "last".
+        whole: Take only places that `tokens` tokens of the same text follow, as Spec-Bench does.
+
+    Raises:
+        InputError: For sizes below 1, shortest above longest, and another place.
     """
 
     method = Method("the same text, by its last tokens", "PLD", colour=7)

@@ -42,14 +42,18 @@ Distribution = set[int]
 class Rasd(Fuse):
     """Fuses a drafter's tree with retrieved trees that the drafter's distribution has pruned.
 
-    drafter: a model drafter, or any other; where its session tells no distributions (see
-    `delegate`) nothing is pruned; None for the target's own second choices. retrievers: drafters
-    over text, in order of trust; None for the text of the request alone. prune_rank: a retrieved
-    token survives among so many first choices of the draft model; prune_probability: or with such a
-    chance; 0 for both prunes nothing. grace: the share of its reach that a pruned branch has to
-    begin with; it follows what the target accepts, and None drops pruned branches, as the paper
-    does. patience: seconds that a look-up may take for a draft, None for no limit. Raises
-    InputError where there is no retriever, and for settings outside their range.
+    Args:
+        drafter: A model drafter, or any other; where its session tells no distributions (see
+            `delegate`) nothing is pruned; None for the target's own second choices.
+        retrievers: Drafters over text, in order of trust; None for the text of the request alone.
+        prune_rank: A retrieved token survives among so many first choices of the draft model;
+        prune_probability: Or with such a chance; 0 for both prunes nothing.
+        grace: The share of its reach that a pruned branch has to begin with; it follows what the
+            target accepts, and None drops pruned branches, as the paper does.
+        patience: Seconds that a look-up may take for a draft, None for no limit.
+
+    Raises:
+        InputError: Where there is no retriever, and for settings outside their range.
     """
 
     method = Method(

@@ -37,7 +37,9 @@ class MatchDrafter:
     """Copies on from the latest place of the longest match, further the longer it is.
 
     A match of m tokens gives min(tokens, base + factor * m) nodes, none below `shortest`.
-    Raises InputError for numbers below 0, or no token at all.
+
+    Raises:
+        InputError: For numbers below 0, or no token at all.
     """
 
     method = Method("the same text, longest match", "SAM-Decoding", colour=5)
@@ -102,13 +104,16 @@ class MatchSession(DraftSession):
 class Select(Combined):
     """Lets one drafter draft: the source that knows best, or the fallback where none knows enough.
 
-    sources: drafters of equal trust, or with less for some: discounts are taken off what each of
-    them says (none for the first, `discount` for the others, where left out). by: "match", the
-    length of the match (sources must tell it: context, match, suffix, lookup, REST), or
-    "accept_prob",
-    the expected accepted tokens. threshold: below it the fallback drafts, where there is one.
-    patience: seconds that a source may take, see `SourceSession`.
-    Raises InputError for no source, another `by`, and discounts that do not fit.
+    Args:
+        sources: Drafters of equal trust, or with less for some: discounts are taken off what each
+            of them says (none for the first, `discount` for the others, where left out).
+        by: "match", the length of the match (sources must tell it: context, match, suffix, lookup,
+            REST), or "accept_prob", the expected accepted tokens.
+        threshold: Below it the fallback drafts, where there is one.
+        patience: Seconds that a source may take, see `SourceSession`.
+
+    Raises:
+        InputError: For no source, another `by`, and discounts that do not fit.
     """
 
     method = Method(

@@ -41,11 +41,16 @@ Node = tuple[float, int, int, int, int]
 class SuffixDrafter(Combined):
     """Drafts what followed the suffixes of the text, here and in past outputs.
 
-    past: a drafter over earlier outputs, such as `store.drafter()`. factor, offset: a match of m
-    tokens gives at most factor * m + offset nodes. depth: the longest suffix that counts.
-    least: nodes of a smaller path probability are left out. score: "counts", the paper's, or
-    "accept_prob", the same sum of corrected probabilities. patience: seconds that `past` may take.
-    Raises InputError for settings outside their range.
+    Args:
+        past: A drafter over earlier outputs, such as `store.drafter()`.
+        factor, offset: A match of m tokens gives at most factor * m + offset nodes.
+        depth: The longest suffix that counts.
+        least: Nodes of a smaller path probability are left out.
+        score: "counts", the paper's, or "accept_prob", the same sum of corrected probabilities.
+        patience: Seconds that `past` may take.
+
+    Raises:
+        InputError: For settings outside their range.
     """
 
     method = Method(
@@ -106,7 +111,8 @@ class SuffixDrafter(Combined):
 class SuffixSession:
     """The index and the past of one row; see `SuffixDrafter`.
 
-    matched: length of the match behind the last proposal.
+    Attributes:
+        matched: Length of the match behind the last proposal.
     """
 
     def __init__(self, drafter: SuffixDrafter, request: DraftRequest) -> None:

@@ -86,10 +86,16 @@ class NeighbourRows:
 class NeighbourTable(NeighbourRows):
     """For each of V tokens the k best next ones: int32 [V, k], and rows of longer keys.
 
-    orders: the longest key, 1 (the paper's) to 3 tokens. contexts: the most rows of longer keys
-    that are kept, least recently learned dropped first. fingerprints: of the model and tokenizer
-    whose table it is, where they are known. May be shared by threads. Raises InputError for sizes
-    below 1 or orders outside 1 .. 3.
+    Args:
+        orders: The longest key, 1 (the paper's) to 3 tokens.
+        contexts: The most rows of longer keys that are kept, least recently learned dropped first.
+
+    Attributes:
+        fingerprints: Of the model and tokenizer whose table it is, where they are known. May be
+            shared by threads.
+
+    Raises:
+        InputError: For sizes below 1 or orders outside 1 .. 3.
     """
 
     def __init__(
@@ -148,7 +154,8 @@ class NeighbourTable(NeighbourRows):
     def save(self, folder: Path | str, *, model: Any = None, tokenizer: Any = None) -> None:
         """Publish the table as a store of this model and tokenizer; None leaves them as they were.
 
-        Raises StoreError where the folder holds something else or is being written.
+        Raises:
+            StoreError: Where the folder holds something else or is being written.
         """
         self.fingerprints |= prints_of(model, tokenizer)
         with self._lock:
@@ -174,7 +181,8 @@ class NeighbourTable(NeighbourRows):
     ) -> NeighbourTable:
         """Read a table that `save` wrote; it is then a copy of its own.
 
-        Raises StoreError where it is missing, damaged, or not of this model and tokenizer.
+        Raises:
+            StoreError: Where it is missing, damaged, or not of this model and tokenizer.
         """
         store = open_store(Path(folder), KIND, verify=verify)
         check_prints(str(folder), store.manifest.fingerprints, prints_of(model, tokenizer))

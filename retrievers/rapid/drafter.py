@@ -36,12 +36,17 @@ if TYPE_CHECKING:
 class Rapid:
     """Drafts with a model over a prompt of its own.
 
-    drafter: a transformers causal model of the target's vocabulary (the target itself, too), or
-    any drafter. Without `draft_prompt` it reads the prompt, as that drafter would. mode: "exact",
-    the distribution of the text is the target's; "steered", the one between both (`Steering`),
-    whatever is drafted; "paper", the published acceptance (`PublishedRapid`), which has to be the
-    only drafter. eta: how far the distribution moves, None for 10 (0 in mode "exact"). Raises
-    InputError for no model or an eta below 0, UnknownNameError for another mode.
+    Args:
+        drafter: A transformers causal model of the target's vocabulary (the target itself, too), or
+            any drafter. Without `draft_prompt` it reads the prompt, as that drafter would.
+        mode: "exact", the distribution of the text is the target's; "steered", the one between both
+            (`Steering`), whatever is drafted; "paper", the published acceptance (`PublishedRapid`),
+            which has to be the only drafter.
+        eta: How far the distribution moves, None for 10 (0 in mode "exact").
+
+    Raises:
+        InputError: For no model or an eta below 0.
+        UnknownNameError: For another mode.
     """
 
     method = Method(

@@ -145,8 +145,9 @@ class SentenceEmbedder:
 def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
     """Return the embedder that a name leads to: bundled, a local folder, a package or a hub model.
 
-    Raises ModelNotFoundError where nothing answers to the name, ModelError where a pinned
-    package's files are not the known ones.
+    Raises:
+        ModelNotFoundError: Where nothing answers to the name.
+        ModelError: Where a pinned package's files are not the known ones.
     """
     if not isinstance(name, str | Path):
         return name
@@ -206,7 +207,8 @@ def is_static(folder: Path) -> bool:
 class DenseIndex:
     """Unit vectors f32 [P, dimensions] of P passages.
 
-    nearest: names the candidates of a search, which are then scored in float64; None: exactly.
+    Args:
+        nearest: Names the candidates of a search, which are then scored in float64; None: exactly.
     """
 
     def __init__(self, vectors: Floats, embedder: Embedder, nearest: Nearest | None = None) -> None:
@@ -226,8 +228,12 @@ class DenseIndex:
     ) -> DenseIndex:
         """Embed the passages' texts and index their vectors.
 
-        kind: one of `nearest.KINDS`. known: vectors of texts that need not be embedded again.
-        Raises InputError for another kind, and where faiss is missing that it needs.
+        Args:
+            kind: One of `nearest.KINDS`.
+            known: Vectors of texts that need not be embedded again.
+
+        Raises:
+            InputError: For another kind, and where faiss is missing that it needs.
         """
         new = list(dict.fromkeys(text for text in texts if text not in known))
         instance = dict(known)

@@ -54,10 +54,13 @@ PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 class Document:
     """One text that can be searched and cited.
 
-    name: unique among the documents of a collection (the path inside the folder that was read).
-    headings: (character offset, heading) in order of offset. path: where it was read from. pages:
-    offset of each page, where the file has pages. digest: SHA-256 of the file. Loaded ones can be
-    written as UTF-8: a file name that is none has "?" in place of its foreign bytes.
+    Attributes:
+        name: Unique among the documents of a collection (the path inside the folder that was read).
+        headings: (character offset, heading) in order of offset.
+        path: Where it was read from.
+        pages: Offset of each page, where the file has pages.
+        digest: SHA-256 of the file. Loaded ones can be written as UTF-8: a file name that is none
+            has "?" in place of its foreign bytes.
     """
 
     name: str
@@ -99,10 +102,15 @@ def load_documents(
     """Read files and folders (recursively, sorted, hidden names left out).
 
     A file that is named itself must be usable; in a folder unusable files are skipped and listed
-    with the reason. One that several paths lead to is read once. known: documents by path, which
-    are taken as they are where the file's hash is that of the document. on_progress: called with
-    the progress, see `ProgressCallback`. Raises DocumentError for an unusable file, a missing path,
-    and a folder that holds no usable file.
+    with the reason. One that several paths lead to is read once.
+
+    Args:
+        known: Documents by path, which are taken as they are where the file's hash is that of the
+            document.
+        on_progress: Called with the progress, see `ProgressCallback`.
+
+    Raises:
+        DocumentError: For an unusable file, a missing path, and a folder that holds no usable file.
     """
     values = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not values:
@@ -224,7 +232,8 @@ def load_document(
 ) -> Document:
     """Read one file; raises DocumentError with the reason where it holds no usable text.
 
-    known: see `load_documents`.
+    Args:
+        known: See `load_documents`.
     """
     path = Path(path)
     data = read_bytes(path, max_bytes)

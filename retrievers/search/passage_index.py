@@ -111,11 +111,16 @@ class PassageIndex:
     ) -> PassageIndex:
         """Cut documents into passages of about `words` words and index them.
 
-        fusion: how both rankings are joined, None for what suits the embedder. embedder None
-        leaves dense search out, sparse=False leaves BM25 out. dense: "exact", or "hnsw" or "ivf",
-        approximate indexes of faiss for many passages. paths: what was read, recorded for
-        `upkeep.refresh`. on_progress: called with the progress. Raises InputError where nothing is
-        left to search with or to search in, and the errors of `load_embedder`.
+        Args:
+            fusion: How both rankings are joined, None for what suits the embedder. embedder None
+                leaves dense search out, sparse=False leaves BM25 out.
+            dense: "exact", or "hnsw" or "ivf", approximate indexes of faiss for many passages.
+            paths: What was read, recorded for `upkeep.refresh`.
+            on_progress: Called with the progress.
+
+        Raises:
+            InputError: Where nothing is left to search with or to search in, and the errors of
+                `load_embedder`.
         """
         if dense not in KINDS:
             raise InputError(f"dense is {dense!r}; expected one of {', '.join(KINDS)}.")
@@ -189,8 +194,10 @@ class PassageIndex:
     def ranked(self, queries: Sequence[Query], k: int, mode: SearchMode) -> list[list[Ranked]]:
         """Return the k best passages of each query as (number, score, rank in each list).
 
-        What is found for a query depends on no other query and on no larger k. Raises InputError
-        for k < 1, and where the index lacks a part that the mode needs.
+        What is found for a query depends on no other query and on no larger k.
+
+        Raises:
+            InputError: For k < 1, and where the index lacks a part that the mode needs.
         """
         if k < 1:
             raise InputError(f"{k} passages were asked for, expected at least 1.")
@@ -301,9 +308,13 @@ class PassageIndex:
     ) -> PassageIndex:
         """Open an index that `save` wrote.
 
-        embedder: overrides the name that was recorded (it must be the same model: the fingerprint
-        is compared). Raises StoreError where the index is missing, damaged or was made with
-        another embedder, and the errors of `load_embedder`.
+        Args:
+            embedder: Overrides the name that was recorded (it must be the same model: the
+                fingerprint is compared).
+
+        Raises:
+            StoreError: Where the index is missing, damaged or was made with another embedder, and
+                the errors of `load_embedder`.
         """
         store = open_index(Path(path), verify)
         try:

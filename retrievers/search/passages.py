@@ -27,7 +27,8 @@ Span = tuple[int, int]
 class Passage:
     """A piece of document number `document`: characters start to end of its text.
 
-    title: the nearest heading above its middle, else the document's title.
+    Attributes:
+        title: The nearest heading above its middle, else the document's title.
     """
 
     document: int
@@ -49,9 +50,11 @@ def split_documents(documents: Iterable[Document], words: int = WORDS) -> list[P
 def split_document(document: Document, number: int = 0, words: int = WORDS) -> list[Passage]:
     """Cut one document into passages of about `words` words.
 
-    A passage ends where the next sentence would take it past `words`, and before a heading once
-    it is a quarter full. A longer sentence is cut at a line, else between words. Raises
-    InputError for fewer than 10 words.
+    A passage ends where the next sentence would take it past `words`, and before a heading once it
+    is a quarter full. A longer sentence is cut at a line, else between words.
+
+    Raises:
+        InputError: For fewer than 10 words.
     """
     if words < 10:
         raise InputError(f"Passages of {words} words were asked for, expected 10 or more.")

@@ -38,14 +38,20 @@ _TINY = math.ulp(0.0)  # the least number above 0
 class HeadTraining:
     """How a head is trained.
 
-    steps: of the optimizer. seconds: the run ends after so many, whatever steps are left; None
-    sets no such end. batch_size, length: texts of a step, and tokens that longer ones are cut to
-    (texts below a condition cannot be cut).
-    learning_rate: at its height; None gives 0.6 / H, near the published 1e-4 for H = 4096.
-    noise: width of the uniform noise on the states. distributions: weight of the cross-entropy.
-    depth: rounds in which the head reads its own guesses, see `loss`. draft_vocab_size: the head
-    drafts only so many of the texts' most frequent tokens, see `vocabulary`; None: all.
-    Raises InputError for numbers outside their range.
+    Attributes:
+        steps: Of the optimizer.
+        seconds: The run ends after so many, whatever steps are left; None sets no such end.
+        batch_size, length: Texts of a step, and tokens that longer ones are cut to (texts below a
+            condition cannot be cut).
+        learning_rate: At its height; None gives 0.6 / H, near the published 1e-4 for H = 4096.
+        noise: Width of the uniform noise on the states.
+        distributions: Weight of the cross-entropy.
+        depth: Rounds in which the head reads its own guesses, see `loss`.
+        draft_vocab_size: The head drafts only so many of the texts' most frequent tokens, see
+            `vocabulary`; None: all.
+
+    Raises:
+        InputError: For numbers outside their range.
     """
 
     steps: int = 2000
@@ -91,8 +97,9 @@ def _reaches(inputs: Any, least: float, kind: Any) -> bool:
 class TrainingProgress:
     """One step of the training.
 
-    agreement: how often the head's best token is the target's, among those that it may draft. part:
-    of the run, after the step.
+    Attributes:
+        agreement: How often the head's best token is the target's, among those that it may draft.
+        part: Of the run, after the step.
     """
 
     step: int
@@ -112,10 +119,14 @@ def train_head(
 ) -> FeatureHead:
     """Return a head trained on token ids of texts, the target's own or such as it will write.
 
-    head: goes on from this one, which is changed; None starts a fresh one. The target's weights
-    stay as they are. Raises InputError where there is no text of a few tokens, or one that the
-    target cannot read in pieces of `settings.length`, UnsupportedModelError where its output head
-    cannot be reduced to some tokens.
+    Args:
+        head: Goes on from this one, which is changed; None starts a fresh one. The target's weights
+            stay as they are.
+
+    Raises:
+        InputError: Where there is no text of a few tokens, or one that the target cannot read in
+            pieces of `settings.length`.
+        UnsupportedModelError: Where its output head cannot be reduced to some tokens.
     """
     trainer = HeadTrainer(target, texts, settings or HeadTraining(), head=head)
     for progress in trainer.run():
@@ -127,9 +138,14 @@ def train_head(
 class HeadTrainer:
     """A training that can be left at any step and gone on with, to the same head.
 
-    The same where steps end it; time would give another rate. steps: those that were taken. reader:
-    reads the texts, none of which may be longer than `settings.length`; None: the target does. See
-    `train_head` for the rest and for what it raises.
+    The same where steps end it; time would give another rate.
+
+    Args:
+        reader: Reads the texts, none of which may be longer than `settings.length`; None: the
+            target does. See `train_head` for the rest and for what it raises.
+
+    Attributes:
+        steps: Those that were taken.
     """
 
     def __init__(

@@ -44,12 +44,16 @@ _KINDS = {"coupled": DraftKind.COUPLED, "sampled": DraftKind.SAMPLED}
 class JacobiDrafter:
     """Drafts what the target thought under the last draft.
 
-    window: the most codes of a draft. form: "coupled" (SCD, for `walk`) or "sampled" (SJD, for
-    `rejection`). width: codes in a row of the image; None for one endless row, as in text.
-    start: a fresh position takes the code on its "left" or "above" it, whichever there is.
-    branches: codes beside each of the chain, of the coupled form alone; 0 makes a chain. end: the
-    code that stands at the end of every row, where the model has one.
-    Raises InputError for other settings.
+    Args:
+        window: The most codes of a draft.
+        form: "coupled" (SCD, for `walk`) or "sampled" (SJD, for `rejection`).
+        width: Codes in a row of the image; None for one endless row, as in text.
+        start: A fresh position takes the code on its "left" or "above" it, whichever there is.
+        branches: Codes beside each of the chain, of the coupled form alone; 0 makes a chain.
+        end: The code that stands at the end of every row, where the model has one.
+
+    Raises:
+        InputError: For other settings.
     """
 
     method = Method("the target's last forward", "SJD, SCD", listed=False)

@@ -43,10 +43,16 @@ def load_mar(
 ) -> MaskedModel:
     """Return the model of a published checkpoint file, in eval mode on the CPU.
 
-    num_attention_heads: needed for widths that were not published. dtype: None keeps the file's.
-    allow_namespace: see `read_checkpoint`; the published files need it. Its latents are those of
-    KL-16 times 0.2325. Raises ModelNotFoundError, ModelError for files that hold other objects,
-    other weights or weights that are not finite, InputError for heads that cannot be known or be.
+    Args:
+        num_attention_heads: Needed for widths that were not published.
+        dtype: None keeps the file's.
+        allow_namespace: See `read_checkpoint`; the published files need it. Its latents are those
+            of KL-16 times 0.2325.
+
+    Raises:
+        ModelNotFoundError, ModelError: For files that hold other objects, other weights or weights
+            that are not finite.
+        InputError: For heads that cannot be known or be.
     """
     origin = Path(path).name
     weights, _ = read_checkpoint(path, allow_namespace, _PLACES)

@@ -39,7 +39,11 @@ _NEEDED = (
 class KLAutoencoder:
     """Turns images f32 [B, C, H, W] in [-1, 1] into latents f32 [B, h * w, d], and back.
 
-    model: an `AutoencoderKL`. Latents are means, unscaled. Raises UnsupportedModelError.
+    Args:
+        model: An `AutoencoderKL`. Latents are means, unscaled.
+
+    Raises:
+        UnsupportedModelError: What is wrong, and a remedy.
     """
 
     def __init__(self, model: Any) -> None:
@@ -57,8 +61,12 @@ class KLAutoencoder:
     ) -> KLAutoencoder:
         """Load a folder in diffusers' layout (safetensors only), or a published file (`kl16.ckpt`).
 
-        allow_namespace: of files, see `read_checkpoint`. Raises ModelNotFoundError for a path
-        without either, ModelError for weights that are missing, do not fit or are not to be opened.
+        Args:
+            allow_namespace: Of files, see `read_checkpoint`.
+
+        Raises:
+            ModelNotFoundError: For a path without either.
+            ModelError: For weights that are missing, do not fit or are not to be opened.
         """
         from diffusers import AutoencoderKL
 
@@ -116,7 +124,8 @@ class KLAutoencoder:
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
 
-        Raises InputError for another width.
+        Raises:
+            InputError: For another width.
         """
         if latents.ndim != _AXES or latents.shape[-1] != self.width:
             raise InputError(

@@ -76,10 +76,13 @@ def rotate(states: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
 class LlamaGenConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     """Sizes of a LlamaGen model.
 
-    vocab_size: codes of the book, V. grid_size: side of the square of codes. condition: "class"
-    (num_classes of them) or "features" (condition_length vectors of size caption_dim).
-    intermediate_size: None gives LlamaGen's 8/3 of hidden_size rounded up to a multiple of 256.
-    dropout: of embeddings and of what each block adds, in training.
+    Args:
+        vocab_size: Codes of the book, V.
+        grid_size: Side of the square of codes.
+        condition: "class" (num_classes of them) or "features" (condition_length vectors of size
+            caption_dim).
+        intermediate_size: None gives LlamaGen's 8/3 of hidden_size rounded up to a multiple of 256.
+        dropout: Of embeddings and of what each block adds, in training.
     """
 
     model_type = "llamagen"
@@ -278,8 +281,11 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     def condition(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return condition embeddings [B, L, hidden].
 
-        inputs: class labels i64 [B] (num_classes = no class), or features [B, L, caption_dim].
-        Raises InputError for labels and shapes that the model was not made for.
+        Args:
+            inputs: Class labels i64 [B] (num_classes = no class), or features [B, L, caption_dim].
+
+        Raises:
+            InputError: For labels and shapes that the model was not made for.
         """
         config = self.config
         if config.condition == "class":
@@ -323,10 +329,13 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     ) -> CausalLMOutputWithPast:
         """Return logits [B, k, V] of codes i64 [B, n] (or embeddings [B, n, hidden]).
 
-        condition_embeds [B, L, hidden]: put before the codes. position_ids i64 [B, n], or [1, n]
-        for all rows: 0 .. L - 1 are condition positions; given again where nothing is cached.
-        logits_to_keep: 0 for all, a number of last positions, or i64 [k].
-        output_hidden_states: also `hidden_states`, one entry: what the head read, [B, k, hidden].
+        Args:
+            condition_embeds [B, L, hidden]: Put before the codes. position_ids i64 [B, n], or [1,
+                n] for all rows: 0 .. L - 1 are condition positions; given again where nothing is
+                cached.
+            logits_to_keep: 0 for all, a number of last positions, or i64 [k].
+            output_hidden_states: Also `hidden_states`, one entry: what the head read, [B, k,
+                hidden].
         """
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if condition_embeds is not None:

@@ -58,12 +58,17 @@ def load_llamagen(
 ) -> LlamaGenModel:
     """Return the model of a published checkpoint file, in eval mode on the CPU.
 
-    grid_size: side of the square of codes (16 for 256 pixels, 24 for 384, 32 for 512).
-    num_attention_heads: needed for widths that were not published. dtype: None keeps the file's.
-    allow_namespace: also open files of the training scripts, which hold their settings as an
-    argparse.Namespace (plain data, no code). Raises ModelNotFoundError, ModelError for files that
-    hold other objects, other weights or weights that are not finite, InputError for sizes that
-    cannot be known or be.
+    Args:
+        grid_size: Side of the square of codes (16 for 256 pixels, 24 for 384, 32 for 512).
+        num_attention_heads: Needed for widths that were not published.
+        dtype: None keeps the file's.
+        allow_namespace: Also open files of the training scripts, which hold their settings as an
+            argparse.Namespace (plain data, no code).
+
+    Raises:
+        ModelNotFoundError, ModelError: For files that hold other objects, other weights or weights
+            that are not finite.
+        InputError: For sizes that cannot be known or be.
     """
     file = Path(path)
     if grid_size is not None:

@@ -27,10 +27,13 @@ from ragspec.visual.models.raster import Raster
 class ConditionTable:
     """What the condition ids V, V + 1, ... stand for.
 
-    embeddings [M, hidden]: of each id. partners i64 [M]: the number (0 .. M - 1) of each one's
-    unconditional partner. length: L, the ids that a prompt begins with. padding: how many of them
-    are padding, in the prompt of each condition, for which the last id stands. hides bool [M]:
-    which ids stand for padding, which comes first and is not seen; None where there is none.
+    Attributes:
+        embeddings [M, hidden]: Of each id.
+        partners i64 [M]: The number (0 .. M - 1) of each one's unconditional partner.
+        length: L, the ids that a prompt begins with.
+        padding: How many of them are padding, in the prompt of each condition, for which the last
+            id stands. hides bool [M]: which ids stand for padding, which comes first and is not
+            seen; None where there is none.
     """
 
     embeddings: torch.Tensor
@@ -49,8 +52,11 @@ class ConditionTable:
         """Return the table of R conditions [R, L, hidden] and the one without [L, hidden].
 
         Condition r has the ids from r * L on, in order; the unconditional one comes last, as
-        condition R. padding: of each condition, as many of its first embeddings are not seen; the
-        unconditional partners of the others are the last ones, as LlamaGen has it.
+        condition R.
+
+        Args:
+            padding: Of each condition, as many of its first embeddings are not seen; the
+                unconditional partners of the others are the last ones, as LlamaGen has it.
         """
         rows, length, hidden = conditions.shape
         embeddings = torch.cat([conditions, unconditional[None].to(conditions)])
@@ -73,8 +79,10 @@ class ConditionTable:
     ) -> ConditionTable:
         """Return the table of R conditions [R, L, hidden], each with a partner [R, L, hidden].
 
-        padding, unconditional_padding: of each row of the two, as many of its first embeddings are
-        not seen. Condition r has the ids from r * L on, its partner those from (R + r) * L on.
+        Args:
+            padding, unconditional_padding: Of each row of the two, as many of its first embeddings
+                are not seen. Condition r has the ids from r * L on, its partner those from (R + r)
+                * L on.
         """
         rows, length, hidden = conditions.shape
         embeddings = torch.cat([conditions, unconditional.to(conditions)]).reshape(-1, hidden)
@@ -94,15 +102,21 @@ class ConditionTable:
 class ImageTarget(CausalTarget):
     """A model of image codes, ready for `Engine` and `ModelDrafter`.
 
-    model: a `LlamaGenModel`, or another model of codes that takes `inputs_embeds`. conditions: what
-    its prompts may hold. guidance_scale: s; 1 runs the conditional row alone. guidance_interval:
-    (first, last) indices of the codes for which guidance is on, last excluded; None for all.
-    codes: V, where the model's configuration says something else. fixed i64 [n]: the codes that
-    must stand at the first n indices, -1 where the model chooses. raster: how the codes lie; None
-    for the model's whole square, of which a smaller one keeps the left of the first rows.
-    Subclasses say for other models what stands for a code (`code_embeddings`), how the model runs
-    (`run`) and which codes may stand where (`allowed`). Raises InputError for settings outside
-    their range and conditions of another model.
+    Args:
+        model: A `LlamaGenModel`, or another model of codes that takes `inputs_embeds`.
+        conditions: What its prompts may hold.
+        guidance_scale: S; 1 runs the conditional row alone.
+        guidance_interval: (first, last) indices of the codes for which guidance is on, last
+            excluded; None for all.
+        codes: V, where the model's configuration says something else.
+        fixed i64 [n]: The codes that must stand at the first n indices, -1 where the model chooses.
+        raster: How the codes lie; None for the model's whole square, of which a smaller one keeps
+            the left of the first rows. Subclasses say for other models what stands for a code
+            (`code_embeddings`), how the model runs (`run`) and which codes may stand where
+            (`allowed`).
+
+    Raises:
+        InputError: For settings outside their range and conditions of another model.
     """
 
     generation_config = None  # the model's own is about text
@@ -168,7 +182,8 @@ class ImageTarget(CausalTarget):
     def head_logits(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Return the guided logits [B, n, V] of hidden states [copies * B, n, hidden].
 
-        positions i64 [B, n]: where the tokens stand that these states are of.
+        Args:
+            positions i64 [B, n]: Where the tokens stand that these states are of.
         """
         return self._guided(self.head(states), positions)
 
@@ -207,7 +222,8 @@ class ImageTarget(CausalTarget):
     def placed(self, positions: torch.Tensor, hidden: Sequence[int]) -> torch.Tensor:
         """Return where the model reads what stands at positions i64 [R, n] of the cache.
 
-        hidden: the padding of each of the R rows. LlamaGen's codes have places of their own.
+        Args:
+            hidden: The padding of each of the R rows. LlamaGen's codes have places of their own.
         """
         places = positions + self._shift if self._shift else positions
         if self._side is None or self.raster is None:

@@ -87,9 +87,11 @@ class _Foreign(ImageTarget):
 class JanusTarget(_Foreign):
     """Janus or Janus-Pro (`JanusForConditionalGeneration`) drawing an image.
 
-    prompts: token ids that end with the begin-of-image token. unconditional: those ids with every
-    one padded but the first and the last (see `janus_unconditional`). raster: None for the square
-    that the model was trained on.
+    Args:
+        prompts: Token ids that end with the begin-of-image token.
+        unconditional: Those ids with every one padded but the first and the last (see
+            `janus_unconditional`).
+        raster: None for the square that the model was trained on.
     """
 
     def __init__(
@@ -187,9 +189,11 @@ class _InText(_Foreign):
 class Emu3Target(_InText):
     """Emu3 (`Emu3ForConditionalGeneration`) drawing `height` rows of `width` codes.
 
-    Every row of codes is followed by the line end, the last code of the vocabulary here (V - 1),
-    as the model has it; nothing else may stand there and it nowhere else. prompts: token ids that
-    end with the image wrapper token.
+    Every row of codes is followed by the line end, the last code of the vocabulary here (V - 1), as
+    the model has it; nothing else may stand there and it nowhere else.
+
+    Args:
+        prompts: Token ids that end with the image wrapper token.
     """
 
     def __init__(
@@ -236,8 +240,10 @@ class Emu3Target(_InText):
 class ChameleonTarget(_InText):
     """Chameleon or Anole (`ChameleonForConditionalGeneration`) drawing `count` codes, or a raster.
 
-    The model's own forward forbids codes, so its decoder and head are asked. prompts: token ids
-    that end with the begin-of-image token.
+    The model's own forward forbids codes, so its decoder and head are asked.
+
+    Args:
+        prompts: Token ids that end with the begin-of-image token.
     """
 
     def __init__(

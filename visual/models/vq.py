@@ -27,9 +27,13 @@ _SIZES = ("in_channels", "block_out_channels", "sample_size", "norm_type")
 class VQTokenizer:
     """Turns images f32 [B, C, H, W] in [-1, 1] into codes i64 [B, h * w], row by row, and back.
 
-    model: a `VQModel`, or a `JanusVQVAE`, of which `self.model` is a `VQModel` of the same weights.
-    normalised: False for books that are searched by plain Euclidean distance. Raises
-    UnsupportedModelError for a model without code-book, encoder or decoder.
+    Args:
+        model: A `VQModel`, or a `JanusVQVAE`, of which `self.model` is a `VQModel` of the same
+            weights.
+        normalised: False for books that are searched by plain Euclidean distance.
+
+    Raises:
+        UnsupportedModelError: For a model without code-book, encoder or decoder.
     """
 
     def __init__(self, model: Any, normalised: bool = True) -> None:
@@ -57,9 +61,14 @@ class VQTokenizer:
     ) -> VQTokenizer:
         """Load a folder written by `save_pretrained`, or a published file (`vq_ds16_c2i.pt`).
 
-        A folder is in diffusers' layout, safetensors only. allow_namespace: of files, as in
-        `load_llamagen`. Raises ModelNotFoundError for a path without either, ModelError for
-        weights that are missing, do not fit or are not to be opened.
+        A folder is in diffusers' layout, safetensors only.
+
+        Args:
+            allow_namespace: Of files, as in `load_llamagen`.
+
+        Raises:
+            ModelNotFoundError: For a path without either.
+            ModelError: For weights that are missing, do not fit or are not to be opened.
         """
         from diffusers import VQModel
 
@@ -129,8 +138,9 @@ class VQTokenizer:
     def latents(self, images: torch.Tensor) -> torch.Tensor:
         """Return what is looked up in the book, f32 [B, h * w, d].
 
-        Raises InputError for images of another form, of sides that are no multiple of
-        `reduction`, or with values outside [-1, 1].
+        Raises:
+            InputError: For images of another form, of sides that are no multiple of `reduction`, or
+                with values outside [-1, 1].
         """
         self._check_images(images)
         weight = self.model.quant_conv.weight
@@ -149,7 +159,8 @@ class VQTokenizer:
     def decode(self, codes: torch.Tensor) -> torch.Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of codes i64 [B, h * w] or [B, h, w].
 
-        Raises InputError for codes outside the book, or a number of them that is no square.
+        Raises:
+            InputError: For codes outside the book, or a number of them that is no square.
         """
         grid = self._grid(codes)
         return self._decoded(self._book()[grid.to(self._book().device)])
@@ -158,7 +169,10 @@ class VQTokenizer:
     def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d] without a look-up.
 
-        They are made unit length where the book is. Raises InputError for another width.
+        They are made unit length where the book is.
+
+        Raises:
+            InputError: For another width.
         """
         width = self.model.quantize.embedding.weight.shape[1]
         if latents.ndim != PICTURE_AXES or latents.shape[-1] != width:

@@ -38,11 +38,14 @@ NODES = 12  # of a draft, where nothing is said
 class ImageOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     """What a call returns, for B images of h * w codes.
 
-    images: a list of PIL images, float32 [B, H, W, 3] in 0 .. 1 ("np"), a tensor [B, 3, H, W] in
-    0 .. 1 ("pt"), or the codes ("latent"). stats: see `ImageStats`. acceptance_map i64 [B, h, w]:
-    how many codes came with the forward that gave this one. label: exact, exact-for(distribution),
-    bounded(tv<=x), approximate, or unfinished where a callback ended the call early. codes i64
-    [B, h, w]; an image that was ended early repeats its last one, and its acceptance is 0 there.
+    Attributes:
+        images: A list of PIL images, float32 [B, H, W, 3] in 0 .. 1 ("np"), a tensor [B, 3, H, W]
+            in 0 .. 1 ("pt"), or the codes ("latent").
+        stats: See `ImageStats`.
+        acceptance_map i64 [B, h, w]: How many codes came with the forward that gave this one.
+        label: Exact, exact-for(distribution), bounded(tv<=x), approximate, or unfinished where a
+            callback ended the call early. codes i64 [B, h, w]; an image that was ended early
+            repeats its last one, and its acceptance is 0 there.
     """
 
     images: Any

@@ -25,9 +25,12 @@ class ChameleonPipeline(PromptPipeline):
 
     A prompt is followed by the separator and the begin-of-image token; codes of images alone are
     drawn after it. Guidance leads away from negative_prompt in the same template, None being begin
-    of text and of image alone. vq: transformers' model has no decoder, so give the published one
-    (`vqgan.ckpt`), a folder or an object in the layout of diffusers' VQModel or of transformers'
-    JanusVQVAE; without one there is output_type "latent", the codes.
+    of text and of image alone.
+
+    Attributes:
+        vq: Transformers' model has no decoder, so give the published one (`vqgan.ckpt`), a folder
+            or an object in the layout of diffusers' VQModel or of transformers' JanusVQVAE; without
+            one there is output_type "latent", the codes.
     """
 
     kind = "chameleon"

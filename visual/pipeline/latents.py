@@ -39,13 +39,19 @@ class LatentOutput(ImageOutput):
 class LatentPipeline(ImagePipeline):
     """Draws images with a causal model of continuous latents, with or without speculation.
 
-    model: a `LatentModel`. tokenizer: whose latents, before the look-up, these are. drafter: "auto"
-    or "jacobi" (what the target's last forward drew), "model" (the smaller one that lies with it),
-    a smaller `LatentModel` or its folder, None for plain drawing, or a drafter of numbers. rule: a
-    Rule or a name: "near" (r), "aligned", "horizon" (s), "path", "cspd-paper". steps,
-    floor: of the denoising, None for the model's own; a draft model draws in the same. budget:
-    draft nodes. Raises InputError, UnknownNameError, UnsupportedModelError, ModelNotFoundError,
-    TokenizerMismatchError.
+    Args:
+        model: A `LatentModel`.
+        tokenizer: Whose latents, before the look-up, these are.
+        drafter: "auto" or "jacobi" (what the target's last forward drew), "model" (the smaller one
+            that lies with it), a smaller `LatentModel` or its folder, None for plain drawing, or a
+            drafter of numbers.
+        rule: A Rule or a name: "near" (r), "aligned", "horizon" (s), "path", "cspd-paper".
+        steps, floor: Of the denoising, None for the model's own; a draft model draws in the same.
+        budget: Draft nodes.
+
+    Raises:
+        InputError, UnknownNameError, UnsupportedModelError, ModelNotFoundError,
+            TokenizerMismatchError: What is wrong, and a remedy.
     """
 
     _default_rule: ClassVar[str] = "aligned"
@@ -100,9 +106,10 @@ class LatentPipeline(ImagePipeline):
     ) -> Self:
         """Return a pipeline over a bundled set or a folder; see `ImagePipeline`.
 
-        name: "latent-tiles" (classes), "latent-emoji" (prompts), or a folder.
-        rule: "auto" takes the one that the folder was saved with, else "aligned". Numbers are
-        float32 where nothing is said: distributions are compared by their densities.
+        Args:
+            name: "latent-tiles" (classes), "latent-emoji" (prompts), or a folder.
+            rule: "auto" takes the one that the folder was saved with, else "aligned". Numbers are
+                float32 where nothing is said: distributions are compared by their densities.
         """
         return super().from_pretrained(
             name, drafter, rule, tokenizer=tokenizer, device=device, dtype=dtype, **settings

@@ -42,9 +42,12 @@ class LlamaGenPipeline(ImagePipeline):
         """Return a pipeline over a published file such as c2i_B_256.pt, or a folder.
 
         vq (also tokenizer): of its codes, a published file (vq_ds16_c2i.pt) or a folder; needed
-        beside a file. grid_size, num_attention_heads, allow_namespace: of files, see
-        `load_llamagen`. A drafter may be a published file of a smaller model, too. The rest, and
-        what is raised: see `ImagePipeline.from_pretrained`.
+        beside a file.
+
+        Args:
+            grid_size, num_attention_heads, allow_namespace: Of files, see `load_llamagen`. A
+                drafter may be a published file of a smaller model, too. The rest, and what is
+                raised: see `ImagePipeline.from_pretrained`.
         """
         if vq is not None and tokenizer is not None:
             raise InputError("got vq and tokenizer; expected one of the two names of one thing.")

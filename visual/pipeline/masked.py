@@ -67,10 +67,13 @@ PLAIN = "plain"  # the name of drawing without drafts
 class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     """What a call returns, for B images of h * w latents.
 
-    images: see `ImageOutput`; latents for output_type "latent". stats: see `MaskedStats`.
-    acceptance_map i64 [B, h, w]: how many latents came with the forward that gave this one. label:
-    exact where nothing is speculated, else the rule's, or unfinished where a callback ended the
-    call early. latents f32 [B, h, w, D]: as the autoencoder knows them.
+    Attributes:
+        images: See `ImageOutput`; latents for output_type "latent".
+        stats: See `MaskedStats`.
+        acceptance_map i64 [B, h, w]: How many latents came with the forward that gave this one.
+        label: Exact where nothing is speculated, else the rule's, or unfinished where a callback
+            ended the call early.
+        latents f32 [B, h, w, D]: As the autoencoder knows them.
     """
 
     images: Any
@@ -83,15 +86,24 @@ class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
 class MaskedLatentPipeline(DiffusersMixin):
     """Draws images of classes with a masked model of continuous latents.
 
-    model: a `MaskedModel`. autoencoder: of its latents. iterations: forwards of the model, no more
-    than there are latents; None for 64 at most, and with a drafter one a latent, whose distribution
-    drafts are judged under. steps: of the denoising of each latent. floor: the deviation of the
-    last of them, 0 as published; rules that compare densities need some. drafter: None for plain
-    drawing, "jacobi" (what the target's last forward drew), "model" (the smaller one that lies with
-    it), a smaller `MaskedModel` or its folder. rule: a Rule or a name and its settings, see
-    `make_latent_rule`. window: latents of a draft, at most. prefill: share of the latents that the
-    target draws alone before drafting begins. batch_size: images that are drawn in one batch.
-    Raises InputError, UnsupportedModelError, UnknownNameError, ModelNotFoundError.
+    Args:
+        model: A `MaskedModel`.
+        autoencoder: Of its latents.
+        iterations: Forwards of the model, no more than there are latents; None for 64 at most, and
+            with a drafter one a latent, whose distribution drafts are judged under.
+        steps: Of the denoising of each latent.
+        floor: The deviation of the last of them, 0 as published; rules that compare densities need
+            some.
+        drafter: None for plain drawing, "jacobi" (what the target's last forward drew), "model"
+            (the smaller one that lies with it), a smaller `MaskedModel` or its folder.
+        rule: A Rule or a name and its settings, see `make_latent_rule`.
+        window: Latents of a draft, at most.
+        prefill: Share of the latents that the target draws alone before drafting begins.
+        batch_size: Images that are drawn in one batch.
+
+    Raises:
+        InputError, UnsupportedModelError, UnknownNameError, ModelNotFoundError: What is wrong, and
+            a remedy.
     """
 
     # Where diffusers tells what a callback may ask for.
@@ -148,11 +160,13 @@ class MaskedLatentPipeline(DiffusersMixin):
     ) -> Self:
         """Return a pipeline over a folder that `save_pretrained` wrote, or a published checkpoint.
 
-        name: a bundled set ("masked-tiles"), a folder with target/ and tokenizer/ or vae/ (and
-        draft/), or a file such as checkpoint-last.pth.
-        autoencoder: a published file (kl16.ckpt) or a folder in diffusers' layout; needed beside a
-        file. num_attention_heads, allow_namespace: of files, see `load_mar`. settings: see
-        `MaskedLatentPipeline`. Raises what those do.
+        Args:
+            name: A bundled set ("masked-tiles"), a folder with target/ and tokenizer/ or vae/ (and
+                draft/), or a file such as checkpoint-last.pth.
+            autoencoder: A published file (kl16.ckpt) or a folder in diffusers' layout; needed
+                beside a file.
+            num_attention_heads, allow_namespace: Of files, see `load_mar`.
+            settings: See `MaskedLatentPipeline`. Raises what those do.
         """
         dtype = settings.pop("torch_dtype", None) or dtype
         device, offline = check_loading(settings, device)

@@ -54,17 +54,25 @@ from ragspec.visual.pipeline.saved_setup import as_saved, pipeline_record, write
 class ImagePipeline(CodePipeline):
     """Draws images with a model of image codes, with or without speculation.
 
-    model: a `LlamaGenModel`. tokenizer: of its codes. drafter: see `draft_source`. rule: a Rule, or
-    a name and its settings (neighbours, delta, lam, tv_budget, ...), see `make_rule`; without any,
-    those that were measured for this model, see `relaxation`. budget: a
-    number of draft nodes, "auto" (slow to learn: an image is short), or a policy. draft_mode: how
-    a model or a head drafts. min_expected_gain: the accepted codes for which it reads on, see
-    `ModelDrafter`; 0 uses up the budget, which pays where a forward of the draft is next to free.
-    text_encoder: of a model that reads features of prompts: a folder or model id for transformers
-    (LlamaGen's is google/flan-t5-xl), or a function of texts; None takes the bundled embedder where
-    it fits. folder: where the drafters called "starter", "model" and "head" lie. batch_size: images
-    that are drawn in one batch. Raises UnsupportedModelError, TokenizerMismatchError,
-    ModelNotFoundError, UnknownNameError, InputError, RuleError.
+    Args:
+        model: A `LlamaGenModel`.
+        tokenizer: Of its codes.
+        drafter: See `draft_source`.
+        rule: A Rule, or a name and its settings (neighbours, delta, lam, tv_budget, ...), see
+            `make_rule`; without any, those that were measured for this model, see `relaxation`.
+        budget: A number of draft nodes, "auto" (slow to learn: an image is short), or a policy.
+        draft_mode: How a model or a head drafts.
+        min_expected_gain: The accepted codes for which it reads on, see `ModelDrafter`; 0 uses up
+            the budget, which pays where a forward of the draft is next to free.
+        text_encoder: Of a model that reads features of prompts: a folder or model id for
+            transformers (LlamaGen's is google/flan-t5-xl), or a function of texts; None takes the
+            bundled embedder where it fits.
+        folder: Where the drafters called "starter", "model" and "head" lie.
+        batch_size: Images that are drawn in one batch.
+
+    Raises:
+        UnsupportedModelError, TokenizerMismatchError, ModelNotFoundError, UnknownNameError,
+            InputError, RuleError: What is wrong, and a remedy.
     """
 
     _default_rule: ClassVar[str] = "exact"
@@ -124,11 +132,14 @@ class ImagePipeline(CodePipeline):
     ) -> Self:
         """Return a pipeline over a bundled set ("tiles", "emoji") or a folder.
 
-        rule: "auto" takes the one that the folder was saved with, and its drafter and budget where
-        none are named; else "exact". tokenizer: where the folder has none. dtype: also as
-        torch_dtype. settings: see `ImagePipeline`; what loaders of diffusers are told, see
-        `check_loading`. Raises what `ImagePipeline` does, ModelError for a model that does not
-        load, InputError for what a folder of this kind has not.
+        Args:
+            rule: "auto" takes the one that the folder was saved with, and its drafter and budget
+                where none are named; else "exact".
+            tokenizer: Where the folder has none.
+            dtype: Also as torch_dtype.
+            settings: See `ImagePipeline`; what loaders of diffusers are told, see `check_loading`.
+                Raises what `ImagePipeline` does, ModelError for a model that does not load,
+                InputError for what a folder of this kind has not.
         """
         dtype = settings.pop("torch_dtype", None) or dtype
         device, offline = check_loading(settings, device)
@@ -253,8 +264,10 @@ class ImagePipeline(CodePipeline):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return prompt_embeds [R, L, d] and prompt_attention_mask i64 [R, L] of prompts.
 
-        They draw what the prompts draw. R counts each prompt num_images_per_prompt times. Raises
-        InputError for a model of classes, and as a call does.
+        They draw what the prompts draw. R counts each prompt num_images_per_prompt times.
+
+        Raises:
+            InputError: For a model of classes, and as a call does.
         """
         if self.trunk.config.condition == "class":
             raise InputError("got a prompt for a model of classes; expected class_labels.")

@@ -56,13 +56,20 @@ BATCH = 4  # these models are large
 class PromptPipeline(CodePipeline):
     """Draws images of prompts with a model of transformers, with or without speculation.
 
-    model: of transformers. processor: the model's, or its text tokenizer. drafter: see
-    `prompt_source`. rule, budget, draft_mode, min_expected_gain, settings: see `ImagePipeline`.
-    vq: what
-    decodes codes, where the model cannot. prompt_template: a text with {prompt} in it, in place of
-    the model's own; negative prompts stand alone. folder: where draft/ and relaxation.json lie.
-    batch_size: images that are drawn in one batch. Raises UnsupportedModelError,
-    TokenizerMismatchError, ModelNotFoundError, UnknownNameError, InputError, RuleError.
+    Args:
+        model: Of transformers.
+        processor: The model's, or its text tokenizer.
+        drafter: See `prompt_source`.
+        rule, budget, draft_mode, min_expected_gain, settings: See `ImagePipeline`.
+        vq: What decodes codes, where the model cannot.
+        prompt_template: A text with {prompt} in it, in place of the model's own; negative prompts
+            stand alone.
+        folder: Where draft/ and relaxation.json lie.
+        batch_size: Images that are drawn in one batch.
+
+    Raises:
+        UnsupportedModelError, TokenizerMismatchError, ModelNotFoundError, UnknownNameError,
+            InputError, RuleError: What is wrong, and a remedy.
     """
 
     kind: ClassVar[str]  # the model_type of its models

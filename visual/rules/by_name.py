@@ -78,13 +78,20 @@ def make_rule(
 ) -> Rule:
     """Return a rule by its name, for a target that chooses among the codes of `codebook` [V, d].
 
-    name: "exact" (the walk), a name of `relaxed`, or any other rule's. neighbours: k, or a table
-    that was built before; partition: a number of clusters, or a partition. tv_budget: see
-    `TVBudget`; with `positions`, the codes of an image, a number is spread evenly over them.
-    normalised: see `CodeNeighbours.build`. marks: as many ids behind those of the codes are none,
-    such as the end of a row. settings: delta, lam, least_gain, residual, nu, mu or length, of the
-    rules that have them; None stands for the default. Raises InputError for a setting that the rule
-    has not, or a table of another code-book; UnknownNameError.
+    Args:
+        name: "exact" (the walk), a name of `relaxed`, or any other rule's.
+        neighbours: K, or a table that was built before;
+        partition: A number of clusters, or a partition.
+        tv_budget: See `TVBudget`; with `positions`, the codes of an image, a number is spread
+            evenly over them.
+        normalised: See `CodeNeighbours.build`.
+        marks: As many ids behind those of the codes are none, such as the end of a row.
+        settings: Delta, lam, least_gain, residual, nu, mu or length, of the rules that have them;
+            None stands for the default.
+
+    Raises:
+        InputError: For a setting that the rule has not, or a table of another code-book.
+        UnknownNameError: What is wrong, and a remedy.
     """
     inputs = {**settings, "neighbours": neighbours, "partition": partition, "tv_budget": tv_budget}
     inputs = {key: value for key, value in inputs.items() if value is not None}

@@ -34,8 +34,12 @@ Codes = NDArray[np.int32]
 class CodeNeighbours:
     """The k nearest codes of every code, nearest first, itself excluded: int32 [V, k].
 
-    fingerprint: of the code-book that the rows come from, see `codebook_fingerprint`; "" where it
-    is not known. Raises InputError for a table of another type or shape, or with foreign ids.
+    Args:
+        fingerprint: Of the code-book that the rows come from, see `codebook_fingerprint`; "" where
+            it is not known.
+
+    Raises:
+        InputError: For a table of another type or shape, or with foreign ids.
     """
 
     def __init__(self, rows: Codes, fingerprint: str = "") -> None:
@@ -66,9 +70,12 @@ class CodeNeighbours:
     def build(cls, codebook: Any, k: int, normalised: bool = True) -> CodeNeighbours:
         """Return the k nearest codes of each row of a code-book [V, d] (tensor or array).
 
-        normalised: whether the tokenizer looks codes up by their directions alone; False compares
-        them by plain distance. Of codes at one distance the lower id comes first. Raises InputError
-        for k outside 1 .. V - 1 and for rows that cannot be normalised.
+        Args:
+            normalised: Whether the tokenizer looks codes up by their directions alone; False
+                compares them by plain distance. Of codes at one distance the lower id comes first.
+
+        Raises:
+            InputError: For k outside 1 .. V - 1 and for rows that cannot be normalised.
         """
         codes, k = _compared(codebook, normalised), whole(inputs := k) or 0
         lengths = np.zeros(len(codes)) if normalised else np.square(codes).sum(1) / 2
@@ -123,7 +130,8 @@ class CodeNeighbours:
     ) -> CodeNeighbours:
         """Return a saved table; with `codebook` [V, d], only if it was built from that one.
 
-        Raises StoreError where it is missing, damaged, or of another code-book.
+        Raises:
+            StoreError: Where it is missing, damaged, or of another code-book.
         """
         prints = None if codebook is None else {"code-book": codebook_fingerprint(codebook)}
         store = open_store(Path(folder), KIND, verify=verify, fingerprints=prints)
@@ -137,7 +145,10 @@ class CodeNeighbours:
 class CodePartition:
     """Every code in one of some clusters: int32 [V], the number of its cluster.
 
-    mates: for each code the others of its cluster. Raises InputError for another type or shape.
+    mates: for each code the others of its cluster.
+
+    Raises:
+        InputError: For another type or shape.
     """
 
     def __init__(self, clusters: Codes, codebook: Any = None) -> None:
@@ -165,9 +176,13 @@ class CodePartition:
     ) -> CodePartition:
         """Return the partition of a code-book [V, d] by k-means on its rows.
 
-        normalised: see `CodeNeighbours.build`. The seed picks the codes that the centres start
-        from. Raises InputError for a number of clusters outside 1 .. V and for rows that cannot be
-        normalised.
+        Args:
+            normalised: See `CodeNeighbours.build`. The seed picks the codes that the centres start
+                from.
+
+        Raises:
+            InputError: For a number of clusters outside 1 .. V and for rows that cannot be
+                normalised.
         """
         codes, clusters = _compared(codebook, normalised), whole(inputs := clusters) or 0
         if not 1 <= clusters <= len(codes):

@@ -51,10 +51,15 @@ Table = TypeVar("Table", CodeNeighbours, CodePartition)
 class RelaxedWalk:
     """The walk that lets a drafted code stand for the codes of a relation.
 
-    tv_budget: see `TVBudget`; a number is a budget that is spent as it comes. Every row counts
-    its own spending in what `open` returns; `judge` takes its tree for the first of a new row.
-    least_gain: a drafted code stands for others only where the draft expects at least so many
-    accepted nodes below it. Raises InputError for a negative one.
+    Args:
+        tv_budget: See `TVBudget`; a number is a budget that is spent as it comes. Every row counts
+            its own spending in what `open` returns; `judge` takes its tree for the first of a new
+            row.
+        least_gain: A drafted code stands for others only where the draft expects at least so many
+            accepted nodes below it.
+
+    Raises:
+        InputError: For a negative one.
     """
 
     name = "relaxed-walk"
@@ -225,8 +230,12 @@ class RelaxedRow:
 class Lantern(RelaxedWalk):
     """LANTERN: a drafted code stands for near codes whose mass is at most delta.
 
-    neighbours: of the target's code-book. k: how many are looked at, default all of the table.
-    Raises InputError, see `NearestWithin`.
+    Args:
+        neighbours: Of the target's code-book.
+        k: How many are looked at, default all of the table.
+
+    Raises:
+        InputError: See `NearestWithin`.
     """
 
     name = "lantern"
@@ -247,7 +256,11 @@ class Lantern(RelaxedWalk):
 class LanternPlus(RelaxedWalk):
     """LANTERN++: a drafted code becomes at most lam times as likely, through near codes.
 
-    neighbours, k: as in `Lantern`. Raises InputError, see `NearestByRatio`.
+    Args:
+        neighbours, k: As in `Lantern`.
+
+    Raises:
+        InputError: See `NearestByRatio`.
     """
 
     name = "lantern++"

@@ -36,13 +36,21 @@ from ragspec.verification.causal import CausalTarget
 class HeadDrafter:
     """Drafts with a feature head, which needs the target's hidden states.
 
-    head: a trained one, or the folder of one. target: the model that it was trained for, or a
-    `CausalTarget` over it, the one that the engine runs. depth: the deepest draft; None sets no
-    bound but the budget. width: as for `ModelDrafter`. tree: a static shape, or the sizes of its
-    levels (see `TreeShape.by_rank`); None grows the tree. min_expected_gain: a grown draft ends
-    when the next forward is expected to add less than this many accepted nodes; None works it out.
-    Raises InputError for settings that do not fit, UnsupportedModelError for a head of another
-    target, ModelNotFoundError and ModelError for a folder without a sound head.
+    Args:
+        head: A trained one, or the folder of one.
+        target: The model that it was trained for, or a `CausalTarget` over it, the one that the
+            engine runs.
+        depth: The deepest draft; None sets no bound but the budget.
+        width: As for `ModelDrafter`.
+        tree: A static shape, or the sizes of its levels (see `TreeShape.by_rank`); None grows the
+            tree.
+        min_expected_gain: A grown draft ends when the next forward is expected to add less than
+            this many accepted nodes; None works it out.
+
+    Raises:
+        InputError: For settings that do not fit.
+        UnsupportedModelError: For a head of another target.
+        ModelNotFoundError, ModelError: For a folder without a sound head.
     """
 
     method = Method(

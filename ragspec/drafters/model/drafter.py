@@ -48,20 +48,27 @@ _FIRST = 3  # drafts before their times are believed: the first ones may catch u
 class ModelDrafter:
     """Drafts with a smaller model.
 
-    model: a transformers causal model, or a `CausalTarget` over one, on any device; it is left as
-    it was found. depth: the deepest draft; None sets no bound but the budget. mode: "coupled",
-    "deterministic", "sampled" or "sampled-without-replacement". width: in the first two modes the
-    nodes read by one forward and the least number of candidates per node (1 = a chain, None = 4);
-    in the sampled ones the children of each node by depth, 1 beyond its end, so that k or (k,)
-    means k chains (None = one chain). min_expected_gain: a draft that grows best first ends when
-    the next forward is expected to add less than this many accepted nodes; 0 uses up the budget;
-    None works it out from the time of a forward where the budget's policy tells what time is worth,
-    see `DraftCostEstimate`. tree: a static shape, or the sizes of its levels (see
-    `TreeShape.by_rank`), in the first two modes; None grows best first. static: how a static shape
-    of most probable tokens is drafted in one call, "off" level by level, else as in `Engine`;
-    "auto" as the engine's target steps, where the draft model is on CUDA. Sessions tell by `static`
-    how they draft. Raises InputError for no model or settings outside their range,
-    UnsupportedModelError for a model that cannot draft.
+    Args:
+        model: A transformers causal model, or a `CausalTarget` over one, on any device; it is left
+            as it was found.
+        depth: The deepest draft; None sets no bound but the budget.
+        mode: "coupled", "deterministic", "sampled" or "sampled-without-replacement".
+        width: In the first two modes the nodes read by one forward and the least number of
+            candidates per node (1 = a chain, None = 4); in the sampled ones the children of each
+            node by depth, 1 beyond its end, so that k or (k,) means k chains (None = one chain).
+        min_expected_gain: A draft that grows best first ends when the next forward is expected to
+            add less than this many accepted nodes; 0 uses up the budget; None works it out from the
+            time of a forward where the budget's policy tells what time is worth, see
+            `DraftCostEstimate`.
+        tree: A static shape, or the sizes of its levels (see `TreeShape.by_rank`), in the first two
+            modes; None grows best first.
+        static: How a static shape of most probable tokens is drafted in one call, "off" level by
+            level, else as in `Engine`; "auto" as the engine's target steps, where the draft model
+            is on CUDA. Sessions tell by `static` how they draft.
+
+    Raises:
+        InputError: For no model or settings outside their range.
+        UnsupportedModelError: For a model that cannot draft.
     """
 
     method = Method(
