@@ -119,8 +119,8 @@ def test_settings_outside_their_range_are_refused(
 
 def test_what_it_cannot_serve_is_refused(store: Datastore) -> None:
     lm = KnnLM(engine(), store, k=8)
-    with pytest.raises(InputError, match="got written="):
-        lm.generate("the tree", written=[4])
+    with pytest.raises(InputError, match="got resume_from="):
+        lm.generate("the tree", resume_from=[4])
     with pytest.raises(InputError, match="unknown option 'max_tokens'"):
         lm.generate("the tree", max_tokens=4)
     with pytest.raises(InputError, match="got 2 prompts"):

@@ -41,8 +41,8 @@ def reported(_: StreamingChunk) -> None:
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 2])
-def test_replies_are_the_texts_of_plain_decoding(slots: int) -> None:
-    component = generator(max_batch_size=slots)
+def test_replies_are_the_texts_of_plain_decoding(max_batch_size: int) -> None:
+    component = generator(max_batch_size=max_batch_size)
     expected = chatting.alone(TURN)
     reply = component.run([ChatMessage.from_user(REQUESTS)])["replies"][0]
     assert reply.text == component.run(REQUESTS)["replies"][0].text == expected.text

@@ -60,8 +60,8 @@ def test_a_plain_model_goes_on_with_the_text() -> None:
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 2])
-def test_streams_grow_to_the_whole_text(slots: int) -> None:
-    model, expected = llm(max_batch_size=slots), chatting.alone(TURN).text
+def test_streams_grow_to_the_whole_text(max_batch_size: int) -> None:
+    model, expected = llm(max_batch_size=max_batch_size), chatting.alone(TURN).text
     for chunks in (list(model.stream_chat(user())), list(model.stream_complete(REQUESTS))):
         assert "".join(str(piece.delta) for piece in chunks) == expected
         assert len(chunks) > 2

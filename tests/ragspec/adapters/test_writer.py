@@ -29,9 +29,9 @@ def request(**settings: Any) -> Any:
 @pytest.mark.parametrize("max_batch_size", [0, 3])
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8, "seed": 5}])
 def test_texts_are_those_of_plain_decoding(
-    drafter: Any, slots: int, sampled: dict[str, Any]
+    drafter: Any, max_batch_size: int, sampled: dict[str, Any]
 ) -> None:
-    writer = HostWriter(chatting.engine(drafter), max_batch_size=slots)
+    writer = HostWriter(chatting.engine(drafter), max_batch_size=max_batch_size)
     job = writer.chat(REQUESTS, request(**sampled))
     expected = chatting.alone(TURN, sampling=Sampling(**sampled))
     chunks = writer.stream(job)
@@ -107,8 +107,8 @@ def test_arguments_of_tool_calls_accept_prob_the_template_as_mappings() -> None:
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 2])
-def test_streams_are_pulled_beside_the_event_loop(slots: int) -> None:
-    writer = HostWriter(chatting.engine(), max_batch_size=slots)
+def test_streams_are_pulled_beside_the_event_loop(max_batch_size: int) -> None:
+    writer = HostWriter(chatting.engine(), max_batch_size=max_batch_size)
 
     async def read() -> str:
         chunks = pulled(writer.stream(writer.chat(REQUESTS, request())))
@@ -163,7 +163,7 @@ def test_models_that_contradict_themselves_are_refused() -> None:
         settled(engine=Engine(tiny.model(), None, None))
     with (
         Pool(engine, max_batch_size=1) as pool,
-        pytest.raises(InputError, match="slots with a Pool"),
+        pytest.raises(InputError, match="max_batch_size with a Pool"),
     ):
         settled(pool=pool, max_batch_size=2)
     assert settled(engine=engine, drafter="auto").engine is engine

@@ -134,7 +134,7 @@ def test_a_lax_comparison_lets_impossible_tokens_in(
 
 BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
     (rejection, "MultiStep", (2,), "uniform(rank)", "uniform(0)"),
-    (rejection, "ChainRejection", (1,), "index, Stream.ACCEPT", "index, Stream.DRAFT"),
+    (rejection, "ChainRejection", (1,), "index, NoiseUse.ACCEPT", "index, NoiseUse.DRAFT"),
     (kseq, "KSeq", (2,), "uniform(rank)", "uniform(0)"),
     (block, "Block", (1, 1), "uniform(depth) <", "uniform(nodes) <"),
     (
@@ -142,7 +142,7 @@ BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
         "Block",
         (1, 1, 1),
         "uniform(depth) <",
-        "target.noise.uniform(target.index(depth), Stream.ACCEPT) <",
+        "target.noise.uniform(target.index(depth), NoiseUse.ACCEPT) <",
     ),
     (rules, "Walk", (1, 1), "target.token(node)", "target.token(ROOT)"),
 ]
@@ -221,7 +221,7 @@ def test_draft_and_residual_must_not_share_a_stream(mutate: Mutate) -> None:
     distributions.cache["target", ()] = torch.tensor([0.0, 0.75, 0.25], dtype=torch.float64)
     distributions.cache["draft", ()] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     tree = partial(grow, widths=(1,), draw=with_the_targets_noise)
-    sharing = mutate(rejection, "Stream.RESIDUAL", "Stream.TARGET").ChainRejection()
+    sharing = mutate(rejection, "NoiseUse.RESIDUAL", "NoiseUse.TARGET").ChainRejection()
     result, bound = sampled_deviation(ChainRejection(), distributions, tree, length=1, samples=3000)
     assert result <= bound
     result, bound = sampled_deviation(sharing, distributions, tree, length=1, samples=3000)
