@@ -86,10 +86,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_probe(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    methods = "context,rest,context-all,suffix-history,auto"
+    methods = "context,rest,suffix-history,auto"
     printed = run(
         *("probe.py", "--data", folder, "--json", out, "--limit", "2"),
-        *("--methods", methods, "--budgets", "4,auto", "--repeats", "2"),
+        *("--methods", methods, "--budgets", "4,auto"),
     )
     rows = {(row["method"], row["budget"]): row for row in json.loads(out.read_text())["rows"]}
     assert set(rows) == {("plain", 0)} | {(m, b) for m in methods.split(",") for b in (4, "auto")}
