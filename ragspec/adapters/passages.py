@@ -1,63 +1,55 @@
-"""Documents of hosts as passages of ours, and the other way."""
+"""Documents of hosts as passages of ours, and passages as documents of hosts."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ragspec.errors import InputError
-from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import FunctionRetriever, Hit, SearchMode
 from ragspec.retrievers.search.passage_index import PassageIndex
-from ragspec.retrievers.search.passages import Passage
 
-ProgressCallback = tuple[
-    str, float, Mapping[str, Any]
-]  # text, score and what else is known of a document
+HostDocument = tuple[str, float, Mapping[str, Any]]  # text, score, metadata
 
 
-def hits_of(documents: Iterable[ProgressCallback]) -> tuple[Hit, ...]:
-    """Return documents of a host as hits, in their order; those without text are left out.
+def hits_of(documents: Iterable[HostDocument]) -> tuple[Hit, ...]:
+    """Return documents of a host as hits, in their order, without those that have no text.
 
-    Of what else is known "source", "name" and "title" count, and "start" and "end", characters of
-    the whole document, where they suit the text. Raises InputError for what is no such triple.
+    Metadata that counts: source, name, title; start and end, characters of the whole document,
+    where they suit the text.
     """
-    results = [each for each in documents if not isinstance(each[0], str) or each[0].strip()]
-    hits = FunctionRetriever(lambda query: results).search("", len(results))
-    return tuple(_moved(hit, meta) for hit, (_, _, meta) in zip(hits, results, strict=True))
+    records = [each for each in documents if not isinstance(each[0], str) or each[0].strip()]
+    hits = FunctionRetriever(lambda query: records).search("", len(records))
+    return tuple(_placed(hit, meta) for hit, (_, _, meta) in zip(hits, records, strict=True))
 
 
-def _moved(hit: Hit, meta: Mapping[str, Any]) -> Hit:
-    """Return a hit that stands where its metadata says."""
-    start, end = meta.get("start"), meta.get("end")
-    if not isinstance(start, int) or not isinstance(end, int) or start < 0:
-        return hit
-    if end - start != len(hit.passage.text):
+def _placed(hit: Hit, meta: Mapping[str, Any]) -> Hit:
+    start, end, length = meta.get("start"), meta.get("end"), len(hit.passage.text)
+    if not isinstance(start, int) or start < 0 or end != start + length:
         return hit
     return replace(hit, passage=replace(hit.passage, start=start, end=end))
 
 
+@dataclass(frozen=True, slots=True)
 class HostRetriever:
-    """A host's retriever as one of ours, such as `DocQA` asks for.
+    """A host's retriever as one of ours, for `DocQA`.
 
     find: returns at most so many documents for a question, best first.
     """
 
-    def __init__(self, find: Callable[[str, int], Iterable[ProgressCallback]]) -> None:
-        self._find = find
+    find: Callable[[str, int], Iterable[HostDocument]]
 
     def search(self, query: str, k: int) -> list[Hit]:
         """Return at most k hits, best first."""
-        return list(hits_of(self._find(query, k))[:k])
+        return list(hits_of(self.find(query, k))[:k])
 
 
 def facts_of(hit: Hit) -> dict[str, Any]:
     """Return what is known of a passage, as the metadata of a host's document."""
-    document: Document = hit.document
-    passage: Passage = hit.passage
+    document, passage = hit.document, hit.passage
     facts = {
         "source": document.path or document.name,
         "name": document.name,
@@ -70,8 +62,32 @@ def facts_of(hit: Hit) -> dict[str, Any]:
     return facts if page is None else {**facts, "page": page}
 
 
+@dataclass(frozen=True, slots=True)
+class IndexSearch:
+    """How a host's retriever searches a PassageIndex, or the folder of a saved one.
+
+    Raises:
+        InputError: k is below 1, the mode is unknown, or the index is none.
+        StoreError: The folder cannot be opened.
+    """
+
+    k: Any
+    mode: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
+            raise InputError(f"got {self.k!r} as the number of passages; expected 1 or more.")
+        if self.mode is not None and self.mode not in list(SearchMode):
+            known = ", ".join(SearchMode)
+            raise InputError(f"got the search mode {self.mode!r}; expected one of {known}.")
+
+    def run(self, index: PassageIndex, query: str) -> list[Hit]:
+        """Return the hits of a query."""
+        return list(index.search(query, self.k, self.mode and SearchMode(self.mode)))
+
+
 def opened(index: PassageIndex | str | os.PathLike[str]) -> PassageIndex:
-    """Return an index, opened where its folder is named; raises InputError and `open`'s errors."""
+    """Return an index, opened where its folder is named; raise InputError and `open`'s errors."""
     if isinstance(index, PassageIndex):
         return index
     if isinstance(index, str | os.PathLike):
@@ -80,14 +96,3 @@ def opened(index: PassageIndex | str | os.PathLike[str]) -> PassageIndex:
         f"got {type(index).__name__} as an index; expected a PassageIndex, or the folder that "
         "its save() wrote."
     )
-
-
-def search_of(k: Any, mode: Any) -> tuple[int, SearchMode | None]:
-    """Return how an index is searched; raises InputError for k < 1 and unknown modes."""
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise InputError(f"got {k!r} as the number of passages; expected a whole number from 1.")
-    try:
-        return k, None if mode is None else SearchMode(mode)
-    except ValueError as error:
-        known = ", ".join(SearchMode)
-        raise InputError(f"got the search mode {mode!r}; expected one of {known}.") from error

@@ -13,11 +13,12 @@ the proposer is made, and refused by name where it is not what this was written 
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import json
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
-from ragspec.adapters.requests import TextsByWords
 from ragspec.errors import HostError, InputError
 from ragspec.trees.operations import keep_paths, limit_depth
 
@@ -61,7 +61,7 @@ class Proposer:
         stores = options.store or options.history
         drafter = host_drafter(options, _tokenizer(model) if stores else None, vocab_size)
         rows: int = vllm_config.scheduler_config.max_num_seqs
-        self._texts = TextsByWords(
+        self._texts = KnownTexts(
             lambda prompt: HostText(drafter, prompt.tolist(), vocab_size),
             rows if options.idle is None else options.idle,
             options.idle_tokens,
@@ -171,6 +171,47 @@ def _passed(call: ast.Call) -> tuple[list[str], list[str]]:
     """Return the names of what is passed by position, and by keyword."""
     names = [str(getattr(each, "attr", getattr(each, "id", "?"))) for each in call.args]
     return names, [keyword.arg or "**" for keyword in call.keywords]
+
+
+class KnownTexts:
+    """The sessions of a host's texts, found by the tokens of a text alone.
+
+    Args:
+        open_text: Makes the session of a text that is not known, from its tokens [T].
+        idle, idle_tokens: Most texts, and tokens in all, that the last call did not ask for.
+    """
+
+    def __init__(
+        self, open_text: Callable[[NDArray[np.int64]], HostText], idle: int, idle_tokens: int
+    ) -> None:
+        self._open = open_text
+        self._idle, self._idle_tokens = idle, idle_tokens
+        self._known: list[tuple[bytes, HostText]] = []  # the longest unasked first
+        self.opened = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def take(self, tokens: NDArray[np.int64]) -> HostText:
+        """Return the session of exactly these tokens [T] and let go of it, or a new one."""
+        key = _digest(tokens)
+        for number, (known, text) in enumerate(self._known):
+            if known == key:
+                del self._known[number]
+                return text
+        self.opened += 1
+        return self._open(tokens)
+
+    def keep(self, texts: Sequence[HostText]) -> None:
+        """Keep the sessions of one call; of the others those that fit the limits, latest first."""
+        tokens = sum(len(text) for _, text in self._known)
+        while self._known and (len(self._known) > self._idle or tokens > self._idle_tokens):
+            tokens -= len(self._known.pop(0)[1])
+        self._known += [(_digest(text.ids), text) for text in texts]
+
+
+def _digest(tokens: NDArray[np.int64]) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(tokens).tobytes(), digest_size=16).digest()
 
 
 def _tokenizer(model: Any) -> Any:

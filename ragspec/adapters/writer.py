@@ -1,7 +1,7 @@
-"""A model that writes for a host: messages in, texts and their figures out.
+"""Texts for a host: messages in, generations and their figures out.
 
-The conversation is written into the chat template whole, as by `pipelines.chat`; documents that
-came with it are drafted from, found in the prompt or not, and quotations of them are cited.
+A conversation goes through the chat template whole. Documents that come with it are drafted from,
+whether the prompt holds them or not, and quotations of them are cited.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from inspect import signature
-from typing import Any, Self
+from types import MappingProxyType
+from typing import Any
 
-from ragspec.adapters.requests import GenerateRequest
 from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import Engine
 from ragspec.engine.options import Options
@@ -31,15 +31,94 @@ from ragspec.pipelines.docqa.prompt import (
     special_of,
 )
 from ragspec.pipelines.docqa.template import is_chat, templated
+from ragspec.pipelines.server.answers import OpenAIReply, usage
+from ragspec.pipelines.server.token_offsets import TokenOffsets
+from ragspec.registry import unknown
 from ragspec.retrievers.search.fusion import Hit
+from ragspec.sampling.settings import Sampling
 
-OF_TOOLS = ("tool", "function")  # roles whose texts a template may leave out
+# Names of OpenAI, transformers and Haystack for one of ours.
+ALIASES = MappingProxyType(
+    {
+        "max_tokens": "max_new_tokens",
+        "max_completion_tokens": "max_new_tokens",
+        "num_return_sequences": "n",
+        "stop_words": "stop",
+        "stop_sequences": "stop",
+        "top_logprobs": "logprobs",
+    }
+)
+SAMPLING = frozenset(field.name for field in fields(Sampling))
+OPTIONS = frozenset(
+    [
+        "max_new_tokens",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "ignore_defaults",
+        "logprobs",
+        "prediction",
+    ]
+)
+NAMES = SAMPLING | OPTIONS | frozenset(ALIASES) | {"documents", "tenant"}
+TOOL_ROLES = ("tool", "function")  # whose texts a template may leave out
 PER_STEP = ("per_step_accepted", "per_step_drafted")  # as long as the text; not for metadata
 
 
 @dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """The settings of one call.
+
+    Attributes:
+        documents: Texts to draft from and to cite.
+        tenant: Owner of the text, for pools.
+    """
+
+    sampling: Sampling
+    options: Options
+    documents: tuple[Any, ...] = ()
+    tenant: str = ""
+
+
+def read_settings(*settings: Mapping[str, Any], stop: Any = None) -> GenerateRequest:
+    """Return the request that settings make; a later mapping wins, and None means absent.
+
+    Args:
+        stop: Strings that are added to those of the mappings.
+
+    Raises:
+        InputError, SamplingError: A name is unknown or a value is out of range.
+    """
+    merged: dict[str, Any] = {}
+    for mapping in settings:
+        for name, value in mapping.items():
+            if name not in NAMES:
+                raise InputError(unknown("setting", name, NAMES))
+            if value is not None:
+                merged[ALIASES.get(name, name)] = value
+    stops = dict.fromkeys([*_strings(merged.pop("stop", None)), *_strings(stop)])
+    documents, tenant = merged.pop("documents", ()), merged.pop("tenant", "")
+    if isinstance(documents, str | Mapping) or not isinstance(documents, Iterable):
+        raise InputError(f"documents is {documents!r}; expected a list of texts or documents.")
+    if not isinstance(tenant, str):
+        raise InputError(f"tenant is {tenant!r}; expected a text.")
+    options: Any = {name: value for name, value in merged.items() if name in OPTIONS}
+    if stops:
+        options["stop"] = list(stops)
+    sampling = Sampling(**{name: v for name, v in merged.items() if name in SAMPLING})
+    return GenerateRequest(sampling, options, tuple(documents), tenant)
+
+
+def _strings(stop: Any) -> list[str]:
+    strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(strings, Iterable):
+        raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None.")
+    return list(strings)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt and what was asked of it; texts: to draft from beside the prompt."""
+    """One prompt, its settings, and texts to draft from beside the prompt."""
 
     prompt: Prompt
     request: GenerateRequest
@@ -47,73 +126,37 @@ class Job:
 
     @property
     def options(self) -> Options:
-        """What the engine is given with the prompt's ids."""
+        """The options that the engine takes with the token ids."""
         return {**self.request.options, "spans": self.prompt.spans, "texts": self.texts}
 
 
 class HostWriter:
-    """Writes texts for a host, by an engine alone or by a pool that many callers share.
+    """Writes texts for a host, by an engine alone or by a pool that concurrent calls share.
 
-    source: an Engine, a Pool, or the path or name of a model. template: a Jinja chat template in
-    place of the tokenizer's own. max_batch_size: texts in one batch; above 0 an engine serves
-    through a pool of its own, which `close` ends. engine: of a model that is named, see
-    `Engine.from_pretrained`. Raises InputError for what contradicts itself, and the errors of
-    `Engine`.
+    Args:
+        model: Name or path; exactly one of model, engine and pool.
+        template: Chat template in Jinja in place of the tokenizer's.
+        max_batch_size: Above 0, an engine serves through a pool, which `close` ends.
+        settings: Arguments of `Engine.from_pretrained`, with model alone.
+
+    Raises:
+        InputError: Arguments contradict each other; also the errors of `Engine`.
     """
 
     def __init__(
         self,
-        source: Engine | Pool | str | os.PathLike[str],
+        model: str | os.PathLike[str] | None = None,
+        engine: Engine | None = None,
+        pool: Pool | None = None,
         *,
         template: str | None = None,
         max_batch_size: int = 0,
-        **engine: Any,
-    ) -> None:
-        self._name = ""
-        if isinstance(source, str | os.PathLike):
-            self._name = os.fspath(source)
-            source = Engine.from_pretrained(self._name, **engine)
-        elif isinstance(source, Engine | Pool):
-            _refuse(engine, f"an {type(source).__name__}")
-        else:
-            raise InputError(
-                f"got {type(source).__name__} as a model; expected its path or name, an Engine or "
-                "a Pool."
-            )
-        if max_batch_size and isinstance(source, Pool):
-            raise InputError(
-                "got max_batch_size with a Pool; expected one of them. A pool has its own."
-            )
-        self._owned = isinstance(source, Engine) and bool(max_batch_size)
-        self.pool = source if isinstance(source, Pool) else None
-        self.engine = source.engine if isinstance(source, Pool) else source
-        if self.engine.tokenizer is None:
-            raise InputError("got an engine without a tokenizer; expected one that has it.")
-        if isinstance(source, Engine) and max_batch_size:
-            self.pool = Pool(source, max_batch_size)
-        self.template = template
-
-    @classmethod
-    def of(
-        cls,
-        model: str | os.PathLike[str] | None,
-        engine: Engine | None,
-        pool: Pool | None,
-        *,
-        template: str | None,
-        max_batch_size: int,
         **settings: Any,
-    ) -> Self:
-        """Return a writer over the one of model, engine and pool that is given.
-
-        settings: of a model that is named; an engine must come with those that `Engine` has by
-        itself. Raises InputError for none and for several.
-        """
-        inputs = [each for each in (model, engine, pool) if each is not None]
-        if len(inputs) != 1:
+    ) -> None:
+        count = sum(each is not None for each in (model, engine, pool))
+        if count != 1:
             raise InputError(
-                f"got {len(inputs)} of model, engine and pool; expected one of them, such as "
-                "model='starter'."
+                f"got {count} of model, engine and pool; expected one, such as model='starter'."
             )
         for name, value, kind in (("engine", engine, Engine), ("pool", pool, Pool)):
             if not isinstance(value, kind | None):
@@ -125,23 +168,34 @@ class HostWriter:
                 f"max_batch_size is {max_batch_size!r}; expected a whole number, 0 for no pool."
             )
         plain = signature(Engine.from_pretrained).parameters
-        current = {k: v for k, v in settings.items() if v != plain[k].default}
-        return cls(inputs[0], template=template, max_batch_size=max_batch_size, **current)
-
-    @property
-    def name(self) -> str:
-        """The model's name as it was given, else its own, "" where it has none."""
-        return self._name or str(getattr(self.engine.model.config, "name_or_path", "") or "")
+        changed = {k: v for k, v in settings.items() if v != plain[k].default}
+        if changed and model is None:
+            raise InputError(
+                f"got {', '.join(changed)} with an engine or a pool, which has its own. Leave "
+                "them out, or name the model."
+            )
+        if pool is not None and max_batch_size:
+            raise InputError("got max_batch_size with a Pool, which has its own. Leave it out.")
+        if model is not None:
+            engine = Engine.from_pretrained(os.fspath(model), **changed)
+        self.engine: Engine = pool.engine if pool is not None else engine  # type: ignore[assignment]
+        if self.engine.tokenizer is None:
+            raise InputError("got an engine without a tokenizer; expected one that has it.")
+        self._owned = Pool(self.engine, max_batch_size) if max_batch_size else None
+        self.pool = pool or self._owned
+        self.template = template
+        config = self.engine.model.config
+        self.name = str(model or getattr(config, "name_or_path", "") or "")
 
     @property
     def is_chat(self) -> bool:
-        """Whether there is a chat template for messages."""
+        """Whether there is a chat template."""
         return self.template is not None or is_chat(self.engine.tokenizer)
 
     def close(self) -> None:
-        """End the pool that this writer made; texts running are cancelled."""
-        if self._owned and self.pool is not None:
-            self.pool.close(cancel=True)
+        """End the pool that `max_batch_size` made; running texts are cancelled."""
+        if self._owned is not None:
+            self._owned.close(cancel=True)
 
     def chat(
         self,
@@ -151,8 +205,12 @@ class HostWriter:
     ) -> Job:
         """Return the job of answering messages ({"role", "content"}).
 
-        hits: documents to draft from and to cite. Raises InputError for messages that are none or
-        that the template refuses, UnsupportedModelError where there is no template.
+        Args:
+            hits: Documents to draft from and to cite.
+
+        Raises:
+            InputError: There is no message, or the template refuses them.
+            UnsupportedModelError: There is no chat template.
         """
         if not messages:
             raise InputError("got no messages; expected at least one.")
@@ -161,125 +219,98 @@ class HostWriter:
                 f"{type(self.engine.model).__name__} comes without a chat template; expected a "
                 "chat model, or chat_template= with a template in Jinja."
             )
-        tokenizer = self.engine.tokenizer
-        special = special_of(tokenizer)
-        turns = [_disarmed(read_message(m, i), special) for i, m in enumerate(messages)]
-        text = templated(tokenizer, turns, self.template)
-        message = [str(turn["content"]) for turn in turns if turn["role"] in OF_TOOLS]
-        return self._job(text, request, hits, [each for each in message if each not in text])
+        special = special_of(self.engine.tokenizer)
+        turns = [_plain_turn(read_message(m, i), special) for i, m in enumerate(messages)]
+        text = templated(self.engine.tokenizer, turns, self.template)
+        spoken = [str(turn["content"]) for turn in turns if turn["role"] in TOOL_ROLES]
+        return self._job(text, request, hits, [each for each in spoken if each not in text])
 
     def complete(self, prompt: str, request: GenerateRequest, hits: Sequence[Hit] = ()) -> Job:
-        """Return the job of going on with a text as it is."""
-        if not isinstance(prompt, str):
-            raise InputError(f"got {type(prompt).__name__} as a prompt; expected a text.")
+        """Return the job of continuing a text as it is."""
         return self._job(well_formed(prompt), request, hits)
 
     def _job(
         self, text: str, request: GenerateRequest, hits: Sequence[Hit], further: Sequence[str] = ()
     ) -> Job:
-        """Return the job of a prompt; what of the documents it does not hold becomes texts."""
+        """Return a job; documents that the prompt does not hold become texts to draft from."""
         tokenizer = self.engine.tokenizer
         begin = getattr(tokenizer, "bos_token", None)
         if begin and not is_chat(tokenizer):  # then the tokenizer writes it
             text = text.removeprefix(begin)
         prompt = placed(tokenizer, text, hits)
-        record = {span[2] for span in prompt.spans}
+        held = {span[2] for span in prompt.spans}
+        outside = [(n, hit.passage.text) for n, hit in enumerate(hits) if n not in held]
+        outside += [(-1, each) for each in further]
         texts = [
-            SourceText(tuple(plain_ids(tokenizer, well_formed(hit.passage.text))), number)
-            for number, hit in enumerate(hits)
-            if number not in record
+            SourceText(tuple(plain_ids(tokenizer, well_formed(text))), n) for n, text in outside
         ]
-        texts += [SourceText(tuple(plain_ids(tokenizer, each)), -1) for each in further]
         return Job(prompt, request, tuple(texts))
 
     def write(self, job: Job) -> list[Generation]:
-        """Return the texts of a job, as many as were asked for."""
+        """Return the samples of a job."""
         ids, sampling = list(job.prompt.token_ids), job.request.sampling
         if self.pool is None:
             result = self.engine.generate(ids, sampling, **job.options)
-            return list(result) if job.request.several else [result]
-        alone = replace(sampling, n=1)
+            return list(result) if sampling.n > 1 else [result]
         handles = []
         try:
             for sample in range(sampling.n):
                 handles.append(
                     self.pool.submit(
-                        ids, alone, sample=sample, tenant=job.request.tenant, **job.options
+                        ids,
+                        replace(sampling, n=1),
+                        sample=sample,
+                        tenant=job.request.tenant,
+                        **job.options,
                     )
                 )
-            return [request_handle.result() for request_handle in handles]
+            return [handle.result() for handle in handles]
         except BaseException:
             for handle in handles:
                 handle.cancel()
             raise
 
     def stream(self, job: Job) -> Stream:
-        """Return the text of a job piece by piece; to close it early cancels the text."""
+        """Return a stream of pieces; closing it early cancels the text."""
         ids, sampling = list(job.prompt.token_ids), job.request.sampling
-        if job.request.several:
+        if sampling.n > 1:
             raise InputError(f"got n={sampling.n} for a stream; expected n=1.")
         if self.pool is None:
             return self.engine.stream(ids, sampling, **job.options)
         return self.pool.submit(ids, sampling, tenant=job.request.tenant, **job.options).stream()
 
     def metadata(self, job: Job, generation: Generation) -> dict[str, Any]:
-        """Return what is told of a text beside it, as JSON types.
+        """Return the figures of a text as JSON types.
 
-        speculative_decoding: the figures of acceptance by vLLM's names. citations: see `Citation`.
+        `speculative_decoding` has acceptance by vLLM's names; `citations`: see `Citation`.
         """
-        report = generation.report.to_dict()
-        figures = {k: v for k, v in report["speculative_decoding"].items() if k not in PER_STEP}
+        report = generation.report
+        figures = report.to_dict()["speculative_decoding"]
         facts: dict[str, Any] = {
             "model_name": self.name,
             "finish_reason": generation.finish_reason,
             "label": generation.label,
-            "seed": generation.report.seed,
-            "forwards": generation.report.forward_passes,
-            "accepted_by_source": dict(generation.report.accepted_by_source),
-            "speculative_decoding": figures,
+            "seed": report.seed,
+            "forwards": report.forward_passes,
+            "accepted_by_source": dict(report.accepted_by_source),
+            "speculative_decoding": {k: v for k, v in figures.items() if k not in PER_STEP},
+            "usage": usage([generation], [0]),
         }
         if job.prompt.hits:
-            result = cite(generation.text, job.prompt, generation.steps, self._decode)
-            facts["citations"] = [asdict(citation) for citation in result]
+            citations = cite(generation.text, job.prompt, generation.steps, self._decode)
+            facts["citations"] = [asdict(citation) for citation in citations]
         if generation.logprobs is not None:
-            facts["logprobs"] = {"content": self._logprobs(generation)}
+            tokenizer = self.engine.tokenizer
+            reply = OpenAIReply("chat", self.name, tokenizer)
+            facts["logprobs"] = reply.logprobs(TokenOffsets(tokenizer).rest(generation))
         return facts
-
-    def usage(self, generation: Generation) -> dict[str, Any]:
-        """Return what a text took, by OpenAI's names."""
-        report = generation.report
-        prompt, written = len(generation.prompt_tokens), len(generation.tokens)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": written,
-            "total_tokens": prompt + written,
-            "prompt_tokens_details": {"cached_tokens": report.cached_tokens},
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": report.accepted_prediction_tokens,
-                "rejected_prediction_tokens": report.rejected_prediction_tokens,
-            },
-        }
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _logprobs(self, generation: Generation) -> list[dict[str, Any]]:
-        """Return log-probabilities by OpenAI's names."""
-
-        def on_progress(token: int, logprob: float) -> dict[str, Any]:
-            return {"token": str(self.engine.tokenizer.decode([token])), "logprob": logprob}
-
-        return [
-            {
-                **on_progress(each.token, each.logprob),
-                "top_logprobs": [on_progress(*one) for one in each.top],
-            }
-            for each in generation.logprobs or ()
-        ]
-
 
 async def pulled(chunks: Stream) -> AsyncIterator[str]:
-    """Yield the pieces of a stream, each made in a thread, so that the event loop goes on."""
+    """Yield the pieces of a stream; each is made in a thread, so that the event loop is free."""
     try:
         while (piece := await asyncio.to_thread(next, chunks, None)) is not None:
             yield piece
@@ -287,10 +318,10 @@ async def pulled(chunks: Stream) -> AsyncIterator[str]:
         chunks.cancel()
 
 
-def _disarmed(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
-    """Return a turn whose text spells no special token out, arguments of calls as mappings."""
+def _plain_turn(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
+    """Return a turn without special tokens in its text; arguments of tool calls as mappings."""
     if turn.get("tool_calls"):
-        turn = {**turn, "tool_calls": [_called(each) for each in turn["tool_calls"]]}
+        turn = {**turn, "tool_calls": [_parsed_call(each) for each in turn["tool_calls"]]}
     content = turn.get("content")
     if content is None:
         return {**turn, "content": ""}
@@ -299,22 +330,13 @@ def _disarmed(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
     return {**turn, "content": escape_special_tokens(content, special)}
 
 
-def _called(call: Any) -> Any:
-    """Return a tool call as chat templates read it: with a mapping of arguments, not its JSON."""
+def _parsed_call(call: Any) -> Any:
+    """Return a tool call as chat templates read it: its arguments are a mapping, not JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        read = json.loads(function["arguments"])
-        return {**call, "function": {**function, "arguments": read}}
+        arguments = json.loads(function["arguments"])
     except json.JSONDecodeError:  # a model wrote it
         return call
-
-
-def _refuse(inputs: Mapping[str, Any], what: str) -> None:
-    """Raise InputError for settings of a model that comes with its own."""
-    if inputs:
-        raise InputError(
-            f"got {', '.join(inputs)} with {what}; expected none, as it has its own. Leave them "
-            "out, or name the model."
-        )
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -69,26 +68,6 @@ def test_chunks_accept_prob_the_callback_of_the_run_or_of_the_component() -> Non
     again: list[StreamingChunk] = []
     generator(streaming_callback=again.append).run(REQUESTS)
     assert [chunk.content for chunk in again] == [chunk.content for chunk in chunks]
-
-
-def test_async_runs_take_callbacks_of_both_kinds() -> None:
-    chunks: list[str] = []
-
-    async def awaited(chunk: StreamingChunk) -> None:
-        chunks.append(chunk.content)
-
-    expected = chatting.alone(TURN).text
-    component = generator(max_batch_size=2)
-
-    async def three() -> list[str]:
-        runs = [component.run_async(REQUESTS), component.run_async(REQUESTS, awaited)]
-        results = [*await asyncio.gather(*runs)]
-        results.append(await component.run_async(REQUESTS, lambda chunk: chunks.append("")))
-        return [each["replies"][0].text for each in results]
-
-    assert asyncio.run(three()) == [expected] * 3
-    assert "".join(chunks) == expected
-    component.close()
 
 
 def test_documents_are_drafted_from() -> None:

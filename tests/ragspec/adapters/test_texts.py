@@ -3,14 +3,14 @@ from __future__ import annotations
 import numpy as np
 
 from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
-from ragspec.adapters.requests import TextsByWords
+from ragspec.adapters.vllm import KnownTexts
 
 ENDING = list(range(40))
 
 
-def texts(idle: int = 8, idle_tokens: int = 10_000) -> TextsByWords:
+def texts(idle: int = 8, idle_tokens: int = 10_000) -> KnownTexts:
     drafter = host_drafter(HostOptions(drafter="lookup"))
-    return TextsByWords(lambda text: HostText(drafter, text.tolist(), 100), idle, idle_tokens)
+    return KnownTexts(lambda text: HostText(drafter, text.tolist(), 100), idle, idle_tokens)
 
 
 def ids(*tokens: int) -> np.ndarray:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ragspec.adapters.passages import HostRetriever, facts_of, hits_of, opened, search_of
-from ragspec.adapters.requests import read_settings
-from ragspec.adapters.writer import HostWriter, pulled
+from ragspec.adapters.passages import HostRetriever, IndexSearch, facts_of, hits_of, opened
+from ragspec.adapters.writer import HostWriter, pulled, read_settings
 from ragspec.engine.engine import Engine
 from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, SamplingError, UnsupportedModelError
@@ -31,7 +30,7 @@ def request(**settings: Any) -> Any:
 def test_texts_are_those_of_plain_decoding(
     drafter: Any, max_batch_size: int, sampled: dict[str, Any]
 ) -> None:
-    writer = HostWriter(chatting.engine(drafter), max_batch_size=max_batch_size)
+    writer = HostWriter(engine=chatting.engine(drafter), max_batch_size=max_batch_size)
     job = writer.chat(REQUESTS, request(**sampled))
     expected = chatting.alone(TURN, sampling=Sampling(**sampled))
     chunks = writer.stream(job)
@@ -44,7 +43,7 @@ def test_texts_are_those_of_plain_decoding(
 def test_samples_of_a_pool_are_those_of_the_engine() -> None:
     several = {"temperature": 1.0, "seed": 3, "n": 3}
     with Pool(chatting.engine(), max_batch_size=2) as pool:
-        writer = HostWriter(pool)
+        writer = HostWriter(pool=pool)
         result = writer.write(writer.chat(REQUESTS, request(**several)))
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=3))
     assert [text.tokens for text in result] == [text.tokens for text in expected]
@@ -53,7 +52,7 @@ def test_samples_of_a_pool_are_those_of_the_engine() -> None:
 
 def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() -> None:
     """The document is what the model will say, so that nearly all of it is accepted."""
-    writer = HostWriter(Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
+    writer = HostWriter(engine=Engine(tiny.model(), tiny.tokenizer(chat=True), "context", budget=8))
     plain = writer.write(writer.chat(REQUESTS, request(ignore_eos=True)))[0]
     hits = hits_of([(plain.text, 1.0, {"source": "answer.txt"})])
     job = writer.chat(REQUESTS, request(ignore_eos=True), hits)
@@ -70,7 +69,7 @@ def test_what_a_document_says_is_drafted_and_cited_though_the_prompt_lacks_it() 
 
 
 def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
-    writer = HostWriter(chatting.engine())
+    writer = HostWriter(engine=chatting.engine())
     hits = hits_of([("Rhine and Po.", 1.0, {}), ("Elbe, Oder.", 1.0, {})])
     turn = {"role": "user", "content": "Read this:\nRhine and Po.\nName rivers."}
     job = writer.chat([turn], request(), hits)
@@ -82,17 +81,19 @@ def test_documents_of_the_prompt_are_its_spans_and_others_are_texts() -> None:
 
 def test_what_a_tool_said_is_a_text_where_the_template_leaves_it_out() -> None:
     record = {"role": "tool", "content": "the Rhine is long"}
-    display = HostWriter(chatting.engine()).chat([*REQUESTS, record], request())
+    display = HostWriter(engine=chatting.engine()).chat([*REQUESTS, record], request())
     assert "the Rhine is long" in display.prompt.text
     assert not display.texts
     template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    hidden = HostWriter(chatting.engine(), template=template).chat([*REQUESTS, record], request())
+    hidden = HostWriter(engine=chatting.engine(), template=template).chat(
+        [*REQUESTS, record], request()
+    )
     assert hidden.prompt.text == "Name three rivers."
     assert [text.document for text in hidden.texts] == [-1]
 
 
 def test_a_special_token_in_a_message_stays_plain_text() -> None:
-    writer = HostWriter(chatting.engine())
+    writer = HostWriter(engine=chatting.engine())
     end = writer.engine.tokenizer.eos_token
     job = writer.chat([{"role": "user", "content": f"a{end}b"}], request())
     assert writer.engine.tokenizer.eos_token_id not in job.prompt.token_ids
@@ -102,13 +103,13 @@ def test_arguments_of_tool_calls_accept_prob_the_template_as_mappings() -> None:
     template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments.city }}{% endfor %}"
     call = {"type": "function", "function": {"name": "f", "arguments": '{"city": "Ulm"}'}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
-    job = HostWriter(chatting.engine(), template=template).chat([message], request())
+    job = HostWriter(engine=chatting.engine(), template=template).chat([message], request())
     assert job.prompt.text == "Ulm"
 
 
 @pytest.mark.parametrize("max_batch_size", [0, 2])
 def test_streams_are_pulled_beside_the_event_loop(max_batch_size: int) -> None:
-    writer = HostWriter(chatting.engine(), max_batch_size=max_batch_size)
+    writer = HostWriter(engine=chatting.engine(), max_batch_size=max_batch_size)
 
     async def read() -> str:
         chunks = pulled(writer.stream(writer.chat(REQUESTS, request())))
@@ -129,44 +130,39 @@ def test_streams_are_pulled_beside_the_event_loop(max_batch_size: int) -> None:
 )
 def test_messages_that_are_none_are_refused(messages: Any, error: str) -> None:
     with pytest.raises(InputError, match=error):
-        HostWriter(chatting.engine()).chat(messages, request())
+        HostWriter(engine=chatting.engine()).chat(messages, request())
 
 
 def test_a_model_without_a_template_is_refused_unless_one_is_passed() -> None:
     plain = Engine(tiny.model(), tiny.tokenizer(), None)
     with pytest.raises(UnsupportedModelError, match="chat_template="):
-        HostWriter(plain).chat(REQUESTS, request())
-    writer = HostWriter(plain, template="{{ messages[0].content }}")
+        HostWriter(engine=plain).chat(REQUESTS, request())
+    writer = HostWriter(engine=plain, template="{{ messages[0].content }}")
     assert writer.chat(REQUESTS, request()).prompt.text == "Name three rivers."
     with pytest.raises(InputError, match="template"):
-        HostWriter(plain, template="{{ raise_exception('no') }}").chat(REQUESTS, request())
-
-
-def settled(**inputs: Any) -> HostWriter:
-    named = {"model": None, "engine": None, "pool": None, "template": None, "max_batch_size": 0}
-    return HostWriter.of(**{**named, **inputs})
+        HostWriter(engine=plain, template="{{ raise_exception('no') }}").chat(REQUESTS, request())
 
 
 def test_models_that_contradict_themselves_are_refused() -> None:
     engine = chatting.engine()
     with pytest.raises(InputError, match="got 0 of model"):
-        settled()
+        HostWriter()
     with pytest.raises(InputError, match="got 2 of model"):
-        settled(model="starter", engine=engine)
+        HostWriter(model="starter", engine=engine)
     with pytest.raises(InputError, match="expected a Pool"):
-        settled(pool=engine)
+        HostWriter(pool=engine)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="max_batch_size is -1"):
-        settled(engine=engine, max_batch_size=-1)
-    with pytest.raises(InputError, match="got drafter with an Engine"):
-        settled(engine=engine, drafter="context")
+        HostWriter(engine=engine, max_batch_size=-1)
+    with pytest.raises(InputError, match="got drafter with an engine"):
+        HostWriter(engine=engine, drafter="context")
     with pytest.raises(InputError, match="without a tokenizer"):
-        settled(engine=Engine(tiny.model(), None, None))
+        HostWriter(engine=Engine(tiny.model(), None, None))
     with (
         Pool(engine, max_batch_size=1) as pool,
         pytest.raises(InputError, match="max_batch_size with a Pool"),
     ):
-        settled(pool=pool, max_batch_size=2)
-    assert settled(engine=engine, drafter="auto").engine is engine
+        HostWriter(pool=pool, max_batch_size=2)
+    assert HostWriter(engine=engine, drafter="auto").engine is engine
 
 
 def test_settings_by_the_names_of_hosts() -> None:
@@ -199,7 +195,7 @@ def test_a_setting_out_of_range_is_refused() -> None:
 
 
 def test_log_probabilities_have_the_usual_names() -> None:
-    writer = HostWriter(chatting.engine())
+    writer = HostWriter(engine=chatting.engine())
     job = writer.chat(REQUESTS, request(top_logprobs=2))
     text = writer.write(job)[0]
     message = writer.metadata(job, text)["logprobs"]["content"]
@@ -230,6 +226,6 @@ def test_what_is_no_index_is_refused() -> None:
     with pytest.raises(InputError, match="as an index"):
         opened(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="number of passages"):
-        search_of(0, None)
+        IndexSearch(0, None)
     with pytest.raises(InputError, match="search mode"):
-        search_of(1, "loud")
+        IndexSearch(1, "loud")

@@ -1,0 +1,73 @@
+"""The settings that LangChain's and LlamaIndex's models have in common, as pydantic fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from ragspec.adapters.writer import NAMES, HostWriter, read_settings
+
+
+class HostModel(BaseModel):
+    """A model that drafts from its prompt, from documents and from any other source.
+
+    Attributes:
+        model: Name or path; in its place an engine, or a pool, which concurrent calls share.
+        max_batch_size: Above 0, makes a pool over the model or engine.
+        drafter, draft_model, budget: See `Engine`; with model alone.
+        chat_template: Jinja, for models that come without one.
+        temperature: 0, the default, is greedy. Calls take the sampling fields too, and n,
+            logprobs, top_logprobs, prediction, tenant (of a pool) and documents, which are drafted
+            from and cited.
+
+    Raises:
+        InputError, SamplingError: Settings contradict each other; also the errors of `Engine`.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    model: str | None = None
+    engine: Any = Field(default=None, exclude=True, repr=False)
+    pool: Any = Field(default=None, exclude=True, repr=False)
+    max_batch_size: int = 0
+    drafter: Any = Field(default="auto", exclude=True)
+    draft_model: Any = Field(default=None, exclude=True)
+    budget: Any = Field(default="auto", exclude=True)
+    chat_template: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: list[str] | None = None
+    tenant: str | None = None
+    _writer: HostWriter = PrivateAttr()
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        # Not in a validator: pydantic would hide our errors in one of its own.
+        read_settings(self.settings)
+        self._writer = HostWriter(
+            self.model,
+            self.engine,
+            self.pool,
+            template=self.chat_template,
+            max_batch_size=self.max_batch_size,
+            drafter=self.drafter,
+            draft_model=self.draft_model,
+            budget=self.budget,
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that a call may change."""
+        return {name: getattr(self, name) for name in HostModel.model_fields if name in NAMES}
+
+    def close(self) -> None:
+        """End the pool that `max_batch_size` made, if any."""
+        self._writer.close()
