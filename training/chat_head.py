@@ -20,7 +20,7 @@ import torch
 from text_data import read_documents
 
 from ragspec.drafters.eagle.head import CONFIG, FeatureHead
-from ragspec.pipelines.cli.train_head_run import make_head
+from ragspec.pipelines.cli.train_head import train_from_files
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.training.trainer import CHECKPOINT, HeadTraining
 
@@ -46,7 +46,7 @@ def stage(args: argparse.Namespace, data: Path, out: Path, settings: HeadTrainin
     if (out / CONFIG).is_file() and not (out / CHECKPOINT).is_file():
         return
     start = args.work / "first" if out.name != "first" else None
-    instance = make_head(
+    instance = train_from_files(
         *(args.model, data, out, settings, Terminal()),
         dtype=args.dtype,
         start=start,

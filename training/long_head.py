@@ -27,12 +27,11 @@ from ragspec import Engine
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.engine.prefix_cache import PrefixCache
-from ragspec.pipelines.cli.train_head_run import Course
-from ragspec.pipelines.console.terminal import Terminal
 from ragspec.pipelines.long.document import LongDocument
 from ragspec.retrievers.search.documents import Document
 from ragspec.training.batches import StateRead
 from ragspec.training.loss import agreement
+from ragspec.training.run import HeadRun
 from ragspec.training.trainer import CHECKPOINT, HeadTrainer, HeadTraining, load_state
 from ragspec.verification.base import CachedSession
 from ragspec.verification.causal import CausalTarget
@@ -188,22 +187,21 @@ def main() -> None:
     texts = [answer.tokens.tolist() for answer in answers]
     trainer = HeadTrainer(engine.target, texts, settings, head=head, reader=reader)
     reads = [judged.read([number]) for number in range(len(judged.answers))]
-    course = Course(trainer, args.work, lambda: agreement(trainer.head, engine.target, reads))
+    run = HeadRun(trainer, args.work, lambda: agreement(trainer.head, engine.target, reads), print)
     if (args.work / CHECKPOINT).is_file():
-        trainer.go_on(load_state(args.work))
-    print(f"{len(answers)} answers; before: {course.judge():.4f}", flush=True)
-    terminal = Terminal()
+        trainer.resume(load_state(args.work))
+    print(f"{len(answers)} answers; before: {run.judge():.4f}", flush=True)
     for progress in trainer.run():
         if progress.step % 50 == 0:
-            course.keep(terminal)
-            best = course.best[0] if course.best else float("nan")
+            run.save_checkpoint()
+            best = run.best[0] if run.best else float("nan")
             print(
                 f"step {progress.step}: loss {progress.loss:.3f}, {progress.agreement:.3f}, "
                 f"apart {best:.4f}, {progress.seconds:.0f} s",
                 flush=True,
             )
-    course.judged()
-    course.write()
+    run.update_best()
+    run.write()
     FeatureHead.load(args.work).save(args.out, torch.bfloat16)
 
 

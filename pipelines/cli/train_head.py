@@ -1,16 +1,26 @@
-"""The options of `ragspec train-head`: a feature head that drafts for one model."""
+"""`ragspec train-head`: a feature head that drafts for one model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal
+
+if TYPE_CHECKING:
+    from ragspec.training.trainer import HeadTraining, TrainingProgress
+    from ragspec.verification.causal import CausalTarget
+
+PICTURES = ".npz"
 
 
 def train_head(
@@ -58,7 +68,6 @@ def train_head(
     It is written every minute; Ctrl-C keeps the best head so far, and --resume goes on.
     """
     from ragspec.pipelines.cli.store import count_of
-    from ragspec.pipelines.cli.train_head_run import make_head
     from ragspec.training.trainer import HeadTraining
 
     _check_positive(minutes, "--minutes")
@@ -75,7 +84,7 @@ def train_head(
     )
     terminal = Terminal(quiet=json)
     limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
-    result = make_head(
+    summary = train_from_files(
         *(model, data, out, settings, terminal),
         limit=limit,
         device=device,
@@ -84,16 +93,115 @@ def train_head(
         resume=resume,
     )
     if json:
-        terminal.json(result)
+        terminal.json(summary)
         return
     terminal.line(
-        f"{out}: {result['parameters']:,} weights after {result['steps']} steps in "
-        f"{result['seconds']:.0f} s; on texts kept apart the head's best token is the model's in "
-        f"{result['agreement']:.0%} of places"
+        f"{out}: {summary['parameters']:,} weights after {summary['steps']} steps in "
+        f"{summary['seconds']:.0f} s; on held-out texts the head's best token is the model's in "
+        f"{summary['agreement']:.0%} of places"
     )
 
 
-def _check_positive(inputs: float | None, option: str) -> None:
-    """Raise InputError for a number that is none, or not above 0."""
-    if inputs is not None and not (isfinite(inputs) and inputs > 0.0):
-        raise InputError(f"{option} is {inputs:g}; expected a number above 0, or leave it out.")
+def _check_positive(number: float | None, option: str) -> None:
+    """Raise InputError for a number that is not finite, or not above 0."""
+    if number is not None and not (isfinite(number) and number > 0.0):
+        raise InputError(f"{option} is {number:g}; expected a number above 0, or leave it out.")
+
+
+def train_from_files(
+    model: str,
+    data: Path,
+    out: Path,
+    settings: HeadTraining,
+    terminal: Terminal,
+    *,
+    limit: int | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    start: Path | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Load a model and texts or pictures, and train a head; see `train_head`.
+
+    Args:
+        limit: About how many tokens are read at most. Pictures are never cut.
+
+    Raises:
+        InputError, DocumentError, ModelError, StoreError, KeyboardInterrupt: See the message.
+    """
+    from ragspec.training.run import check_out, load_pictures, train_head
+
+    o.silence_transformers()
+    check_out(out, resume=resume)
+    if data.suffix == PICTURES:
+        if settings.draft_vocab_size is not None:
+            raise InputError("got --vocabulary for pictures; expected texts. Leave it out.")
+        target, texts = load_pictures(model, data, settings.seed, device, dtype)
+        # A piece of a picture without its condition would teach the head nonsense.
+        settings = replace(settings, length=max(settings.length, *map(len, texts)))
+    else:
+        target, texts = _load_texts(model, data, terminal, limit, device, dtype)
+    with _progress(terminal) as on_step:
+        return train_head(
+            *(target, texts, out, settings),
+            notify=terminal.note,
+            on_step=on_step,
+            start=start,
+            resume=resume,
+        )
+
+
+def _load_texts(
+    model: str, data: Path, terminal: Terminal, limit: int | None, device: str, dtype: str
+) -> tuple[CausalTarget, list[list[int]]]:
+    """Return a text model as a target, and documents as token ids."""
+    from ragspec.models.load import load_model
+    from ragspec.pipelines.cli.store_run import counting
+    from ragspec.pipelines.console.texts import TextColumns, read_texts
+    from ragspec.retrievers.corpus.catalogue import tokenized
+    from ragspec.verification.open import open_target
+
+    if not data.exists():
+        raise InputError(f"{data} is missing; check the path.")
+    loaded, tokenizer = load_model(model, device, dtype)
+    target = open_target(loaded)
+    longest = target.max_length
+    columns = TextColumns(skipped=lambda path, reason: terminal.note(f"not read: {path} {reason}"))
+    texts: list[list[int]] = []
+    left = limit
+    with counting(terminal, "reading") as on_progress:
+        for row in tokenized(read_texts([str(data)], columns), tokenizer, on_progress):
+            text = [int(token) for token in (row if left is None else islice(row, left))]
+            texts.append(text[:longest])
+            left = None if left is None else left - len(text)
+            if left is not None and left <= 0:
+                break
+    return target, texts
+
+
+@contextmanager
+def _progress(terminal: Terminal) -> Iterator[Callable[[TrainingProgress], None]]:
+    """Show the training's progress on a terminal; else print a line at every tenth of it."""
+    tenths = -1
+
+    def note(step: TrainingProgress) -> None:
+        nonlocal tenths
+        if int(10 * step.part) > tenths:
+            tenths = int(10 * step.part)
+            terminal.note(_line(step))
+
+    if terminal.quiet or not terminal.err.is_terminal:
+        yield note
+        return
+    with terminal.err.status("training", spinner="dots") as status:
+        yield lambda step: status.update(_line(step))
+
+
+def _line(step: TrainingProgress) -> str:
+    """Return one line about a step, with the expected minutes to the end."""
+    left = step.seconds * (1.0 - step.part) / step.part / 60
+    ahead = f", about {left:.0f} min left" if step.step and left >= 1 else ""
+    return (
+        f"{step.part:.0%}, step {step.step + 1}: loss {step.loss:.3f}, best of its tokens right "
+        f"in {step.agreement:.0%} of places, {step.seconds:.0f} s{ahead}"
+    )

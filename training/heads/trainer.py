@@ -233,7 +233,7 @@ class HeadTrainer:
             "optimizer": self.optimizer.state_dict(),
         }
 
-    def go_on(self, state: Mapping[str, Any]) -> None:
+    def resume(self, state: Mapping[str, Any]) -> None:
         """Take up what `state` returned; raises InputError where it is of another training."""
         marks = self._marks()
         other = [name for name in marks if state["marks"].get(name) != marks[name]]

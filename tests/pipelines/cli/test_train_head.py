@@ -19,9 +19,10 @@ from safetensors import SafetensorError
 from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.errors import InputError, StoreError
 from ragspec.pipelines.cli.app import main
-from ragspec.pipelines.cli.train_head_run import check_out, make_head
+from ragspec.pipelines.cli.train_head import train_from_files
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.training.batches import StateReader
+from ragspec.training.run import check_out
 from ragspec.training.trainer import CHECKPOINT, PART, HeadTrainer, HeadTraining
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, image_models, tiny
@@ -112,7 +113,7 @@ def test_codes_become_a_head(tmp_path: Path, capsys: Capture) -> None:
     code, printed, err = run(capsys, *small(folder, tmp_path / "codes.npz", out, "--json"))
     assert code == 0, err
     result = json.loads(printed)
-    assert (result["texts"], result["tokens"], result["kept_apart"]) == (24, 24 * 17, 2)
+    assert (result["texts"], result["tokens"], result["held_out"]) == (24, 24 * 17, 2)
     from ragspec.drafters.eagle.drafter import HeadDrafter
 
     instance = HeadDrafter(out, image_models.target(load_model(folder), 3.0))
@@ -161,7 +162,6 @@ def test_numbers_out_of_range_are_reported_by_their_option(
 
 def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
     from ragspec.errors import InputError
-    from ragspec.pipelines.cli.train_head_run import check_out
     from ragspec.verification.causal import CausalTarget
 
     heads.fresh(CausalTarget(heads.model())).save(tmp_path / "head")
@@ -187,20 +187,22 @@ def test_some_texts_are_preserved_separately_where_there_are_many(tmp_path: Path
     rows = ['{"text": "' + tiny.TEXT[i : i + 60].replace("\n", " ") + '"}' for i in range(45)]
     data.write_text("\n".join(rows), encoding="utf-8")
     settings = HeadTraining(steps=2, batch_size=2, length=64)
-    result = make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
-    assert (result["texts"], result["kept_apart"], result["tokens"]) == (45, 3, 45 * 40)
+    result = train_from_files(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    assert (result["texts"], result["held_out"], result["tokens"]) == (45, 3, 45 * 40)
 
 
 def test_a_training_takes_one_step_at_least_unless_it_is_gone_on_with(
     some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet, hasty = Terminal(quiet=True), replace(SETTINGS, seconds=1e-12)
-    assert make_head(*some, tmp_path / "hasty", hasty, quiet)["steps"] == 1
+    assert train_from_files(*some, tmp_path / "hasty", hasty, quiet)["steps"] == 1
     with monkeypatch.context() as patch:
         stopped_at(3, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
-            make_head(*some, tmp_path / "parts", SETTINGS, quiet)
-    over = make_head(*some, tmp_path / "parts", replace(SETTINGS, steps=3), quiet, resume=True)
+            train_from_files(*some, tmp_path / "parts", SETTINGS, quiet)
+    over = train_from_files(
+        *some, tmp_path / "parts", replace(SETTINGS, steps=3), quiet, resume=True
+    )
     assert over["steps"] == 3
     assert over["loss"] is None
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == WRITTEN
@@ -222,7 +224,7 @@ def test_pictures_are_read_whole_whatever_the_length(
 
     monkeypatch.setattr(StateReader, "read", spy)
     settings = HeadTraining(steps=3, batch_size=2, length=8)
-    make_head(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
+    train_from_files(str(model), data, tmp_path / "head", settings, Terminal(quiet=True))
     assert len(known) == 3 * 2 + 6
     assert all(len(text) == 17 and text[0] >= image_models.BOOK for text in known)
 
@@ -263,19 +265,19 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_head(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     quiet = Terminal(quiet=True)
-    whole = make_head(*some, tmp_path / "whole", ENOUGH, quiet)
+    whole = train_from_files(*some, tmp_path / "whole", ENOUGH, quiet)
     with monkeypatch.context() as patch:
         stopped_at(5, patch, lambda: os.kill(os.getpid(), how))
         with pytest.raises(KeyboardInterrupt):
-            make_head(*some, tmp_path / "parts", ENOUGH, Terminal())
+            train_from_files(*some, tmp_path / "parts", ENOUGH, Terminal())
     assert "stopped after step 5" in capsys.readouterr().err
     FeatureHead.load(tmp_path / "parts")  # what was learned so far drafts already
     with pytest.raises(InputError, match="a training that was left; expected --resume"):
-        make_head(*some, tmp_path / "parts", ENOUGH, quiet)
+        train_from_files(*some, tmp_path / "parts", ENOUGH, quiet)
     with pytest.raises(InputError, match="differs in batch_size, seed"):
         other = replace(ENOUGH, batch_size=2, seed=4)
-        make_head(*some, tmp_path / "parts", other, quiet, resume=True)
-    parts = make_head(*some, tmp_path / "parts", ENOUGH, quiet, resume=True)
+        train_from_files(*some, tmp_path / "parts", other, quiet, resume=True)
+    parts = train_from_files(*some, tmp_path / "parts", ENOUGH, quiet, resume=True)
     assert parts["steps"] == whole["steps"] == 30
     assert parts["loss"] == whole["loss"]
     assert not (tmp_path / "parts" / CHECKPOINT).exists()
@@ -294,7 +296,7 @@ def test_a_state_is_the_whole_training(some: tuple[str, Path]) -> None:
     torch.save(first.state(), buffer)
     buffer.seek(0)
     second = HeadTrainer(target, texts, SETTINGS)
-    second.go_on(torch.load(buffer, weights_only=True))
+    second.resume(torch.load(buffer, weights_only=True))
     assert [progress.step for progress in second.run()] == list(range(7, 12))
     for name, weight in straight.head.state_dict().items():
         assert torch.equal(weight, second.head.state_dict()[name])
@@ -303,7 +305,7 @@ def test_a_state_is_the_whole_training(some: tuple[str, Path]) -> None:
 def test_the_best_head_on_texts_preserved_separately_is_written(
     some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ragspec.pipelines.cli import train_head_run
+    from ragspec.training import run as train_head_run
 
     monkeypatch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
     judged, heads = iter([0.1, 0.5, *[0.2] * 20]), []
@@ -314,7 +316,7 @@ def test_the_best_head_on_texts_preserved_separately_is_written(
 
     monkeypatch.setattr(train_head_run, "agreement", judge)
     monkeypatch.setattr(time, "monotonic", iter(range(0, 10**6, 100)).__next__)
-    make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True))
+    train_from_files(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True))
     written = FeatureHead.load(tmp_path / "head").state_dict()
     assert len(heads) > 3
     assert all(torch.equal(written[name], weight) for name, weight in heads[1].items())
@@ -326,7 +328,7 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from ragspec.pipelines.cli import train_head_run
+    from ragspec.training import run as train_head_run
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -334,7 +336,7 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     with monkeypatch.context() as patch:
         patch.setattr(train_head_run, "EVERY_SECONDS", 0.0)
         patch.setattr(torch, "save", full)
-        result = make_head(*some, tmp_path / "head", SETTINGS, Terminal())
+        result = train_from_files(*some, tmp_path / "head", SETTINGS, Terminal())
         assert result["steps"] == 12 and "No space left" in capsys.readouterr().err
 
     def torn(*_: Any, **__: Any) -> None:
@@ -343,15 +345,15 @@ def test_a_full_disk_costs_no_training_and_a_damaged_state_is_named(
     with monkeypatch.context() as patch:
         patch.setattr("safetensors.torch.save_file", torn)
         with pytest.raises(StoreError, match=r"disk with room\. --resume with the same"):
-            make_head(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True))
-    again = make_head(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True), resume=True)
+            train_from_files(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True))
+    again = train_from_files(*some, tmp_path / "other", SETTINGS, Terminal(quiet=True), resume=True)
     assert again["steps"] == 12
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == WRITTEN
     with pytest.raises(StoreError, match="Expected an interrupted training"):
-        make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+        train_from_files(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
     (tmp_path / "head" / CHECKPOINT).write_bytes(b"nothing of the kind")
     with pytest.raises(StoreError, match="is damaged"):
-        make_head(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
+        train_from_files(*some, tmp_path / "head", SETTINGS, Terminal(quiet=True), resume=True)
 
 
 def test_what_a_kill_in_the_first_minute_leaves_is_in_nobodys_variant(
@@ -360,14 +362,16 @@ def test_what_a_kill_in_the_first_minute_leaves_is_in_nobodys_variant(
     out = tmp_path / "head"
     out.mkdir()
     (out / PART).write_bytes(b"left")
-    make_head(*some, out, SETTINGS, Terminal(quiet=True))
+    train_from_files(*some, out, SETTINGS, Terminal(quiet=True))
     assert sorted(path.name for path in out.iterdir()) == WRITTEN
 
 
 def test_a_head_can_begin_with_another(some: tuple[str, Path], tmp_path: Path) -> None:
     quiet, still = Terminal(quiet=True), replace(SETTINGS, steps=1, learning_rate=1e-9)
-    first = make_head(*some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9), quiet)
-    more = make_head(*some, tmp_path / "more", still, quiet, start=tmp_path / "first")
+    first = train_from_files(
+        *some, tmp_path / "first", replace(SETTINGS, draft_vocab_size=9), quiet
+    )
+    more = train_from_files(*some, tmp_path / "more", still, quiet, start=tmp_path / "first")
     assert more["agreement"] == first["agreement"]
     instance, before = (FeatureHead.load(tmp_path / name) for name in ("more", "first"))
     torch.testing.assert_close(instance.fc.weight, before.fc.weight)

@@ -86,7 +86,7 @@ def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
     settings = HeadTraining(steps=6, batch_size=3, length=16)
     first, second = (HeadTrainer(instance, prompts, settings) for instance in (one, other))
     with pytest.raises(InputError, match="differs in conditions"):
-        second.go_on(first.state())
+        second.resume(first.state())
 
 
 def test_a_training_goes_on_with_the_tokens_of_its_head() -> None:
@@ -95,7 +95,7 @@ def test_a_training_goes_on_with_the_tokens_of_its_head() -> None:
     left = HeadTrainer(target(), texts(), settings, head=start).state()
     again = HeadTrainer(target(), texts(), settings)
     assert again.head.tokens is not None and again.head.tokens.tolist() != [2, 5, 11]
-    again.go_on(left)
+    again.resume(left)
     states = torch.randn(4, 32, generator=seeded(1, 0, 0))
     whole = target().output_head(states)
     torch.testing.assert_close(again._output(states), whole[:, [2, 5, 11]])

@@ -1,0 +1,248 @@
+"""A training of a head from beginning to end: held-out texts, checkpoints, signals."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
+from ragspec.errors import InputError, StoreError
+from ragspec.training.batches import SHORTEST, StateRead, StateReader
+from ragspec.training.image_texts import code_texts, read_codes
+from ragspec.training.loss import agreement
+from ragspec.training.trainer import (
+    CHECKPOINT,
+    PART,
+    HeadTrainer,
+    HeadTraining,
+    TrainingProgress,
+    load_state,
+    save_state,
+)
+from ragspec.verification.causal import CausalTarget
+
+HOLD_OUT = 20  # one text in so many is held out, to judge the head
+MOST_HELD_OUT = 32
+EVERY_SECONDS = 60.0  # between two checkpoints
+
+Notify = Callable[[str], None]
+
+
+def train_head(
+    target: CausalTarget,
+    texts: list[list[int]],
+    out: Path,
+    settings: HeadTraining,
+    *,
+    notify: Notify = lambda message: None,
+    on_step: Callable[[TrainingProgress], None] = lambda step: None,
+    start: Path | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Train a head for a model on token ids, write it, and return a summary.
+
+    The head that is written is the best on held-out texts. Ctrl-C or SIGTERM ends the training
+    after the current step; at most a minute of it is lost to a kill.
+
+    Args:
+        start: The head to begin with.
+        resume: Continue the training that was interrupted in `out`.
+
+    Raises:
+        InputError, StoreError, KeyboardInterrupt: See `HeadRun`.
+    """
+    check_out(out, resume=resume)
+    state = load_state(out) if resume else None
+    held_out, learned = _split(texts)
+    began = time.perf_counter()
+    head = None if start is None else FeatureHead.load(start).to(target.device)
+    trainer = HeadTrainer(target, learned, settings, head=head)
+    states = list[StateRead]()
+
+    def judge() -> float:
+        if not states:
+            states.extend(_read_states(target, held_out, settings.length))
+        return agreement(trainer.head, target, states)
+
+    run = HeadRun(trainer, out, judge, notify)
+    if state is not None:
+        run.resume(state)
+        notify(f"going on after step {trainer.steps}")
+    with stop_signals() as stop:
+        last = run.run(on_step, stop)
+    if last is None:
+        notify("the training had come to its end; more --steps or --minutes go on with it")
+    run.finish()
+    if not held_out:
+        states.extend(_read_states(target, learned, settings.length))
+    return {
+        "out": str(out),
+        "texts": len(texts),
+        "tokens": sum(len(text) for text in texts),
+        "steps": trainer.steps,
+        "seconds": round(time.perf_counter() - began, 2),
+        "loss": None if last is None else round(last.loss, 4),
+        "agreement": round(judge(), 4),
+        "held_out": len(held_out),
+        "parameters": sum(weight.numel() for weight in trainer.head.parameters()),
+    }
+
+
+class HeadRun:
+    """A training that is judged and written every minute, so that the best head survives.
+
+    Args:
+        judge: Returns how good the head is on held-out texts; nan where there are none, and then
+            the last head counts.
+    """
+
+    def __init__(
+        self, trainer: HeadTrainer, out: Path, judge: Callable[[], float], notify: Notify
+    ) -> None:
+        self.trainer, self.out, self.judge, self.notify = trainer, out, judge, notify
+        self.best: tuple[float, dict[str, Any]] | None = None
+        self._judge_at = 0.0
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Continue an interrupted training; see `load_state`."""
+        self.trainer.resume(state)
+        if (best := state.get("best")) is not None:
+            self.best = float(best[0]), best[1]
+
+    def run(
+        self, on_step: Callable[[TrainingProgress], None], stop: threading.Event
+    ) -> TrainingProgress | None:
+        """Train to the end and judge the head; return the last step, None for none.
+
+        Args:
+            stop: Ends the training after the current step. The best head and a checkpoint are then
+                written, and KeyboardInterrupt is raised.
+        """
+        last, saved_at = None, time.monotonic()
+        for last in self.trainer.run():
+            on_step(last)
+            if stop.is_set():
+                self._judge_at = 0.0
+            if stop.is_set() or time.monotonic() - saved_at >= EVERY_SECONDS:
+                self.save_checkpoint()
+                saved_at = time.monotonic()
+            if stop.is_set():
+                self.write()
+                done = f"stopped after step {self.trainer.steps}"
+                self.notify(f"{done}: the best head so far is in {self.out}; --resume goes on")
+                raise KeyboardInterrupt
+        if last is not None:
+            self.update_best()
+        return last
+
+    def finish(self) -> None:
+        """Write the best head and delete the checkpoint."""
+        try:
+            self.write()
+        except StoreError as error:
+            self.save_checkpoint()
+            raise StoreError(f"{error} --resume with the same options writes it again.") from error
+        for name in (CHECKPOINT, PART):
+            (self.out / name).unlink(missing_ok=True)
+
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint; report a full disk and go on."""
+        if time.monotonic() >= self._judge_at:  # judging may take a tenth of the time
+            began = time.monotonic()
+            self.update_best()
+            self._judge_at = time.monotonic() + 10.0 * (time.monotonic() - began)
+        try:
+            save_state(self.out, self.trainer.state() | {"best": self.best})
+        except StoreError as error:
+            self.notify(str(error))
+
+    def update_best(self) -> None:
+        """Judge the head, and keep its weights if it is the best so far."""
+        score = self.judge()
+        if self.best is None or not score <= self.best[0]:
+            weights = {n: w.detach().clone() for n, w in self.trainer.head.state_dict().items()}
+            self.best = score, weights
+
+    def write(self) -> None:
+        """Write the best head; raise StoreError where it cannot be written."""
+        if self.best is not None:
+            self.trainer.head.load_state_dict(self.best[1])
+            self.trainer.head.eval().save(self.out)
+
+
+def _read_states(
+    target: CausalTarget, texts: Sequence[Sequence[int]], length: int
+) -> list[StateRead]:
+    """Return the target's states over the first texts that are long enough, one by one."""
+    chunks = [text[:length] for text in texts[:MOST_HELD_OUT] if len(text) >= SHORTEST]
+    reader = StateReader(target, chunks)
+    return [reader.read([number]) for number in range(len(chunks))]
+
+
+def _split(texts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    """Return held-out texts, none where there are few, and those to learn from."""
+    texts = [text for text in texts if len(text) >= SHORTEST] or texts
+    if len(texts) < HOLD_OUT:
+        return [], texts
+    learned = [text for number, text in enumerate(texts) if number % HOLD_OUT]
+    return texts[::HOLD_OUT][:MOST_HELD_OUT], learned
+
+
+@contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C and SIGTERM set; the second signal raises KeyboardInterrupt."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def end(*_: Any) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def check_out(out: Path, *, resume: bool = False) -> None:
+    """Raise InputError where a folder holds anything but a head, or an interrupted training.
+
+    resume: the training that was interrupted there goes on.
+    """
+    if (out / CHECKPOINT).is_file():
+        if not resume:
+            raise InputError(
+                f"{out} holds a training that was left; expected --resume to go on with it, or "
+                "another folder."
+            )
+        return
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; expected the name of a folder.")
+    if not out.is_dir() or set(out.iterdir()) <= {out / PART}:  # of a kill in its first minute
+        return
+    config = out / CONFIG
+    if not config.is_file() or KIND not in config.read_text(encoding="utf-8", errors="replace"):
+        raise InputError(f"{out} holds other files; expected a new folder, or one with a head.")
+
+
+def load_pictures(
+    model: str, data: Path, seed: int, device: str, dtype: str
+) -> tuple[CausalTarget, list[list[int]]]:
+    """Return an image model as a target, and pictures as ids."""
+    from ragspec.visual.pipeline.folder import find_folder, load_model
+
+    codes, conditions = read_codes(data)
+    loaded = load_model(find_folder(model).target, device, dtype)
+    return code_texts(loaded, codes, conditions, torch.Generator().manual_seed(seed))
