@@ -36,7 +36,7 @@ def image(
         typer.Option(min=0.0, help="Accepted codes for which a draft model reads on; 0 for all."),
     ] = None,
     guidance: Annotated[float, typer.Option(min=0.0, help="Scale of guidance.")] = 2.0,
-    temperature: o.TemperatureOption = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="Codes to sample from; 0 for all.")] = 0,
     seed: Annotated[int, typer.Option(help="Of the first image.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Denoising steps of a latent.")] = None,

@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from ragspec.errors import InputError
@@ -26,7 +25,6 @@ from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
     from ragspec.pipelines.knn.knn_lm import KnnLM
-    from ragspec.retrievers.knn.datastore import Datastore
 
 PROMPT = 300  # characters of a text that are continued
 LEAST = 2 * PROMPT  # characters of a text that is used
@@ -38,7 +36,6 @@ class Row:
     """One number of neighbours, and what came of it; seconds by text, off and speculative."""
 
     k: int
-    search: str
     drafter: str
     lms: dict[str, KnnLM]
     seconds: dict[str, list[float]] = field(
@@ -78,7 +75,6 @@ class Row:
         pairs = list(zip(self.seconds["off"], self.seconds["auto"], strict=True))
         return {
             "k": self.k,
-            "search": self.search,
             "drafter": self.drafter,
             "texts": len(self.predicted),
             "equal": self.equal,
@@ -104,9 +100,6 @@ def knn(
     drafters: Annotated[
         str, typer.Option(help="Drafters of both ways, one after the other: none,auto.")
     ] = "none",
-    search: Annotated[
-        str | None, typer.Option(help="Index the keys anew, in memory: hnsw or ivf of faiss.")
-    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8,
     items: Annotated[int, typer.Option(min=1, help="Texts of each row.")] = 10,
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a text.")] = 64,
@@ -128,9 +121,6 @@ def knn(
         raise InputError(f"--knn is {neighbours!r}; expected numbers such as 32,1024.")
     prompts = _prompts(texts, items)
     store = AnyStore.open(datastore, verify="size")
-    if search is not None:
-        _index(store, search)
-    result_by = search or store.kind
     loaded, tokenizer = load_model(model, "auto", dtype)
     rows: list[dict[str, Any]] = []
     console = Console(width=140)
@@ -141,7 +131,7 @@ def knn(
                 lms = {
                     direction: AnyLM(engine, store, k=k, speculate=direction) for direction in WAYS
                 }
-                row = Row(k, result_by, drafter, lms)
+                row = Row(k, drafter, lms)
                 for lm in row.lms.values():  # warms up, and times tokens and searches
                     lm.generate(prompts[-1], Sampling(temperature, seed=0), max_new_tokens=24)
                 for turn, prompt in enumerate(prompts):
@@ -153,18 +143,6 @@ def knn(
         facts = {"model": model, "keys": len(store), "temperature": temperature, "dtype": dtype}
         text = json.dumps({"facts": facts, "rows": rows}, indent=1)
         out.write_text(text + "\n", encoding="utf-8")
-
-
-def _index(store: Datastore, kind: str) -> None:
-    """Have a datastore's keys searched by an index of faiss; raises InputError for another kind."""
-    from ragspec.retrievers.knn.nearest_keys import ApproximateKeys
-    from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate
-
-    kinds = [known for known in KINDS if known != FLAT]
-    if kind not in kinds:
-        raise InputError(f"--search is {kind!r}; expected one of {', '.join(kinds)}.")
-    instance = Approximate.build(np.asarray(store.keys, np.float32), kind, distances=True)
-    store.near = ApproximateKeys(store.keys, instance)
 
 
 def _prompts(texts: Sequence[str], items: int) -> list[str]:

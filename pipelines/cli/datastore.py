@@ -44,9 +44,6 @@ def build(
     split: Annotated[str | None, typer.Option(help="Part of a data set; else train.")] = None,
     config: Annotated[str | None, typer.Option(help="Configuration of a data set.")] = None,
     max_tokens: Annotated[str, typer.Option(help="Keep so many tokens at most: 500k, 10M.")] = "1M",
-    search: Annotated[
-        str, typer.Option(help="exact, or hnsw or ivf (faiss): sooner, and nearly the nearest.")
-    ] = "exact",
     device: o.DeviceOption = "auto",
     dtype: o.DtypeOption = "auto",
     json: o.JsonOption = False,
@@ -64,15 +61,13 @@ def build(
     def skipped(path: str, reason: str) -> None:
         terminal.note(f"not read: {path} {reason}")
 
-    result = read_texts(texts, TextColumns(field, split, config, skipped))
+    rows = read_texts(texts, TextColumns(field, split, config, skipped))
     with terminal.working("loading the model"):
         engine = o.EngineOptions(model, drafter="none", device=device, dtype=dtype).load_engine()
     began = time.perf_counter()
 
     with counting(terminal, "reading") as on_progress:
-        store = Datastore.build(
-            result, engine, out, max_tokens=limit, search=search, progress=on_progress
-        )
+        store = Datastore.build(rows, engine, out, max_tokens=limit, progress=on_progress)
     _show(store.info(), terminal, json)
     terminal.note(f"built in {time.perf_counter() - began:.0f} s")
 
@@ -101,25 +96,17 @@ def verify(path: DatastoreArgument, json: o.JsonOption = False) -> None:
         terminal.line(f"{path} is sound: {result.keys:,} keys, {result.bytes:,} bytes")
 
 
-def _show(result: DatastoreInfo, terminal: Terminal, json: bool) -> None:
+def _show(info: DatastoreInfo, terminal: Terminal, json: bool) -> None:
     if json:
-        terminal.json(result.to_dict())
+        terminal.json(info.to_dict())
         return
     terminal.line(
-        f"{result.path}: {result.keys:,} keys of {result.width} numbers out of "
-        f"{result.documents:,} "
-        f"documents, {result.bytes:,} bytes"
+        f"{info.path}: {info.keys:,} keys of {info.width} numbers out of {info.documents:,} "
+        f"documents, {info.bytes:,} bytes"
     )
+    tokenizer = (info.tokenizer or "none")[:MOST_LISTED]
+    terminal.line(f"model {info.model[:MOST_LISTED]}, tokenizer {tokenizer}, {info.layer}")
     terminal.line(
-        f"of model {result.model[:MOST_LISTED]}, tokenizer "
-        f"{(result.tokenizer or 'none')[:MOST_LISTED]}, "
-        f"{result.layer}, searched {result.search}"
-    )
-    terminal.table(
-        "fitted on places of its own texts, answered from elsewhere (weight 0.25)",
-        [">neighbours", ">temperature", ">bits a token", ">of the model alone"],
-        [
-            [f"{fit.k:,}", f"{fit.temperature:.3g}", f"{fit.mixed:.2f}", f"{fit.alone:.2f}"]
-            for fit in result.fits
-        ],
+        f"temperature {info.fit.temperature:.3g} of {info.fit.k} neighbours: {info.fit.mixed:.2f} "
+        f"bits a token at weight 0.25, {info.fit.alone:.2f} of the model alone"
     )

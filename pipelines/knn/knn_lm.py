@@ -20,7 +20,7 @@ from ragspec.errors import InputError
 from ragspec.pipelines.iterative.writers import AnswerStream
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import Guessing, Knn
-from ragspec.retrievers.knn.mixture import Mixture
+from ragspec.retrievers.knn.neighbours import Mixture
 from ragspec.retrievers.knn.text import KnnText
 from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.noise import seeded
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 K, WEIGHT = 32, 0.25
+FURTHER = 0.1  # what each further query of a search adds, as a share of a single one, about
 OF_MODEL = (
     "prefix_cache",
     "stop_after",
@@ -82,11 +83,11 @@ class KnnLM:
         store.near.open()
         self.engine = engine
         self.store = store
-        fitted = store.temperature(k) if temperature is None else temperature
+        fitted = store.fit.temperature if temperature is None else temperature
         self.knn = Knn(store, k, Mixture(weight, fitted))
         self.speculate = speculate
         self.schedule = StrideSchedule.named(speculate, overlap=False)
-        self.schedule.search.further = store.near.further
+        self.schedule.search.further = FURTHER
 
     def generate(
         self,

@@ -1,9 +1,9 @@
-"""A datastore: for every beginning of some texts, what the model made of it and what came next.
+"""A datastore: the model's state before every token of some texts, and that token.
 
 The memory of a kNN language model (Khandelwal et al. 2020, arXiv 1911.00172, section 2). Keys are
 what the output head reads; the paper takes the input of the last feed-forward layer, which was a
 little better for its model and is none for others. Keys are float16 beside their tokens, in a store
-that is whole or absent; a search never answers with a part of a file that was changed.
+that is whole or absent.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from ragspec.retrievers.knn.keys import (
     ProgressCallback,
     write_keys,
 )
-from ragspec.retrievers.knn.mixture import Fit, fit
-from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, NearestKeys, Neighbours
-from ragspec.retrievers.search.nearest import FLAT, KINDS, Approximate, Floats, Numbers
+from ragspec.retrievers.knn.neighbours import Fit, NearestKeys, Neighbours, fit_temperature
+from ragspec.retrievers.search.nearest import Floats, Numbers
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
 
@@ -41,14 +40,13 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 KIND = "datastore"
-INDEX = "nearest.faiss"
 LAYER = "input of the output head"
 MOST_KEYS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class DatastoreInfo:
-    """What a datastore holds. fits: temperatures by number of neighbours, see `Fit`."""
+    """The contents of a datastore; fit: the temperature of its distances."""
 
     path: str
     keys: int
@@ -56,11 +54,10 @@ class DatastoreInfo:
     documents: int
     vocab_size: int
     layer: str
-    search: str
     bytes: int
     model: str
     tokenizer: str | None
-    fits: tuple[Fit, ...]
+    fit: Fit
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON types."""
@@ -76,8 +73,7 @@ class Datastore:
         self.width = int(facts["width"])
         self.vocab_size = int(facts["vocab_size"])
         self.layer = str(facts["layer"])
-        self.kind = str(facts.get("search", FLAT))
-        self.fits_known = tuple(Fit(**record) for record in facts["fits"])
+        self.fit = Fit(**facts["fit"])
         count, documents = int(facts["keys"]), int(facts["documents"])
         self.keys: NDArray[np.float16] = _mapped(store.file(KEYS), "<f2", (count, self.width))
         values = _mapped(store.file(VALUES), "<i4", (count,))
@@ -98,26 +94,23 @@ class Datastore:
         out: str | os.PathLike[str],
         *,
         max_tokens: int = MOST_KEYS,
-        search: str = FLAT,
         progress: ProgressCallback = lambda documents, keys: None,
     ) -> Datastore:
-        """Read texts with an engine's model and keep what it made of every beginning.
+        """Read texts with an engine's model and write its state before every token.
+
+        An older datastore in `out` is replaced once the new one is whole.
 
         Args:
             texts: Texts or rows of token ids, may be a stream.
             max_tokens: Keys to stop at; each takes twice the model's width in bytes.
-            search: "exact", or "hnsw" or "ivf" of faiss, which find most of the nearest sooner.
-            progress: Called with the documents and keys so far. An older datastore in `out` is
-                replaced once the new one is whole.
+            progress: Called with the documents and keys so far.
 
         Raises:
-            InputError, DocumentError: Where no text has two tokens.
-            StoreError: What is wrong, and a remedy.
+            InputError, DocumentError: No text has two tokens.
+            StoreError: The folder cannot be written.
         """
         if max_tokens < 1:
             raise InputError(f"max_tokens is {max_tokens}; expected at least 1.")
-        if search not in KINDS:
-            raise InputError(f"search is {search!r}; expected one of {', '.join(KINDS)}.")
         reader = KeyReader(engine.target, _beginning(engine.tokenizer))
         rows = tokenized(texts, engine.tokenizer)
 
@@ -128,7 +121,7 @@ class Datastore:
                     "the texts hold no two tokens in a row; no datastore was written. Name texts."
                 )
             return Contents(
-                _facts(engine, folder, written, search), prints_of(engine.model, engine.tokenizer)
+                _facts(engine, folder, written), prints_of(engine.model, engine.tokenizer)
             )
 
         publish(Path(out), KIND, fill)
@@ -159,19 +152,9 @@ class Datastore:
         return self._store.path.parent
 
     @cached_property
-    def near(self) -> NearestKeys | ApproximateKeys:
-        """What searches the keys; raises StoreError for an index that is not theirs."""
-        if self.kind == FLAT:
-            return NearestKeys(self.keys)
-        facts, path = self._store.manifest.parameters, self._store.file(INDEX)
-        parameters = facts["search_parameters"]
-        index = Approximate.load(path, self.kind, parameters, self.keys)  # type: ignore[arg-type]
-        if not index.by_distance:
-            raise StoreError(
-                f"{path.name} goes by inner products, expected squared distances; build the "
-                "datastore again."
-            )
-        return ApproximateKeys(self.keys, index)
+    def near(self) -> NearestKeys:
+        """The search among the keys."""
+        return NearestKeys(self.keys)
 
     def search(self, states: Floats, k: int) -> list[Neighbours]:
         """Return the k nearest keys of each state f32 [Q, H]; raises InputError for other sizes."""
@@ -182,19 +165,14 @@ class Datastore:
             )
         return self.near.search(states, k)
 
-    def temperature(self, k: int) -> float:
-        """Return the fitted temperature for so many neighbours: that of the nearest number."""
-        nearest = min(self.fits_known, key=lambda fit: abs(np.log(fit.k) - np.log(k)))
-        return nearest.temperature
-
     def following(self, numbers: Numbers, count: int) -> Numbers:
         """Return keys and the `count` next ones behind each, never of another text.
 
         numbers [k] -> [k * (count + 1)] or fewer; those of the first come first.
         """
         ends = self.starts[np.searchsorted(self.starts, numbers, side="right")]
-        result = numbers[:, None] + np.arange(count + 1)
-        return result[result < ends[:, None]]
+        following: Numbers = numbers[:, None] + np.arange(count + 1)
+        return following[following < ends[:, None]]
 
     def check(self, engine: Engine) -> None:
         """Raise StoreError where the datastore is of another model or tokenizer."""
@@ -213,40 +191,30 @@ class Datastore:
             documents=len(self.starts) - 1,
             vocab_size=self.vocab_size,
             layer=self.layer,
-            search=self.kind,
             bytes=sum(record.size for record in files.values()),
             model=prints["model"],
             tokenizer=prints.get("tokenizer"),
-            fits=self.fits_known,
+            fit=self.fit,
         )
 
 
-def _facts(engine: Engine, folder: Path, written: KeysWritten, search: str) -> Mapping[str, Any]:
-    """Return what the manifest says, temperatures fitted and keys indexed."""
+def _facts(engine: Engine, folder: Path, written: KeysWritten) -> Mapping[str, Any]:
+    """Return the parameters of the manifest, the temperature fitted."""
     keys = _mapped(folder / KEYS, "<f2", (written.keys, written.width))
     values = np.asarray(_mapped(folder / VALUES, "<i4", (written.keys,)), np.int64)
     target = engine.target
 
     def head(states: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            current = states[None].to(target.device, target.dtype)
-            return target.head_logits(current, torch.arange(len(states))[None])[0]
+            rows = states[None].to(target.device, target.dtype)
+            return target.head_logits(rows, torch.arange(len(states))[None])[0]
 
-    fits = fit(keys, values, NearestKeys(keys), head)
-    parameters: Mapping[str, int] = {}
-    if search != FLAT:
-        vectors = np.asarray(keys, np.float32)
-        index = Approximate.build(vectors, search, distances=True)
-        index.save(folder / INDEX)
-        parameters = index.parameters
     return {
         **asdict(written),
         "vocab_size": target.vocab_size,
         "layer": LAYER,
         "dtype": str(target.dtype),
-        "fits": [asdict(each) for each in fits],
-        "search": search,
-        "search_parameters": dict(parameters),
+        "fit": asdict(fit_temperature(keys, values, head)),
     }
 
 

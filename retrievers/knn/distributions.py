@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from ragspec.retrievers.knn.datastore import Datastore
-from ragspec.retrievers.knn.mixture import Mixture
-from ragspec.retrievers.knn.nearest_keys import Neighbours
+from ragspec.retrievers.knn.neighbours import Mixture, Neighbours
 from ragspec.retrievers.search.nearest import Floats, Numbers
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.transform import TextStart
@@ -140,8 +139,7 @@ class Searching:
         assert states is not None
         self._states = on_host(states)
         self._matches = {}
-        together = TOGETHER if self._knn.store.near.further < 0.5 else 0  # one pass for all, or not
-        self._search(range(ROOT, min(len(self._states) - 1, together)))
+        self._search(range(ROOT, min(len(self._states) - 1, TOGETHER)))
 
     def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
         """Return the mixed distribution after a node."""
@@ -165,14 +163,10 @@ class Searching:
 
 @dataclass(slots=True)
 class Guessing:
-    """Makes the distribution from a cache, or from the target alone, and notes each place.
-
-    alone: no neighbours count.
-    """
+    """Makes the distribution from a cache, and notes each place."""
 
     knn: Knn
     cache: NeighbourCache
-    alone: bool = False
     name: str = NAME
     reads_hidden: bool = True
     queries: list[KnnQuery] = field(default_factory=list)
@@ -193,8 +187,6 @@ class Guessing:
         """Return the guessed distribution after a node."""
         state = self._states[node + 1]
         self.queries.append(KnnQuery(state, logits.clone(), index))
-        if self.alone:
-            return logits
         return self.knn.logits(logits, self.cache.nearest(state, self.knn.k))
 
 

@@ -6,9 +6,9 @@ found never changes the context, so that the target's states of a wrong token's 
 right one: a token stays where it is the one that the search gives, the first wrong one is replaced,
 and what followed it goes. The text is that of a search before every token.
 
-Where we deviate: drafts go on below guesses, one forward may give several of them; the target alone
-is a rival of the cache, whichever was right more often lately is written on; and where guessing
-does not pay by `StrideSchedule`, tokens wait for their searches within one call of the engine.
+Where we deviate: drafts go on below guesses, one forward may give several of them; and where
+guessing does not pay by `StrideSchedule`, tokens wait for their searches within one call of the
+engine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
 from ragspec.engine.output import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.distributions import Guessing, Knn, KnnQuery, NeighbourCache, Searching
-from ragspec.retrievers.knn.nearest_keys import Neighbours
 from ragspec.retrievers.speculation.schedule import GLANCE, StridePlan, StrideSchedule
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
@@ -117,12 +117,11 @@ class KnnText:
 
     def _wait(self, plan: StridePlan) -> bool:
         """Write some tokens, every one after a search; return whether the text has ended."""
-        hopeless = self.schedule.hopeless  # then to keep a cache would be in vain
-        distribution = Searching(self.knn, None if self.waits or hopeless else self._open_cache())
+        distribution = Searching(self.knn, None if self.waits else self._open_cache())
         began = time.perf_counter()
         # The first token alone: its call reads the prompt, which says nothing of the others.
         stop_after: int | None = self._patience if self.tokens else 1
-        if self.whole and (self.waits or hopeless):
+        if self.whole and self.waits:
             stop_after = None
         if self.tokens:
             self._patience = min(2 * self._patience, MOST_WAITED)
@@ -140,9 +139,9 @@ class KnnText:
         if distribution.distribution is not None and distribution.distribution.lazy:
             self.waits = True
         elif new and plan.guesses and first and first.guessed and distribution.distribution:
-            self._learn_rivals(
-                distribution.distribution, first.place, first.guessed, new[0], count=True
-            )
+            logits = self.knn.logits(first.place.logits, first.guessed)
+            token = self._select(distribution.distribution, logits, first.place, self.tokens)
+            self.schedule.learn_guesses(int(token == new[0]), token != new[0])
         self._take(call, new, call.steps, call.logprobs or ())
         self.report.gated += 1
         self.report.rounds += 1
@@ -151,7 +150,7 @@ class KnnText:
 
     def _guess(self, plan: StridePlan) -> bool:
         """Write some tokens on guesses and check them; return whether the text has ended."""
-        distribution = Guessing(self.knn, self._open_cache(), alone=self.schedule.stays)
+        distribution = Guessing(self.knn, self._open_cache())
         self._patience = WAITED
         began = time.perf_counter()
         call = self.write(self.tokens, plan.strides, distribution)
@@ -190,14 +189,13 @@ class KnnText:
         assert distribution.distribution is not None
         right, truth = 0, None
         for place, near, token in zip(request, result, new, strict=True):
-            true = self._true(distribution.distribution, place, near, [*self.tokens, *new[:right]])
-            if not right:
-                self._learn_rivals(
-                    distribution.distribution,
-                    place,
-                    distribution.cache.nearest(place.state, self.knn.k),
-                    true,
-                )
+            true = self._select(
+                distribution.distribution,
+                self.knn.logits(place.logits, near),
+                place,
+                [*self.tokens, *new[:right]],
+                scored=True,
+            )
             distribution.cache.add(near)
             if true != token:
                 truth = true
@@ -208,42 +206,21 @@ class KnnText:
         self.schedule.search.learn(len(new), took)
         return right, truth
 
-    def _true(
+    def _select(
         self,
         distribution: TokenDistribution,
+        logits: torch.Tensor,
         place: KnnQuery,
-        near: Neighbours,
         before: Sequence[int],
+        *,
+        scored: bool = False,
     ) -> int:
-        """Return the token that a search gives after the tokens before."""
-        mixed = self.knn.logits(place.logits, near)
-        scores = distribution.process(mixed, [*self.prompt, *before], [[]])
+        """Return the token that mixed logits give after the tokens before."""
+        scores = distribution.process(logits, [*self.prompt, *before], [[]])
         token = int(distribution.select(scores, [place.index]))
-        if self.top is not None:
+        if scored and self.top is not None:
             self._scored.append(logprob_of(scores[0], token, self.top))
         return token
-
-    def _learn_rivals(
-        self,
-        distribution: TokenDistribution,
-        place: KnnQuery,
-        guessed: Neighbours,
-        truth: int,
-        *,
-        count: bool = False,
-    ) -> None:
-        """Learn whether cache and target alone would have been right; count: as a guess, too."""
-        before = [*self.prompt, *self.tokens]
-        instance = []
-        for logits in (self.knn.logits(place.logits, guessed), place.logits):
-            instance.append(
-                int(distribution.select(distribution.process(logits, before, [[]]), [place.index]))
-            )
-        by_cache, alone = (token == truth for token in instance)
-        self.schedule.learn_rivals(by_cache, alone)
-        if count:
-            hit = alone if self.schedule.stays else by_cache
-            self.schedule.learn_guesses(int(hit), not hit)
 
     def _take(
         self,

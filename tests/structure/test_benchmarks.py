@@ -105,6 +105,11 @@ def test_probe(folder: Path, tmp_path: Path) -> None:
     assert "| auto | 4 |" in printed
 
 
+def test_the_benchmarks_of_parts_say_their_options() -> None:
+    for command in ("image", "knn", "long", "retrieval", "store"):
+        assert "--json" in run("bench.py", command, "--help")
+
+
 def test_probe_refuses_unknown_methods(folder: Path) -> None:
     with pytest.raises(AssertionError, match="unknown method 'rets'"):
         run("probe.py", "--data", folder, "--methods", "rets")

@@ -15,8 +15,7 @@ from ragspec.errors import InputError, StoreError
 from ragspec.pipelines import KnnLM
 from ragspec.retrievers import Datastore
 from ragspec.retrievers.knn.distributions import NeighbourCache
-from ragspec.retrievers.knn.nearest_keys import Neighbours
-from ragspec.retrievers.speculation.schedule import StrideSchedule
+from ragspec.retrievers.knn.neighbours import Neighbours
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
@@ -56,7 +55,6 @@ def test_an_interrupt_keeps_what_was_displayed(
 ) -> None:
     blind = Neighbours(np.asarray([0]), np.zeros(1))  # so that guesses are wrong, and replaced
     monkeypatch.setattr(NeighbourCache, "nearest", lambda self, state, k: blind)
-    monkeypatch.setattr(StrideSchedule, "stays", False)
     lm, chunks = KnnLM(engine(), store, k=8, weight=0.95, speculate=speculate), list[str]()
 
     def take(piece: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,7 @@ from ragspec.pipelines.knn.knn_lm import KnnLM
 from ragspec.retrievers.knn import text
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import NeighbourCache
-from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, Neighbours
+from ragspec.retrievers.knn.neighbours import Neighbours
 from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
@@ -146,7 +144,6 @@ def test_a_cache_that_is_always_right_or_wrong_changes_the_time_alone(
 ) -> None:
     monkeypatch.setattr(Oracle, "knows", knows)
     monkeypatch.setattr(text, "NeighbourCache", Oracle)
-    monkeypatch.setattr(StrideSchedule, "stays", False)
     guessed = 0
     for sampling in SAMPLINGS:
         settings: dict[str, Any] = {"k": 16, "weight": 0.95, "temperature": 40.0}
@@ -176,32 +173,6 @@ def test_a_guess_that_is_preserved_would_be_noticed(
     right = lm.generate(tiny.prompt(), **options).tokens
     monkeypatch.setattr(text.KnnText, "_check", lambda self, distribution, new: (len(new), None))
     assert lm.generate(tiny.prompt(), **options).tokens != right
-
-
-@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_an_approximate_index_gives_one_text_too(
-    store: Datastore, kind: str, tmp_path: Path
-) -> None:
-    pytest.importorskip("faiss")
-    texts = [store.values[a:b].tolist() for a, b in pairwise(store.starts)]
-    near = Datastore.build(texts, engine(), tmp_path / kind, search=kind)
-    opened = Datastore.open(near.path)
-    assert opened.kind == near.info().search == kind
-    near_index = opened.near
-    assert isinstance(near_index, ApproximateKeys) and near_index.index.by_distance
-    request = np.asarray(near.keys[:9], np.float32)
-    for one, many in zip(request, opened.search(request, 5), strict=True):
-        assert np.array_equal(opened.search(one[None], 5)[0].numbers, many.numbers)
-        assert many.distances[0] == 0.0
-    for sampling in SAMPLINGS[:3]:
-        for drafter in (None, "auto"):
-            results = [
-                KnnLM(engine(drafter), opened, k=16, weight=0.6, speculate=direction).generate(
-                    tiny.prompt(9), sampling, max_new_tokens=25, ignore_eos=True
-                )
-                for direction in ("off", "auto", 5)
-            ]
-            assert results[0].tokens == results[1].tokens == results[2].tokens
 
 
 def test_a_processor_with_a_memory_is_requested_once_for_each_token(store: Datastore) -> None:

@@ -149,11 +149,3 @@ def test_a_batch_is_timed_alone_before_it_is_overlapped() -> None:
     assert instance.next() == StridePlan(selection.strides, overlapped=False)
     instance.search.learn(selection.strides, 30.0)
     assert instance.next() == selection
-
-
-def test_searches_that_gain_nothing_from_a_batch_are_hopeless() -> None:
-    assert schedule(10.0, 5.0, 5.0, 0.5).hopeless  # each further query costs as much as the first
-    assert schedule(10.0, 0.2, 0.0, 1.0).hopeless  # or there is nothing to save
-    assert not schedule(10.0, 5.0, 0.0, 0.1).hopeless  # whatever guesses were worth so far
-    assert not StrideSchedule().hopeless
-    assert not StrideSchedule(fixed=4).hopeless

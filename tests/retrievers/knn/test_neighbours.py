@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.retrievers.knn import nearest_keys
-from ragspec.retrievers.knn.nearest_keys import ApproximateKeys, NearestKeys
+from ragspec.retrievers.knn.neighbours import NearestKeys
 from ragspec.retrievers.search import nearest
-from ragspec.retrievers.search.nearest import Approximate
 
 
 def clustered(count: int, width: int, seed: int = 0) -> Any:
@@ -70,33 +68,3 @@ def test_a_smaller_k_is_the_beginning_of_a_larger_one() -> None:
 def test_more_than_there_are_gives_all() -> None:
     near = NearestKeys(clustered(5, 8))
     assert len(near.search(np.zeros((1, 8), np.float32), 50)[0].numbers) == 5
-
-
-def test_without_memory_for_a_copy_the_keys_are_read_each_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    keys, query = clustered(300, 16), clustered(2, 16, seed=5).astype(np.float32)
-    whole = NearestKeys(keys).search(query, 20)
-    monkeypatch.setattr(nearest_keys, "free_memory", lambda: 0)
-    poor = NearestKeys(keys)
-    result = poor.search(query, 20)
-    assert poor._exact[1]._vectors is poor._exact[0]
-    for one, other in zip(whole, result, strict=True):
-        assert np.array_equal(one.numbers, other.numbers)
-
-
-@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_an_approximate_index_goes_by_distances_not_by_products(kind: str) -> None:
-    pytest.importorskip("faiss")
-    sample = np.random.default_rng(4)
-    sizes = sample.uniform(0.2, 5.0, size=(4000, 1))  # the largest would win every product
-    keys = (sample.normal(size=(4000, 12)) * sizes).astype(np.float16)
-    queries = keys[::80].astype(np.float32)
-    index = Approximate.build(keys.astype(np.float32), kind, distances=True)
-    result = ApproximateKeys(keys, index).search(queries, 10)
-    exact = NearestKeys(keys).search(queries, 10)
-    pairs = list(zip(result, exact, strict=True))
-    shared = [len(set(a.numbers) & set(b.numbers)) / 10 for a, b in pairs]
-    assert np.mean(shared) > 0.8
-    assert all(near.distances[0] == 0.0 for near in result)
-    assert all((np.diff(near.distances) >= 0.0).all() for near in result)
