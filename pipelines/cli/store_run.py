@@ -52,7 +52,7 @@ class Answered:
             self._open.append(mark)
             yield prompt
 
-    def sealed(self, count: int) -> None:
+    def saved(self, count: int) -> None:
         """Note that the answers to the first `count` prompts that are open are in the store."""
         done, self._open = self._open[:count], self._open[count:]
         with self.path.open("a", encoding="utf-8") as file:
@@ -65,7 +65,7 @@ class Answered:
 
 PREFIX = 12
 
-SEALED_SECONDS = 60.0  # between two times that answers are put on disk, whatever happens next
+FLUSH_SECONDS = 60.0  # between two times that answers are put on disk, whatever happens next
 
 
 def load_tokenizer(name: str) -> Any:
@@ -177,13 +177,13 @@ def store_answers(
                 answers, tokens = answers + 1, tokens + len(generation.tokens)
             on_progress(answers, tokens)
             done += len(first)
-            if time.monotonic() - began >= SEALED_SECONDS:
-                store.seal()
-                answered.sealed(done)
+            if time.monotonic() - began >= FLUSH_SECONDS:
+                store.flush()
+                answered.saved(done)
                 began, done = time.monotonic(), 0
             first = list(islice(request, batch))
-        store.seal()
-        answered.sealed(done)
+        store.flush()
+        answered.saved(done)
         if answered.skipped:
             terminal.note(f"{answered.skipped} prompts were answered before and left out")
         return store.info()

@@ -1,25 +1,29 @@
 """The corpus index: much text on disk, growing while it is in use, that drafts for any request.
 
-Immutable segments are mapped into memory and published as one tuple; text that is appended waits in
-a bounded log, visible at once, until a thread seals it into a segment and merges what has become
-small. The caller that opened a request keeps what it saw. One process writes at a time, any number
-read. Text has a scope: what a tenant's requests brought in is never offered to another tenant.
+Immutable segments are mapped into memory; appended text waits in memory, visible at once, until
+there is enough for a segment. A request keeps the segments that it saw when it opened. One process
+writes at a time, any number read, and every change starts from what is on disk then. Text has a
+scope: what a tenant's requests brought in is never offered to another tenant.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.drafters.combined import within
 from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.corpus.buffer import AppendBuffer, segment_in_memory
 from ragspec.retrievers.corpus.catalogue import (
     TOKENIZER,
     Catalogue,
@@ -27,18 +31,21 @@ from ragspec.retrievers.corpus.catalogue import (
     ProgressCallback,
     SegmentSource,
     Texts,
+    View,
     chunks,
     open_view,
+    read_pointer,
     tokenized,
 )
-from ragspec.retrievers.corpus.revision import LARGEST, Revision, create
-from ragspec.retrievers.corpus.writer import SEAL_TOKENS, CorpusWriter, check_model
+from ragspec.retrievers.corpus.revision import LARGEST, MERGED, Revision, create, revise
 from ragspec.retrievers.fingerprints import (
     check_prints,
     model_fingerprint,
     prints_of,
+    same_print,
     tokenizer_fingerprint,
 )
+from ragspec.retrievers.indexes.continuations import DraftOptions
 from ragspec.retrievers.indexes.segment import DEPTH, Segment
 from ragspec.retrievers.indexes.suffix_array import checked
 from ragspec.storage.manifest import Verify
@@ -51,6 +58,9 @@ if TYPE_CHECKING:
 REQUEST = "request"
 # Tokens of the prompt that are kept in front of a recorded answer, so that its start is found too.
 LEAD = 16
+FLUSH_TOKENS = 1 << 16
+BEHIND = 4  # times `flush_tokens` that wait at most, where the disk refuses them
+SHARE = 8  # with a limit, segments have at most this part of it: eviction drops whole ones
 
 
 class CorpusIndex:
@@ -60,11 +70,25 @@ class CorpusIndex:
     last is written then.
     """
 
-    def __init__(self, writer: CorpusWriter) -> None:
-        self._writer = writer
+    def __init__(
+        self, root: Path, view: View, verify: Verify, flush_tokens: int, max_tokens: int | None
+    ) -> None:
+        if flush_tokens < 1 or (max_tokens is not None and max_tokens < 1):
+            raise InputError(
+                f"got flush_tokens {flush_tokens}, max_tokens {max_tokens}; expected at least 1."
+            )
+        self.path = root
+        self._view = view
+        self._verify: Verify = verify
+        self._model = view.catalogue.model  # the fingerprint of whose outputs are appended
+        self._buffer = AppendBuffer(view.catalogue.vocab_size, view.catalogue.depth)
+        self._flush_tokens = self._flush_at = flush_tokens
+        self._max_tokens = max_tokens
+        self._closed = False
+        self._lock = threading.RLock()
         self._recording: dict[object, Callable[[], None]] = {}
         # Not __del__: when the interpreter ends it would come too late to say anything.
-        weakref.finalize(self, _warn_lost, writer)
+        weakref.finalize(self, _warn_lost, root, self._buffer)
 
     @classmethod
     def build(
@@ -119,7 +143,7 @@ class CorpusIndex:
         tokenizer: Any = None,
         model: Any = None,
         verify: Verify = "full",
-        seal_tokens: int = SEAL_TOKENS,
+        flush_tokens: int = FLUSH_TOKENS,
         max_tokens: int | None = None,
     ) -> CorpusIndex:
         """Open a corpus to read and to append to.
@@ -128,7 +152,7 @@ class CorpusIndex:
             tokenizer, model: Where given, the corpus must have been made with these (a corpus that
                 is no model's output fits any model).
             verify: "full" hashes every file; "size" compares sizes, which misses changed bytes.
-            seal_tokens: Appended tokens that are written together.
+            flush_tokens: Appended tokens that are written together.
             max_tokens: Appended tokens to keep, the oldest go; None keeps all.
 
         Raises:
@@ -140,26 +164,25 @@ class CorpusIndex:
         selection = _print_of(model)
         if selection is not None:
             check_model(root, view.catalogue.model, selection)
-        return cls(CorpusWriter(root, view, verify, seal_tokens, max_tokens))
-
-    @property
-    def path(self) -> Path:
-        """The folder of the corpus."""
-        return self._writer.root
+        return cls(root, view, verify, flush_tokens, max_tokens)
 
     @property
     def vocab_size(self) -> int:
         """The number of token ids; a request must know all of them."""
-        return self._writer.view.catalogue.vocab_size
+        return self._view.catalogue.vocab_size
 
     @property
     def depth(self) -> int:
         """The tokens to which the segments are sorted: longest match plus deepest draft."""
-        return self._writer.view.catalogue.depth
+        return self._view.catalogue.depth
 
     def segments(self, scope: str = GLOBAL) -> tuple[Segment, ...]:
         """Return what a request of this scope may see, as it is now: global text and its own."""
-        return self._writer.segments(scope)
+        with self._lock:
+            self._check_open()
+            names = dict.fromkeys((GLOBAL, scope))
+            waiting = [segment for name in names for segment in self._buffer.segments(name)]
+            return (*self._view.visible(scope), *waiting)
 
     def drafter(self, scope: str = GLOBAL, **options: Any) -> RestDrafter:
         """Return a drafter over what is visible in a scope; options: those of `RestDrafter`.
@@ -167,24 +190,43 @@ class CorpusIndex:
         Compiled look-ups are loaded now, not in the midst of the first text.
 
         Raises:
-            InputError: What is wrong, and a remedy.
+            InputError: The scope or an option is out of range.
         """
         from ragspec.retrievers.corpus.rest import RestDrafter
 
         checked_scope(scope)
-        self._writer.warm_up()
+        segment = segment_in_memory([np.zeros(2, np.int32)], self.vocab_size, self.depth)
+        segment.longest_match([0], 1)
+        segment.draft([0], 1, options=DraftOptions(max_match=1, max_depth=1))
         return RestDrafter(self, scope, **options)
 
     def append(self, tokens: Sequence[int] | NDArray[Any], *, scope: str) -> None:
         """Add one document of token ids [T]; requests that open after this see it.
 
-        It is on disk after `seal` or `close`, or when enough has come together; a process that is
-        killed loses at most that.
+        It is on disk after `flush` or `close`, or when enough has come together; a process that is
+        killed loses at most that. Where the disk refuses it, a warning says so and a bounded part
+        stays in memory.
 
         Raises:
             InputError, StoreError: Once closed.
         """
-        self._writer.append(tokens, checked_scope(scope))
+        with self._lock:
+            self._check_open()
+            self._buffer.append(tokens, checked_scope(scope))
+            if self._buffer.tokens < self._flush_at:
+                return
+            try:
+                self._flush()
+            except Exception as error:
+                most = BEHIND * self._flush_tokens
+                self._buffer.drop(most)
+                self._flush_at = min(self._buffer.tokens + self._flush_tokens, most)
+                warnings.warn(
+                    f"{self.path} could not be written ({error}); what was appended stays in "
+                    f"memory, at most about {most} tokens of it.",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def record(self, engine: Engine, *, scope: str, lead: int = LEAD) -> Callable[[], None]:
         """Append every answer that the engine finishes from now on; returns what ends that.
@@ -199,15 +241,18 @@ class CorpusIndex:
                 outputs: a corpus takes the outputs of one model only.
         """
         checked_scope(scope)
-        known = self._writer.view.catalogue.tokenizer
+        known = self._view.catalogue.tokenizer
         if known is not None and engine.tokenizer is not None:
-            result = tokenizer_fingerprint(engine.tokenizer)
-            if result != known:
+            mark = tokenizer_fingerprint(engine.tokenizer)
+            if mark != known:
                 raise StoreError(
                     f"{self.path} was built with another tokenizer (fingerprint {known[:12]}) than "
-                    f"the engine's ({result[:12]}); record into a store built with that one."
+                    f"the engine's ({mark[:12]}); record into a store built with that one."
                 )
-        self._writer.set_model(model_fingerprint(engine.model))
+        self._check_open()
+        mark = model_fingerprint(engine.model)
+        check_model(self.path, self._model, mark)
+        self._model = self._model or mark  # the one of the store knows more dtypes
         self._check_read(engine, scope)
 
         def keep(generation: Generation) -> None:
@@ -242,18 +287,25 @@ class CorpusIndex:
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError where the corpus was made with another model or tokenizer."""
-        known = self._writer.view.catalogue
-        record = {"tokenizer": known.tokenizer, "model": known.model or self._writer.model}
-        check_prints(str(self.path), record, prints_of(model, tokenizer))
+        prints = {"tokenizer": self._view.catalogue.tokenizer, "model": self._model}
+        check_prints(str(self.path), prints, prints_of(model, tokenizer))
 
-    def seal(self) -> None:
+    def flush(self) -> None:
         """Write what was appended to disk now. Raises StoreError."""
-        self._writer.seal()
+        with self._lock:
+            self._check_open()
+            self._flush()
+
+    def change(self, change: Callable[[Revision], None]) -> None:
+        """Flush, make a change of what is on disk, and look at it. Raises StoreError."""
+        with self._lock:
+            self.flush()
+            revise(self.path, change)
+            self._adopt()
 
     def merge(self) -> None:
         """Make one segment of all those of one scope and source. Raises StoreError."""
-        self._writer.seal()
-        self._writer.change(Revision.merge)
+        self.change(Revision.merge)
 
     def evict(self, max_tokens: int, *, scope: str | None = None) -> None:
         """Drop the oldest documents until at most `max_tokens` tokens are left.
@@ -262,57 +314,75 @@ class CorpusIndex:
             scope: Of this scope only; None counts all. Merged text has the age of its newest part.
 
         Raises:
-            InputError, StoreError: What is wrong, and a remedy.
+            InputError, StoreError: The number is negative, or the disk cannot be written.
         """
         if max_tokens < 0:
             raise InputError(f"max_tokens is {max_tokens}; expected 0 or more.")
         scope = None if scope is None else checked_scope(scope)
 
-        def change(revision: Revision) -> None:
+        def evict(revision: Revision) -> None:
             among = [r for r in revision.catalogue.segments if scope in (None, r.scope)]
             revision.evict(max_tokens, among, whole=False)
 
-        self._writer.seal()
-        self._writer.change(change)
+        self.change(evict)
 
     def forget(self, scope: str) -> None:
         """Delete all text of a scope, from the disk as well. Raises StoreError."""
-        self._writer.forget(checked_scope(scope))
+        checked_scope(scope)
+
+        def drop(revision: Revision) -> None:
+            revision.put([r for r in revision.catalogue.segments if r.scope == scope], None)
+
+        with self._lock:
+            self._check_open()
+            self._buffer.forget(scope)
+            self.change(drop)
+            self.change(lambda revision: None)  # the generation before the newest is kept too
 
     def refresh(self) -> bool:
-        """See what other processes wrote meanwhile; say whether there was anything.
+        """See what other processes wrote meanwhile; return whether there was anything.
 
-        Open requests keep what they see.
-
-        Raises:
-            StoreError: What is wrong, and a remedy.
+        Open requests keep what they see. Raises StoreError.
         """
-        return self._writer.refresh()
+        with self._lock:
+            self._check_open()
+            if read_pointer(self.path) == self._view.pointer:
+                return False
+            self._adopt()
+            return True
 
     def info(self) -> CorpusInfo:
         """Return what the corpus holds."""
-        view, log = self._writer.view, self._writer.log
-        known = view.catalogue
-        return CorpusInfo(
-            path=str(self.path),
-            generation=view.store.path.name,
-            tokens=known.tokens,
-            documents=sum(record.documents for record in known.segments),
-            bytes=sum(record.size for record in view.store.manifest.files.values()),
-            vocab_size=known.vocab_size,
-            depth=known.depth,
-            tokenizer=known.tokenizer,
-            model=known.model or self._writer.model,
-            segments=known.segments,
-            waiting=log.tokens,
-            dropped=log.dropped,
-        )
+        with self._lock:
+            known, store = self._view.catalogue, self._view.store
+            return CorpusInfo(
+                path=str(self.path),
+                generation=store.path.name,
+                tokens=known.tokens,
+                documents=sum(record.documents for record in known.segments),
+                bytes=sum(record.size for record in store.manifest.files.values()),
+                vocab_size=known.vocab_size,
+                depth=known.depth,
+                tokenizer=known.tokenizer,
+                model=self._model,
+                segments=known.segments,
+                waiting=self._buffer.tokens,
+                dropped=self._buffer.dropped,
+            )
 
     def close(self) -> None:
-        """Stop recording, write what waits, and release the files. Raises StoreError."""
-        while self._recording:
-            self._recording.popitem()[1]()
-        self._writer.close()
+        """Stop recording, write what waits, and release the files.
+
+        Where it cannot be written, StoreError is raised and the corpus stays open.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            while self._recording:
+                self._recording.popitem()[1]()
+            self._flush()
+            self._closed = True
+            self._view = replace(self._view, segments=())
 
     def __enter__(self) -> Self:
         return self
@@ -320,13 +390,69 @@ class CorpusIndex:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError(f"{self.path} was closed; open it again.")
 
-def _warn_lost(writer: CorpusWriter) -> None:
-    if writer.unsaved:
+    def _flush(self) -> None:
+        if self._buffer.tokens:
+            revise(self.path, self._add)
+            self._buffer.clear()
+            self._flush_at = self._flush_tokens
+            self._adopt()
+
+    def _add(self, revision: Revision) -> None:
+        """Add what waits to a generation, and evict beyond the limit."""
+        known = revision.catalogue
+        self._check_same(known)
+        if self._model is not None:
+            check_model(self.path, known.model, self._model)
+            revision.catalogue = replace(known, model=known.model or self._model)
+        limit, largest = self._max_tokens, MERGED
+        if limit is not None:
+            largest = min(MERGED, max(self._flush_tokens, limit // SHARE))
+        for scope, documents in self._buffer.documents().items():
+            revision.append(documents, scope, largest)
+        if limit is not None:
+            source = SegmentSource.APPENDED
+            among = [r for r in revision.catalogue.segments if r.source is source]
+            revision.evict(limit, among, whole=True)
+
+    def _adopt(self) -> None:
+        """Let readers see the newest generation."""
+        view = open_view(self.path, self._verify, last=self._view)
+        self._check_same(view.catalogue)
+        self._view = view
+        self._model = view.catalogue.model or self._model
+
+    def _check_same(self, catalogue: Catalogue) -> None:
+        """Raise StoreError where another process built the corpus again for something else."""
+        known = self._view.catalogue
+        before = (known.tokenizer, known.vocab_size, known.depth)
+        if (catalogue.tokenizer, catalogue.vocab_size, catalogue.depth) != before:
+            raise StoreError(
+                f"{self.path} was built again meanwhile, with another tokenizer, vocabulary or "
+                f"depth (now {catalogue.vocab_size} ids sorted to {catalogue.depth} tokens, before "
+                f"{known.vocab_size} to {known.depth}); open it again."
+            )
+
+
+def _warn_lost(root: Path, buffer: AppendBuffer) -> None:
+    if buffer.tokens:
         warnings.warn(
-            f"{writer.root} was never closed: {writer.unsaved} appended tokens are lost.",
+            f"{root} was never closed: {buffer.tokens} appended tokens are lost.",
             ResourceWarning,
             stacklevel=2,
+        )
+
+
+def check_model(root: Path, mark: str | None, expected: str) -> None:
+    """Raise StoreError where a corpus holds the outputs of another model."""
+    if mark is not None and not same_print(mark, expected):
+        raise StoreError(
+            f"{root} holds outputs of another model (fingerprint {mark[:12]}, expected "
+            f"{expected[:12]}): they draft badly for this one. Make a store of this model's own "
+            "outputs, or use the model that it was made with."
         )
 
 

@@ -35,6 +35,7 @@ from ragspec.storage.store import OpenStore, carry, open_store, publish, read_cu
 # Two neighbours are merged while the older is less than so many times as large as the newer.
 FACTOR = 4
 LARGEST = 1 << 26
+MERGED = 1 << 20  # tokens up to which appending merges: about a second
 WAIT_SECONDS = 30.0
 
 Document = NDArray[Any]
@@ -92,7 +93,7 @@ class Revision:
             return list(Segment.open(self.folder / record.name).documents())
         return list(open_segment(self._store, record, "full").documents())
 
-    def append(self, documents: Sequence[Document], scope: str, largest: int = LARGEST) -> None:
+    def append(self, documents: Sequence[Document], scope: str, largest: int = MERGED) -> None:
         """Add appended text of a scope, merged with its newest segments where that pays.
 
         Afterwards every segment is at least FACTOR times as large as the next newer one, or about

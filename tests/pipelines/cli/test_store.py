@@ -79,7 +79,7 @@ def test_a_folder_is_built_looked_at_merged_and_evicted(
     with CorpusIndex.open(out) as store:
         for _ in range(2):
             store.append([1] * 5, scope="a")
-            store.seal()
+            store.flush()
             store.append([1] * 500, scope="a")
     assert len(result(capsys, "merge", str(out))["segments"]) == 2
     assert result(capsys, "evict", str(out), "--max-tokens", "0.1k", "--tenant", "a")["scopes"] == {
@@ -288,7 +288,7 @@ def test_answers_are_on_disk_every_minute(
 
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "m.store"
     prompts.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in ("ab", "cat", "x")))
-    monkeypatch.setattr(store_run, "SEALED_SECONDS", 0.0)
+    monkeypatch.setattr(store_run, "FLUSH_SECONDS", 0.0)
     answer, request = store_run._answer, []
 
     def killed(engine: Any, first: list[Any], *rest: Any) -> Any:

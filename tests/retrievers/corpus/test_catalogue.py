@@ -163,7 +163,7 @@ def state(change, path):  # a merge keeps the text: the number of segments tells
 base = folder / "base"
 store = CorpusIndex.build(rows[:100], None, base, vocab_size=97, segment_tokens=2000, **options)
 store.append(rows[100], scope="global")
-store.seal()
+store.flush()
 store.append(rows[101], scope="tenant")
 store.close()
 

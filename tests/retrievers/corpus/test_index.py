@@ -75,7 +75,7 @@ def test_what_cannot_be_built_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="document 3 holds ids from 999"):
         build(tmp_path / "c", [[], [1], [2], [999]], segment_tokens=1)
     with pytest.raises(InputError, match="at least 1"):
-        build(tmp_path / "c", [[1]], seal_tokens=0)
+        build(tmp_path / "c", [[1]], flush_tokens=0)
     publish(tmp_path / "other", "passages", lambda folder: None)
     with pytest.raises(StoreError, match="holds 'passages'"):
         build(tmp_path / "other", [[1]])
@@ -111,30 +111,30 @@ def test_a_closed_corpus_says_so(tmp_path: Path) -> None:
         store.segments()
 
 
-# --- appending, sealing, merging, evicting --------------------------------------------------------
+# --- appending, flushing, merging, evicting -------------------------------------------------------
 
 
-def test_appended_text_is_visible_at_once_and_is_on_disk_after_sealing(store: CorpusIndex) -> None:
+def test_appended_text_is_visible_at_once_and_is_on_disk_after_a_flush(store: CorpusIndex) -> None:
     new = rows(5, seed=1)
     for row in new:
         store.append(row, scope="global")
     assert text_of(store) == rows(3) + new
     assert text_of(reopen(store.path)) == rows(3)
     assert store.info().waiting == sum(len(row) + 1 for row in new)
-    store.seal()
+    store.flush()
     assert store.info().waiting == 0
     assert text_of(store) == text_of(reopen(store.path)) == rows(3) + new
-    store.seal()  # with nothing to write
+    store.flush()  # with nothing to write
     assert store.info().generation == "gen-000002"
 
 
-def test_sealing_keeps_few_segments_and_every_document(tmp_path: Path) -> None:
+def test_flushing_keeps_few_segments_and_every_document(tmp_path: Path) -> None:
     with build(tmp_path / "c", rows(1)) as store:
         new = rows(40, seed=1)
         most = 0
         for row in new:
             store.append(row, scope="global")
-            store.seal()
+            store.flush()
             most = max(most, len(store.info().segments))
         assert text_of(store) == rows(1) + new
         assert most <= 1 + 4
@@ -143,8 +143,8 @@ def test_sealing_keeps_few_segments_and_every_document(tmp_path: Path) -> None:
         assert text_of(store) == rows(1) + new
 
 
-def test_the_thread_behind_seals_by_itself(tmp_path: Path) -> None:
-    with build(tmp_path / "c", seal_tokens=100) as store:
+def test_enough_text_is_written_by_itself(tmp_path: Path) -> None:
+    with build(tmp_path / "c", flush_tokens=100) as store:
         for row in rows(100):
             store.append(row, scope="global")
             assert store.info().waiting <= 4 * 100 + 13
@@ -169,12 +169,12 @@ def test_a_hundred_thousand_answers_stay_bounded(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     answers = rng.integers(0, 90, (100_000, 3)).astype(np.int32)
     most = 0
-    with build(tmp_path / "c", rows(1), seal_tokens=8192, max_tokens=40_000) as store:
+    with build(tmp_path / "c", rows(1), flush_tokens=8192, max_tokens=40_000) as store:
         for number, answer in enumerate(answers):
             store.append(answer, scope="global")
             if number % 1000 == 0:
                 most = max(most, store.info().waiting)
-        store.seal()
+        store.flush()
         info = store.info()
         assert info.dropped == 0
         assert most <= 4 * 8192 + 4
@@ -189,20 +189,20 @@ def test_a_hundred_thousand_answers_stay_bounded(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_preserved_bounded_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = build(tmp_path / "c", seal_tokens=50)
+    store = build(tmp_path / "c", flush_tokens=50)
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as on_progress:
         warnings.simplefilter("always")
-        patch.setattr("ragspec.retrievers.corpus.writer.revise", refuse)
+        patch.setattr("ragspec.retrievers.corpus.index.revise", refuse)
         for row in rows(100):
             store.append(row, scope="global")
         assert store.info().waiting <= 4 * 50 + 13
         assert store.info().dropped > 0
         with pytest.raises(OSError, match="disk full"):
-            store.seal()
+            store.flush()
     assert "disk full" in str(on_progress[0].message)
     assert text_of(store) == rows(100)[-len(text_of(store)) :]
     store.close()
@@ -218,7 +218,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", full, raising=False)
-        for write in (store.seal, store.close):
+        for write in (store.flush, store.close):
             with pytest.raises(StoreError, match="No space left"):
                 write()
     assert text_of(store) == [*rows(1), [1, 2, 3]]
@@ -230,7 +230,7 @@ def test_a_batch_larger_than_the_limit_keeps_its_newest(tmp_path: Path) -> None:
     with build(tmp_path / "c", max_tokens=1000) as store:
         for number in range(150):
             store.append([number % 90] * 10, scope="global")
-        store.seal()
+        store.flush()
         assert text_of(store) == [[number % 90] * 10 for number in range(50, 150)]
 
 
@@ -254,7 +254,7 @@ def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_
     store = build(tmp_path / "c", [[1, 2, 3]])
     store.append([4, 5, 6], scope="global")
     CorpusIndex.build([[7, 7]], None, tmp_path / "c", vocab_size=50).close()
-    for change in (store.seal, store.refresh):
+    for change in (store.flush, store.refresh):
         with pytest.raises(StoreError, match="built again meanwhile"):
             change()
     assert text_of(store) == [[1, 2, 3], [4, 5, 6]]
@@ -262,7 +262,7 @@ def test_a_corpus_built_again_for_another_tokenizer_takes_and_gives_nothing(tmp_
     build(tmp_path / "c", [[7, 7]], depth=8).close()
     with pytest.raises(StoreError, match="now 97 ids sorted to 8 tokens, before 97 to 32"):
         store.refresh()
-    store._writer.log.take()  # so that nothing is left to be told
+    store._buffer.clear()  # so that nothing is left to be reported
 
 
 def test_a_scope_that_no_store_keeps_is_no_scope_to_draft_for(store: CorpusIndex) -> None:
@@ -282,21 +282,6 @@ def test_a_corpus_knows_whom_it_fits(tmp_path: Path) -> None:
             store.fits(tiny.model(seed=1), text)
         with pytest.raises(StoreError, match="another model"):
             store.drafter().fits(tiny.model(seed=1))
-
-
-def test_the_drafter_compiles_before_the_first_text(tmp_path: Path) -> None:
-    calls: list[tuple[int, int]] = []
-    store = build(tmp_path / "c", [[1, 2, 3]], depth=8)
-    real = store._writer.warm_up
-
-    def noting() -> None:
-        calls.append((1, 1))
-        real()
-
-    store._writer.warm_up = noting  # type: ignore[method-assign]
-    store.drafter(longest=4, shortest=1, depth=4)
-    assert calls == [(1, 1)]
-    store.close()
 
 
 def test_loads_of_one_checkpoint_in_several_dtypes_are_one_model(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
+from ragspec.retrievers.corpus.buffer import segment_in_memory
 from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.retrievers.corpus.log import segment_in_memory
 from ragspec.retrievers.corpus.rest import RestDrafter, RestSession
 from ragspec.retrievers.indexes.segment import Segment
 from ragspec.retrievers.methods.auto import AutoDrafter
@@ -221,7 +221,7 @@ def test_a_request_sees_the_store_as_it_was_when_it_opened(store: CorpusIndex) -
     request = DraftRequest((), 97)
     before = store.drafter().open(request)
     store.append([20, 21, 22, 23], scope="global")
-    store.seal()
+    store.flush()
     store.merge()
     assert len(propose(before, [20, 21])) == 0
     assert propose(before, [1, 2, 3]).tokens.tolist() == [4, 5, 6]
@@ -233,7 +233,7 @@ def test_nothing_of_one_tenant_is_proposed_to_another(store: CorpusIndex) -> Non
         store.append([50, 51, 52, 53], scope="a")
         store.append([50, 51, 62, 63], scope="b")
         if sealed:
-            store.seal()
+            store.flush()
         drafted = {
             scope: set(propose(store.drafter(scope).open(DraftRequest((), 97)), [50, 51]).tokens)
             for scope in ("a", "b", "global", "c")

@@ -6,7 +6,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.catalogue import SegmentSource
 from ragspec.retrievers.corpus.index import CorpusIndex
-from ragspec.retrievers.corpus.revision import Revision, revise
+from ragspec.retrievers.corpus.revision import Revision
 from ragspec.storage.filesystem import writer_lock
 from ragspec.storage.manifest import sha256_file
-from ragspec.storage.store import OpenStore
 from tests.support import tiny
 from tests.support.corpora import build, held, reopen, rows, text_of
 
@@ -46,7 +44,7 @@ def test_nothing_of_one_tenant_is_visible_by_another(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     tenants = ["a", "b", "global"]
     current: dict[str, list[list[int]]] = {name: [] for name in tenants}
-    with build(tmp_path / "c", seal_tokens=40) as store:
+    with build(tmp_path / "c", flush_tokens=40) as store:
         for number in range(60):
             name = tenants[int(rng.integers(3))]
             row = [tenants.index(name), *rng.integers(3, 90, 6).tolist()]  # the first id tells
@@ -67,7 +65,7 @@ def test_nothing_of_one_tenant_is_visible_by_another(tmp_path: Path) -> None:
 def test_a_forgotten_scope_is_gone_from_the_disk(store: CorpusIndex) -> None:
     secret = [[7, 7, 7, 7, 7, 7, 7]]
     store.append(secret[0], scope="tenant")
-    store.seal()
+    store.flush()
     store.append(secret[0], scope="tenant")
     store.forget("tenant")
     assert text_of(store, "tenant") == rows(3)
@@ -129,7 +127,7 @@ def test_readers_see_one_snapshot_each_during_twenty_swaps(tmp_path: Path) -> No
             )
             revision.put((), revision.build(documents[3:], "global", SegmentSource.BUILT))
 
-        store._writer.change(change)
+        store.change(change)
     done.set()
     for reader in readers:
         reader.join()
@@ -143,7 +141,7 @@ def test_a_reader_sees_new_generations_on_refresh(store: CorpusIndex) -> None:
     reader = reopen(store.path)
     before = reader.segments()
     store.append([5, 6, 7], scope="global")
-    store.seal()
+    store.flush()
     assert text_of(reader) == rows(3)
     assert reader.refresh()
     assert text_of(reader) == [*rows(3), [5, 6, 7]]
@@ -156,7 +154,7 @@ def test_a_reader_sees_new_generations_on_refresh(store: CorpusIndex) -> None:
 def test_damage_in_what_is_new_is_noticed_on_refresh(store: CorpusIndex) -> None:
     reader = reopen(store.path)
     store.append([5, 6, 7], scope="global")
-    store.seal()
+    store.flush()
     (path,) = store.path.glob("gen-000002/seg-000002/tokens.bin")
     path.write_bytes(bytes(len(path.read_bytes())))
     with pytest.raises(StoreError, match="SHA-256"):
@@ -169,8 +167,8 @@ def test_two_writers_lose_nothing(store: CorpusIndex) -> None:
     other = reopen(store.path)
     store.append([1, 1, 1], scope="global")
     other.append([2, 2, 2], scope="global")
-    store.seal()
-    other.seal()
+    store.flush()
+    other.flush()
     assert text_of(other) == [*rows(3), [1, 1, 1], [2, 2, 2]]
     store.refresh()
     assert text_of(store) == text_of(other)
@@ -179,12 +177,12 @@ def test_two_writers_lose_nothing(store: CorpusIndex) -> None:
 
 def test_a_writer_waits_for_one_in_another_thread(store: CorpusIndex) -> None:
     store.append([1, 2, 3], scope="global")
-    sealing = threading.Thread(target=store.seal)
+    flushing = threading.Thread(target=store.flush)
     with writer_lock(store.path):
-        sealing.start()
-        sealing.join(0.2)
-        assert sealing.is_alive()
-    sealing.join()
+        flushing.start()
+        flushing.join(0.2)
+        assert flushing.is_alive()
+    flushing.join()
     assert store.info().waiting == 0
 
 
@@ -203,7 +201,7 @@ def test_a_reader_that_is_overtaken_while_it_hashes_begins_again(
 
 
 @pytest.mark.parametrize("error", [OSError("too many open files"), KeyboardInterrupt()])
-def test_a_seal_with_result_cannot_be_looked_at_writes_once_and_goes_on(
+def test_a_flush_that_cannot_be_looked_at_writes_once_and_goes_on(
     store: CorpusIndex, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -211,36 +209,12 @@ def test_a_seal_with_result_cannot_be_looked_at_writes_once_and_goes_on(
 
     store.append([4, 5, 6], scope="global")
     with monkeypatch.context() as patch:
-        patch.setattr("ragspec.retrievers.corpus.writer.open_view", fail)
+        patch.setattr("ragspec.retrievers.corpus.index.open_view", fail)
         with pytest.raises(type(error)):
-            store.seal()
+            store.flush()
     store.append([7, 8, 9], scope="global")
     store.close()
     assert text_of(reopen(store.path)) == [*rows(3), [4, 5, 6], [7, 8, 9]]
-
-
-def test_what_comes_while_a_corpus_closes_is_preserved_or_refused(
-    store: CorpusIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = [[4, 5, 6]]
-
-    def late() -> None:
-        with suppress(StoreError):
-            store.append([9, 9, 9], scope="global")
-            taken.append([9, 9, 9])
-
-    def slow(*inputs: Any, **options: Any) -> OpenStore:
-        done = revise(*inputs, **options)
-        thread = threading.Thread(target=late)
-        thread.start()
-        thread.join()
-        return done
-
-    store.append(taken[0], scope="global")
-    monkeypatch.setattr("ragspec.retrievers.corpus.writer.revise", slow)
-    store.close()
-    assert text_of(reopen(store.path)) == [*rows(3), *taken]
-    assert store.info().waiting == 0
 
 
 def test_closing_lets_go_of_the_files(store: CorpusIndex) -> None:
@@ -255,7 +229,7 @@ def _write_some(path: str, number: int) -> None:
     with CorpusIndex.open(path) as store:
         for _ in range(4):
             store.append([number] * 3, scope="global")
-            store.seal()
+            store.flush()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")

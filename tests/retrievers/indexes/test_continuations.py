@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.retrievers.corpus.log import segment_in_memory
+from ragspec.retrievers.corpus.buffer import segment_in_memory
 from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions, compiled, pop, push
 from ragspec.retrievers.indexes.lookup import SegmentLookup
 from ragspec.retrievers.indexes.segment import Segment, build_segment
