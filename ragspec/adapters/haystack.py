@@ -87,7 +87,7 @@ class RagspecChatGenerator:
 
     def close(self) -> None:
         """End the pool that `max_batch_size` made, if any; the next run makes another."""
-        if self._writer is not None:
+        if self._writer is not None and self.settings.get("max_batch_size"):
             self._writer.close()
             self._writer = None
 

@@ -219,8 +219,8 @@ class CorpusIndex:
                 self._flush()
             except Exception as error:
                 most = BEHIND * self._flush_tokens
-                self._buffer.drop(most)
-                self._flush_at = min(self._buffer.tokens + self._flush_tokens, most)
+                self._buffer.drop(most - self._flush_tokens)
+                self._flush_at = self._buffer.tokens + self._flush_tokens  # then tried again
                 warnings.warn(
                     f"{self.path} could not be written ({error}); what was appended stays in "
                     f"memory, at most about {most} tokens of it.",
