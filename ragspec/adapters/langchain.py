@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ragspec.adapters.host_model import HostModel
 from ragspec.adapters.passages import (
     HostDocument,
     HostRetriever,
@@ -39,6 +38,8 @@ try:
     from langchain_core.messages.ai import UsageMetadata
     from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
     from langchain_core.retrievers import BaseRetriever
+
+    from ragspec.adapters.host_model import HostModel  # needs pydantic, which the host brings
 except ModuleNotFoundError as error:
     raise for_extra(error) from error
 

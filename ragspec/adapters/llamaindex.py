@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from typing import Any
 
-from ragspec.adapters.host_model import HostModel
 from ragspec.adapters.passages import (
     HostDocument,
     HostRetriever,
@@ -46,6 +45,8 @@ try:
     from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
     from llama_index.core.llms.custom import CustomLLM
     from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+    from ragspec.adapters.host_model import HostModel  # needs pydantic, which the host brings
 except ModuleNotFoundError as error:
     raise for_extra(error) from error
 
