@@ -5,7 +5,7 @@
     python3 dev.py lint           ruff check, ruff format --check, mypy --strict
     python3 dev.py test           lint, the wheel in a clean environment, and every test
     python3 dev.py test -k tree   pytest alone, with these arguments
-    python3 dev.py demo [...]     `python -m ragspec demo` over the bundled documents
+    python3 dev.py demo [MODEL]   examples/demo.py over the bundled documents
 
 Every command sets up first; a second run sees the stamp in .venv and installs nothing.
 """
@@ -222,13 +222,20 @@ def run_stages(stages: Mapping[str, Callable[[], str]]) -> int:
     return failed
 
 
+def demo(arguments: list[str]) -> int:
+    """Run the demonstration with smollm2 if it is here or can be fetched, else the starter."""
+    if not arguments and run(PYTHON, "-m", "ragspec", "models", "get", "smollm2") == 0:
+        arguments = ["smollm2"]
+    return run(PYTHON, str(ROOT / "examples" / "demo.py"), *arguments)
+
+
 def command(name: str, arguments: list[str]) -> int:
     """Run one command and return its exit code."""
     set_up()
     if name == "setup":
         return 0
     if name == "demo":
-        return run(PYTHON, "-m", "ragspec", "demo", "--fetch", *arguments)
+        return demo(arguments)
     if name == "lint":
         return run_stages(LINT)
     return run_stages({"pytest": lambda: pytest(arguments)} if arguments else EVERYTHING)

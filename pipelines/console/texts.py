@@ -7,7 +7,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,14 +16,14 @@ from typing import Any
 from ragspec.errors import DocumentError, InputError
 
 LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
-PARQUET = (".parquet",)
+PARQUET = ".parquet"
+DOCUMENTS = (".txt", ".md", ".json", ".csv", ".pdf", ".html")
 # Columns that are taken without being named, the first that is there; then token ids.
-TEXT_FIELDS = ("text", "content", "document", "answer", "code")
-ID_FIELDS = ("ids", "input_ids", "tokens")
+TEXT_FIELDS = ("text", "content", "document", "answer", "code", "ids", "input_ids", "tokens")
 PROMPT_FIELDS = ("prompt", "messages", "question", "ids")
 DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # What `Dataset.save_to_disk` leaves in a folder.
-SPLITS, SAVED = "dataset_dict.json", "state.json"
+SAVED = ("dataset_dict.json", "state.json")
 # What the hub's layout of a folder shows in: files named by split, or the data card's settings.
 SPLIT_FILE = re.compile(
     r"(train|training|test|testing|valid|validation|val|dev|eval|evaluation)([-_.].*)?"
@@ -35,6 +35,7 @@ ROWS = 1024
 TRAIN = "train"
 
 Item = str | list[int]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,11 @@ def read_texts(sources: Iterable[str], columns: TextColumns) -> Iterator[Item]:
 
     A folder gives its documents and its files of rows, in order of path; what cannot be read there
     is skipped. Anything that is no path is the name of a Hugging Face data set, which may lie in a
-    folder too. Raises DocumentError, and InputError also for a split or config that no source has.
+    folder too.
+
+    Raises:
+        DocumentError: A source cannot be read.
+        InputError: No source has the split or config, or a row has no such column.
     """
     sources = list(sources)
     for option in ("split", "config"):
@@ -77,93 +82,96 @@ def read_texts(sources: Iterable[str], columns: TextColumns) -> Iterator[Item]:
             yield from _texts(_hub_rows(source, columns), source, columns)
 
 
-def _has(option: str, source: str) -> bool:
-    """Say whether a split or a config means something for a source."""
-    path = Path(source)
-    if not path.is_dir():
-        return not path.exists()  # a name; what is missing is told when it is read
-    if (path / SPLITS).is_file():
-        return option == "split"
-    return not (path / SAVED).is_file() and _in_hub_layout(path)
-
-
 def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
     """Yield the prompts of a file of rows: texts, chat messages or token ids.
 
-    field: the column, None for the first of `prompt`, `messages`, `question` and `ids`. Raises
-    DocumentError, InputError.
+    Args:
+        path: A jsonl or parquet file.
+        field: The column; None for the first of `prompt`, `messages`, `question` and `ids`.
+
+    Raises:
+        DocumentError: The file cannot be read, or a row holds something else.
+        InputError: A row has no such column.
     """
     if not path.exists():
         raise DocumentError(f"{path} is missing; check the path.")
     for number, row in enumerate(_rows(path), 1):
         name = _pick(row, field, PROMPT_FIELDS, f"{path}, row {number}")
-        if not _is_prompt(row[name]):
+        value = row[name]
+        kinds = {type(item) for item in value} if isinstance(value, list) else {type(value)}
+        if not value or kinds not in (({dict}, {int}) if isinstance(value, list) else ({str},)):
             raise DocumentError(
-                f"{path}, row {number}: got {str(row[name])[:40]!r} as {name!r}; expected a text, "
+                f"{path}, row {number}: got {str(value)[:40]!r} as {name!r}; expected a text, "
                 "chat messages or token ids."
             )
-        yield row[name]
+        yield value
 
 
-def _is_prompt(value: Any) -> bool:
-    if isinstance(value, list):
-        kinds = {type(item) for item in value}
-        return kinds in ({dict}, {int})
-    return isinstance(value, str) and bool(value)
+def _has(option: str, source: str) -> bool:
+    """Say whether a split or a config means something for a source."""
+    path = Path(source)
+    if not path.is_dir():
+        return not path.exists()  # the name of a data set
+    if any((path / name).is_file() for name in SAVED):
+        return option == "split" and (path / SAVED[0]).is_file()
+    return _in_hub_layout(path)
 
 
 def _folder(folder: Path, columns: TextColumns) -> Iterator[Item]:
-    if any((folder / name).is_file() for name in (SPLITS, SAVED)):
+    from ragspec.retrievers.search.documents import list_files
+
+    if any((folder / name).is_file() for name in SAVED):
         yield from _texts(_saved_rows(folder, columns), str(folder), columns)
         return
     if _in_hub_layout(folder):
         columns.skipped(str(folder), "file by file, but as a data set.")
-        yield from _texts(_laid_out_rows(folder, columns), str(folder), columns)
+        rows = _loaded(str(folder.resolve()), columns, "cannot be read as a data set")
+        yield from _texts(rows, str(folder), columns)
         return
-    from ragspec.retrievers.search.documents import list_files
-
-    result = False
+    empty = True
     for path in list_files(folder):
         try:
             for item in _file(path, columns):
-                result = True
+                empty = False
                 yield item
         except (DocumentError, InputError) as error:
             if isinstance(error, InputError) and columns.field is not None:
                 raise  # the column that was asked for is not there
             columns.skipped(str(path), str(error).removeprefix(str(path)).lstrip(" ,"))
-    if not result:
+    if empty:
         raise DocumentError(
             f"{folder} holds no usable text. Name a folder with documents, jsonl or parquet files."
         )
 
 
 def _file(path: Path, columns: TextColumns) -> Iterator[Item]:
-    if path.name.lower().endswith(LINES + PARQUET):
+    from ragspec.retrievers.search.documents import load_document
+
+    if path.name.lower().endswith((*LINES, PARQUET)):
         yield from _texts(_rows(path), str(path), columns)
     else:
-        from ragspec.retrievers.search.documents import load_document
-
         yield load_document(path).text
 
 
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def _rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a file; raises DocumentError where it holds something else."""
     name = path.name.lower()
     if name.endswith(PARQUET):
-        yield from _parquet_rows(path)
-    elif name.endswith(LINES):
-        yield from _line_rows(path)
-    else:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # untyped
+        try:
+            for batch in parquet.ParquetFile(path).iter_batches(ROWS):
+                yield from batch.to_pylist()
+        except (arrow.ArrowException, OSError) as error:
+            raise DocumentError(f"{path} is no parquet file ({error}).") from error
+        return
+    if not name.endswith(LINES):
         raise DocumentError(f"{path} holds no rows; expected a jsonl or parquet file.")
-
-
-def _line_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    opened = gzip.open if path.name.lower().endswith(".gz") else open
     number = 0
     try:
-        with opened(path, "rt", encoding="utf-8-sig") as stream:
-            for line in stream:
+        with (gzip.open if name.endswith(".gz") else open)(
+            path, "rt", encoding="utf-8-sig"
+        ) as file:
+            for line in file:
                 number += 1  # the message names the line that was read last
                 if line.strip():
                     row = json.loads(line)
@@ -174,80 +182,60 @@ def _line_rows(path: Path) -> Iterator[Mapping[str, Any]]:
         raise DocumentError(f"{path}, line {number}: no JSON object ({error}).") from error
 
 
-def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # untyped
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches(ROWS):
-            yield from batch.to_pylist()
-    except (arrow.ArrowException, OSError) as error:
-        raise DocumentError(f"{path} is no parquet file ({error}).") from error
-
-
-def _saved_rows(folder: Path, columns: TextColumns) -> Iterator[Mapping[str, Any]]:
+def _saved_rows(folder: Path, columns: TextColumns) -> Iterator[Row]:
     import datasets
 
     try:
-        result = datasets.load_from_disk(str(folder))
+        saved: Any = datasets.load_from_disk(str(folder))
     except Exception as error:  # it raises many kinds on damaged folders
         raise DocumentError(f"{folder} cannot be read as a data set ({error}).") from error
-    yield from _of_split(result, str(folder), columns)
+    if isinstance(saved, datasets.DatasetDict):
+        split = columns.split or TRAIN
+        if split not in saved:
+            raise InputError(
+                f"{folder} has no split {split!r}; it has {', '.join(saved)}: name it with --split."
+            )
+        saved = saved[split]
+    yield from saved
 
 
-def _hub_rows(name: str, columns: TextColumns) -> Iterator[Mapping[str, Any]]:
+def _hub_rows(name: str, columns: TextColumns) -> Iterator[Row]:
     """Yield the rows of a data set by name, streamed from the hub, or from its cache."""
     import datasets
+    from huggingface_hub import constants
 
     from ragspec.models.resolve import hub_answers
 
     nowhere = "is no file, no folder, and no data set"
     if hub_answers():
-        yield from _loaded(name, columns, {"streaming": True}, f"{nowhere} on the hub")
+        yield from _loaded(name, columns, f"{nowhere} on the hub")
         return
-    options = {"download_config": datasets.DownloadConfig(local_files_only=True)}
-    with _hub_left_alone():
-        wrong = f"{nowhere} in the cache, and the hub does not answer"
-        yield from _loaded(name, columns, options, wrong)
-
-
-@contextmanager
-def _hub_left_alone() -> Iterator[None]:
-    """Keep libraries from asking again and again, for half a minute, a hub that does not answer."""
-    import datasets
-    from huggingface_hub import constants
-
+    # Libraries would try again and again, for half a minute, a hub that does not answer.
     places: tuple[Any, ...] = (datasets.config, constants)
-    before = [place.HF_HUB_OFFLINE for place in places]
-    try:
+    with ExitStack() as stack:
         for place in places:
+            stack.callback(setattr, place, "HF_HUB_OFFLINE", place.HF_HUB_OFFLINE)
             place.HF_HUB_OFFLINE = True
-        yield
-    finally:
-        for place, value in zip(places, before, strict=True):
-            place.HF_HUB_OFFLINE = value
-
-
-def _laid_out_rows(folder: Path, columns: TextColumns) -> Iterator[Mapping[str, Any]]:
-    """Yield the rows of a data set that lies in a folder as on the hub, streamed."""
-    name = str(folder.resolve())
-    yield from _loaded(name, columns, {"streaming": True}, "cannot be read as a data set")
+        wrong = f"{nowhere} in the cache, and the hub does not answer"
+        yield from _loaded(name, columns, wrong, streaming=False)
 
 
 def _loaded(
-    name: str, columns: TextColumns, options: Mapping[str, Any], wrong: str
-) -> Iterator[Mapping[str, Any]]:
+    name: str, columns: TextColumns, wrong: str, *, streaming: bool = True
+) -> Iterator[Row]:
     """Yield the rows of what datasets loads; wrong: what to say of the name where it does not."""
     import datasets
 
     try:
         split = columns.split or TRAIN
-        result = datasets.load_dataset(name, columns.config, split=split, **options)
+        rows = datasets.load_dataset(name, columns.config, split=split, streaming=streaming)
     except Exception as error:  # it raises many kinds, of several libraries
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise InputError(
             f"{name} {wrong} ({reason}); check the name, --config and --split."
         ) from error
     try:
-        yield from result
+        yield from rows
     except Exception as error:
         raise DocumentError(f"{name} cannot be read to its end ({error}).") from error
 
@@ -257,28 +245,17 @@ def _in_hub_layout(folder: Path) -> bool:
     files = [*folder.glob("*"), *folder.glob("data/*")]
     if any(SPLIT_FILE.fullmatch(path.name) and path.is_file() for path in files):
         return True
-    card = folder / "README.md"
     try:
-        return CARD.match(card.read_text(encoding="utf-8", errors="replace")) is not None
+        card = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
+    return CARD.match(card) is not None
 
 
-def _of_split(result: Any, name: str, columns: TextColumns) -> Iterator[Mapping[str, Any]]:
-    if hasattr(result, "keys"):
-        split = columns.split or TRAIN
-        if split not in result:
-            raise InputError(
-                f"{name} has no split {split!r}; it has {', '.join(result)}: name it with --split."
-            )
-        result = result[split]
-    yield from result
-
-
-def _texts(rows: Iterable[Mapping[str, Any]], name: str, columns: TextColumns) -> Iterator[Item]:
+def _texts(rows: Iterable[Row], name: str, columns: TextColumns) -> Iterator[Item]:
     for number, row in enumerate(rows, 1):
         where = f"{name}, row {number}"
-        value = row[_pick(row, columns.field, (*TEXT_FIELDS, *ID_FIELDS), where)]
+        value = row[_pick(row, columns.field, TEXT_FIELDS, where)]
         if value is None:
             continue
         if not isinstance(value, str | list):
@@ -289,24 +266,21 @@ def _texts(rows: Iterable[Mapping[str, Any]], name: str, columns: TextColumns) -
         yield value
 
 
-def _pick(row: Mapping[str, Any], field: str | None, usual: Iterable[str], where: str) -> str:
+def _pick(row: Row, field: str | None, usual: Iterable[str], where: str) -> str:
     """Return the name of the column to take; raises InputError where that is not clear."""
-    names = [field] if field is not None else [name for name in usual if name in row]
-    if field is None and not names:
-        names = [name for name, value in row.items() if isinstance(value, str)]
-        names = names if len(names) == 1 else []
-    if not names or names[0] not in row:
-        request = f"no column {field!r}" if field is not None else "no column of a usual name"
-        raise InputError(
-            f"{where} has {request}; it has {', '.join(row) or 'none'}: name one with --field."
-        )
-    return names[0]
+    names = [name for name in (usual if field is None else [field]) if name in row]
+    texts = [name for name, value in row.items() if field is None and isinstance(value, str)]
+    if names or len(texts) == 1:
+        return (names or texts)[0]
+    missing = f"no column {field!r}" if field is not None else "no column of a usual name"
+    raise InputError(
+        f"{where} has {missing}; it has {', '.join(row) or 'none'}: name one with --field."
+    )
 
 
 def _is_path(source: str) -> bool:
-    name = source.lower()
     return (
         DATASET.fullmatch(source) is None
         or source.startswith((".", "~"))
-        or name.endswith((*LINES, *PARQUET, ".txt", ".md", ".json", ".csv", ".pdf", ".html"))
+        or source.lower().endswith((*LINES, PARQUET, *DOCUMENTS))
     )
