@@ -53,7 +53,6 @@ NAMES: MappingProxyType[str, MappingProxyType[str, str]] = MappingProxyType(
                 "match": "ragspec.retrievers.methods.sam_decoding:MatchDrafter",
                 "suffix": "ragspec.retrievers.methods.suffix_decoding:SuffixDrafter",
                 "recycling": "ragspec.retrievers.methods.token_recycling:NeighbourDrafter",
-                "recycling-paper": "ragspec.retrievers.methods.token_recycling:PAPER",
                 "rest": "ragspec.retrievers.corpus.rest:RestDrafter",
                 "select": "ragspec.retrievers.methods.sam_decoding:Select",
                 "hierarchy": "ragspec.retrievers.methods.hierarchy_drafting:HierarchyDrafter",

@@ -21,9 +21,8 @@ from ragspec.errors import InputError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.methods.cascade import Cascade, CascadeSession, Named
 from ragspec.retrievers.methods.context import ContextDrafter
-from ragspec.retrievers.methods.ngrams import GUESS, KIND, LEVEL, MOST, NGramDrafter, NGramPool
+from ragspec.retrievers.methods.ngrams import GUESS, LEVEL, MOST, NGramDrafter, NGramPool
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
-from ragspec.storage.store import read_current
 
 Form = Literal["trie", "ngram"]
 PREVIOUS = 2
@@ -120,16 +119,12 @@ def opened(database: Database | None) -> HasDrafter | NGramPool | Drafter | None
                 "a drafter, the folder of a saved store, or None."
             )
         return database
-    if read_current(Path(database))[1].kind == KIND:
-        return NGramPool.open(database)
     from ragspec.retrievers.corpus.index import CorpusIndex
 
     return CorpusIndex.open(database)
 
 
 def _prints(store: Any) -> dict[str, str | None]:
-    if isinstance(store, NGramPool):
-        return dict(store.fingerprints)
     message = store.info() if hasattr(store, "info") else None
     return {name: getattr(message, name, None) for name in ("model", "tokenizer")}
 

@@ -13,23 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
-from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.fingerprints import check_prints, prints_of
+from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
-from ragspec.storage.manifest import Verify
-from ragspec.storage.store import open_store, publish
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import keep_best
 
-KIND = "ngrams"
 LEVEL = 5
 GUESS = 7
 MOST = 100_000
@@ -60,7 +52,6 @@ class NGramPool:
             )
         self.level = level
         self.guess = guess
-        self.fingerprints: dict[str, str] = {}
         self._lists: dict[int, dict[tuple[int, ...], None]] = {}
 
     @classmethod
@@ -117,49 +108,6 @@ class NGramPool:
     def after(self, token: int) -> list[tuple[int, ...]]:
         """Return the n-grams that begin with the token, without it, the freshest first."""
         return list(reversed(self._lists.get(token, ())))
-
-    def save(self, folder: Path | str, *, model: Any = None, tokenizer: Any = None) -> None:
-        """Publish the pool as a store of this model and tokenizer; None leaves what was known."""
-        self.fingerprints |= prints_of(model, tokenizer)
-        rows = [(first, *rest) for first, held in self._lists.items() for rest in held]
-        array = np.array(rows, dtype=np.int32).reshape(len(rows), self.level)
-
-        def write(build: Path) -> None:
-            np.save(build / "ngrams.npy", array, allow_pickle=False)
-
-        sizes = {"level": self.level, "guess": self.guess}
-        publish(Path(folder), KIND, write, parameters=sizes, fingerprints=self.fingerprints)
-
-    @classmethod
-    def open(
-        cls,
-        folder: Path | str,
-        *,
-        model: Any = None,
-        tokenizer: Any = None,
-        verify: Verify = "full",
-    ) -> NGramPool:
-        """Read a pool that `save` wrote.
-
-        Raises:
-            StoreError: Where it is missing, damaged, or not of this model and tokenizer.
-        """
-        store = open_store(Path(folder), KIND, verify=verify)
-        check_prints(str(folder), store.manifest.fingerprints, prints_of(model, tokenizer))
-        try:
-            sizes = store.manifest.parameters
-            pool = cls(int(sizes["level"]), int(sizes["guess"]))
-            array = np.load(store.file("ngrams.npy"), allow_pickle=False)
-            if array.ndim != 2 or array.shape[1] != pool.level or (array < 0).any():
-                raise ValueError(f"n-grams of shape {array.shape}")
-            for ngram in array.tolist():
-                pool.add(ngram)
-            pool.fingerprints = dict(store.manifest.fingerprints)
-        except StoreError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-            raise StoreError(f"{folder} is damaged ({error}); save the pool again.") from error
-        return pool
 
 
 def ngrams_of(tokens: Sequence[int], level: int) -> Iterator[tuple[int, ...]]:

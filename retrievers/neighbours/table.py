@@ -4,36 +4,26 @@ Token Recycling, arXiv 2408.08696, section 3: the adjacency matrix. Deviations: 
 learned are empty, not zero, so token 0 is not drafted without evidence; the last one or two tokens
 before may be part of the key, and the longest known key counts; each row counts how often its best
 token was confirmed, which separates reliable rows from others.
-
-The table is on the host, where trees are grown: [N + 1, k] tokens cross from a device in a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.fingerprints import check_prints, prints_of
+from ragspec.budget.cost_curve import isotonic
+from ragspec.errors import InputError
 from ragspec.sampling.top_tokens import TopTokens
-from ragspec.storage.manifest import Verify
-from ragspec.storage.store import open_store, publish
 from ragspec.trees.draft_tree import Ints
 
-KIND = "neighbours"
 LONGEST = 3
-MOST_CONTEXTS = 1 << 15
+MOST_ROWS = 1 << 16
 NOTHING = -1
 SUREST = 4
 
-Place = tuple[
-    int, int, int
-]  # the last three tokens, the newest last; NOTHING where there are fewer
+# The last three tokens, the newest last; NOTHING where there are fewer.
+Place = tuple[int, int, int]
 
 
 class NeighbourRow(NamedTuple):
@@ -49,19 +39,54 @@ class NeighbourRow(NamedTuple):
     sure: int
 
 
-class NeighbourRows:
-    """A table or a layer over one; shared: whether other texts see what is learned."""
+class NeighbourTable:
+    """The k best next tokens by the last one to three tokens. May be shared by threads.
 
-    k: int
-    shared: bool
+    Args:
+        k: Neighbours of a key.
+        orders: The longest key, 1 (the paper's) to 3 tokens.
+        most: Rows that are kept; the least recently learned are dropped first.
+
+    Raises:
+        InputError: For sizes below 1 or orders outside 1 .. 3.
+    """
+
+    def __init__(self, k: int = 8, *, orders: int = LONGEST, most: int = MOST_ROWS) -> None:
+        if k < 1 or not 1 <= orders <= LONGEST or most < 1:
+            raise InputError(
+                f"got k {k}, orders {orders}, most {most}; expected sizes of at least 1 and orders "
+                f"from 1 to {LONGEST}."
+            )
+        self.k = k
+        self.orders = orders
+        self.most = most
+        self._rows: dict[tuple[int, ...], NeighbourRow] = {}
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self._rows)
 
     def find(self, place: Place) -> NeighbourRow | None:
         """Return the row of the longest known key that ends the place, None where there is none."""
-        raise NotImplementedError
+        for order in range(self.orders, 0, -1):
+            if (row := self._rows.get(place[3 - order :])) is not None:
+                return row
+        return None
 
     def learn(self, place: Place, best: list[int]) -> None:
         """Replace the rows of the place by the tokens that the target ranks best after it [k]."""
-        raise NotImplementedError
+        with self._lock:
+            for order in range(1, self.orders + 1):
+                key = place[3 - order :]
+                if key[0] == NOTHING:
+                    return
+                before, sure = self._rows.pop(key, None), 0
+                if before is not None and before.tokens[0] == best[0]:
+                    sure = min(before.sure + 1, SUREST)
+                elif before is None and len(self._rows) >= self.most:
+                    del self._rows[next(iter(self._rows))]
+                self._rows[key] = NeighbourRow(best, order, sure)
 
     def learn_text(self, tokens: Iterable[int], top: Iterable[list[int]]) -> None:
         """Learn from consecutive tokens [T] and the target's best ones after each [T, k]."""
@@ -81,220 +106,6 @@ class NeighbourRows:
         best = top_tokens.host()[:, : self.k].tolist()
         for at in order:
             self.learn(places[at], best[at])
-
-
-class NeighbourTable(NeighbourRows):
-    """For each of V tokens the k best next ones: int32 [V, k], and rows of longer keys.
-
-    Args:
-        orders: The longest key, 1 (the paper's) to 3 tokens.
-        contexts: The most rows of longer keys that are kept, least recently learned dropped first.
-
-    Attributes:
-        fingerprints: Of the model and tokenizer whose table it is, where they are known. May be
-            shared by threads.
-
-    Raises:
-        InputError: For sizes below 1 or orders outside 1 .. 3.
-    """
-
-    def __init__(
-        self, vocab_size: int, k: int = 8, *, orders: int = LONGEST, contexts: int = MOST_CONTEXTS
-    ) -> None:
-        if vocab_size < 1 or k < 1 or not 1 <= orders <= LONGEST or contexts < 1:
-            raise InputError(
-                f"got vocab_size {vocab_size}, k {k}, orders {orders}, contexts {contexts}; "
-                f"expected sizes of at least 1 and orders from 1 to {LONGEST}."
-            )
-        self.vocab_size = vocab_size
-        self.k = min(k, vocab_size)
-        self.orders = orders
-        self.rows: NDArray[np.int32] = np.full((vocab_size, self.k), NOTHING, dtype=np.int32)
-        self.sure: NDArray[np.uint8] = np.zeros(vocab_size, dtype=np.uint8)
-        self.longer = LongerKeys(contexts)
-        self.fingerprints: dict[str, str] = {}
-        self.shared = True
-        self._lock = Lock()
-
-    def __len__(self) -> int:
-        """Return the number of tokens whose neighbours are known."""
-        return int((self.rows[:, 0] != NOTHING).sum())
-
-    def row(self, token: int) -> NeighbourRow | None:
-        """Return what is known after the token alone."""
-        result: list[int] = self.rows[token].tolist()
-        if result[0] == NOTHING:
-            return None
-        return NeighbourRow(result, 1, int(self.sure[token]))
-
-    def find(self, place: Place) -> NeighbourRow | None:
-        """Return the row of the longest known key; see `NeighbourRows.find`."""
-        for order in range(self.orders, 1, -1):
-            result = self.longer.get(place, order)
-            if result is not None:
-                return result
-        return self.row(place[2])
-
-    def learn(self, place: Place, best: list[int]) -> None:
-        """Replace the rows of the place; see `NeighbourRows.learn`."""
-        token = place[2]
-        with self._lock:
-            if self.rows[token, 0] == best[0]:
-                self.sure[token] = min(int(self.sure[token]) + 1, SUREST)
-            else:
-                self.sure[token] = 0
-            self.rows[token] = best[: self.k]
-            for order in range(2, self.orders + 1):
-                self.longer.learn(place, order, best)
-
-    def layer(self) -> NeighbourLayer:
-        """Return what one text may teach without changing the table."""
-        return NeighbourLayer(self)
-
-    def save(self, folder: Path | str, *, model: Any = None, tokenizer: Any = None) -> None:
-        """Publish the table as a store of this model and tokenizer; None leaves them as they were.
-
-        Raises:
-            StoreError: Where the folder holds something else or is being written.
-        """
-        self.fingerprints |= prints_of(model, tokenizer)
-        with self._lock:
-            arrays = {"rows": self.rows.copy(), "sure": self.sure.copy(), **self.longer.arrays()}
-
-        def write(build: Path) -> None:
-            for name, array in arrays.items():
-                np.save(build / f"{name}.npy", array, allow_pickle=False)
-
-        parameters = {"vocab_size": self.vocab_size, "k": self.k, "orders": self.orders}
-        parameters["contexts"] = self.longer.most
-        prints = self.fingerprints
-        publish(Path(folder), KIND, write, parameters=parameters, fingerprints=prints)
-
-    @classmethod
-    def open(
-        cls,
-        folder: Path | str,
-        *,
-        model: Any = None,
-        tokenizer: Any = None,
-        verify: Verify = "full",
-    ) -> NeighbourTable:
-        """Read a table that `save` wrote; it is then a copy of its own.
-
-        Raises:
-            StoreError: Where it is missing, damaged, or not of this model and tokenizer.
-        """
-        store = open_store(Path(folder), KIND, verify=verify)
-        check_prints(str(folder), store.manifest.fingerprints, prints_of(model, tokenizer))
-        try:
-            names = ("rows", "sure", "keys", "key_rows", "key_orders", "key_sure")
-            read = {name: np.load(store.file(f"{name}.npy"), allow_pickle=False) for name in names}
-            sizes = store.manifest.parameters
-            table = cls(
-                int(sizes["vocab_size"]),
-                int(sizes["k"]),
-                orders=int(sizes["orders"]),
-                contexts=int(sizes["contexts"]),
-            )
-            table._fill(read)
-            table.fingerprints = dict(store.manifest.fingerprints)
-        except StoreError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-            raise StoreError(f"{folder} is damaged ({error}); save the table again.") from error
-        return table
-
-    def _fill(self, read: Mapping[str, NDArray[np.int64]]) -> None:
-        """Take over what was read; raises ValueError where it cannot be a table of this size."""
-        rows, sure = read["rows"], read["sure"]
-        if rows.shape != self.rows.shape or sure.shape != self.sure.shape:
-            raise ValueError(f"rows of shape {rows.shape}, expected {self.rows.shape}")
-        for each in (rows, read["key_rows"]):
-            if each.size and (int(each.min()) < NOTHING or int(each.max()) >= self.vocab_size):
-                raise ValueError("a token outside the vocabulary")
-        self.rows[:], self.sure[:] = rows, sure
-        self.longer.fill(read, self.k)
-
-
-class NeighbourLayer(NeighbourRows):
-    """What one text teaches, over a table that it reads and never changes."""
-
-    def __init__(self, base: NeighbourTable) -> None:
-        self.base = base
-        self.k = base.k
-        self.orders = base.orders
-        self.shared = False
-        self._local = LongerKeys(base.longer.most + base.vocab_size)
-
-    def find(self, place: Place) -> NeighbourRow | None:
-        """Return the row of the longest known key; see `NeighbourRows.find`."""
-        current, older = self._local, self.base.longer
-        for order in range(self.orders, 1, -1):
-            result = current.get(place, order) or older.get(place, order)
-            if result is not None:
-                return result
-        return current.get(place, 1) or self.base.row(place[2])
-
-    def learn(self, place: Place, best: list[int]) -> None:
-        """Replace the text's own rows of the place; see `NeighbourRows.learn`."""
-        for order in range(1, self.orders + 1):
-            self._local.learn(place, order, best)
-
-
-class LongerKeys:
-    """Rows by the last few tokens, the least recently learned dropped first."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._rows: dict[Place | tuple[int, int] | int, NeighbourRow] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def get(self, place: Place, order: int) -> NeighbourRow | None:
-        """Return the row of the last `order` tokens of a place."""
-        return self._rows.get(place if order == 3 else place[1:] if order == 2 else place[2])
-
-    def learn(self, place: Place, order: int, best: list[int]) -> None:
-        """Replace the row of the last `order` tokens, unless the text has fewer."""
-        if order > 1 and place[3 - order] == NOTHING:
-            return
-        key = place if order == 3 else place[1:] if order == 2 else place[2]
-        before = self._rows.pop(key, None)
-        sure = 0
-        if before is not None and before.tokens[0] == best[0]:
-            sure = min(before.sure + 1, SUREST)
-        elif len(self._rows) >= self.most:
-            del self._rows[next(iter(self._rows))]
-        self._rows[key] = NeighbourRow(best, order, sure)
-
-    def arrays(self) -> dict[str, NDArray[np.int64] | NDArray[np.int32]]:
-        """Return keys i64 [C, 3], their rows i32 [C, k], orders and sureness, oldest first."""
-        whole = [key if isinstance(key, tuple) else (key,) for key in self._rows]
-        keys = [(NOTHING,) * (3 - len(key)) + key for key in whole]
-        held = list(self._rows.values())
-        rows = [row.tokens for row in held] or np.zeros((0, 0))
-        return {
-            "keys": np.array(keys, dtype=np.int64).reshape(len(keys), 3),
-            "key_rows": np.array(rows, dtype=np.int32),
-            "key_orders": np.array([row.order for row in held], dtype=np.int32),
-            "key_sure": np.array([row.sure for row in held], dtype=np.int32),
-        }
-
-    def fill(self, read: Mapping[str, NDArray[np.int64]], k: int) -> None:
-        """Take over what `arrays` gave; raises ValueError where the parts do not fit together."""
-        keys, rows = read["keys"], read["key_rows"]
-        orders, sure = read["key_orders"], read["key_sure"]
-        count = len(keys)
-        shapes = (keys.shape, rows.shape, orders.shape, sure.shape)
-        if count and shapes != ((count, 3), (count, k), (count,), (count,)):
-            raise ValueError(f"keys and rows of shapes {shapes}")
-        if count and not set(np.unique(orders)) <= {2, 3}:
-            raise ValueError("keys of other lengths than two and three tokens")
-        parts = (keys.tolist(), rows.tolist(), orders.tolist(), sure.tolist())
-        for (a, b, c), row, order, times in zip(*parts, strict=True):
-            key = (a, b, c) if order == 3 else (b, c)
-            self._rows[key] = NeighbourRow(row, order, min(max(times, 0), SUREST))
 
 
 # How often the best token of a row comes true, by length of the key and by how often it was
@@ -346,19 +157,7 @@ class RankRates:
         for rank in range(1, self.k):
             prior = (1.0 - first) * OTHERS[min(rank, len(OTHERS)) - 1]
             rates.append((_PRIOR * prior + hits[rank]) / weight)
-        return _non_increasing(rates)
-
-
-def _non_increasing(values: Sequence[float]) -> list[float]:
-    """Return the nearest values that never grow: runs that do share their mean."""
-    runs: list[tuple[float, int]] = []
-    for value in values:
-        total, size = value, 1
-        while runs and runs[-1][0] * size < total * runs[-1][1]:
-            before = runs.pop()
-            total, size = total + before[0], size + before[1]
-        runs.append((total, size))
-    return [total / size for total, size in runs for _ in range(size)]
+        return isotonic(rates[::-1])[::-1]
 
 
 def _row_kind(row: NeighbourRow, level: int) -> int:

@@ -54,7 +54,7 @@ def test_rooms_import_and_draft_without_what_a_host_may_lack(root: Path, tmp_pat
     assert done.returncode == 0, done.stderr
     refused, drafted = json.loads(done.stdout.splitlines()[-1])
     assert not refused, refused
-    learners = {"recycling", "recycling-paper"}  # they have been taught nothing yet
+    learners = {"recycling"}  # it has been taught nothing yet
     assert set(drafted) >= {"context", "lookup", "suffix", "rest", "hierarchy", "auto", "select"}
     for name, trees in drafted.items():
         assert (name in learners) == (not any(trees)), name

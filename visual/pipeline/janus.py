@@ -84,7 +84,7 @@ class JanusPipeline(PromptPipeline):
         bos, pad, boi = record["bos_token_id"], record["pad_token_id"], record["boi_token_id"]
         return janus_unconditional(ids, int(bos), int(boi), int(pad))
 
-    def _check_negative(self, ids: Any = None) -> None:
+    def _check_negative(self) -> None:
         raise InputError(
             "got a negative prompt; Janus is guided away from its own prompt with padding for "
             "words, as it was trained. Leave negative_prompt out."

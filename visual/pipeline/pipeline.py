@@ -43,8 +43,8 @@ from ragspec.visual.pipeline.request import (
     check_output_type,
     checked_callback,
     checked_codes,
-    checked_features,
     checked_texts,
+    padded_features,
     seeds_of,
     some,
 )
@@ -207,10 +207,6 @@ class ImagePipeline(CodePipeline):
         min_p: float = 0.0,
         guidance_interval: tuple[int, int] | None = None,
         codes: torch.Tensor | None = None,
-        prompt_embeds: torch.Tensor | Sequence[torch.Tensor] | None = None,
-        prompt_attention_mask: torch.Tensor | Sequence[Any] | None = None,
-        negative_prompt_embeds: torch.Tensor | Sequence[torch.Tensor] | None = None,
-        negative_prompt_attention_mask: torch.Tensor | Sequence[Any] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
@@ -218,11 +214,9 @@ class ImagePipeline(CodePipeline):
     ) -> Any:
         """Return an `ImageOutput`, or a tuple of its fields where return_dict is False.
 
-        prompt: for a text-conditional model; class_labels: numbers or names, for one of classes;
-        prompt_embeds [R, n, d]: features in place of prompts, n at most L, or a list of [n, d];
-        prompt_attention_mask [R, n]: which of them are the prompt's own, so that prompts of several
-        lengths go in one batch. negative_prompt, or negative_prompt_embeds: what guidance leads
-        away from, one for all or one each, in place of what the model learned for no prompt.
+        prompt: for a text-conditional model, of any lengths; class_labels: numbers or names, for
+        one of classes. negative_prompt: what guidance leads away from, one for all or one each, in
+        place of what the model learned for no prompt.
         height, width: in pixels, up to the size that the model was made for.
         num_images_per_prompt: images of each, next to each other.
         generator: seeds are drawn from it, or from one an image; None is torch's global one
@@ -238,13 +232,7 @@ class ImagePipeline(CodePipeline):
         check_output_type(output_type)
         callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         raster = self._sized(height, width)
-        conditions = self._conditions(
-            prompt,
-            class_labels,
-            prompt_embeds,
-            prompt_attention_mask,
-            (negative_prompt, negative_prompt_embeds, negative_prompt_attention_mask),
-        )
+        conditions = self._conditions(prompt, class_labels, negative_prompt)
         self._bring("model", "draft")
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         rows = [row for row in range(len(conditions.condition)) for _ in range(count)]
@@ -258,24 +246,6 @@ class ImagePipeline(CodePipeline):
         drafter = self.source(target, conditions)
         instance = self._create(target, drafter, rows, sampling, callback, output_type)
         return instance if return_dict else instance.to_tuple()
-
-    def encode_prompt(
-        self, prompt: str | Sequence[str], num_images_per_prompt: int = 1
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return prompt_embeds [R, L, d] and prompt_attention_mask i64 [R, L] of prompts.
-
-        They draw what the prompts draw. R counts each prompt num_images_per_prompt times.
-
-        Raises:
-            InputError: For a model of classes, and as a call does.
-        """
-        if self.trunk.config.condition == "class":
-            raise InputError("got a prompt for a model of classes; expected class_labels.")
-        count = checked_count(num_images_per_prompt, "num_images_per_prompt")
-        result, padded = self._features("prompt", prompt, None, None)
-        padding = torch.tensor(padded or [0] * len(result))
-        mask = (torch.arange(result.shape[1]) >= padding[:, None]).long()
-        return result.repeat_interleave(count, 0), mask.repeat_interleave(count, 0)
 
     @property
     def trunk(self) -> Any:
@@ -306,54 +276,42 @@ class ImagePipeline(CodePipeline):
         )
         return Raster(rows, line)
 
-    def _conditions(
-        self, prompt: Any, labels: Any, embeds: Any, mask: Any, negative: tuple[Any, Any, Any]
-    ) -> Conditions:
-        inputs = {"prompt": prompt, "class_labels": labels, "prompt_embeds": embeds}
+    def _conditions(self, prompt: Any, labels: Any, negative: Any) -> Conditions:
+        inputs = {"prompt": prompt, "class_labels": labels}
         named = [name for name, value in inputs.items() if value is not None]
         classes = self.trunk.config.condition == "class"
-        selection = "class_labels" if classes else "prompt (or prompt_embeds)"
-        if len(named) != 1 or (named == ["class_labels"]) != classes:
+        selection = "class_labels" if classes else "prompt"
+        if named != [selection]:
             raise InputError(
                 f"got {' and '.join(named) or 'nothing to draw'}; expected {selection}."
             )
         if classes:
-            if any(part is not None for part in (mask, *negative)):
+            if negative is not None:
                 raise InputError(
-                    "got a negative prompt or a mask of one for a model of classes; expected none. "
-                    "Leave it out: guidance leads away from the model's own class of nothing."
+                    "got a negative prompt for a model of classes; expected none. Leave it out: "
+                    "guidance leads away from the model's own class of nothing."
                 )
             return Conditions(torch.tensor([self.label_of(label) for label in some(labels)]))
-        current = self._features("prompt", prompt, embeds, mask)
-        if all(part is None for part in negative):
+        current = self._features(prompt)
+        if negative is None:
             return Conditions(*current)
-        beside = self._features("negative_prompt", *negative)
+        beside = self._features(negative)
         if len(beside[0]) not in (1, len(current[0])):
             raise InputError(
                 f"got {len(beside[0])} negative prompts for {len(current[0])} prompts; expected "
-                f"one "
-                "for all, or one each."
+                "one for all, or one each."
             )
         return Conditions(*current, *beside)
 
-    def _features(
-        self, name: str, texts: Any, embeds: Any, mask: Any
-    ) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """Return features [R, L, d] of texts, or those that are given, and their padding."""
-        length = int(self.trunk.config.condition_length)
-        if texts is not None and embeds is not None:
-            raise InputError(f"got {name} and {name}_embeds; expected one of them.")
-        if mask is not None and embeds is None:
-            raise InputError(f"got {name}_attention_mask alone; expected {name}_embeds with it.")
-        if embeds is not None:
-            return checked_features(embeds, mask, length)
+    def _features(self, texts: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
+        """Return features [R, L, d] of texts, and how many first ones of each are padding."""
         if self.captions is None:
             raise InputError(
                 "got a prompt, but this model reads the features of a text encoder that is not "
-                "bundled; expected text_encoder=NAME_OR_FOLDER for the pipeline, or features as "
-                "prompt_embeds [R, L, d]."
+                "bundled; expected text_encoder=NAME_OR_FOLDER for the pipeline, or a function "
+                "that returns features [n, d] of each text."
             )
         self._bring("text_encoder")
-        message = self.captions(checked_texts(some(texts)))
+        features = self.captions(checked_texts(some(texts)))
         self._send_away("text_encoder")
-        return checked_features(message, None, length)
+        return padded_features(features, int(self.trunk.config.condition_length))

@@ -196,7 +196,8 @@ class PromptPipeline(CodePipeline):
     ) -> tuple[list[list[int]], list[list[int]]]:
         """Return the token ids of prompts, and of what each is guided from, as a call reads them.
 
-        They may be changed and given back as prompt_ids and negative_prompt_ids. Raises InputError.
+        Raises:
+            InputError: For no prompt, and a negative one that the model has no use for.
         """
         raster = self._sized(height, width)
         current = [self._ids(self._request(text), raster) for text in checked_texts(some(prompt))]
@@ -226,8 +227,6 @@ class PromptPipeline(CodePipeline):
         min_p: float = 0.0,
         guidance_interval: tuple[int, int] | None = None,
         codes: torch.Tensor | None = None,
-        prompt_ids: Sequence[Sequence[int]] | None = None,
-        negative_prompt_ids: Sequence[Sequence[int]] | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
@@ -238,8 +237,7 @@ class PromptPipeline(CodePipeline):
         prompt: a text or several, of any lengths. negative_prompt: what guidance leads away from,
         one for all or one each; None for what the model takes as no prompt. height, width: in
         pixels; None for the model's own. guidance_scale: None for the one that is usual, 1 for
-        none. prompt_ids, negative_prompt_ids: token ids in place of texts, see `encode_prompt`.
-        codes i64 [h, w]: those that are given, -1 where one is to be drawn. The rest: see
+        none. codes i64 [h, w]: those that are given, -1 where one is to be drawn. The rest: see
         `ImagePipeline`. Raises InputError, SamplingError, PromptTooLongError.
         """
         check_output_type(output_type)
@@ -247,9 +245,8 @@ class PromptPipeline(CodePipeline):
         callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         raster = self._sized(height, width)
-        conditions = self._conditions(
-            (prompt, negative_prompt), (prompt_ids, negative_prompt_ids), (height, width)
-        )
+        current, beside = self.encode_prompt(some(prompt), negative_prompt, height, width)
+        conditions = PromptConditions(current, beside, self._target)
         self._bring("model", "draft")
         rows = [row for row in range(len(conditions.prompts)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
@@ -266,30 +263,6 @@ class PromptPipeline(CodePipeline):
         drafter = self.source(target, conditions)
         instance = self._create(target, drafter, rows, sampling, callback, output_type)
         return instance if return_dict else instance.to_tuple()
-
-    def _conditions(
-        self, texts: tuple[Any, Any], ids: tuple[Any, Any], size: tuple[Any, Any]
-    ) -> PromptConditions:
-        """Return the conditions of texts or ids, each with those of what it is guided from."""
-        if (texts[0] is None) == (ids[0] is None):
-            message = "nothing to draw" if texts[0] is None else "prompt and prompt_ids"
-            raise InputError(f"got {message}; expected a prompt, or prompt_ids.")
-        if texts[1] is not None and (ids[1] is not None or ids[0] is not None):
-            raise InputError(
-                "got negative_prompt beside ids; expected negative_prompt_ids with prompt_ids. "
-                "encode_prompt makes both."
-            )
-        if ids[1] is not None:
-            self._check_negative(ids[0])
-        raster = self._sized(*size)
-        if ids[0] is None:
-            current, beside = self.encode_prompt(texts[0], texts[1], *size)
-        else:
-            current = [list(row) for row in _rows(ids[0])]
-            beside = [self._nothing(row, raster) for row in current]
-        if ids[1] is not None:
-            beside = _each([list(row) for row in _rows(ids[1])], len(current))
-        return PromptConditions(current, beside, self._target)
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
         """Return how the codes of an image of so many pixels lie; raises InputError."""
@@ -309,7 +282,7 @@ class PromptPipeline(CodePipeline):
             )
         return Raster(rows, line, current.ends)
 
-    def _check_negative(self, ids: Any = None) -> None:
+    def _check_negative(self) -> None:
         """Raise InputError where the model has no use for a negative prompt."""
 
     def _check_decoder(self, output_type: str) -> None:
@@ -344,18 +317,6 @@ class PromptPipeline(CodePipeline):
     def _target(model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
         """Return the target of one call over a model."""
         raise NotImplementedError
-
-
-def _rows(ids: Any) -> list[Any]:
-    """Return ids by rows; raises InputError for what holds no rows."""
-    rows = ids.tolist() if isinstance(ids, torch.Tensor) else ids
-    if (
-        not isinstance(rows, Sequence)
-        or not rows
-        or not all(hasattr(row, "__len__") for row in rows)
-    ):
-        raise InputError(f"got prompt ids {ids!r}; expected a list of lists of token ids.")
-    return list(rows)
 
 
 def _each(beside: list[list[int]], count: int) -> list[list[int]]:

@@ -58,34 +58,38 @@ def _is_one(inputs: Any) -> bool:
     return not hasattr(inputs, "__iter__")
 
 
-def checked_features(inputs: Any, mask: Any, length: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Return features in place of prompts [R, L, d], and how many first ones of each are padding.
+def padded_features(
+    features: torch.Tensor | Sequence[torch.Tensor], length: int
+) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Return features of prompts at the end of L places each, and how many stand empty.
 
-    inputs: features [R, n, d], n at most L, or a list of R prompts' [n, d]. mask [R, n]: which of
-    them are a prompt's own, wherever they stand; None for all. As LlamaGen has it, padding comes
-    first. Raises InputError for what is no tensor, empty or too long.
+    Padding comes first, as LlamaGen has it.
+
+    Args:
+        features: Of each prompt [n, d], n from 1 to L.
+        length: L.
+
+    Raises:
+        InputError: Features are no matrices of one width, or too many.
     """
-    if isinstance(inputs, list | tuple) and inputs and all(_is_matrix(each) for each in inputs):
-        return _padded([each[_local(mask, row, each)] for row, each in enumerate(inputs)], length)
-    if not isinstance(inputs, torch.Tensor) or not inputs.numel():
-        message = (
-            f"of shape {list(inputs.shape)}" if isinstance(inputs, torch.Tensor) else type(inputs)
-        )
+    prompts = list(features)
+    if not all(isinstance(each, torch.Tensor) and each.ndim == 2 for each in prompts):
         raise InputError(
-            f"got prompt_embeds {message}; expected a torch tensor of floats [R, L, d], R at "
-            f"least 1, "
-            "or a list of tensors [L, d]. torch.from_numpy and torch.stack make one of arrays and "
-            "lists."
+            f"got features {[_shape(each) for each in prompts[:8]]} of the text encoder; expected "
+            "a tensor [n, d] of each text."
         )
-    if inputs.ndim != 3 or (mask is None and inputs.shape[1] == length):
-        return inputs, ()  # the model says what it expects
-    if mask is not None and (getattr(mask, "shape", None) != inputs.shape[:2]):
+    sizes, widths = [len(prompt) for prompt in prompts], {prompt.shape[1] for prompt in prompts}
+    if min(sizes) < 1 or max(sizes) > length or len(widths) > 1:
         raise InputError(
-            f"got prompt_attention_mask {_shape(mask)} for prompt_embeds {_shape(inputs)}; "
-            f"expected "
-            "a tensor [R, L] of 0 and 1, one for each feature."
+            f"got prompts of {', '.join(map(str, sizes[:8]))} features of {sorted(widths)} "
+            f"numbers; expected 1 to {length} of each, of one width. Cut longer ones."
         )
-    return _padded([each[_local(mask, row, each)] for row, each in enumerate(inputs)], length)
+    if min(sizes) == length:
+        return torch.stack(prompts), ()
+    padded = prompts[0].new_zeros(len(prompts), length, prompts[0].shape[1])
+    for row, prompt in zip(padded, prompts, strict=True):
+        row[length - len(prompt) :] = prompt
+    return padded, tuple(length - size for size in sizes)
 
 
 def checked_codes(inputs: Any, count: int, size: int) -> torch.Tensor | None:
@@ -103,47 +107,6 @@ def checked_codes(inputs: Any, count: int, size: int) -> torch.Tensor | None:
             f"{count}, from 0 to {size - 1}, and -1 where one is to be drawn."
         )
     return flat
-
-
-def _local(mask: Any, row: int, features: torch.Tensor) -> torch.Tensor:
-    """Return which features [n, d] of a row are the prompt's own: bool [n]."""
-    if mask is None:
-        return torch.ones(len(features), dtype=torch.bool, device=features.device)
-    try:
-        current = torch.as_tensor(mask[row], device=features.device)
-    except (IndexError, TypeError, ValueError) as error:
-        raise InputError(
-            f"got prompt_attention_mask {_shape(mask)}, which has no row {row} of 0 and 1; "
-            "expected one for each prompt."
-        ) from error
-    if current.shape != features.shape[:1] or not bool(((current == 0) | (current == 1)).all()):
-        raise InputError(
-            f"got prompt_attention_mask "
-            f"{current.tolist() if current.numel() < 9 else _shape(current)} for "
-            f"{len(features)} features; expected a 0 or 1 for each of them."
-        )
-    return current.bool()
-
-
-def _padded(prompts: list[torch.Tensor], length: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Return prompts' own features at the end of L places each, and how many stand empty."""
-    sizes = [len(prompt) for prompt in prompts]
-    if min(sizes) < 1 or max(sizes) > length:
-        raise InputError(
-            f"got prompts of {', '.join(map(str, sizes[:8]))} features; expected 1 to {length} of "
-            "each. Cut longer ones, and leave empty ones out."
-        )
-    widths = {prompt.shape[1] for prompt in prompts}
-    if len(widths) > 1:
-        raise InputError(f"got features of {sorted(widths)} numbers; expected one width for all.")
-    features = prompts[0].new_zeros(len(prompts), length, prompts[0].shape[1])
-    for row, prompt in zip(features, prompts, strict=True):
-        row[length - len(prompt) :] = prompt
-    return features, tuple(length - size for size in sizes)
-
-
-def _is_matrix(inputs: Any) -> bool:
-    return isinstance(inputs, torch.Tensor) and inputs.ndim == 2 and inputs.numel() > 0
 
 
 def _shape(inputs: Any) -> str:

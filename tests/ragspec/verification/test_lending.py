@@ -10,6 +10,7 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
+from ragspec.retrievers.neighbours.table import NeighbourTable
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.verification import cpu_weights as packing
@@ -174,7 +175,7 @@ def test_a_lease_may_begin_and_end_inside_the_forward_of_another(
 
 def engine_of(kind: str) -> Engine:
     if kind == "recycling for all texts":
-        drafter = NeighbourDrafter(scope="global")
+        drafter = NeighbourDrafter(NeighbourTable())
         return Engine(tiny.model("llama"), tiny.tokenizer(), drafter, budget=6)
     if kind == "model":
         return Engine(tiny.model("llama"), tiny.tokenizer(), None, tiny.model("llama", seed=1))

@@ -157,12 +157,11 @@ FORMS: tuple[Form, ...] = ("trie", "ngram")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a corpus of the answers, one of other text, and a pool of n-grams."""
+    """A folder with a corpus of the answers and one of other text."""
     root = tmp_path_factory.mktemp("stores")
     answers = [tokens for settings in SAMPLINGS for tokens in expected(settings, 4)]
     CorpusIndex.build(answers, None, root / "m.store", vocab_size=VOCAB).close()
     CorpusIndex.build(PROMPTS, None, root / "c.store", vocab_size=VOCAB).close()
-    NGramPool.common(answers).save(root / "n.store")
     return root
 
 
@@ -241,7 +240,7 @@ def test_the_ngram_form_asks_the_corpus_as_the_paper_does() -> None:
 def test_a_corpus_of_answers_becomes_the_models_ngrams(folder: Path) -> None:
     with CorpusIndex.open(folder / "m.store") as store:
         text = expected("greedy", 4)[0]
-        for answers in (store, folder / "n.store"):
+        for answers in (store, folder / "m.store"):
             tree = drafted(HierarchyDrafter(answers, form="ngram"), [90, text[0]])
             assert set(tree.sources) == {"answers"}
             assert depths(tree.parents).max() == 4
@@ -270,13 +269,11 @@ def test_stores_of_another_model_or_tokenizer_are_refused(tmp_path: Path) -> Non
     right, wrong = tiny.model("llama"), tiny.model("llama", seed=7)
     texts = [[1, 2, 3, 4, 5, 6]]
     CorpusIndex.build(texts, tiny.tokenizer(), tmp_path / "c.store", model=right).close()
-    pool((1, 2, 3, 4, 5)).save(tmp_path / "n.store", model=right)
-    for name in ("c.store", "n.store"):
-        drafter = HierarchyDrafter(tmp_path / name)
-        drafter.fits(right, tiny.tokenizer())
-        drafter.fits(None, tiny.tokenizer())
-        with pytest.raises(StoreError, match="another model"):
-            drafter.fits(wrong, tiny.tokenizer())
+    drafter = HierarchyDrafter(tmp_path / "c.store")
+    drafter.fits(right, tiny.tokenizer())
+    drafter.fits(None, tiny.tokenizer())
+    with pytest.raises(StoreError, match="another model"):
+        drafter.fits(wrong, tiny.tokenizer())
     with pytest.raises(StoreError, match="another tokenizer"):
         HierarchyDrafter(tmp_path / "c.store").fits(right, tiny.bpe_tokenizer())
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftContext, DraftRequest, SourceText
-from ragspec.errors import InputError, StoreError
+from ragspec.errors import InputError
 from ragspec.retrievers.methods.ngrams import NGramDrafter, NGramPool, ngrams_of
 from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths, paths
-from tests.retrievers.neighbours.test_table import damages
 from tests.support.identities import BATCHES, SAMPLINGS, check_identity
 
 VOCAB = 30
@@ -173,32 +171,6 @@ def test_tokens_that_the_target_lacks_are_not_drafted() -> None:
     pool.add((1, 2, VOCAB))
     tree = NGramDrafter(pool).open(request()).propose(at([1]), 4)
     assert tree.tokens.tolist() == [2]
-
-
-def test_a_pool_comes_back_as_it_was(tmp_path: Path) -> None:
-    pool = NGramPool(level=3, guess=2)
-    pool.add_text([1, 2, 3, 1, 4, 5, 1, 6, 7])
-    pool.save(tmp_path / "p.store", model="m1")
-    again = NGramPool.open(tmp_path / "p.store", model="m1")
-    for each in (again, pool):
-        each.add((1, 9, 9))
-    assert [again.after(t) for t in range(9)] == [pool.after(t) for t in range(9)]
-    with pytest.raises(StoreError, match="another model"):
-        NGramPool.open(tmp_path / "p.store", model="m2")
-    NGramPool().save(tmp_path / "empty.store")
-    assert len(NGramPool.open(tmp_path / "empty.store")) == 0
-
-
-@pytest.mark.parametrize("file", ["CURRENT", "manifest.json", "ngrams.npy"])
-def test_damage_is_noticed(tmp_path: Path, file: str) -> None:
-    pool = NGramPool(level=3)
-    pool.add((1, 2, 3))
-    pool.save(tmp_path / "p.store")
-    (path,) = tmp_path.rglob(file)
-    for damaged in damages(path.read_bytes(), file):
-        path.write_bytes(damaged)
-        with pytest.raises(StoreError):
-            NGramPool.open(tmp_path / "p.store")
 
 
 def test_settings_are_checked() -> None:

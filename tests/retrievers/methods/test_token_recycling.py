@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,16 +10,13 @@ from hypothesis import strategies as st
 
 from ragspec.drafters.base import DraftContext, DraftRequest, Prefill
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, StoreError
-from ragspec.retrievers.methods.cascade import Cascade
-from ragspec.retrievers.methods.token_recycling import PAPER_LEVELS, NeighbourDrafter
+from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.retrievers.neighbours.table import NeighbourTable
 from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import check, depths
-from tests.support import tiny
-from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, expected, target
+from tests.support.identities import BATCHES, PROMPTS, SAMPLINGS, check_identity, target
 
 VOCAB = 12
 REQUEST = DraftRequest((1, 2), VOCAB)
@@ -31,7 +27,7 @@ def at(tokens: Sequence[int], left: int = 50) -> DraftContext:
 
 
 def table(rows: dict[int, list[int]], k: int = 3) -> NeighbourTable:
-    instance = NeighbourTable(VOCAB, k, orders=1)
+    instance = NeighbourTable(k, orders=1)
     for token, best in rows.items():
         instance.learn((-1, -1, token), best)
     return instance
@@ -44,18 +40,14 @@ def step(tree: DraftTree, path: tuple[int, ...], last: int, top: list[list[int]]
 
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("settings", SAMPLINGS)
-@pytest.mark.parametrize("form", ["grown", "paper", "global"])
-def test_the_text_stays_as_it_is(form: str, settings: str, batch: int) -> None:
-    drafter = (
-        NeighbourDrafter.paper()
-        if form == "paper"
-        else NeighbourDrafter(scope="global" if form == "global" else "request")
-    )
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_text_stays_as_it_is(shared: bool, settings: str, batch: int) -> None:
+    drafter = NeighbourDrafter(NeighbourTable(orders=1) if shared else None)
     check_identity(drafter, settings, batch, copies=False)
 
 
 def test_what_was_learned_from_an_answer_drafts_it_again() -> None:
-    drafter = NeighbourDrafter(scope="global")
+    drafter = NeighbourDrafter(NeighbourTable())
     engine = Engine(target(), drafter=drafter, budget=8)
     forwards = []
     for _ in range(2):
@@ -67,23 +59,6 @@ def test_what_was_learned_from_an_answer_drafts_it_again() -> None:
     assert forwards[1] < forwards[0]
 
 
-def test_a_table_serves_later_texts(tmp_path: Path) -> None:
-    drafter = NeighbourDrafter(scope="global")
-    engine = Engine(target(), drafter=drafter, budget=8)
-    whole = engine.generate(PROMPTS[0], SAMPLINGS["greedy"], max_new_tokens=20, ignore_eos=True)
-    assert drafter.table is not None
-    drafter.table.save(tmp_path / "n.store", model=target())
-    later = NeighbourDrafter(tmp_path / "n.store")
-    later.fits(target())
-    with pytest.raises(StoreError, match="another model"):
-        Cascade([later]).fits(tiny.model(seed=5))
-    again = Engine(target(), drafter=later, budget=8).generate(
-        PROMPTS[0], SAMPLINGS["greedy"], max_new_tokens=20, ignore_eos=True
-    )
-    assert again.tokens == whole.tokens == expected("greedy", 1)[0][: len(whole.tokens)]
-    assert len(again.steps) < len(whole.steps)
-
-
 def test_nothing_is_drafted_from_rows_that_nobody_learned() -> None:
     session = NeighbourDrafter().open(REQUEST)
     assert len(session.propose(at([1, 2]), 16)) == 0
@@ -93,19 +68,13 @@ def test_nothing_is_drafted_from_rows_that_nobody_learned() -> None:
     assert set(tree.parents.tolist()) == {ROOT}
 
 
-def test_texts_learn_for_themselves() -> None:
-    drafter = NeighbourDrafter(table({2: [4, 5, 6]}))
-    one, other = drafter.open(REQUEST), drafter.open(REQUEST)
-    empty = DraftTree.empty()
-    one.propose(at([1, 2]), 4)
-    one.observe(step(empty, (), 4, [[7, 8, 9]]))
-    assert one.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == [7]
-    assert other.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == [4]
-    shared = NeighbourDrafter(table({2: [4, 5, 6]}), scope="global")
-    one, other = shared.open(REQUEST), shared.open(REQUEST)
-    one.propose(at([1, 2]), 4)
-    one.observe(step(empty, (), 4, [[7, 8, 9]]))
-    assert other.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == [7]
+def test_texts_learn_for_themselves_or_from_one_table() -> None:
+    for drafter, others in ((NeighbourDrafter(k=3), []), (NeighbourDrafter(table({})), [7])):
+        one, other = drafter.open(REQUEST), drafter.open(REQUEST)
+        one.propose(at([1, 2]), 4)
+        one.observe(step(DraftTree.empty(), (), 4, [[7, 8, 9]]))
+        assert one.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == [7]
+        assert other.propose(at([1, 2, 4, 1, 2]), 1).tokens.tolist() == others
 
 
 def test_the_accepted_one_of_equal_tokens_teaches() -> None:
@@ -114,21 +83,21 @@ def test_the_accepted_one_of_equal_tokens_teaches() -> None:
     top = [[1, 0, 2], [7, 8, 9], [1, 0, 2], [3, 8, 9], [1, 0, 2], [10, 8, 9]]
     for accepted, best in (((1, 2), 3), ((), 7), ((1, 3, 4), 10)):
         known = table({2: [4, 5, 6]})
-        session = NeighbourDrafter(known, orders=1, scope="global").open(REQUEST)
+        session = NeighbourDrafter(known).open(REQUEST)
         session.propose(at([1, 2]), 8)
         session.observe(step(tree, accepted, 11, top))
-        row = known.row(4)
+        row = known.find((-1, -1, 4))
         assert row is not None
         assert row.tokens[0] == best  # of refused ones the first, which is the likeliest
 
 
 def test_the_text_is_followed_where_nothing_was_proposed() -> None:
     known = table({2: [4, 5, 6]})
-    session = NeighbourDrafter(known, scope="global").open(REQUEST)
+    session = NeighbourDrafter(known).open(REQUEST)
     session.propose(at([1, 2]), 4)
     session.observe(step(DraftTree.empty(), (), 7, [[7, 8, 9]]))
     session.observe(step(DraftTree.empty(), (), 3, [[3, 8, 9]]))
-    row = known.row(7)
+    row = known.find((-1, -1, 7))
     assert row is not None
     assert row.tokens == [3, 8, 9]
 
@@ -145,14 +114,13 @@ def test_the_prompt_teaches() -> None:
 @given(st.data())
 def test_trees_keep_their_promises(data: st.DataObject) -> None:
     k, orders = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
-    known = NeighbourTable(VOCAB, k, orders=orders)
+    known = NeighbourTable(k, orders=orders)
     text = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=40))
     best = data.draw(
         st.lists(st.permutations(range(VOCAB)), min_size=len(text), max_size=len(text))
     )
     known.learn_text(text, [row[:k] for row in best])
-    template = data.draw(st.sampled_from([None, (1,), (1, 1, 1)]))
-    session = NeighbourDrafter(known, orders=orders, template=template).open(REQUEST)
+    session = NeighbourDrafter(known).open(REQUEST)
     budget, left = data.draw(st.integers(0, 20)), data.draw(st.integers(1, 6))
     tree = session.propose(at(text, left), budget)
     check(tree, VOCAB)
@@ -160,8 +128,7 @@ def test_trees_keep_their_promises(data: st.DataObject) -> None:
     assert (depths(tree.parents) < left).all()
     above = np.where(tree.parents < 0, 1.0, tree.accept_prob[tree.parents])
     assert (tree.accept_prob <= above).all()
-    if template is None:
-        assert (np.diff(tree.accept_prob) <= 1e-6).all()
+    assert (np.diff(tree.accept_prob) <= 1e-6).all()
     for node, parent in enumerate(tree.parents.tolist()):
         path = [int(tree.tokens[node])]
         while parent != ROOT:
@@ -171,26 +138,6 @@ def test_trees_keep_their_promises(data: st.DataObject) -> None:
         row = known.find((older, before, last))
         assert row is not None
         assert path[-1] in row.tokens
-
-
-def test_the_template_has_the_sizes_of_the_paper() -> None:
-    full = {token: [(token + i) % VOCAB for i in range(8)] for token in range(VOCAB)}
-    session = NeighbourDrafter.paper(table(full, 8)).open(REQUEST)
-    tree = session.propose(at([1, 2]), 100)
-    check(tree, VOCAB)
-    assert np.bincount(depths(tree.parents))[1:].tolist() == list(PAPER_LEVELS)
-    assert len(session.propose(at([1, 2]), 16)) == 16
-    with pytest.raises(InputError, match="template"):
-        NeighbourDrafter(k=2, template=(3,))
-
-
-def test_settings_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="scope"):
-        NeighbourDrafter(scope="everybody")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="12 tokens"):
-        NeighbourDrafter(table({})).open(DraftRequest((1,), VOCAB + 1))
-    assert NeighbourDrafter(k=5).top_logits == 5
-    assert NeighbourDrafter(table({}, 4)).top_logits == 4
 
 
 def test_the_expected_acceptance_is_the_accept_prob_of_the_first_draft() -> None:

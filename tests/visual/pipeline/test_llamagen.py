@@ -52,48 +52,29 @@ def logits_of(model: Any, current: torch.Tensor, codes: list[int]) -> torch.Tens
 def test_negative_features_take_the_place_of_no_prompt(temperature: float) -> None:
     model = tiny_images.model("features").double()
     current, none = features(2, 4, 1), features(1, 3, 4)[::-1]
+    known = dict(zip("abcdef", [*current, *none], strict=True))
+    encoder = {"text_encoder": lambda texts: [known[text] for text in texts]}
     request = {"guidance_scale": 3.0, "temperature": temperature}
     for negative in (none, none[:1]):
-        out = opened(model)(
-            prompt_embeds=current, negative_prompt_embeds=negative, generator=dice(), **request
+        beside = list("def"[: len(negative)])
+        out = opened(model, **encoder)(
+            list("abc"), negative_prompt=beside, generator=dice(), **request
         )
         for row, inputs in enumerate(current):
             sampling = Sampling(temperature=temperature)
             distribution = TokenDistribution(sampling, NoiseStream(out.stats.seeds[row], 0), 0)
             codes: list[int] = []
             for index in range(SIDE**2):
-                beside = logits_of(model, negative[row % len(negative)], codes)
-                logits = beside + 3.0 * (logits_of(model, inputs, codes) - beside)
+                empty = logits_of(model, negative[row % len(negative)], codes)
+                logits = empty + 3.0 * (logits_of(model, inputs, codes) - empty)
                 codes.append(
                     int(distribution.select(distribution.process(logits, codes, [[]]), [index]))
                 )
             assert out.codes[row].flatten().tolist() == codes
-        plain = opened(model, None)(
-            prompt_embeds=current, negative_prompt_embeds=negative, generator=dice(), **request
+        plain = opened(model, None, **encoder)(
+            list("abc"), negative_prompt=beside, generator=dice(), **request
         )
         assert torch.equal(plain.codes, out.codes) and plain.stats.forwards > out.stats.forwards
-
-
-def test_encoded_prompts_draw_what_prompts_draw() -> None:
-    model = tiny_images.model("features")
-
-    def encoder(texts: Any) -> list[torch.Tensor]:
-        return [torch.full((len(text.split()), WIDTH), len(text) / 9.0) for text in texts]
-
-    pipe = opened(model, text_encoder=encoder)
-    texts, against = ["red", "a blue cat"], "two words"
-    current, none = pipe.encode_prompt(texts), pipe.encode_prompt(against)
-    assert current[0].shape == (2, LENGTH, WIDTH) and current[1].sum(1).tolist() == [1, 3]
-    message = pipe(texts, negative_prompt=against, generator=dice())
-    inputs = pipe(
-        prompt_embeds=current[0],
-        prompt_attention_mask=current[1],
-        negative_prompt_embeds=none[0],
-        negative_prompt_attention_mask=none[1],
-        generator=dice(),
-    )
-    assert torch.equal(message.codes, inputs.codes)
-    assert not torch.equal(message.codes, pipe(texts, generator=dice()).codes)
 
 
 @pytest.mark.parametrize("size", [(SIDE, 2), (2, SIDE), (1, 2), (2, 1)])
@@ -168,8 +149,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="two names of one thing"):
         LlamaGenPipeline.from_pretrained(file, vq="one", tokenizer="two")
     pipe = opened(tiny_images.model())
-    with pytest.raises(InputError, match="class_labels"):
-        pipe.encode_prompt("cat")
     with pytest.raises(InputError, match="negative prompt"):
         pipe(class_labels=0, negative_prompt="cat")
     for wrong in (3, 2 * SIDE + 2, 0, "6", 2.0):
@@ -177,12 +156,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
             pipe(class_labels=0, width=wrong)
     with pytest.raises(InputError, match="to be drawn"):
         pipe(class_labels=0, width=2, codes=torch.zeros(SIDE, SIDE, dtype=torch.int64))
-    text = opened(tiny_images.model("features"))
-    current = features(2, 3)
+    text = opened(
+        tiny_images.model("features"), text_encoder=lambda texts: features(*[2] * len(texts))
+    )
     with pytest.raises(InputError, match="3 negative prompts for 2"):
-        text(prompt_embeds=current, negative_prompt_embeds=features(1, 2, 3))
-    with pytest.raises(InputError, match="negative_prompt and negative_prompt_embeds"):
-        text(prompt_embeds=current, negative_prompt="cat", negative_prompt_embeds=current)
-    with pytest.raises(InputError, match="negative_prompt_embeds with it"):
-        text(prompt_embeds=current, negative_prompt_attention_mask=torch.ones(1, 2))
+        text(["a", "b"], negative_prompt=["c", "d", "e"])
     assert text.model.config.vocab_size == CODES

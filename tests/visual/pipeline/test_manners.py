@@ -167,27 +167,6 @@ def test_all_modules_move_and_change_their_numbers(make: Maker, tmp_path: Path) 
     assert {each.device.type for each in pipe.modules().values()} == {"meta"}
 
 
-def test_encoded_prompts_draw_what_the_prompts_draw(tmp_path: Path) -> None:
-    pipe = ImagePipeline.from_pretrained(tiny_images.save(tmp_path, "features"), budget=6)
-    pipe.set_progress_bar_config(disable=True)
-    message = ["red heart", "cat face"]
-
-    def codes(**what: Any) -> Any:
-        return pipe(**what, generator=torch.Generator().manual_seed(5)).codes
-
-    pipe.captions = lambda texts: [
-        torch.randn(n + 1, 224, generator=torch.Generator().manual_seed(n))
-        for n in range(len(texts))
-    ]  # prompts of one and two features
-    embeds, mask = pipe.encode_prompt(message, num_images_per_prompt=2)
-    assert embeds.shape == (4, 4, 224) and mask.sum(1).tolist() == [1, 1, 2, 2]
-    whole = codes(prompt=message, num_images_per_prompt=2)
-    assert torch.equal(codes(prompt_embeds=embeds, prompt_attention_mask=mask), whole)
-    assert not torch.equal(codes(prompt_embeds=embeds), whole)  # the padding is seen
-    with pytest.raises(InputError, match="class_labels"):
-        of_codes(tmp_path / "classes").encode_prompt("red")
-
-
 def test_the_text_encoder_is_supplied_to_encode_and_leaves(
     tmp_path: Path, moves: list[str]
 ) -> None:

@@ -311,11 +311,6 @@ def test_bad_input_is_refused(kind: str) -> None:
         {"prompt": ["a cat", None]},
         {"prompt": []},
         {},
-        {"prompt": "cat", "prompt_ids": [[1]]},
-        {"prompt_ids": []},
-        {"prompt_ids": [[1.5]]},
-        {"prompt_ids": 3},
-        {"prompt_ids": [[99999]]},
         {"prompt": "cat", "height": 5},
         {"prompt": "cat", "width": 0},
         {"prompt": "cat", "height": "4"},
@@ -438,21 +433,15 @@ def test_all_models_move_together() -> None:
 
 
 @KINDS
-def test_templates_and_ids_can_be_passed(kind: str) -> None:
-    record = {"generator": dice(), **sized(kind)}
+def test_a_template_can_be_passed(kind: str) -> None:
+    record = {**sized(kind), "generator": dice()}
     pipe, request = opened(kind), opened(kind, prompt_template="a red {prompt}")
-    current, none = pipe.encode_prompt("a red cat", **sized(kind))
-    inputs = pipe(prompt_ids=current, **record)
-    assert torch.equal(pipe("a red cat", **{**record, "generator": dice()}).codes, inputs.codes)
+    whole = pipe.encode_prompt("a red cat", **sized(kind))[0]
     if kind != "janus":
-        negative = pipe(
-            prompt_ids=current, negative_prompt_ids=none, **{**record, "generator": dice()}
-        )
-        assert torch.equal(negative.codes, inputs.codes)
-        short = request("cat", **{**record, "generator": dice()})
-        assert torch.equal(short.codes, inputs.codes)
+        short = request("cat", **record)
+        assert torch.equal(short.codes, pipe("a red cat", **{**record, "generator": dice()}).codes)
     else:
-        assert request.encode_prompt("cat")[0][0] != current[0]
+        assert request.encode_prompt("cat")[0] != whole
 
 
 def test_a_callback_is_reported_codes_alone() -> None:

@@ -77,52 +77,13 @@ def test_prompts_of_several_lengths_in_one_batch_are_those_of_a_masked_reference
     model: Any, drafter: Any, temperature: float
 ) -> None:
     dice = torch.Generator().manual_seed(1)
-    out = opened(model, drafter)(
-        prompt_embeds=prompts(), generator=dice, guidance_scale=3.0, temperature=temperature
-    )
+    pipe = opened(model, drafter, text_encoder=lambda texts: [prompts()[int(n)] for n in texts])
+    names = list(map(str, range(len(SIZES))))
+    out = pipe(names, generator=dice, guidance_scale=3.0, temperature=temperature)
     for row, features in enumerate(prompts()):
         sampling = Sampling(temperature=temperature, seed=[out.stats.seeds[row]])
         expected = reference(model, features, sampling, out.stats.seeds[row])
         assert out.codes[row].flatten().tolist() == expected
-
-
-def test_a_mask_says_which_features_are_the_prompts_wherever_they_stand(model: Any) -> None:
-    pipe, current = opened(model), prompts()
-
-    def sample(**values: Any) -> torch.Tensor:
-        codes: torch.Tensor = pipe(generator=torch.Generator().manual_seed(1), **values).codes
-        return codes
-
-    expected = sample(prompt_embeds=current)
-    for left in (False, True):
-        inputs = torch.full((len(current), LENGTH, WIDTH), 7.0, dtype=torch.float64)
-        mask = torch.zeros(len(current), LENGTH, dtype=torch.int64)
-        for row, features in enumerate(current):
-            at = slice(LENGTH - len(features), None) if left else slice(len(features))
-            inputs[row, at], mask[row, at] = features, 1
-        assert torch.equal(sample(prompt_embeds=inputs, prompt_attention_mask=mask), expected)
-        assert torch.equal(sample(prompt_embeds=inputs, prompt_attention_mask=mask > 0), expected)
-        assert not torch.equal(sample(prompt_embeds=inputs), expected)  # all of it is a prompt
-    assert torch.equal(sample(prompt_embeds=current[0][None])[0], expected[0])
-
-
-def test_what_is_no_mask_is_refused(model: Any) -> None:
-    pipe, current = opened(model), torch.ones(2, 6, WIDTH, dtype=torch.float64)
-    wrong: list[Any] = [
-        torch.ones(2, 5),
-        torch.ones(6),
-        torch.ones(2, 6) * 0.5,
-        torch.zeros(2, 6),
-        "no",
-    ]
-    for mask in wrong:
-        with pytest.raises(InputError, match="expected"):
-            pipe(prompt_embeds=current, prompt_attention_mask=mask)
-    for features in (current[:, :, :3], torch.ones(1, 121, WIDTH), [current[0], current[1, :, :2]]):
-        with pytest.raises(InputError, match="expected"):
-            pipe(prompt_embeds=features)
-    with pytest.raises(InputError, match="prompt_embeds with it"):
-        pipe("a cat", prompt_attention_mask=torch.ones(1, 3))
 
 
 @pytest.fixture(scope="module")
@@ -156,14 +117,11 @@ def test_a_text_encoder_is_named_and_its_padding_is_not_visible(model: Any, enco
     features = pipe.captions(texts)
     assert [len(each) for each in features] == [2, 5]  # the end token included
 
-    def sample(*args: Any, **inputs: Any) -> torch.Tensor:
-        codes: torch.Tensor = pipe(
-            *args, generator=torch.Generator().manual_seed(1), **inputs
-        ).codes
+    def sample(texts: Any) -> torch.Tensor:
+        codes: torch.Tensor = pipe(texts, generator=torch.Generator().manual_seed(1)).codes
         return codes
 
     together = sample(texts)
-    assert torch.equal(together, sample(prompt_embeds=features))
     assert torch.equal(together[:1], sample("red"))
     with pytest.warns(UserWarning, match="reads the first 3"):
         assert len(TextEncoder(pipe.captions.tokenizer, pipe.captions.model, 3)(texts)[1]) == 3

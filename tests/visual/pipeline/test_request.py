@@ -12,8 +12,8 @@ from ragspec.errors import InputError
 from ragspec.visual.checks import checked_count, class_number
 from ragspec.visual.pipeline.request import (
     checked_callback,
-    checked_features,
     checked_texts,
+    padded_features,
     seeds_of,
     some,
 )
@@ -113,10 +113,13 @@ def test_counts_and_texts_are_checked() -> None:
     assert some("cat") == ["cat"] and some(3) == [3] and some((1, "cat")) == [1, "cat"]
 
 
-def test_features_are_a_tensor_that_holds_some() -> None:
-    features = torch.ones(1, 2, 3)
-    assert checked_features(features, None, 2) == (features, ())
-    wrong: list[Any] = [features.numpy(), features.tolist(), torch.ones(0, 2, 3), 3]
+def test_features_stand_behind_their_padding() -> None:
+    two, one = torch.ones(2, 3), torch.full((1, 3), 2.0)
+    features, empty = padded_features([two, one], 2)
+    assert empty == (0, 1)
+    assert torch.equal(features[1], torch.stack([torch.zeros(3), one[0]]))
+    assert padded_features(two[None], 2)[1] == ()
+    wrong: list[Any] = [[two[0]], [two[:0]], [two, one[:, :2]], [torch.ones(3, 3)], [3]]
     for inputs in wrong:
-        with pytest.raises(InputError, match="expected a torch tensor of floats"):
-            checked_features(inputs, None, 2)
+        with pytest.raises(InputError, match="expected"):
+            padded_features(inputs, 2)
