@@ -15,20 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.drafters.base import DraftRequest
-from ragspec.retrievers.indexes.suffix_automaton import (
-    ROOT_STATE,
-    Accelerate,
-    SuffixAutomaton,
-    Text,
-)
+from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE, SuffixAutomaton, Text
 from ragspec.trees.draft_tree import NO_ORIGIN
 
 
 class ContextIndex:
     """Every substring of the request's text so far.
-
-    Args:
-        accelerate: See `SuffixAutomaton.build_texts`.
 
     Attributes:
         automaton: Of all tokens.
@@ -36,7 +28,7 @@ class ContextIndex:
         ranges: The parts that are text of documents.
     """
 
-    def __init__(self, request: DraftRequest, accelerate: Accelerate = "auto") -> None:
+    def __init__(self, request: DraftRequest) -> None:
         self.automaton = SuffixAutomaton(request.vocab_size)
         self.ranges: list[DocumentRange] = []
         texts: list[Text] = []
@@ -51,7 +43,7 @@ class ContextIndex:
             marks[start:end] = [True] * (end - start)
             place = DocumentRange(self.base + start, self.base + end, document, offset)
             self.ranges.append(place)
-        self.automaton.build_texts([*texts, (request.prompt, marks)], accelerate)
+        self.automaton.build_texts([*texts, (request.prompt, marks)])
         self._starts = [r.start for r in self.ranges]
 
     @property

@@ -6,30 +6,21 @@ parted by separator ids that occur once (so no match crosses a border); the matc
 advanced beside the automaton, because the longest suffix that occurred before is the suffix link
 of the newest state; each state keeps its count and its latest end.
 
-The layout is flat so that it can be compiled: parallel integer lists by state. Most states have
-one outgoing edge, kept in two of the lists; the few further edges lie in a dictionary by state.
+The layout is parallel integer lists by state. Most states have one outgoing edge, kept in two of
+the lists; the few further edges lie in a dictionary by state.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
 
 from ragspec.errors import InputError
-from ragspec.retrievers.indexes.automaton_build import MAX_LINKS
 
 ROOT_STATE = 0
-
-
+# On text that repeats one token the chain of suffix links is as long as the text. Counts and ends
+# of the shorter suffixes beyond this many links may then lag; the matches themselves stay exact.
+MAX_LINKS = 32
 _NONE = -1
-
-
-_LONG = 4096  # tokens from which on compiled code is worth its call
-
-
-Accelerate = Literal["auto", "numba", "numpy"]
-
 
 Text = tuple[Sequence[int], Sequence[bool] | bool]
 
@@ -71,21 +62,8 @@ class SuffixAutomaton:
             self._append(token)
             self._last_is_document = mark
 
-    def build_texts(self, texts: Sequence[Text], accelerate: Accelerate = "auto") -> None:
-        """Append whole texts, (tokens, document) each, with borders between them.
-
-        accelerate: "numba" for compiled code, "numpy" for none, "auto" for long texts where the
-        code is loaded already (see `automaton_build.warm_up`: loading takes longer than most
-        texts); the result is the same. Raises InputError for anything else.
-        """
-        if accelerate not in ("auto", "numba", "numpy"):
-            raise InputError(
-                f"got accelerate {accelerate!r}; expected 'auto', 'numba' or 'numpy' (none)."
-            )
-        if not self.tokens and (accelerate == "numba" or (accelerate == "auto" and _ready(texts))):
-            from ragspec.retrievers.indexes import automaton_build as automaton_kernel
-
-            return self._take(texts, automaton_kernel.build)
+    def build_texts(self, texts: Sequence[Text]) -> None:
+        """Append whole texts, (tokens, document) each, with borders between them."""
         for number, (tokens, document) in enumerate(texts):
             if number:
                 self.separate()
@@ -116,26 +94,6 @@ class SuffixAutomaton:
             for token, target in further.items():
                 if token < self.vocab_size:
                     yield token, target
-
-    def _take(self, texts: Sequence[Text], build: Callable[..., Any]) -> None:
-        """Take over what compiled code makes of the texts."""
-        tokens: list[int] = []
-        marks: list[bool] = []
-        for number, (text, document) in enumerate(texts):
-            if number:
-                tokens.append(self._separator)
-                marks.append(False)
-                self._separator += 1
-            tokens.extend(text)
-            marks.extend([document] * len(text) if isinstance(document, bool) else document)
-        if not tokens:
-            return
-        rows, self.more = build(tokens, marks)
-        (self.length, self.link, self.count, self.latest, self.cited,
-         self.first_token, self.first_target) = rows  # fmt: skip
-        self.tokens = tokens
-        self._last = self.length.index(len(tokens))
-        self._last_is_document = marks[-1]
 
     def _count_newest(self) -> None:
         """Count the end of the newest token in its suffixes, now that a token follows it."""
@@ -212,11 +170,3 @@ class SuffixAutomaton:
         self.first_token.append(_NONE)
         self.first_target.append(_NONE)
         return len(self.length) - 1
-
-
-def _ready(texts: Sequence[Text]) -> bool:
-    """Return whether compiled code is loaded, and the texts are long enough for it."""
-    kernel = sys.modules.get("ragspec.retrievers.indexes.automaton_build")
-    if kernel is None or not kernel.compiled_already():
-        return False
-    return sum(len(tokens) for tokens, _ in texts) >= _LONG

@@ -345,7 +345,7 @@ def test_no_module_loads_a_heavy_library_when_imported() -> None:
 
     The image pipelines are diffusers', so they are left out here.
     """
-    names = ["base", "pipeline", "latents", "masked", "llamagen", "manners"]
+    names = ["base", "pipeline", "latents", "masked", "llamagen", "diffusers_mixin"]
     names += ["prompted", "janus", "emu3", "chameleon"]
     pipelines = [f"ragspec.visual.pipeline.{name}" for name in names]
     hosts = ("langchain", "llamaindex", "haystack", "lm_eval")  # need not be installed

@@ -23,7 +23,7 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
-from ragspec.visual.pipeline.manners import DiffusersMixin
+from ragspec.visual.pipeline.diffusers_mixin import DiffusersMixin
 from ragspec.visual.pipeline.output import ImageStats, acceptance_of, codes_of, label_for, stats_of
 from ragspec.visual.pipeline.progress import Progress
 from ragspec.visual.pipeline.relaxation import settings_of

@@ -12,7 +12,7 @@ from ragspec.models.device import pick_device, pick_dtype
 from ragspec.rules.base import Rule
 from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.loading import check_loading
+from ragspec.visual.pipeline.diffusers_mixin import check_loading
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 
 

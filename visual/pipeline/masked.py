@@ -30,6 +30,7 @@ from ragspec.visual.masked.sampler import MaskedSampler
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.raster import Raster
+from ragspec.visual.pipeline.diffusers_mixin import DiffusersMixin, check_loading, saving
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
     class_names,
@@ -37,8 +38,6 @@ from ragspec.visual.pipeline.folder import (
     load_masked,
     load_tokenizer,
 )
-from ragspec.visual.pipeline.loading import check_loading, saving
-from ragspec.visual.pipeline.manners import DiffusersMixin, frees
 from ragspec.visual.pipeline.masked_drafts import (
     WINDOW,
     Batch,
@@ -232,7 +231,6 @@ class MaskedLatentPipeline(DiffusersMixin):
         self.autoencoder.save_pretrained(root / part, dtype=torch.float32)
         write_setup(root, self, masked_record(self))
 
-    @frees
     def __call__(
         self,
         class_labels: int | str | Sequence[int | str],
@@ -276,7 +274,6 @@ class MaskedLatentPipeline(DiffusersMixin):
         )
         if self.drafts is not None:
             self.drafts.check(self.schedule, temperature)
-        self._bring("model", "draft")
         began = time.perf_counter()
         sample = self._samples(sampler, labels, seeds, callback)
         instance = self._output(sample, seeds, time.perf_counter() - began, output_type)

@@ -25,6 +25,7 @@ from ragspec.visual.models.raster import Raster, codes_along
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
+from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
 from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source, source_name
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
@@ -36,8 +37,6 @@ from ragspec.visual.pipeline.folder import (
     load_model,
     load_tokenizer,
 )
-from ragspec.visual.pipeline.loading import check_loading, saving
-from ragspec.visual.pipeline.manners import frees
 from ragspec.visual.pipeline.request import (
     TENSORS,
     check_output_type,
@@ -189,7 +188,6 @@ class ImagePipeline(CodePipeline):
         """Return what a loader must be told so that the same is drawn."""
         return pipeline_record(self, source_name(self.source))
 
-    @frees
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
@@ -233,7 +231,6 @@ class ImagePipeline(CodePipeline):
         callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         raster = self._sized(height, width)
         conditions = self._conditions(prompt, class_labels, negative_prompt)
-        self._bring("model", "draft")
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         rows = [row for row in range(len(conditions.condition)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
@@ -311,7 +308,5 @@ class ImagePipeline(CodePipeline):
                 "bundled; expected text_encoder=NAME_OR_FOLDER for the pipeline, or a function "
                 "that returns features [n, d] of each text."
             )
-        self._bring("text_encoder")
         features = self.captions(checked_texts(some(texts)))
-        self._send_away("text_encoder")
         return padded_features(features, int(self.trunk.config.condition_length))

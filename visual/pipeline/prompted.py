@@ -26,9 +26,8 @@ from ragspec.visual.checks import checked_count
 from ragspec.visual.models.raster import Raster, codes_along
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
+from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
 from ragspec.visual.pipeline.drafter_choice import source_name
-from ragspec.visual.pipeline.loading import check_loading, saving
-from ragspec.visual.pipeline.manners import frees
 from ragspec.visual.pipeline.prompt_parts import (
     DraftSetup,
     ImageConfig,
@@ -210,7 +209,6 @@ class PromptPipeline(CodePipeline):
         beside = [self._ids(text, raster) for text in texts]
         return current, _each(beside, len(current))
 
-    @frees
     def __call__(
         self,
         prompt: str | Sequence[str] | None = None,
@@ -247,7 +245,6 @@ class PromptPipeline(CodePipeline):
         raster = self._sized(height, width)
         current, beside = self.encode_prompt(some(prompt), negative_prompt, height, width)
         conditions = PromptConditions(current, beside, self._target)
-        self._bring("model", "draft")
         rows = [row for row in range(len(conditions.prompts)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
         fixed = checked_codes(codes, raster.codes, self.tokenizer.vocab_size)

@@ -2,12 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.errors import InputError
-from ragspec.retrievers.indexes import automaton_build as automaton_kernel
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE, SuffixAutomaton
 
 VOCAB = 4
@@ -147,63 +144,10 @@ def test_a_repeated_token_stays_linear_in_states() -> None:
     assert len(automaton.length) == 2001
 
 
-@pytest.mark.parametrize("plain", [False, True])
-@given(st.lists(texts, min_size=1, max_size=3), texts)
-def test_compiled_code_builds_the_same(plain: bool, parts: list[Text], grown: Text) -> None:
-    marked = [(part, [i % 3 == 1 for i in range(len(part))]) for part in parts]
-    expected, result = SuffixAutomaton(VOCAB), SuffixAutomaton(VOCAB)
-    expected.build_texts(marked, "numpy")
-    with pytest.MonkeyPatch.context() as patch:
-        if plain:
-            without_numba(patch)
-        result.build_texts(marked, "numba")
-    assert snapshot(result) == snapshot(expected)
-    for state, edges in expected.more.items():
-        assert list(result.more[state]) == list(edges)
-    for automaton in (expected, result):
-        automaton.extend(grown)
-    assert snapshot(result) == snapshot(expected)
-
-
-def without_numba(patch: pytest.MonkeyPatch) -> None:
-    """Let the compiled functions be plain Python, as they are where numba is not installed."""
-    for name in ("find", "add", "count_newest", "redirect", "fill", "spread"):
-        function = getattr(automaton_kernel, name)
-        patch.setattr(automaton_kernel, name, getattr(function, "py_func", function))
-
-
 def test_borders_lie_between_texts_and_not_behind_the_last() -> None:
     expected = make([[0, 1], [2], [3, 0]], [])
     result = SuffixAutomaton(VOCAB)
-    result.build_texts([([0, 1], False), ([2], False), ([3, 0], False)], "numpy")
+    result.build_texts([([0, 1], False), ([2], False), ([3, 0], False)])
     assert snapshot(result) == snapshot(expected)
     result.separate()
     assert result.tokens == [0, 1, VOCAB, 2, VOCAB + 1, 3, 0, VOCAB + 2]
-
-
-def test_auto_takes_compiled_code_for_long_texts_where_it_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[int] = []
-    build = automaton_kernel.build
-
-    def counted(tokens: Sequence[int], document: Sequence[bool]) -> object:
-        calls.append(len(tokens))
-        return build(tokens, document)
-
-    monkeypatch.setattr(automaton_kernel, "build", counted)
-    for ready in (True, False):
-        monkeypatch.setattr(automaton_kernel, "compiled_already", lambda ready=ready: ready)
-        for length in (100, 5000):
-            automaton = SuffixAutomaton(VOCAB)
-            automaton.build_texts([([i % 3 for i in range(length)], False)])
-            assert len(automaton) == length
-    assert calls == [5000]
-    with pytest.raises(InputError, match="'auto', 'numba' or 'numpy'"):
-        SuffixAutomaton(VOCAB).build_texts([], "fast")  # type: ignore[arg-type]
-
-
-def test_warming_up_loads_the_compiled_code() -> None:
-    pytest.importorskip("numba")
-    automaton_kernel.warm_up()
-    assert automaton_kernel.compiled_already()

@@ -12,7 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 from ragspec.errors import InputError, ModelNotFoundError
-from ragspec.visual.pipeline.loading import check_loading, saving
+from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
 from ragspec.visual.pipeline.masked import MaskedLatentPipeline
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 from tests.support import tiny_images, tiny_masked
@@ -50,7 +50,7 @@ def test_no_keyword_of_diffusers_is_taken_for_a_setting_of_a_rule(name: str) -> 
 def test_what_cannot_be_turned_off_is_reported() -> None:
     for name in ("use_safetensors", "low_cpu_mem_usage"):
         assert check_loading({name: None}, "cpu") == ("cpu", False)
-        with pytest.raises(InputError, match=f"got {name}=False; weights are"):
+        with pytest.raises(InputError, match=f"got {name}=False; it is always true"):
             check_loading({name: False}, "cpu")
 
 
