@@ -7,10 +7,10 @@ goes on from the target's hidden states; Jacobi drafting needs no model at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
@@ -23,7 +23,7 @@ from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_model
 
-NAMED = ("auto", "starter", "model", "head", "jacobi")
+JACOBI = "jacobi"
 # What a rule is given where nothing is said: the first that it accepts.
 _PREFERENCE = (
     DraftKind.COUPLED,
@@ -79,108 +79,111 @@ class DrafterSource(Protocol):
         ...
 
 
-class DraftSource(Protocol):
-    """Makes the drafter of one call, or several, which the engine fuses."""
+Drafters = Drafter | Sequence[Drafter] | None
 
-    def __call__(
-        self, target: ImageTarget, conditions: DrafterSource
-    ) -> Drafter | Sequence[Drafter] | None:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftSource:
+    """Makes the drafter of one call, or several, which the engine fuses.
+
+    name: how users name it; None where nothing drafts, or an object of theirs. make: returns what
+    drafts for a target under conditions. model, head: of the drafts, where there is one. mode,
+    min_expected_gain: how these draft.
+    """
+
+    name: str | None
+    make: Callable[[Any, Any], Drafters]
+    model: Any = None
+    head: Any = None
+    mode: str | None = None
+    min_expected_gain: float | None = None
+
+    def __call__(self, target: Any, conditions: Any = None) -> Drafters:
         """Return what drafts for a target under these conditions."""
-        ...
+        return self.make(target, conditions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ModelSource:
-    """Drafts with a smaller model of the same codes, guided as the target is."""
+class DraftKit:
+    """How the models of one family are drafted for.
 
-    model: Any
-    mode: str
-    width: Any = None
-    depth: int | None = None
-    min_expected_gain: float | None = None
+    usual: the name that "auto" stands for. jacobi: returns what drafts without a model. places: the
+    folder of each name, None where nothing lies there. load: opens a folder. of: returns the source
+    of a model or a head, once checked; None for anything else. several: drafts may be fused.
+    """
 
-    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter:
-        """Return a `ModelDrafter` over the draft model."""
-        from ragspec.drafters.model.drafter import ModelDrafter
+    usual: str
+    jacobi: Callable[[], DraftSource]
+    places: Mapping[str, Path | None]
+    load: Callable[[Path], Any]
+    of: Callable[[Any], DraftSource | None]
+    several: bool = True
 
-        draft = conditions.target(self.model, target)
-        return ModelDrafter(
-            draft, self.depth, self.width, mode=self.mode, min_expected_gain=self.min_expected_gain
+
+def choose_drafter(drafter: Any, kit: DraftKit) -> DraftSource:
+    """Return what makes the drafters of a pipeline.
+
+    Args:
+        drafter: "auto", "jacobi", a name of `kit.places`, the folder of a draft model, such a
+            model, a Drafter, a list of these, which are fused, or None or "none".
+        kit: Of the target's family.
+
+    Raises:
+        UnknownNameError: Nothing has the name.
+        ModelNotFoundError: Nothing lies where the name leads.
+        InputError: The object cannot draft, or several are too many.
+    """
+    if isinstance(drafter, list | tuple):
+        if len(drafter) > 1 and not kit.several:
+            raise InputError(
+                f"got {len(drafter)} drafters of latents; expected one: drafts are chains."
+            )
+        if len(drafter) > 1:
+            return _together([choose_drafter(each, kit) for each in drafter])
+        drafter = drafter[0] if drafter else None
+    if isinstance(drafter, str) and drafter == "auto":
+        drafter = kit.usual
+    if drafter is None or (isinstance(drafter, str) and drafter == "none"):
+        return DraftSource(None, lambda target, conditions: None)
+    if isinstance(drafter, str) and drafter == JACOBI:
+        return kit.jacobi()
+    if isinstance(drafter, str | Path):
+        drafter = kit.load(_where(drafter, kit))
+    if (source := kit.of(drafter)) is not None:
+        return source
+    expect_drafter(drafter)
+    return DraftSource(drafter.name, lambda target, conditions: drafter)
+
+
+def _together(sources: Sequence[DraftSource]) -> DraftSource:
+    """Return several sources as one."""
+    known = {name: [getattr(each, name) for each in sources] for name in ("model", "head")}
+    return DraftSource(
+        "+".join(str(each.name) for each in sources),
+        lambda target, conditions: [cast("Drafter", each(target, conditions)) for each in sources],
+        *(next((one for one in some if one is not None), None) for some in known.values()),
+    )
+
+
+def _where(drafter: str | Path, kit: DraftKit) -> Path:
+    """Return the folder of a drafter given by name or path."""
+    text, path = str(drafter), Path(drafter).expanduser()
+    if text not in kit.places:
+        if (path / CONFIG).is_file():
+            return path
+        if path.is_dir() or isinstance(drafter, Path) or text.startswith((".", "/", "~")):
+            raise ModelNotFoundError(
+                f"no draft model at {path}: it holds no {CONFIG}. Expected the folder of a smaller "
+                "model of the target's kind, or of a feature head."
+            )
+        raise UnknownNameError(unknown("image drafter", text, ("auto", JACOBI, *kit.places)))
+    place = kit.places[text]
+    if place is None:
+        raise ModelNotFoundError(
+            f"drafter {text!r}: nothing of that kind lies with the target; expected draft/ or "
+            "head/ beside it. Give the folder of a draft model, 'jacobi', or None."
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadSource:
-    """Drafts with a feature head of the target."""
-
-    head: Any
-    mode: str
-    width: Any = None
-    depth: int | None = None
-    min_expected_gain: float | None = None
-
-    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter:
-        """Return a `HeadDrafter` over the target of this call."""
-        from ragspec.drafters.eagle.drafter import HeadDrafter
-
-        return HeadDrafter(
-            self.head,
-            target,
-            self.depth,
-            self.width,
-            mode=self.mode,
-            min_expected_gain=self.min_expected_gain,
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FixedSource:
-    """One drafter for every call, or none: plain decoding."""
-
-    drafter: Drafter | None
-
-    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter | None:
-        """Return the drafter."""
-        return self.drafter
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JacobiSource:
-    """Drafts from the target's last forward; width: codes of a row, None for the target's own."""
-
-    mode: str
-    width: int | None = None
-
-    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter:
-        """Return a `JacobiDrafter` for the rows of the target."""
-        from ragspec.visual.drafting.jacobi import JacobiDrafter
-
-        form: Literal["coupled", "sampled"] = "coupled" if self.mode == "coupled" else "sampled"
-        branches, raster = 1 if form == "coupled" else 0, target.raster
-        width = self.width if raster is None else raster.line
-        end = target.vocab_size - 1 if raster is not None and raster.ends else None
-        return JacobiDrafter(form=form, width=width, branches=branches, end=end)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SeveralSources:
-    """Several drafters, fused into one tree."""
-
-    sources: tuple[Any, ...]
-
-    @property
-    def model(self) -> Any:
-        """The draft model among them, if there is one."""
-        return next((each.model for each in self.sources if hasattr(each, "model")), None)
-
-    @property
-    def head(self) -> Any:
-        """The feature head among them, if there is one."""
-        return next((each.head for each in self.sources if hasattr(each, "head")), None)
-
-    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> list[Drafter]:
-        """Return a drafter of each source."""
-        return [source(target, conditions) for source in self.sources]
+    return place
 
 
 def draft_source(
@@ -191,48 +194,125 @@ def draft_source(
     mode: str | None = None,
     min_expected_gain: float | None = None,
 ) -> DraftSource:
-    """Return what makes the drafters of a pipeline.
+    """Return what makes the drafters of a pipeline of codes; see `choose_drafter`.
 
-    drafter: "starter" (the draft model that lies with the target, else its head), "model", "head",
-    "jacobi", "auto" (jacobi, or starter for a rule with a budget of total variation), a folder of
-    a draft model or of a head, a `LlamaGenModel`, a `FeatureHead`, a Drafter, a list of such (fused
-    into one tree), or None. mode: how a model or a head drafts, see `HeadDrafter`; None takes the
-    first that the rule accepts, or "deterministic" for a rule with such a budget.
-    min_expected_gain: the accepted codes that its next forward must promise, see there. Raises
-    UnknownNameError, ModelNotFoundError, TokenizerMismatchError, InputError.
+    Args:
+        drafter: Also "starter" (the draft model that lies with the target, else its head), "model"
+            and "head". "auto" is jacobi, or starter for a rule with a budget of total variation.
+        rule: Judges the drafts.
+        model: The target's.
+        folder: Where draft/ and head/ lie.
+        mode: How a model or a head drafts, see `HeadDrafter`; None takes the first that the rule
+            accepts, or "deterministic" for a rule with such a budget.
+        min_expected_gain: The accepted codes that its next forward must promise, see there.
     """
-    if drafter is None:
-        return FixedSource(None)
-    if isinstance(drafter, list | tuple):
-        instance = tuple(
-            draft_source(each, rule, model, folder, mode, min_expected_gain) for each in drafter
-        )
-        return SeveralSources(instance) if len(instance) > 1 else [*instance, FixedSource(None)][0]
     mode = mode or mode_for(rule)
-    if isinstance(drafter, str) and drafter == "auto":
-        drafter = "starter" if mode == DraftKind.DETERMINISTIC.value else "jacobi"
-    if isinstance(drafter, str) and drafter == "jacobi":
-        return jacobi_source(mode, int(model.config.grid_size))
-    if isinstance(drafter, str | Path):
-        return _from_folder(_where(drafter, folder), model, mode, min_expected_gain)
-    if isinstance(drafter, FeatureHead):
-        return HeadSource(drafter, mode, min_expected_gain=min_expected_gain)
-    if hasattr(drafter, "config") and hasattr(drafter, "condition"):
-        check_draft(model, drafter)
-        return ModelSource(drafter, mode, min_expected_gain=min_expected_gain)
-    expect_drafter(drafter)
-    return FixedSource(drafter)
+
+    def load(path: Path) -> Any:
+        try:
+            kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("kind")
+        except (OSError, ValueError, AttributeError) as error:
+            raise InputError(f"{path / CONFIG} cannot be read ({error}); expected JSON.") from error
+        return (
+            FeatureHead.load(path) if kind == KIND else load_model(path, model.device, model.dtype)
+        )
+
+    def of(draft: Any) -> DraftSource | None:
+        if isinstance(draft, FeatureHead):
+            return _head_source(draft, mode, min_expected_gain)
+        if not (hasattr(draft, "config") and hasattr(draft, "condition")):
+            return None
+        check_draft(model, draft)
+        return model_source(draft, mode, min_expected_gain)
+
+    draft, head = (folder.draft, folder.head) if folder is not None else (None, None)
+    places = {"starter": draft or head, "model": draft, "head": head}
+    width = int(model.config.grid_size)
+    kit = DraftKit(_usual(mode), lambda: jacobi_source(mode, width), places, load, of)
+    return choose_drafter(drafter, kit)
 
 
-def source_name(source: DraftSource) -> str | None:
-    """Return what drafts, in the words of `draft_source`; None where nothing does."""
-    if isinstance(source, SeveralSources):
-        return "+".join(str(source_name(each)) for each in source.sources)
-    if isinstance(source, JacobiSource):
-        return "jacobi"
-    if isinstance(source, FixedSource):
-        return None if source.drafter is None else source.drafter.name
-    return "head" if hasattr(source, "head") else "model"
+def prompt_source(
+    drafter: Any,
+    rule: Rule,
+    model: Any,
+    folder: Path | None,
+    load: Callable[[Path], Any],
+    check: Callable[[Any, Any], None],
+    mode: str | None = None,
+    min_expected_gain: float | None = None,
+) -> DraftSource:
+    """Return what makes the drafters of a prompt pipeline; see `draft_source`.
+
+    Args:
+        folder: Of the target, where draft/ may lie.
+        load: Opens the model of a folder, as the target was.
+        check: Raises TokenizerMismatchError where a draft does not fit the target.
+    """
+    mode = mode or mode_for(rule)
+
+    def of(draft: Any) -> DraftSource | None:
+        if not hasattr(getattr(draft, "config", None), "model_type"):
+            return None
+        check(model, draft)
+        return model_source(draft, mode, min_expected_gain)
+
+    there = folder is not None and (folder / "draft").is_dir()
+    places = dict.fromkeys(("model", "starter"), folder / "draft" if folder and there else None)
+    return choose_drafter(
+        drafter, DraftKit(_usual(mode), lambda: jacobi_source(mode), places, load, of)
+    )
+
+
+def model_source(model: Any, mode: str, min_expected_gain: float | None = None) -> DraftSource:
+    """Return what drafts with a smaller model of the same codes, guided as the target is."""
+
+    def make(target: ImageTarget, conditions: DrafterSource) -> Drafter:
+        from ragspec.drafters.model.drafter import ModelDrafter
+
+        draft = conditions.target(model, target)
+        return ModelDrafter(draft, mode=mode, min_expected_gain=min_expected_gain)
+
+    return DraftSource("model", make, model, None, mode, min_expected_gain)
+
+
+def _head_source(head: FeatureHead, mode: str, min_expected_gain: float | None) -> DraftSource:
+    """Return what drafts with a feature head of the target of a call."""
+
+    def make(target: ImageTarget, conditions: DrafterSource) -> Drafter:
+        from ragspec.drafters.eagle.drafter import HeadDrafter
+
+        return HeadDrafter(head, target, mode=mode, min_expected_gain=min_expected_gain)
+
+    return DraftSource("head", make, None, head, mode, min_expected_gain)
+
+
+def jacobi_source(mode: str, width: int | None = None) -> DraftSource:
+    """Return what drafts from the target's last forward.
+
+    Args:
+        width: Codes of a row, where the target does not tell.
+
+    Raises:
+        InputError: For a mode that it lacks.
+    """
+    if mode == DraftKind.DETERMINISTIC.value:
+        raise InputError(
+            "got drafter 'jacobi' where deterministic drafts are needed (a budget of total "
+            "variation bounds no others); its drafts come of the target's own noise. Use "
+            "'starter' or 'head', or leave tv_budget out."
+        )
+
+    def make(target: ImageTarget, conditions: DrafterSource) -> Drafter:
+        from ragspec.visual.drafting.jacobi import JacobiDrafter
+
+        form: Literal["coupled", "sampled"] = "coupled" if mode == "coupled" else "sampled"
+        branches, raster = 1 if form == "coupled" else 0, target.raster
+        line = width if raster is None else raster.line
+        end = target.vocab_size - 1 if raster is not None and raster.ends else None
+        return JacobiDrafter(form=form, width=line, branches=branches, end=end)
+
+    return DraftSource(JACOBI, make, mode=mode)
 
 
 def mode_for(rule: Rule) -> str:
@@ -245,52 +325,5 @@ def mode_for(rule: Rule) -> str:
     raise RuleError(f"rule {rule.name!r} accepts no kind of draft; expected at least one.")
 
 
-def jacobi_source(mode: str, width: int | None = None) -> JacobiSource:
-    """Return what drafts from the target's last forward; raises InputError for a mode it lacks."""
-    if mode == DraftKind.DETERMINISTIC.value:
-        raise InputError(
-            "got drafter 'jacobi' where deterministic drafts are needed (a budget of total "
-            "variation bounds no others); its drafts come of the target's own noise. Use "
-            "'starter' or 'head', or leave tv_budget out."
-        )
-    return JacobiSource(mode, width)
-
-
-def _where(drafter: str | Path, folder: ImageFolder | None) -> Path:
-    """Return the folder of a drafter given by name or path."""
-    text = str(drafter)
-    if text not in NAMED:
-        path = Path(drafter).expanduser()
-        if (path / CONFIG).is_file():
-            return path
-        if path.is_dir() or isinstance(drafter, Path) or text.startswith((".", "/", "~")):
-            raise ModelNotFoundError(
-                f"no draft model at {path}: expected a folder with {CONFIG}, of a LlamaGenModel "
-                "or a feature head."
-            )
-        raise UnknownNameError(unknown("image drafter", text, NAMED))
-    choices: dict[str, Callable[[ImageFolder], Path | None]] = {
-        "starter": lambda parts: parts.draft or parts.head,
-        "model": lambda parts: parts.draft,
-        "head": lambda parts: parts.head,
-    }
-    result = None if folder is None else choices[text](folder)
-    if result is None:
-        name = "the given model" if folder is None else folder.name
-        raise ModelNotFoundError(
-            f"drafter {text!r}: nothing of that kind lies with {name}; expected draft/ or head/ "
-            "beside target/. Give the folder of a draft model, 'jacobi', or None."
-        )
-    return result
-
-
-def _from_folder(path: Path, model: Any, mode: str, min_expected_gain: float | None) -> DraftSource:
-    try:
-        kind = json.loads((path / CONFIG).read_text(encoding="utf-8")).get("kind")
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{path / CONFIG} cannot be read ({error}); expected JSON.") from error
-    if kind == KIND:
-        return HeadSource(FeatureHead.load(path), mode, min_expected_gain=min_expected_gain)
-    draft = load_model(path, model.device, model.dtype)
-    check_draft(model, draft)
-    return ModelSource(draft, mode, min_expected_gain=min_expected_gain)
+def _usual(mode: str) -> str:
+    return "model" if mode == DraftKind.DETERMINISTIC.value else JACOBI

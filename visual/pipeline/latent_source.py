@@ -1,76 +1,70 @@
-"""Which drafter a pipeline over latents uses; see `drafter_choice` for those of codes."""
+"""Which drafter a pipeline over latents uses, causal or masked; see `drafter_choice` for codes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from math import ceil
 from typing import Any
 
 import torch
 
-from ragspec.drafters.base import Drafter, expect_drafter
-from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
-from ragspec.registry import unknown
+from ragspec.drafters.base import Drafter
+from ragspec.errors import InputError
+from ragspec.visual.checks import checked_count, is_number
 from ragspec.visual.drafting.jacobi import JacobiDrafter
-from ragspec.visual.drafting.latent_model import LatentDrafter
+from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.target import LatentTarget
-from ragspec.visual.models.target import ImageTarget
-from ragspec.visual.pipeline.drafter_choice import DrafterSource, DraftSource, FixedSource
-from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_latents
+from ragspec.visual.masked.model import MaskedModel
+from ragspec.visual.masked.target import MaskedTarget
+from ragspec.visual.pipeline.drafter_choice import (
+    JACOBI,
+    DrafterSource,
+    DraftKit,
+    DraftSource,
+    choose_drafter,
+)
+from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_latents, load_masked
 
 NODES = 12  # of a draft, where nothing is said
-DRAFTERS = ("auto", "jacobi", "model", "none")
 ROUNDED = 0.01  # by which means and deviations of the same latents may differ: they are bfloat16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LatentModelSource:
-    """Drafts with a smaller model of the same latents, guided as the target is."""
-
-    model: LatentModel
-
-    def __call__(self, target: ImageTarget, conditions: DrafterSource) -> Drafter:
-        """Return a `LatentDrafter` over the draft model, on the target's schedule."""
-        assert isinstance(target, LatentTarget)
-        draft = LatentTarget(
-            self.model,
-            conditions.table(self.model.trunk),
-            target.guidance_scale,
-            target.sampler.schedule,
-            table=target.table,
-        )
-        return LatentDrafter(draft, target)
+_SAME = ("latent_dim", "grid_size", "num_classes", "mean", "deviation")
 
 
 def latent_source(
     drafter: Any, model: LatentModel, folder: ImageFolder | None, window: int = NODES
 ) -> DraftSource:
-    """Return what makes the drafters of a pipeline over latents.
+    """Return what makes the drafters of a causal model of latents; see `choose_drafter`.
 
-    drafter: "jacobi" (also "auto", being the faster one), "model" (of the folder's draft/), the
-    folder of a draft model, a `LatentModel`, a Drafter, a list of one of these, or None or "none".
-    window: latents that "jacobi" drafts, at most. Raises UnknownNameError, ModelNotFoundError,
-    TokenizerMismatchError, InputError.
+    Args:
+        window: Latents that "jacobi" drafts, at most.
     """
-    if isinstance(drafter, list | tuple):
-        if len(drafter) > 1:
-            raise InputError(
-                f"got {len(drafter)} drafters of latents; expected one: drafts are chains."
-            )
-        drafter = drafter[0] if drafter else None
-    if drafter is None or drafter == "none":
-        return FixedSource(None)
-    if isinstance(drafter, str) and drafter in ("auto", "jacobi"):
-        return FixedSource(JacobiDrafter(max(1, window), width=int(model.trunk.config.grid_size)))
-    if isinstance(drafter, str | Path):
-        drafter = load_latents(draft_folder(drafter, folder, DRAFTERS), model.device, model.dtype)
-    if isinstance(drafter, LatentModel):
-        check_latent_draft(model, drafter)
-        return LatentModelSource(drafter)
-    expect_drafter(drafter)
-    return FixedSource(drafter)
+    width = int(model.trunk.config.grid_size)
+    jacobi = JacobiDrafter(max(1, window), width=width)
+
+    def of(draft: Any) -> DraftSource | None:
+        if not isinstance(draft, LatentModel):
+            return None
+        check_latent_draft(model, draft)
+
+        def make(target: LatentTarget, conditions: DrafterSource) -> Drafter:
+            table = conditions.table(draft.trunk)
+            scale, schedule = target.guidance_scale, target.sampler.schedule
+            smaller = LatentTarget(draft, table, scale, schedule, table=target.table)
+            return LatentDrafter(smaller, target)
+
+        return DraftSource("model", make, draft)
+
+    return choose_drafter(
+        drafter,
+        DraftKit(
+            JACOBI,
+            lambda: DraftSource(JACOBI, lambda target, conditions: jacobi),
+            {"model": None if folder is None else folder.draft},
+            lambda path: load_latents(path, model.device, model.dtype),
+            of,
+            several=False,
+        ),
+    )
 
 
 def check_latent_draft(target: LatentModel, draft: LatentModel) -> None:
@@ -93,20 +87,66 @@ def check_latent_draft(target: LatentModel, draft: LatentModel) -> None:
             )
 
 
-def draft_folder(drafter: str | Path, folder: ImageFolder | None, names: Sequence[str]) -> Path:
-    """Return the folder of a draft model that is given by name or path; names: of drafters.
+def masked_source(
+    drafter: Any, model: MaskedModel, folder: ImageFolder | None, window: int, prefill: float
+) -> DraftSource:
+    """Return what makes the drafters of a masked model of latents; see `choose_drafter`.
 
-    Raises UnknownNameError, ModelNotFoundError.
+    Args:
+        window: Latents of a draft, at most.
+        prefill: Share of the latents that the target draws alone before drafting begins.
     """
-    path = Path(drafter).expanduser()
-    if drafter != "model":
-        if isinstance(drafter, str) and not path.is_dir() and "/" not in drafter:
-            raise UnknownNameError(unknown("latent drafter", drafter, list(names)))
-        return path
-    if folder is None or folder.draft is None:
-        name = "the given model" if folder is None else folder.name
-        raise ModelNotFoundError(
-            f"drafter 'model': no draft model lies with {name}; expected draft/ beside target/. "
-            "Give the folder of one, 'jacobi', or None."
+    checked_count(window, "window")
+    if not is_number(prefill) or not 0.0 <= prefill < 1.0:
+        raise InputError(
+            f"got prefill {prefill!r}; expected a share of the latents from 0 to below 1, such as "
+            "0.05."
         )
-    return folder.draft
+    begin = ceil(prefill * model.places)
+
+    def jacobi(target: MaskedTarget, conditions: None) -> Drafter:
+        return MaskedJacobiDrafter(target, window, begin=begin)
+
+    def of(draft: Any) -> DraftSource | None:
+        if not isinstance(draft, MaskedModel):
+            return None
+        _check_masked_draft(model, draft)
+
+        def make(target: MaskedTarget, conditions: None) -> Drafter:
+            smaller = MaskedTarget(
+                draft,
+                target.schedule,
+                target.labels,
+                target.noises,
+                target.guidance_scale,
+                target.temperature,
+                table=target.table,
+            )
+            return LatentDrafter(smaller, target, window, begin=begin)
+
+        return DraftSource("model", make, draft)
+
+    return choose_drafter(
+        drafter,
+        DraftKit(
+            JACOBI,
+            lambda: DraftSource(JACOBI, jacobi),
+            {"model": None if folder is None else folder.draft},
+            lambda path: load_masked(path, model.device, model.dtype),
+            of,
+            several=False,
+        ),
+    )
+
+
+def _check_masked_draft(model: MaskedModel, draft: MaskedModel) -> None:
+    """Raise InputError for a draft of other latents than the target's."""
+    for name in _SAME:
+        ours, theirs = (
+            torch.tensor(getattr(each.config, name), dtype=torch.float64) for each in (model, draft)
+        )
+        if ours.shape != theirs.shape or not torch.allclose(ours, theirs, ROUNDED, ROUNDED):
+            raise InputError(
+                f"got a draft model with {name} {theirs.tolist()}; expected {ours.tolist()}, the "
+                "target's. Draft with a model that was trained on the same latents."
+            )

@@ -88,7 +88,7 @@ class LatentPipeline(ImagePipeline):
         self.class_names = class_names(model.trunk)
         self.captions = caption_encoder(model.trunk)
         self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
-        draft = getattr(self.source, "model", None)
+        draft = self.source.model
         self.register_modules(model=model, vq=tokenizer.model, draft=draft)
         self._interrupt = False
 

@@ -38,13 +38,13 @@ from ragspec.visual.pipeline.folder import (
     load_masked,
     load_tokenizer,
 )
+from ragspec.visual.pipeline.latent_source import masked_source
 from ragspec.visual.pipeline.masked_drafts import (
     WINDOW,
     Batch,
     MaskedDrafts,
     SampledLatents,
     joined,
-    masked_source,
 )
 from ragspec.visual.pipeline.masked_parts import (
     Autoencoder,
@@ -131,8 +131,9 @@ class MaskedLatentPipeline(DiffusersMixin):
         self.schedule = LearnedSchedule(steps, floor)
         self.rule_is_named, self.settings = isinstance(rule, str), settings
         self.rule, name = latent_rule(rule, settings)
-        source = masked_source(drafter, model, folder)
-        self.drafts = None if source is None else MaskedDrafts(source, self.rule, window, prefill)
+        source = masked_source(drafter, model, folder, window, prefill)
+        drafts = MaskedDrafts(source, self.rule, window, prefill)
+        self.drafts = None if source.name is None else drafts
         self.rule_name = PLAIN if self.drafts is None else name
         if self.drafts is not None:
             self.drafts.check(self.schedule, 1.0)
@@ -141,8 +142,7 @@ class MaskedLatentPipeline(DiffusersMixin):
         self.folder = folder
         self.class_names = class_names(model)
         self.image_processor = VaeImageProcessor(vae_scale_factor=autoencoder.reduction)
-        draft = source if isinstance(source, MaskedModel) else None
-        self.register_modules(model=model, vae=autoencoder.model, draft=draft)
+        self.register_modules(model=model, vae=autoencoder.model, draft=source.model)
         self._interrupt = False
 
     @classmethod
@@ -209,7 +209,7 @@ class MaskedLatentPipeline(DiffusersMixin):
     @property
     def drafter_name(self) -> str | None:
         """Who drafts, "jacobi" or "model"; None where nothing does."""
-        return None if self.drafts is None else self.drafts.name
+        return None if self.drafts is None else self.drafts.source.name
 
     def bare(self) -> Self:
         """Return what draws plainly under the distribution of drafts: one latent an iteration."""

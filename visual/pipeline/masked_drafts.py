@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.visual.checks import checked_count, is_number
-from ragspec.visual.drafting.latent_model import LatentDrafter, MaskedJacobiDrafter
+from ragspec.visual.checks import checked_count
 from ragspec.visual.latents.judged import Watched, Watching
 from ragspec.visual.latents.rules.by_name import Near
 from ragspec.visual.masked.model import MaskedModel
@@ -28,16 +24,12 @@ from ragspec.visual.masked.sampler import MaskedSampler
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.pipeline.folder import ImageFolder, load_masked
-from ragspec.visual.pipeline.latent_source import ROUNDED, draft_folder
+from ragspec.visual.pipeline.drafter_choice import DraftSource
 from ragspec.visual.pipeline.output import acceptance_of
 from ragspec.visual.pipeline.progress import Progress, check_returned
 from ragspec.visual.pipeline.stats import fates
 
-JACOBI = "jacobi"
 WINDOW = 4  # latents of a draft; each costs a masked prefix of the forward that verifies it
-DRAFTERS = ("auto", JACOBI, "model", "none")
-_SAME = ("latent_dim", "grid_size", "num_classes", "mean", "deviation")
 
 
 class WatchedMaskedTarget(Watching, MaskedTarget):
@@ -48,27 +40,14 @@ class WatchedMaskedTarget(Watching, MaskedTarget):
 class MaskedDrafts:
     """What drafts for a masked model, and what judges the drafts.
 
-    source: "jacobi" or the smaller model. window: latents of a draft, at most. prefill: share of
-    the latents that the target draws alone before drafting begins. Raises InputError.
+    window: latents of a draft, at most. prefill: share of the latents that the target draws alone
+    before drafting begins.
     """
 
-    source: str | MaskedModel
+    source: DraftSource
     rule: Rule
     window: int = WINDOW
     prefill: float = 0.0
-
-    def __post_init__(self) -> None:
-        checked_count(self.window, "window")
-        if not is_number(self.prefill) or not 0.0 <= self.prefill < 1.0:
-            raise InputError(
-                f"got prefill {self.prefill!r}; expected a share of the latents from 0 to below 1, "
-                "such as 0.05."
-            )
-
-    @property
-    def name(self) -> str:
-        """Who drafts: "jacobi" or "model"."""
-        return self.source if isinstance(self.source, str) else "model"
 
     def check(self, schedule: LearnedSchedule, temperature: float) -> None:
         """Raise InputError where the rule compares densities and there are none."""
@@ -93,24 +72,8 @@ class MaskedDrafts:
     ) -> WatchedMaskedTarget:
         """Return the target of some images."""
         noises = [NoiseStream(seed) for seed in seeds]
-        ahead = self.window if isinstance(self.source, str) else 0
+        ahead = self.window if self.source.model is None else 0
         return WatchedMaskedTarget(model, schedule, labels, noises, scale, temperature, ahead=ahead)
-
-    def drafter(self, target: MaskedTarget) -> Drafter:
-        """Return what drafts for a target."""
-        begin = ceil(self.prefill * target.model.places)
-        if isinstance(self.source, str):
-            return MaskedJacobiDrafter(target, self.window, begin=begin)
-        smaller = MaskedTarget(
-            self.source,
-            target.schedule,
-            target.labels,
-            target.noises,
-            target.guidance_scale,
-            target.temperature,
-            table=target.table,
-        )
-        return LatentDrafter(smaller, target, self.window, begin=begin)
 
     def draw(
         self,
@@ -123,7 +86,7 @@ class MaskedDrafts:
         engine = Engine(
             target,
             None,
-            self.drafter(target),
+            self.source(target),
             budget=self.window,
             rule=Watched(self.rule),
             batch_size=count,
@@ -172,45 +135,6 @@ def latents_of(target: MaskedTarget, numbers: Sequence[torch.Tensor]) -> torch.T
     for row, order, known in zip(result, target.orders, numbers, strict=True):
         row[order[: len(known)].to(result.device)] = table.latents[known.to(result.device)]
     return result
-
-
-def masked_source(
-    drafter: Any, model: MaskedModel, folder: ImageFolder | None
-) -> str | MaskedModel | None:
-    """Return who drafts: "jacobi", a smaller model, or None for plain drawing.
-
-    drafter: "jacobi" (also "auto"), "model" (of the folder's draft/), the folder of a draft model,
-    a `MaskedModel`, a list of one of these, or None or "none". Raises UnknownNameError,
-    ModelNotFoundError, InputError.
-    """
-    if isinstance(drafter, list | tuple):
-        if len(drafter) > 1:
-            raise InputError(
-                f"got {len(drafter)} drafters of latents; expected one: drafts are chains."
-            )
-        drafter = drafter[0] if drafter else None
-    if drafter is None or drafter == "none":
-        return None
-    if drafter in ("auto", JACOBI):
-        return JACOBI
-    if isinstance(drafter, str | Path):
-        drafter = load_masked(draft_folder(drafter, folder, DRAFTERS), model.device, model.dtype)
-    if not isinstance(drafter, MaskedModel):
-        raise InputError(
-            f"got a {type(drafter).__name__} as drafter of a masked model; expected one of "
-            f"{', '.join(DRAFTERS)}, the folder of a smaller masked model, or a MaskedModel."
-        )
-    for name in _SAME:
-        ours, theirs = (
-            torch.tensor(getattr(each.config, name), dtype=torch.float64)
-            for each in (model, drafter)
-        )
-        if ours.shape != theirs.shape or not torch.allclose(ours, theirs, ROUNDED, ROUNDED):
-            raise InputError(
-                f"got a draft model with {name} {theirs.tolist()}; expected {ours.tolist()}, the "
-                "target's. Draft with a model that was trained on the same latents."
-            )
-    return drafter
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
 from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
-from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source, source_name
+from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source
 from ragspec.visual.pipeline.folder import (
     ImageFolder,
     caption_encoder,
@@ -113,7 +113,7 @@ class ImagePipeline(CodePipeline):
         self.class_names = class_names(model)
         self.captions = caption_encoder(model, text_encoder)
         self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
-        draft = getattr(self.source, "model", None)
+        draft = self.source.model
         self.register_modules(model=model, vq=tokenizer.model, draft=draft)
         self._interrupt = False
 
@@ -173,7 +173,7 @@ class ImagePipeline(CodePipeline):
         self.tokenizer.save_pretrained(root / "tokenizer", dtype=torch.float32)
         if self.draft is not None:
             self.draft.save_pretrained(root / "draft", **saving(kwargs))
-        head = getattr(self.source, "head", None)
+        head = self.source.head
         if head is not None:
             head.save(root / "head")
         if self.folder is not None and self.folder.relaxation is not None:
@@ -186,7 +186,7 @@ class ImagePipeline(CodePipeline):
 
     def _summary(self) -> dict[str, Any]:
         """Return what a loader must be told so that the same is drawn."""
-        return pipeline_record(self, source_name(self.source))
+        return pipeline_record(self, self.source.name)
 
     def __call__(
         self,

@@ -10,30 +10,17 @@ from typing import Any
 
 import torch
 
-from ragspec.drafters.base import expect_drafter
 from ragspec.errors import (
     InputError,
     ModelError,
     ModelNotFoundError,
     TokenizerMismatchError,
-    UnknownNameError,
     UnsupportedModelError,
 )
 from ragspec.models.device import pick_dtype
-from ragspec.registry import unknown
-from ragspec.rules.base import Rule
-from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.transformers_targets import prompt_table
-from ragspec.visual.pipeline.drafter_choice import (
-    DraftSource,
-    FixedSource,
-    ModelSource,
-    SeveralSources,
-    jacobi_source,
-    mode_for,
-)
 
 PIPELINES = {
     "janus": "JanusPipeline",
@@ -154,9 +141,6 @@ def _advice(result: Any) -> str:
     return f" Draw with {PIPELINES[result]}." if result in PIPELINES else ""
 
 
-NAMES = ("auto", "starter", "model", "jacobi")
-
-
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
     """How a target draws: guidance, the grid of codes, and the codes that are given."""
@@ -189,63 +173,7 @@ class PromptConditions:
         return self.make(model, self, image)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftSetup:
-    """How drafts are made: see `draft_source`. folder: where a draft model lies in draft/.
-
-    load: opens the model of a folder, as the target was.
-    """
-
-    rule: Rule
-    load: Callable[[Path], Any]
-    folder: Path | None = None
-    mode: str | None = None
-    min_expected_gain: float | None = None
-
-
-def prompt_source(drafter: Any, model: Any, drafting: DraftSetup) -> DraftSource:
-    """Return what makes the drafters of a pipeline.
-
-    drafter: "auto" (jacobi, or model for a rule with a budget of total variation), "jacobi",
-    "model" or "starter" (draft/ in the target's folder), a folder of a smaller model of the kind,
-    such a model, a Drafter, a list of these, or None. Raises UnknownNameError, ModelNotFoundError,
-    TokenizerMismatchError, InputError.
-    """
-    if drafter is None:
-        return FixedSource(None)
-    if isinstance(drafter, list | tuple):
-        instance = tuple(prompt_source(each, model, drafting) for each in drafter)
-        return SeveralSources(instance) if len(instance) > 1 else [*instance, FixedSource(None)][0]
-    mode = drafting.mode or mode_for(drafting.rule)
-    if isinstance(drafter, str) and drafter == "auto":
-        drafter = "model" if mode == DraftKind.DETERMINISTIC.value else "jacobi"
-    if isinstance(drafter, str) and drafter == "jacobi":
-        return jacobi_source(mode)
-    if isinstance(drafter, str | Path):
-        drafter = drafting.load(_where(drafter, drafting.folder))
-    if hasattr(getattr(drafter, "config", None), "model_type"):
-        _check(model, drafter)
-        return ModelSource(drafter, mode, min_expected_gain=drafting.min_expected_gain)
-    expect_drafter(drafter)
-    return FixedSource(drafter)
-
-
-def _where(drafter: str | Path, folder: Path | None) -> Path:
-    """Return the folder of a draft model given by name or path."""
-    path = Path(drafter).expanduser()
-    if str(drafter) in ("model", "starter"):
-        if folder is not None and (folder / "draft").is_dir():
-            return folder / "draft"
-        raise ModelNotFoundError(
-            f"drafter {str(drafter)!r}: no draft model lies in draft/ of "
-            f"{folder or 'the given model'}. Give the folder of a smaller model, 'jacobi', or None."
-        )
-    if isinstance(drafter, str) and not path.is_dir() and "/" not in drafter:
-        raise UnknownNameError(unknown("image drafter", drafter, NAMES))
-    return path
-
-
-def _check(target: Any, draft: Any) -> None:
+def check_prompt_draft(target: Any, draft: Any) -> None:
     """Raise TokenizerMismatchError for a draft model of another kind, prompts or codes."""
     for what, of in (
         ("type", lambda model: model.config.model_type),

@@ -27,15 +27,14 @@ from ragspec.visual.models.raster import Raster, codes_along
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
 from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
-from ragspec.visual.pipeline.drafter_choice import source_name
+from ragspec.visual.pipeline.drafter_choice import prompt_source
 from ragspec.visual.pipeline.prompt_parts import (
-    DraftSetup,
     ImageConfig,
     PromptConditions,
+    check_prompt_draft,
     expect_kind,
     load_part,
     load_processor,
-    prompt_source,
 )
 from ragspec.visual.pipeline.relaxation import FILE
 from ragspec.visual.pipeline.request import (
@@ -116,14 +115,22 @@ class PromptPipeline(CodePipeline):
             marks=self.raster.ends,
         )
         load = partial(load_part, kind=self.kind, device=model.device, dtype=model.dtype)
-        drafting = DraftSetup(self.rule, load, folder, draft_mode, min_expected_gain)
-        self.source = prompt_source(drafter, model, drafting)
+        self.source = prompt_source(
+            drafter,
+            self.rule,
+            model,
+            folder,
+            load,
+            check_prompt_draft,
+            draft_mode,
+            min_expected_gain,
+        )
         self.budget = make_budget(budget)
         self.batch_size = checked_count(batch_size, "batch_size")
         self.folder = folder
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.tokenizer.reduction)
         inputs = None if vq is None else self.tokenizer.model
-        draft = getattr(self.source, "model", None)
+        draft = self.source.model
         self.register_modules(model=model, vq=inputs, draft=draft)
         self._interrupt = False
 
@@ -177,7 +184,7 @@ class PromptPipeline(CodePipeline):
             self.draft.save_pretrained(root / "draft", **saving(kwargs))
         if self.vq is not None:
             self.vq.save_pretrained(root / "vq", safe_serialization=True)
-        values = pipeline_record(self, source_name(self.source))
+        values = pipeline_record(self, self.source.name)
         write_setup(root, self, values | {"prompt_template": self.prompt_template})
         if self.folder is None or self.folder.resolve() == root.resolve():
             return

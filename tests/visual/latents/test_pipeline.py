@@ -25,7 +25,7 @@ from ragspec.visual.latents.judged import OUTCOMES
 from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
 from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.latents.target import LatentTarget
-from ragspec.visual.pipeline.drafter_choice import Conditions, source_name
+from ragspec.visual.pipeline.drafter_choice import Conditions
 from tests.support import tiny_images
 from tests.support import tiny_latents as models
 
@@ -92,7 +92,7 @@ def test_a_model_may_be_passed_by_itself_or_by_its_folder(folder: Path, tmp_path
     again = sampled(pipeline(tmp_path / "copy", "model"))
     assert torch.allclose(again.latents, first.latents, atol=1e-3)
     auto = pipeline(folder)
-    assert source_name(auto.source) == "jacobi" and auto.draft is None
+    assert auto.source.name == "jacobi" and auto.draft is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_drafts_of_other_latents_are_refused(
 
 def test_drafters_that_are_not_there_are_refused(folder: Path, tmp_path: Path) -> None:
     pipe = pipeline(folder)
-    with pytest.raises(ModelNotFoundError, match="no draft model lies with the given model"):
+    with pytest.raises(ModelNotFoundError, match="nothing of that kind lies with"):
         LatentPipeline(pipe.model, pipe.tokenizer, "model")
     with pytest.raises(ModelNotFoundError, match=r"holds no config\.json"):
         pipeline(folder, tmp_path)

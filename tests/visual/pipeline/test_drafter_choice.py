@@ -14,7 +14,7 @@ from ragspec.rules.rejection import ChainRejection
 from ragspec.rules.walk import Walk
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.models.target import ImageTarget
-from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source, source_name
+from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source
 from ragspec.visual.pipeline.folder import find_folder
 from ragspec.visual.rules.by_name import make_rule
 from tests.support import tiny_images
@@ -56,7 +56,7 @@ def test_no_drafter_is_plain_decoding() -> None:
 )
 def test_what_drafts_has_a_name(inputs: Any, name: str | None, folder: Path) -> None:
     built_by = source(inputs, Walk(), tiny_images.model(), find_folder(folder))
-    assert source_name(built_by) == name
+    assert built_by.name == name
 
 
 def test_a_draft_model_is_guided_as_the_target_is(folder: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_cannot_draft_is_refused(folder: Path, tmp_path: Path) -> None:
         source("jacobbi", Walk(), model, parts)
     with pytest.raises(ModelNotFoundError, match="nothing of that kind lies with"):
         source("model", Walk(), model, parts)
-    with pytest.raises(ModelNotFoundError, match="the given model"):
+    with pytest.raises(ModelNotFoundError, match="with the target"):
         source("starter", Walk(), model, None)
     with pytest.raises(ModelNotFoundError, match="no draft model at"):
         source(tmp_path, Walk(), model, None)
