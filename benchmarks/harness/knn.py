@@ -47,7 +47,6 @@ class Row:
     guesses: int = 0
     gated: int = 0
     rounds: int = 0
-    predicted: list[float] = field(default_factory=list)
     strides: list[float] = field(default_factory=list)
 
     def run(self, prompt: str, sampling: Sampling, tokens: int, turn: int) -> None:
@@ -67,7 +66,6 @@ class Row:
         self.guesses += message.hits + message.rollbacks
         self.gated += message.gated
         self.rounds += message.rounds
-        self.predicted.append(message.predicted)
         self.strides.append(message.stride_ms)
 
     def facts(self) -> dict[str, Any]:
@@ -76,12 +74,11 @@ class Row:
         return {
             "k": self.k,
             "drafter": self.drafter,
-            "texts": len(self.predicted),
+            "texts": len(self.seconds["auto"]),
             "equal": self.equal,
             "tokens": self.tokens,
             "ratio": sum(self.seconds["off"]) / sum(self.seconds["auto"]),
             "ratio_median": median(off / auto for off, auto in pairs),
-            "predicted": median(self.predicted),
             "stride_ms": median(self.strides),
             "search_ms": self.lms["auto"].schedule.search.to_dict(),
             "hit_share": self.hits / self.guesses if self.guesses else None,

@@ -56,7 +56,6 @@ class Case:
     gated: int = 0
     rounds: int = 0
     overlapped: int = 0
-    predicted: list[float] = field(default_factory=list)
 
     def run(self, question: str, turn: int, tokens: int) -> None:
         """Answer a question in all ways."""
@@ -83,7 +82,6 @@ class Case:
         self.gated += message.gated
         self.rounds += message.rounds
         self.overlapped += any(event.what == "ahead" for event in message.events)
-        self.predicted.append(message.predicted)
 
     def row(self) -> dict[str, Any]:
         """Return the figures as JSON types."""
@@ -91,7 +89,7 @@ class Case:
         off, auto = self.rags["off"].schedule, self.rags["auto"].schedule
         return {
             "case": self.name,
-            "questions": len(self.predicted),
+            "questions": len(self.seconds["auto"]),
             "equal": self.equal,
             "tokens": self.tokens,
             "strides": self.strides,
@@ -99,7 +97,6 @@ class Case:
             "ratio": sum(self.seconds["off"]) / sum(self.seconds["auto"]),
             "ratio_median": median(off / auto for off, auto in pairs),
             "ratio_own": sum(self.target_number["off"]) / sum(self.target_number["auto"]),
-            "predicted": median(self.predicted),
             "stride_ms": off.stride_ms,
             "search_ms": auto.search.to_dict() | {1: off.search.of(1)},
             "hit_share": self.hits / self.guesses if self.guesses else None,

@@ -56,10 +56,9 @@ def slots_of(sources: Iterable[str]) -> dict[str, int]:
 
 WIDTH, LEFT, RIGHT, BOTTOM, TOP = 960, 42, 12, 22, 8
 ROOM = WIDTH - LEFT - RIGHT
-STEPS_HEIGHT, SHARES_HEIGHT = 168, 132
+STEPS_HEIGHT = 168
 LANES_LEFT, LANES_HEIGHT = 84, 104
 FEWEST = 24  # columns that a chart has room for at least, so that few do not become walls
-MOST = 48  # columns of the shares at most
 BASES = (1, 2, 5)
 
 
@@ -105,7 +104,6 @@ class Chart:
     ticks: list[Tick]
     height: int
     mean: float | None = None
-    per_column: int = 1
     width: int = WIDTH
     left: int = LEFT
     bottom: int = BOTTOM
@@ -143,28 +141,6 @@ def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
     ]
     rows = [Tick(round(base - n * unit, 2), str(n)) for n in _round_numbers(longest, 5)]
     return Chart(bars, columns, rows, ticks, STEPS_HEIGHT, round(base - mean * unit, 2))
-
-
-def share_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
-    """Return the shares of the sources along the output, in columns of equally many tokens."""
-    givers = [name for step in steps for name in _givers(step)]
-    size = _column_size(len(givers))
-    unit_x = ROOM / max(len(givers), FEWEST * size)
-    base = SHARES_HEIGHT - BOTTOM
-    bars: list[Bar] = []
-    columns: list[Column] = []
-    for begin in range(0, len(givers), size):
-        parts = Counter(givers[begin : begin + size])
-        here = parts.total()
-        x, width = LEFT + begin * unit_x, here * unit_x
-        bars += _stacked(parts, colours, x, width, base, (base - TOP) / here)
-        tip = f"tokens {begin + 1}–{begin + here}: {_summary(parts, colours)}"
-        columns.append(Column(begin + 1, round(x, 2), round(width, 2), tip))
-    rows = [Tick(round(base - part * (base - TOP), 2), f"{part:.0%}") for part in (0.5, 1.0)]
-    ticks = [
-        Tick(round(LEFT + n * unit_x, 2), str(n)) for n in _round_numbers(len(givers), 12, size)
-    ]
-    return Chart(bars, columns, rows, ticks, SHARES_HEIGHT, per_column=size)
 
 
 def search_chart(events: Sequence[Event]) -> Chart:
@@ -236,12 +212,6 @@ def _ordered(parts: Mapping[str, int], colours: Mapping[str, str]) -> list[tuple
 
 def _summary(parts: Mapping[str, int], colours: Mapping[str, str]) -> str:
     return ", ".join(f"{n} of {name}" for name, n in _ordered(parts, colours)) or "no token"
-
-
-def _column_size(tokens: int) -> int:
-    """Return the tokens in a column: a round number, at least 4."""
-    sizes = (base * int(10**power) for power in range(9) for base in (4, 5, 8, 10, 20))
-    return next(size for size in sizes if tokens <= MOST * size)
 
 
 def _round_numbers(largest: int, most: int, least: int = 1) -> list[int]:

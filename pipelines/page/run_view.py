@@ -13,7 +13,6 @@ from ragspec.pipelines.page.charts import (
     colours_of,
     first_number,
     search_chart,
-    share_chart,
     step_chart,
 )
 from ragspec.pipelines.page.tree_view import where
@@ -89,7 +88,6 @@ class RunView:
     legend: list[tuple[str, str]]
     drafters: list[tuple[str, str]]
     chart: Chart
-    shares: Chart
     searches: Chart | None
     looked_up: str
     stages: list[Share]
@@ -122,7 +120,6 @@ def run_view(trace: Trace) -> RunView:
         legend=[*((name, css) for name, css in colours.items() if selected[name]), (TARGET, "own")],
         drafters=[*colours.items(), (TARGET, "own")],
         chart=step_chart(trace.steps, colours),
-        shares=share_chart(trace.steps, colours),
         searches=search_chart(looked.events) if looked and looked.events else None,
         looked_up=looked.summary() if looked else "",
         stages=[Share(n, f"t-{n}", ms, 100 * ms / whole) for n, ms in spent.items()],

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from operator import mul
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,6 @@ from ragspec.errors import InputError
 from ragspec.storage import json_cache
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of which costs are measured
-BEYOND = (128, 256, 512, 1024)  # rows of many texts together, where these are measured too
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +35,11 @@ class CostLine:
     """Seconds of a forward by its width.
 
     seconds: of each of ROWS [12]. widths: those that forwards can have, where not all; others are
-    padded to the next. beyond: for BEYOND, by how much they cost more than 64; () where unknown.
+    padded to the next. Beyond the last row it goes on with the slope of the last half.
     """
 
     seconds: Sequence[float]
     widths: Sequence[int] = ()
-    beyond: Sequence[float] = ()
 
     def at(self, n: int) -> float:
         """Return the seconds of a forward in which each text has n rows."""
@@ -53,19 +51,9 @@ class CostLine:
                 return line[i]
             share = (n - ROWS[i - 1]) / (ROWS[i] - ROWS[i - 1])
             return line[i - 1] + share * (line[i] - line[i - 1])
-        return self._beyond(n)
-
-    def _beyond(self, n: int) -> float:
-        """Go on as was measured, after that or without it with the last slope."""
-        last = self.seconds[-1]
-        if not self.beyond:
-            half = (len(ROWS) - 1) // 2
-            slope = (last - self.seconds[half]) / (ROWS[-1] - ROWS[half])
-            return last + slope * (n - ROWS[-1])
-        sizes, factors = (ROWS[-1], *BEYOND), (1.0, *self.beyond)
-        i = min(bisect_left(sizes, n), len(BEYOND))
-        share = (n - sizes[i - 1]) / (sizes[i] - sizes[i - 1])
-        return last * (factors[i - 1] + share * (factors[i] - factors[i - 1]))
+        half = (len(ROWS) - 1) // 2
+        slope = (line[-1] - line[half]) / (ROWS[-1] - ROWS[half])
+        return line[-1] + slope * (n - ROWS[-1])
 
 
 def padded(n: int, widths: Sequence[int]) -> int:
@@ -88,42 +76,37 @@ class CostCurve:
 
     lengths: strictly increasing [C]. seconds: f64 [C, 12], of each of ROWS; made monotone in them.
     Between the points the curve is linear; beyond the last row or length it goes on with the last
-    slope, below the first length it is flat. widths, beyond: see `CostLine`; where widths are
-    given, rows of text come in powers of two.
+    slope, below the first length it is flat. widths: see `CostLine`; where they are given, rows of
+    text come in powers of two.
 
     `refine` learns from forwards: the level, since a busy machine slows everything, and the shape,
     which is how sizes compare, from pairs of forwards one after the other. Of such a pair both ran
     under the same load, so that noise, neighbours and a wrong reading at the start fade from the
     shape, on which all choices of size depend. alive, width: a curve is that of one row alone, see
-    `ForwardCost`.
+    `SharedCost`.
     """
 
     alive = 1
     width = 0
 
     def __init__(
-        self,
-        lengths: Sequence[int],
-        seconds: ArrayLike,
-        widths: Sequence[int] = (),
-        beyond: Sequence[float] = (),
+        self, lengths: Sequence[int], seconds: ArrayLike, widths: Sequence[int] = ()
     ) -> None:
         """Make a curve from measured points.
 
         Raises InputError where shapes disagree, lengths do not increase or a time is not > 0.
         """
-        self.widths, self.beyond = tuple(widths), tuple(isotonic([1.0, *beyond])[1:])
+        self.widths = tuple(widths)
         self.lengths = tuple(lengths)
         table = np.asarray(seconds, dtype=np.float64)
         expected = (len(self.lengths), len(ROWS))
         increasing = all(a < b for a, b in itertools.pairwise(self.lengths))
         positive = bool(np.isfinite(table).all() and (table > 0).all())
-        far = len(self.beyond) in (0, len(BEYOND)) and all(map(math.isfinite, self.beyond))
-        if table.shape != expected or not (increasing and positive and far):
+        if table.shape != expected or not (increasing and positive):
             raise InputError(
                 f"a cost curve of shape {table.shape} over lengths {self.lengths} cannot be used: "
-                f"expected finite seconds > 0 of shape {expected}, lengths increasing and "
-                f"{len(BEYOND)} finite factors or none for more rows. Measure it again."
+                f"expected finite seconds > 0 of shape {expected}, lengths increasing. Measure it "
+                "again."
             )
         self.table = [isotonic(row) for row in table.tolist()]
         self.learns_scale = False
@@ -148,12 +131,7 @@ class CostCurve:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the measured points, without what was learned since, as `CostCurve` takes them."""
-        return {
-            "lengths": self.lengths,
-            "seconds": self.table,
-            "widths": self.widths,
-            "beyond": self.beyond,
-        }
+        return {"lengths": self.lengths, "seconds": self.table, "widths": self.widths}
 
     def batched(self, batch: int) -> CostCurve:
         """Return the curve for `batch` equal rows of text in one forward (B x n rows of tokens).
@@ -165,7 +143,7 @@ class CostCurve:
             batch = 1 << (batch - 1).bit_length()
         known = self._batches.get(batch)
         if known is None:
-            wide = [CostLine(row, beyond=self.beyond) for row in self.table]
+            wide = [CostLine(row) for row in self.table]
             table = [[line.at(n * batch) for n in ROWS] for line in wide]
             instance = CostCurve(self.lengths, table, self.widths)
             known = self._batches.setdefault(batch, instance)  # texts at once must share one
@@ -177,7 +155,7 @@ class CostCurve:
 
     def line(self, length: int) -> CostLine:
         """Return the seconds of forwards of each width after `length` tokens."""
-        return CostLine(self._seconds(length), self.widths, self.beyond)
+        return CostLine(self._seconds(length), self.widths)
 
     def _seconds(self, length: int) -> list[float]:
         level, lines, lengths = math.exp(self._level), self._lines, self.lengths
@@ -283,28 +261,6 @@ class SharedForward:
         return before
 
 
-class ForwardCost(Protocol):
-    """What a policy asks about the forward that its row takes part in."""
-
-    @property
-    def alive(self) -> int:
-        """Rows of text in the forward."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """Positions of each row in it, where that is known; else 0."""
-        ...
-
-    def line(self, length: int) -> CostLine:
-        """Return the seconds of the whole forward by the width of every row."""
-        ...
-
-    def refine(self, rows: int, length: int, seconds: float) -> None:
-        """Learn from the time of the last forward, with so many positions of this row."""
-        ...
-
-
 class SharedCost:
     """A cost curve as the rows of one forward see it: for as many of them as there are now."""
 
@@ -336,29 +292,9 @@ REPEATS = 3  # of each time, within an attempt
 ATTEMPTS = 3  # to measure a curve that forwards then agree with
 CHECKED = (4, 32)  # rows by which a curve's shape is checked
 TOLERANCE = 0.25  # of the logarithm of a cost against that of one row
-TEXTS = 16  # texts at once, by which more rows than one text has are timed
 
 
 Timer = Callable[[int, int], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Padding:
-    """What forwards are padded to: their widths, strictly increasing, and rows by powers of two.
-
-    run: times a forward of n rows in each of some texts: run(n, length, texts) -> seconds.
-    """
-
-    widths: Sequence[int]
-    run: Callable[[int, int, int], float]
-
-    def wide(self, length: int) -> list[float]:
-        """Return by how much more than the most rows of one text those of BEYOND cost."""
-        one = min(self.run(ROWS[-1], length, 1) for _ in range(REPEATS))
-        return [
-            min(self.run(rows // TEXTS, length, TEXTS) for _ in range(REPEATS)) / one
-            for rows in BEYOND
-        ]
 
 
 def context_lengths(limit: int) -> tuple[int, ...]:
@@ -368,7 +304,7 @@ def context_lengths(limit: int) -> tuple[int, ...]:
 
 
 def measure(
-    run: Timer, lengths: Sequence[int], seconds: float = 3.0, padding: Padding | None = None
+    run: Timer, lengths: Sequence[int], seconds: float = 3.0, widths: Sequence[int] = ()
 ) -> tuple[CostCurve, bool]:
     """Time `run(rows, length) -> seconds` over the grid, and tell whether forwards then agree.
 
@@ -376,9 +312,8 @@ def measure(
     at three sizes, however slow the model. A curve with which forwards disagree is measured again,
     to the samples that there are. Every size is set against one row timed right before it, for a
     machine that others share may be half as fast a second later; of such ratios medians are taken.
-    padding: where forwards are padded, widths that they can have are timed, and many texts too.
+    widths: those that forwards can have, where they are padded; these are timed then.
     """
-    widths = padding.widths if padding else ()
     order = measuring_order(lengths, widths)
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     alone = dict.fromkeys(lengths, math.inf)
@@ -394,8 +329,7 @@ def measure(
             alone[length] = min(one, alone[length])
             ratios[point].append(1.0 if n == 1 else max(run(n, length), 1e-9) / one)
         known = {point: alone[point[0]] * median(result) for point, result in ratios.items()}
-        beyond = padding.wide(lengths[0]) if padding else ()
-        curve = CostCurve(lengths, filled(known, lengths, order[0][0]), widths, beyond)
+        curve = CostCurve(lengths, filled(known, lengths, order[0][0]), widths)
         if agrees(curve, run):
             return curve, True
     return curve, False
@@ -421,18 +355,18 @@ def cached(
     key: json_cache.Key,
     run: Timer,
     lengths: Sequence[int],
-    padding: Padding | None = None,
+    widths: Sequence[int] = (),
 ) -> CostCurve:
     """Return the curve kept under `directory` for `key`, or measure it and keep it there.
 
     key: model, device, dtype, threads and torch of the forwards. A damaged, foreign or unwritable
     cache is not an error: the curve is measured again, and so is one of another shape than the
     machine has now. One that forwards do not agree with is used, and corrected while running, but
-    not kept. padding: see `measure`.
+    not kept. widths: see `measure`.
     """
     key = {**key, "rows": str(ROWS)}  # a kept curve does not say of which rows it is
-    if padding is not None:
-        key |= {"widths": str(tuple(padding.widths)), "texts": TEXTS}
+    if widths:
+        key |= {"widths": str(tuple(widths))}
     with contextlib.suppress(ValueError, KeyError, TypeError):
         curve = CostCurve(**(json_cache.read(directory, "cost", key) or {})["curve"])
         # One pair is enough where it agrees: every program begins with this.
@@ -440,7 +374,7 @@ def cached(
             agrees(curve, run, quick=True) or agrees(curve, run)
         ):
             return curve
-    curve, trusted = measure(run, lengths, padding=padding)
+    curve, trusted = measure(run, lengths, widths=widths)
     if trusted:
         json_cache.write(directory, "cost", key, {"curve": curve.to_dict()})
     return curve

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ragspec.budget.base import BudgetSession, Settings
-from ragspec.budget.cost_curve import CostLine, ForwardCost
+from ragspec.budget.cost_curve import CostCurve, CostLine, SharedCost
 from ragspec.budget.gains import BUCKETS, OUTLIER, Experience
 from ragspec.budget.source_choice import SourceChoice
 from ragspec.rules.base import Step
@@ -45,7 +45,9 @@ class GoodputSession:
     Milliseconds of drafting and of the host that are learned and compared are those of one row.
     """
 
-    def __init__(self, settings: Settings, experience: Experience, cost: ForwardCost) -> None:
+    def __init__(
+        self, settings: Settings, experience: Experience, cost: CostCurve | SharedCost
+    ) -> None:
         self.settings = settings
         self.experience = experience
         self.cost = cost

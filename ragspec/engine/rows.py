@@ -14,14 +14,7 @@ from typing import Any
 import torch
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import (
-    CostCurve,
-    Padding,
-    SharedCost,
-    SharedForward,
-    cached,
-    context_lengths,
-)
+from ragspec.budget.cost_curve import CostCurve, SharedCost, SharedForward, cached, context_lengths
 from ragspec.budget.policy import for_one_text
 from ragspec.drafters.base import (
     DraftContext,
@@ -87,8 +80,9 @@ def read_cost(
         "steps": target.static.split(":")[0],
     }
     lengths = context_lengths(min(target.max_length or LONGEST_TIMED, LONGEST_TIMED))
-    padding = Padding(target.widths, target.time_forward) if target.widths else None
-    return cached(cache or cache_directory(), key, target.time_forward, lengths, padding)
+    return cached(
+        cache or cache_directory(), key, target.time_forward, lengths, tuple(target.widths)
+    )
 
 
 def model_identity(model: Any) -> str:

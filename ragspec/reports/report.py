@@ -55,8 +55,7 @@ class Retrieval:
     calls: of the search; queries: in them. rounds: checks. strides: of the text. hits: correct
     guesses; rollbacks: rounds that ended at a wrong one. wasted: discarded strides. stride_ms (a),
     search_ms (b, by queries at once): medians of recent times. chance: of a correct guess.
-    predicted: speedup of these rounds over a search before every stride, by the formula over these
-    costs. gated: rounds in which every stride was checked before the next.
+    gated: rounds in which every stride was checked before the next.
     """
 
     calls: int = 0
@@ -69,7 +68,6 @@ class Retrieval:
     stride_ms: float = 0.0
     search_ms: dict[int, float] = field(default_factory=dict)
     chance: float = 0.0
-    predicted: float = 1.0
     gated: int = 0
     events: list[Event] = field(default_factory=list)
 

@@ -163,28 +163,25 @@ class CausalTarget:
             return logits
         return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
 
-    def time_forward(self, n: int, length: int, texts: int = 1) -> float:
-        """Return the least seconds of a forward over n positions after `length` cached ones.
-
-        texts: rows of text in it, of as many positions each; fewer where the context ends.
-        """
+    def time_forward(self, n: int, length: int) -> float:
+        """Return the least seconds of a forward over n positions after `length` cached ones."""
         if self.max_length is not None:
             n = max(1, min(n, self.max_length - length))
-        roots, tree = [[0]] * texts, DraftTree.chain([0] * (n - 1), "timing")
+        tree = DraftTree.chain([0] * (n - 1), "timing")
         distribution, best = TokenDistribution(Sampling(), NoiseStream(0)), math.inf
-        with self.open(texts, length + n) as session:
-            session.verify(roots, [DraftTree.empty()] * texts)
-            session.cache.commit([[0]] * texts)
+        with self.open(1, length + n) as session:
+            session.verify([[0]], [DraftTree.empty()])
+            session.cache.commit([[0]])
             for attempt in range(TIMINGS):
-                session.cache.book.lengths = [length] * texts
+                session.cache.book.lengths = [length]
                 if isinstance(session, StepSession):
-                    session.follow([distribution] * texts, roots)
+                    session.follow([distribution], [[0]])
                 self.synchronize()
                 start = time.perf_counter()
-                session.verify(roots, [tree] * texts)
+                session.verify([[0]], [tree])
                 self.synchronize()
                 seconds = time.perf_counter() - start
-                session.cache.commit([[]] * texts)
+                session.cache.commit([[]])
                 if attempt or seconds > SLOW:  # the first one of a fast model warms up
                     best = min(best, seconds)
                 if seconds > SLOW:

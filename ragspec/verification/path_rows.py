@@ -74,7 +74,7 @@ class PathTarget(CausalTarget):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self._timed: tuple[tuple[int, int], PathSession] | None = None
+        self._timed: tuple[int, PathSession] | None = None
 
     @property
     def divisible(self) -> bool:
@@ -85,18 +85,18 @@ class PathTarget(CausalTarget):
         """Return an empty session of R rows; the model's own cache needs no capacity."""
         return PathSession(self, rows)
 
-    def time_forward(self, n: int, length: int, texts: int = 1) -> float:
+    def time_forward(self, n: int, length: int) -> float:
         """Return the seconds of one forward over n positions after `length` cached ones."""
-        if self._timed is None or self._timed[0] != (texts, length):
-            prepared = self.open(texts, length)
-            prepared.verify([[0] * length] * texts, [DraftTree.empty()] * texts)
-            prepared.commit([()] * texts)
-            self._timed = ((texts, length), prepared)
+        if self._timed is None or self._timed[0] != length:
+            prepared = self.open(1, length)
+            prepared.verify([[0] * length], [DraftTree.empty()])
+            prepared.commit([()])
+            self._timed = (length, prepared)
         session = self._timed[1].copied()
         tree = DraftTree.chain([0] * (n - 1), "timing")
         self.synchronize()
         start = time.perf_counter()
-        session.verify([[0]] * texts, [tree] * texts)
+        session.verify([[0]], [tree])
         self.synchronize()
         return time.perf_counter() - start
 
@@ -132,11 +132,11 @@ class ShortTreeTarget(CausalTarget):
             return super().open_rows(rows)
         return self.open(rows, self.limit if most is None else min(most, self.limit))
 
-    def time_forward(self, n: int, length: int, texts: int = 1) -> float:
+    def time_forward(self, n: int, length: int) -> float:
         """Return the seconds of one forward over n positions after `length` cached ones."""
-        if self._fits(texts, length + n):
-            return super().time_forward(n, length, texts)
-        return self._beyond.time_forward(n, length, texts)
+        if self._fits(1, length + n):
+            return super().time_forward(n, length)
+        return self._beyond.time_forward(n, length)
 
 
 class _ShortTreeSession(TreeSession):

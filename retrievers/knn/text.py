@@ -61,7 +61,6 @@ class KnnText:
     calls: list[Generation] = field(default_factory=list)
     _steps: list[Step] = field(default_factory=list)
     _scored: list[TokenLogprob] = field(default_factory=list)
-    _plans: list[StridePlan] = field(default_factory=list)
     _cache: NeighbourCache | None = None
     _waited: float = 0.0
     _patience: int = WAITED
@@ -97,7 +96,6 @@ class KnnText:
         report.strides = len(tokens)
         report.stride_ms, report.chance = schedule.stride_ms, schedule.chance
         report.search_ms = schedule.search.to_dict()
-        report.predicted = schedule.predicted(self._plans)
         seconds = time.perf_counter() - self._began
         whole = joined([call.report for call in self.calls], tokens, seconds)
         spent = dict(whole.milliseconds)
@@ -145,7 +143,6 @@ class KnnText:
         self._take(call, new, call.steps, call.logprobs or ())
         self.report.gated += 1
         self.report.rounds += 1
-        self._plans += [StridePlan()] * len(new)
         return call.finish_reason != "paused"
 
     def _guess(self, plan: StridePlan) -> bool:
@@ -175,7 +172,6 @@ class KnnText:
         self.report.hits += right
         self.report.rollbacks += truth is not None
         self.report.rounds += 1
-        self._plans.append(plan)
         return ended
 
     def _check(self, distribution: Guessing, new: Sequence[int]) -> tuple[int, int | None]:

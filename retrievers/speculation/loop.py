@@ -104,9 +104,6 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
     _known: dict[ItemT, None] = field(default_factory=dict)
     _began: float = field(default_factory=time.perf_counter)
     _summary: int = 0
-    _plans: list[StridePlan] = field(default_factory=list)
-    _beginning: float = 0.0  # milliseconds of the first search and stride
-    _unsearched: int = 0  # strides that ended a round, after which nothing is asked
 
     def run(self) -> list[Written]:
         """Write the text to its end and return its strides; `answers` has one for each of them.
@@ -120,7 +117,6 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         results = [] if first is None else self._search([first], self.prefetch)[0]
         if not results:
             raise InputError("The search found nothing for the question; put it in other words.")
-        self._beginning += self.report.events[-1].milliseconds
         with ThreadPoolExecutor(1, "ragspec-search") as worker:
             answer, ahead = results[0], None
             while True:
@@ -147,12 +143,10 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         """
         plan, start = self.schedule.next(), len(self.strides)
         guesses, ended = self._write(plan, answer, ahead)
-        self._unsearched += ended
         self._notify(start + 1)
         if not guesses:
             return answer, None, True
         overlapped = plan.overlapped and not ended
-        self._plans.append(replace(plan, strides=len(guesses), overlapped=overlapped))
         result, ahead = self._check(plan, guesses, worker if overlapped else None)
         right = 0
         for guess, answers in zip(guesses, result, strict=True):
@@ -203,8 +197,6 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         milliseconds = self._note("write", began)
         if self.strides:
             self.schedule.strides.append(milliseconds)
-        elif not self._plans:  # it reads the prompt
-            self._beginning += milliseconds
         return written
 
     def _check(
@@ -259,9 +251,6 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         report.strides = len(self.strides)
         report.stride_ms, report.chance = schedule.stride_ms, schedule.chance
         report.search_ms = schedule.search.to_dict()
-        # The first stride is one of those that are planned, unless the text ended with it.
-        ended = schedule.stride_ms * (self._unsearched - 1)
-        report.predicted = schedule.predicted(self._plans, max(0.0, self._beginning + ended))
 
     def _take_back(self, end: int, ahead: tuple[Written, bool] | None) -> None:
         """Forget the strides that stood on a wrong guess."""

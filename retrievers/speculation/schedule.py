@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Self
@@ -153,25 +152,10 @@ class StrideSchedule:
 
     def rate(self, plan: StridePlan) -> float:
         """Return the strides that a round is expected to keep in a millisecond."""
-        selected, milliseconds = self._expected(plan)
-        return selected / max(milliseconds, 1e-9)
-
-    def _expected(self, plan: StridePlan) -> tuple[float, float]:
-        """Return the strides that a round is expected to keep, and its milliseconds."""
         b = self.search.of(plan.strides)
         shared = self.shared if plan.overlapped else 0.0
-        return expected(plan.strides, self.chance, self.stride_ms, b, shared)
-
-    def predicted(self, plans: Sequence[StridePlan], beside: float = 0.0) -> float:
-        """Return by what factor rounds of these plans are faster than as many single strides.
-
-        beside: milliseconds that a text takes either way.
-        """
-        rounds = [self._expected(plan) for plan in plans]
-        selected, milliseconds = sum(each for each, _ in rounds), sum(each for _, each in rounds)
-        if milliseconds <= 0.0:
-            return 1.0
-        return (selected / self.rate(StridePlan()) + beside) / (milliseconds + beside)
+        selected, spent = expected(plan.strides, self.chance, self.stride_ms, b, shared)
+        return selected / max(spent, 1e-9)
 
     def gain(self, plan: StridePlan) -> float:
         """Return by what factor a plan is expected to be faster than checking each stride."""
@@ -199,16 +183,9 @@ class StrideSchedule:
 
     def _best(self) -> StridePlan:
         """Return the plan of the highest rate; of equal ones the smallest."""
-        chance, a = self.chance, self.stride_ms
-        best, most = (1, False), -1.0
-        for overlapped in (False, True) if self.overlap is None else (self.overlap,):
-            shared = self.shared if overlapped else 0.0
-            for strides in range(1, self.most + 1):
-                selected, spent = expected(strides, chance, a, self.search.of(strides), shared)
-                rate = selected / max(spent, 1e-9)
-                if rate > most:
-                    best, most = (strides, overlapped), rate
-        return StridePlan(*best)
+        choices = (False, True) if self.overlap is None else (self.overlap,)
+        plans = [StridePlan(n, each) for each in choices for n in range(1, self.most + 1)]
+        return max(plans, key=self.rate)
 
     def learn_guesses(self, right: int, wrong: bool) -> None:
         """Count the guesses of a round up to the first wrong one."""

@@ -15,7 +15,6 @@ from ragspec.pipelines.page.charts import (
     first_number,
     preferred,
     search_chart,
-    share_chart,
     slots_of,
     step_chart,
 )
@@ -63,54 +62,15 @@ def mixed(steps: int) -> list[Step]:
     return [early] * half + [late] * half
 
 
-@pytest.mark.parametrize("steps", [2, 8, 30, 400])
-def test_shares_follow_the_text(steps: int) -> None:
-    instance = mixed(steps)
-    colours = colours_of(instance)
-    chart = share_chart(instance, colours)
-    tokens = sum(len(step.tokens) for step in instance)
-    assert len(chart.columns) == -(-tokens // chart.per_column) <= 48
-    assert chart.per_column >= 4
-    assert inside(chart)
-    heights = {column.x: 0.0 for column in chart.columns}
-    for bar in chart.bars:
-        heights[bar.x] += bar.height
-    assert all(h == pytest.approx(chart.base - 8, abs=0.05) for h in heights.values())
-    first, last = chart.columns[0].x, chart.columns[-1].x
-    assert colours["context"] in {bar.css for bar in chart.bars if bar.x == first}
-    if steps > 2:
-        assert colours["context"] not in {bar.css for bar in chart.bars if bar.x == last}
-    for name, inputs in (("context", 5), ("model", 2)):
-        area = sum(
-            bar.height * column_tokens(chart, bar.x, tokens)
-            for bar in chart.bars
-            if bar.css == colours[name]
-        )
-        assert area / (chart.base - 8) == pytest.approx(inputs * steps / 2, rel=0.01)
-
-
-def column_tokens(chart: Chart, x: float, tokens: int) -> int:
-    begin = next(column.number for column in chart.columns if column.x == x)
-    return min(chart.per_column, tokens - begin + 1)
-
-
-def test_the_tip_of_a_share_names_tokens_and_sources() -> None:
-    instance = mixed(2)
-    tips = [column.tip for column in share_chart(instance, colours_of(instance)).columns]
-    assert tips[0] == "tokens 1–4: 4 of context"
-    assert tips[1] == "tokens 5–8: 1 of context, 2 of model, 1 of target model"
-    assert tips[2] == "tokens 9–9: 1 of target model"
-
-
 def test_no_steps_make_empty_charts() -> None:
-    for chart in (step_chart([], {}), share_chart([], {})):
-        assert not chart.bars and not chart.columns and inside(chart)
+    chart = step_chart([], {})
+    assert not chart.bars and not chart.columns and inside(chart)
 
 
 def test_steps_that_emitted_nothing_make_charts() -> None:
     instance = [Step(DraftTree.chain([1], "context"), (), ())]
-    for chart in (step_chart(instance, colours_of(instance)), share_chart(instance, {})):
-        assert not chart.bars and inside(chart)
+    chart = step_chart(instance, colours_of(instance))
+    assert not chart.bars and inside(chart)
 
 
 def test_ticks_are_few_and_even() -> None:

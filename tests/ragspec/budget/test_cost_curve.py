@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragspec.budget.cost_curve import (
-    BEYOND,
     ROWS,
     CostCurve,
     CostLine,
-    Padding,
     cached,
     context_lengths,
     filled,
@@ -243,34 +241,23 @@ WIDTHS = (1, 4, 8, 16, 32, 64)
 
 
 class Padded(Timer):
-    """A clock of forwards that are padded to few widths; many texts make them dearer by a curve."""
+    """A clock of forwards that are padded to few widths."""
 
-    def __call__(self, n: int, length: int, texts: int = 1) -> float:
+    def __call__(self, n: int, length: int) -> float:
         assert n in WIDTHS, "only what can be run is timed"
-        self.calls.append((n * texts, length))
-        tokens = n * texts
-        return true_seconds(tokens, length) + 1e-6 * math.pow(max(0, tokens - 64), 1.5)
+        return super().__call__(n, length)
 
 
 def test_forwards_of_few_widths_cost_what_the_next_one_does() -> None:
     timer = Padded()
-    curve, trusted = measure(timer, LENGTHS, padding=Padding(WIDTHS, timer))
+    curve, trusted = measure(timer, LENGTHS, widths=WIDTHS)
     assert trusted
-    assert {n for n, _ in timer.calls} == {*WIDTHS, *BEYOND}
+    assert {n for n, _ in timer.calls} == set(WIDTHS)
     for n in range(1, 65):
         width = next(each for each in WIDTHS if each >= n)
         assert curve.seconds(n, 128) == pytest.approx(true_seconds(width, 128), rel=1e-6)
     again = CostCurve(**curve.to_dict())
     assert again.seconds(33, 128) == curve.seconds(64, 128)
-
-
-@pytest.mark.parametrize(("texts", "n"), [(2, 64), (4, 64), (8, 64), (16, 64), (16, 8), (16, 32)])
-def test_rows_of_many_texts_cost_what_was_measured(texts: int, n: int) -> None:
-    timer = Padded()
-    curve, _ = measure(timer, LENGTHS, padding=Padding(WIDTHS, timer))
-    result = curve.batched(texts).seconds(n, 128)
-    assert result == pytest.approx(timer(n, 128, texts), rel=1e-6)
-    assert curve.batched(texts - texts // 4) is curve.batched(texts), "they are padded, too"
 
 
 def test_a_forward_teaches_of_the_width_it_was_padded_to() -> None:
@@ -280,12 +267,6 @@ def test_a_forward_teaches_of_the_width_it_was_padded_to() -> None:
         curve.refine(n, 128, 1.3 * true_seconds(padding, 128))
         exact.refine(padding, 128, 1.3 * true_seconds(padding, 128))
     assert curve.line(128) == exact.line(128) != create().line(128)
-
-
-@pytest.mark.parametrize("beyond", [(1.5,), (1.5, 2.0, 3.0, math.nan)])
-def test_factors_that_are_no_costs_are_refused(beyond: tuple[float, ...]) -> None:
-    with pytest.raises(InputError, match="4 finite factors or none"):
-        CostCurve(LENGTHS, create().table, WIDTHS, beyond)
 
 
 def test_widths_are_padded_as_far_as_they_go() -> None:

@@ -355,7 +355,7 @@ def test_one_row_verifies_trees_and_several_take_turns() -> None:
     target = open_target(build_longrope("llama"))
     with target.open(1, 8) as one, target.open(2, 8) as two:
         assert isinstance(one, TreeSession) and isinstance(two, PathSession)
-    assert min(target.time_forward(2, 8, texts) for texts in (1, 2)) > 0
+    assert target.time_forward(2, 8) > 0
 
 
 @pytest.mark.parametrize("texts", [([1] * 65, [1, 2]), ([1] * 62, [1, 2])])

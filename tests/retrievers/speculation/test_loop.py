@@ -7,12 +7,10 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import mean
 
 import pytest
 
 from ragspec.errors import InputError
-from ragspec.retrievers.speculation import loop as loop_file
 from ragspec.retrievers.speculation.loop import SpeculativeRetrieval
 from ragspec.retrievers.speculation.schedule import GLANCE, StrideSchedule
 
@@ -155,52 +153,6 @@ def test_right_guesses_save_searches_and_wrong_ones_cost_strides() -> None:
     off = run(World(3), StrideSchedule(1, overlap=False))
     assert (off.report.calls, off.report.wasted, off.report.gated) == (10, 0, 9)
     assert off.schedule.guesses == 0
-
-
-@dataclass
-class Clock:
-    """A clock that shows what was said to have passed, in seconds."""
-
-    now: float = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@dataclass
-class Timed(World):
-    """The first stride takes 150 ms, others 20, a search 30 and 3 for each further query."""
-
-    clock: Clock = field(default_factory=Clock)
-
-    def write(self, answer: int, before: Sequence[Stride]) -> tuple[Stride, bool]:
-        self.clock.now += 0.02 if before else 0.15
-        return super().write(answer, before)
-
-    def search(self, queries: Sequence[tuple[int, ...]], k: int) -> list[list[int]]:
-        self.clock.now += 0.03 + 0.003 * (len(queries) - 1)
-        return super().search(queries, k)
-
-
-@pytest.mark.parametrize("counted", [True, False])
-def test_the_formula_holds_for_short_texts_if_their_beginning_is_counted(
-    counted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    spent, predicted = {"off": 0.0, "auto": 0.0}, list[float]()
-    schedules = {variant: StrideSchedule.named(variant, overlap=False) for variant in spent}
-    for seed in range(40):
-        for direction, schedule in schedules.items():
-            clock = Clock()
-            monkeypatch.setattr(loop_file, "time", clock)
-            world = Timed(seed, length=32, guess_right=0.9, clock=clock)
-            loop = SpeculativeRetrieval(world, world, schedule)
-            loop.run()
-            spent[direction] += clock.now if seed > 3 else 0.0  # the first ones learn the times
-            if direction == "auto" and seed > 3:
-                message = loop.report.predicted
-                predicted.append(message if counted else schedule.predicted(loop._plans))
-    off = mean(predicted) / (spent["off"] / spent["auto"]) - 1.0
-    assert (abs(off) < 0.04) is counted
 
 
 def test_the_guess_that_was_right_more_often_is_written_on() -> None:

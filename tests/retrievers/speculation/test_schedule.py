@@ -134,13 +134,6 @@ def test_what_overlaps_is_learned() -> None:
     instance.learn_overlap(0.0, 30.0, 30.0)
 
 
-def test_the_prediction_is_the_gain_of_rounds_of_one_kind() -> None:
-    instance = schedule(20.0, 60.0, 3.0, 0.85)
-    for plan in (StridePlan(4), StridePlan(7, overlapped=True)):
-        assert instance.predicted([plan] * 5) == pytest.approx(instance.gain(plan))
-    assert instance.predicted([]) == 1.0
-
-
 def test_a_batch_is_timed_alone_before_it_is_overlapped() -> None:
     instance = schedule(20.0, 30.0, 0.0, 0.9)
     selection = instance.next()
