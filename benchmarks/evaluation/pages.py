@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
@@ -20,3 +22,10 @@ def render_template(name: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template(name).render(**values)
+
+
+def embedded(image: Any) -> str:
+    """Return a picture as an address that a page may hold."""
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")

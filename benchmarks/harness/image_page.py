@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evaluation.line_charts import colours_by_name
-from evaluation.pages import render_template
+from evaluation.pages import embedded, render_template
 from evaluation.pictures import heat_map
 from evaluation.scatter import Measured, Scatter, scatter
 
 from harness.image_table import COLUMNS, cells
 from harness.image_ways import DRAFT_ONLY, PLAIN, Variant
-from ragspec.pipelines.page.page import embedded, save
+from ragspec.pipelines.page.page import save
 
 if TYPE_CHECKING:
     from harness.image_asked import ImageBench, Prepared

@@ -9,6 +9,7 @@ that a busy machine writes the same file.
 
 from __future__ import annotations
 
+import json as json_text
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -58,7 +59,7 @@ def tune(
     model without a folder.
     """
     from ragspec.visual.pipeline.folder import find_folder
-    from ragspec.visual.pipeline.relaxation import FILE, keep
+    from ragspec.visual.pipeline.relaxation import FILE
 
     if rule not in GRIDS:
         raise InputError(f"got --tune {rule}; expected one of {', '.join(GRIDS)}.")
@@ -72,6 +73,17 @@ def tune(
         figures = {key: value for key, value in asdict(best).items() if key != "settings"}
         keep(path, rule, best.settings, figures | {"guidance": request.guidance})
     return tried, best, path
+
+
+def keep(path: Path, rule: str, settings: dict[str, Any], measured: dict[str, Any]) -> None:
+    """Write the settings of a rule, and what they were measured to do, beside those of others."""
+    from ragspec.visual.pipeline.relaxation import FORMAT
+
+    known: dict[str, Any] = {"format": FORMAT, "rules": {}}
+    if path.exists():
+        known = json_text.loads(path.read_text(encoding="utf-8"))
+    known["rules"][rule] = {"settings": settings, "measured": measured}
+    path.write_text(json_text.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _tried(request: ImageBench, rule: str, progress: Callable[[str], None]) -> list[Tried]:
@@ -132,7 +144,6 @@ def tuned_table(tried: Sequence[Tried], best: Tried | None, title: str) -> Table
 
 def write_tuned(request: ImageBench, rule: str, json: Path | None) -> None:
     """Tune, print the table and say what was written."""
-    import json as json_text
 
     from rich.console import Console
 

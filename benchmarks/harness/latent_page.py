@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from evaluation.couplings import COLOURS, MEANINGS, Grid, grid
 from evaluation.line_charts import LineChart, Point, colours_by_name, line_chart
-from evaluation.pages import render_template
+from evaluation.pages import embedded, render_template
 from numpy.typing import NDArray
 
 from harness.image_page import quality_scatter
 from harness.image_ways import PLAIN, Variant
 from harness.latent_table import COLUMNS, cells
 from harness.latent_ways import FEWER, build_latent_variant
-from ragspec.pipelines.page.page import embedded, save
+from ragspec.pipelines.page.page import save
 from ragspec.visual.latents.judged import OUTCOMES
 from ragspec.visual.pipeline.stats import LatentStats
 

@@ -39,8 +39,7 @@ class LongOptions:
     mode: Annotated[
         str,
         typer.Option(
-            help="exact; steered moves the answer's distribution by what the question finds; "
-            "paper does so as RAPID published it."
+            help="exact, or steered: move the answer's distribution by what the question finds."
         ),
     ] = "exact"
     eta: Annotated[
@@ -138,10 +137,7 @@ def _load(
         return options.load_engine(stores), modes
     others = [name for name in names if name != RAPID]
     current = replace(options, draft_model=None, drafter=",".join(others) or "none")
-    if long.mode == "paper":
-        current = replace(current, drafter="none")
-        modes["drafter"] = others if options.drafter else None
-    elif RAPID in names:
+    if RAPID in names:
         modes["drafter"] = RAPID
     engine = current.load_engine(stores)
     if modes.get("drafter") == RAPID and engine.drafter is not None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.drafters.build import model_drafter
-from ragspec.errors import InputError
 from ragspec.retrievers.rapid.drafter import Rapid
 from ragspec.retrievers.rapid.steering import eta_of
 
@@ -52,13 +51,6 @@ def writer_of(
     rapid = None
     if mode != "exact" or draft_model is not None or RAPID in requests:
         rapid = Rapid(_reader(engine, draft_model), mode=mode, eta=eta)
-    if mode == "paper":
-        if set(requests) - {RAPID}:
-            raise InputError(
-                f"got drafter={drafter!r} with mode='paper', whose acceptance judges the drafts of "
-                "the model that reads the chunks; expected no other drafter."
-            )
-        return AnswerWriter(AnyEngine(engine.target, engine.tokenizer, rapid, budget=engine.budget))
     sources = [rapid if each == RAPID else each for each in requests] or [engine.drafter]
     if draft_model is not None and rapid not in sources:
         sources.append(rapid)

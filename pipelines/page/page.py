@@ -6,7 +6,6 @@ lightness alone for the most part; a source that the table does not know takes a
 
 from __future__ import annotations
 
-import io
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from ragspec.pipelines.page.tree_view import DraftView, draft_views
 from ragspec.reports.trace import DAMAGE, Trace, damaged, read_trace
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 # Names of sources that are no methods: texts, and levels of methods.
 
@@ -66,13 +65,6 @@ def save(page: str, out: Path | str) -> None:
             f"cannot write the page to {str(out)!r} ({error.strerror}): expected a file in an "
             "existing, writable folder. Choose another path with -o."
         ) from error
-
-
-def embedded(image: Image) -> str:
-    """Return a picture as an address that a page may hold."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")
 
 
 def render(run: RunView, drafts: Sequence[DraftView] = ()) -> str:

@@ -67,16 +67,17 @@ def within(drafter: Drafter) -> Iterator[Drafter]:
         yield from within(held)
 
 
-def required_member(drafter: Drafter | None, what: str) -> Any:
-    """Return what a drafter, or one that it holds, brings along: its `transform` or its `rule`.
+def required_transform(drafter: Drafter | None) -> Any:
+    """Return the transform that a drafter, or one that it holds, brings along; None without any.
 
-    None where none brings one. Raises InputError where several do.
+    Raises:
+        InputError: Several bring one.
     """
     held = () if drafter is None else within(drafter)
-    results = [current for each in held if (current := getattr(each, what, None)) is not None]
+    results = [one for each in held if (one := getattr(each, "transform", None)) is not None]
     if len(results) > 1:
-        names = ", ".join(repr(current.name) for current in results)
+        names = ", ".join(repr(one.name) for one in results)
         raise InputError(
-            f"got drafters that each bring a {what} ({names}); expected one that does."
+            f"got drafters that each bring a transform ({names}); expected one that does."
         )
     return results[0] if results else None

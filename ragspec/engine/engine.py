@@ -18,7 +18,6 @@ from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter, check_pairing
 from ragspec.drafters.build import build_drafter
-from ragspec.drafters.combined import required_member
 from ragspec.engine.loop import decode
 from ragspec.engine.options import Options, RowSettings, end_tokens, read_options
 from ragspec.engine.output import Generation, Stream
@@ -214,7 +213,7 @@ class Engine:
         """Return an engine over the same target that drafts otherwise; nobody listens to it.
 
         Args:
-            drafter, budget: As for `Engine`; the rule is that of the drafter. What forwards cost is
+            drafter, budget: As for `Engine`; the rule is `walk`. What forwards cost is
                 not measured again. Raises as `Engine` does.
         """
         other = self.aside()
@@ -232,7 +231,7 @@ class Engine:
         """Take what drafts, how much, and what judges it; costs that are known are kept."""
         self.drafter = build_drafter(drafter, draft_model, self.tokenizer, self.target)
         self.budget = make_budget(budget)
-        rule = required_member(self.drafter, "rule") or "walk" if rule is None else rule
+        rule = "walk" if rule is None else rule
         self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
         if self.drafter is None:
             return

@@ -26,7 +26,7 @@ from ragspec.drafters.base import (
     top_logits_needed,
 )
 from ragspec.drafters.build import with_prediction
-from ragspec.drafters.combined import required_member
+from ragspec.drafters.combined import required_transform
 from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
@@ -317,7 +317,7 @@ class Run:
 
 def _distribution_of(request: Transform | None, drafter: Drafter | None) -> Transform | None:
     """Return the transform of a call: the one that is asked for, or that the drafter brings."""
-    current: Transform | None = required_member(drafter, "transform")
+    current: Transform | None = required_transform(drafter)
     if current is not None and request is not None and current is not request:
         raise InputError(
             f"got transform={request.name!r} with a drafter that changes the law itself "

@@ -200,15 +200,11 @@ def foreign_layers(config: Any) -> set[str]:
     return {type(layer).__name__ for layer in layers if type(layer) not in plain}
 
 
-def slot_limit(config: Any) -> int | None:
-    """Return the slot from which on a model scales its queries by slots instead of positions.
-
-    None where it never does (all but Llama 4 with its temperature tuning).
-    """
+def scales_by_slot(config: Any) -> bool:
+    """Return whether a model scales queries by slots instead of positions: Llama 4, when tuned."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     unturned = not all(getattr(text, "no_rope_layers", None) or [1])
-    tuned = getattr(text, "attn_temperature_tuning", False) and unturned
-    return int(text.floor_scale) - 1 if tuned else None
+    return bool(getattr(text, "attn_temperature_tuning", False) and unturned)
 
 
 def unwrapped(model: Any) -> Any:

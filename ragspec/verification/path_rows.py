@@ -101,54 +101,19 @@ class PathTarget(CausalTarget):
         return time.perf_counter() - start
 
 
-class ShortTreeTarget(CausalTarget):
-    """A causal model that verifies trees in some sessions, else chains over its own cache.
+class OneTreeTarget(CausalTarget):
+    """A causal model that verifies trees in sessions of one row, else chains over its own cache.
 
-    limit: slots from which on attention scales queries by their slot in the cache (Llama 4), which
-    is not their position in the text; None for other models. Of models whose rotary table changes
-    with the length (longrope) only sessions of one row verify trees.
+    Its rotary table changes with the length (longrope).
     """
 
-    def __init__(self, model: Any, limit: int | None) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self.limit = limit
         self._beyond = PathTarget(model)
-
-    def _fits(self, rows: int, slots: int) -> bool:
-        """Return whether trees are right in a session of so many rows and slots."""
-        short = self.limit is None or slots < self.limit
-        return short and (self.border is None or rows == 1)
 
     def open(self, rows: int, capacity: int) -> TreeSession | PathSession:  # type: ignore[override]
         """Return an empty session of R rows, fit for `capacity` slots."""
-        if self._fits(rows, capacity):
-            return _ShortTreeSession(self, rows, capacity)
-        return self._beyond.open(rows, capacity)
-
-    def open_rows(self, rows: int) -> TreeSession | PathSession:  # type: ignore[override]
-        """Return an empty session of R rows: of chains, where texts may reach the limit."""
-        most = self.max_length
-        if self.limit is None:
-            return super().open_rows(rows)
-        return self.open(rows, self.limit if most is None else min(most, self.limit))
-
-    def time_forward(self, n: int, length: int) -> float:
-        """Return the seconds of one forward over n positions after `length` cached ones."""
-        if self._fits(1, length + n):
-            return super().time_forward(n, length)
-        return self._beyond.time_forward(n, length)
-
-
-class _ShortTreeSession(TreeSession):
-    """A session that verifies no draft with slots beyond the limit of its target."""
-
-    target: ShortTreeTarget
-
-    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the whole draft, or none of it where it does not fit; see `TargetSession`."""
-        limit = self.target.limit
-        fits = limit is None or self.cache.book.extent + 1 + len(tree) <= limit
-        return super().admit(tree, row, text) if fits else DraftTree.empty(tree.kind)
+        return super().open(rows, capacity) if rows == 1 else self._beyond.open(rows, capacity)
 
 
 @dataclass(slots=True)

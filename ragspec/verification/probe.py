@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from ragspec.errors import UnsupportedModelError
-from ragspec.models.supported import foreign_layers, slot_limit, state_layers, unwrapped
+from ragspec.models.supported import foreign_layers, scales_by_slot, state_layers, unwrapped
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import paths
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.path_rows import PathTarget, ShortTreeTarget
+from ragspec.verification.path_rows import OneTreeTarget, PathTarget
 
 PREFIXES = (12, 7)
 AFFORDED = 2.0  # seconds that crossing a long window may take on a CPU
@@ -307,12 +307,12 @@ def probe_target(target: CausalTarget) -> Probed:
             f"{name} was refused by the load-time probe: {verdict.reason}. Expected logits of a "
             "draft that equal those of plain decoding. Use another model, or call its own generate."
         )
+    if verdict.mode == "tree" and scales_by_slot(target.model.config):
+        why = "queries are scaled by slot in the cache, and a tree has more slots than positions"
+        verdict = replace(verdict, mode="chain", reason=why)
     if verdict.mode != "tree":
         return Probed(PathTarget(target.model), verdict)
-    limit = slot_limit(target.model.config)
-    if limit is None and target.border is None:
-        return Probed(target, verdict)
-    return Probed(ShortTreeTarget(target.model, limit), verdict)
+    return Probed(target if target.border is None else OneTreeTarget(target.model), verdict)
 
 
 def probe(target: CausalTarget) -> ProbeVerdict:

@@ -8,9 +8,9 @@ are coupled to the target's choices all the same.
 
 Where we deviate: drafts are judged by the target's own distribution unless another mode is asked
 for, so that the text is that of plain decoding. The paper moves the distribution towards the
-drafter's (eta above 0), which is another text: `steering` does that without a loss, `published` as
-it was published. The drafter reads its prompt when a draft is first wanted, and falls silent where
-its context is full.
+drafter's (eta above 0), which is another text: `steering` does that without a loss, where the
+published acceptance is approximate. The drafter reads its prompt when a draft is first wanted, and
+falls silent where its context is full.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.rapid.steering import eta_of
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftTree
 
 if TYPE_CHECKING:
     from ragspec.drafters.model.cache import KnownDistribution
-    from ragspec.rules.base import Rule
     from ragspec.sampling.transform import Transform
 
 
@@ -40,8 +39,7 @@ class Rapid:
         drafter: A transformers causal model of the target's vocabulary (the target itself, too), or
             any drafter. Without `draft_prompt` it reads the prompt, as that drafter would.
         mode: "exact", the distribution of the text is the target's; "steered", the one between both
-            (`Steering`), whatever is drafted; "paper", the published acceptance (`PublishedRapid`),
-            which has to be the only drafter.
+            (`Steering`), whatever is drafted.
         eta: How far the distribution moves, None for 10 (0 in mode "exact").
 
     Raises:
@@ -71,19 +69,13 @@ class Rapid:
 
         eta = eta_of(mode, eta)
         current = isinstance(drafter, Drafter) and not isinstance(drafter, type)
-        direction = "sampled" if mode == "paper" else "coupled"
-        self.drafter: Drafter = (
-            drafter if current else ModelDrafter(drafter, mode=direction, name=name)
-        )
+        self.drafter: Drafter = drafter if current else ModelDrafter(drafter, name=name)
         self.kind = self.drafter.kind
         self.name = name
         self.mode = mode
         self.transform: Transform | None = None
-        self.rule: Rule | None = None
         if mode == "steered" and eta:
             self.transform = self._steering(eta)
-        elif mode == "paper":
-            self.rule = self._published(eta)
 
     def _steering(self, eta: float) -> Transform:
         from ragspec.retrievers.rapid.steering import Steering
@@ -95,16 +87,6 @@ class Rapid:
                 "model, whose law steers."
             )
         return Steering(model, eta)
-
-    def _published(self, eta: float) -> Rule:
-        from ragspec.retrievers.rapid.steering import PublishedRapid
-
-        if self.kind is not DraftKind.SAMPLED:
-            raise InputError(
-                f"got a drafter of {self.kind.value!r} drafts with mode='paper'; expected sampled "
-                "chains: a draft model, or ModelDrafter(model, mode='sampled')."
-            )
-        return PublishedRapid(eta)
 
     def open(self, request: DraftRequest) -> RapidSession:
         """Return a session that reads its prompt when it is first asked for a draft."""

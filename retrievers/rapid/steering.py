@@ -1,33 +1,29 @@
 """Between two distributions: what RAPID adds to the target's logits (arXiv 2502.20330, equation 6).
 
-mode "exact": nothing, the text is the target's. "steered": everywhere, see `steering`. "paper":
-where it was drafted, see `published`.
+mode "exact": nothing, the text is the target's. "steered": everywhere, see `Steering`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
-from ragspec.rules.base import TargetView, Verdict
-from ragspec.rules.rejection import Choice, check_chain, descend, normalised, ratio
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import TextStart
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import depths
 
 if TYPE_CHECKING:
     from ragspec.drafters.model.cache import DraftCache
     from ragspec.verification.causal import CausalTarget
 
-MODES = ("exact", "steered", "paper")
+MODES = ("exact", "steered")
 ETA, ALPHA = 10.0, 0.1
 
 
@@ -56,44 +52,9 @@ def eta_of(mode: str, eta: float | None) -> float:
     if eta:
         raise InputError(
             f"got eta={eta} with mode='exact', where the law is the target's; expected "
-            "mode='steered' or 'paper', or no eta."
+            "mode='steered', or no eta."
         )
     return 0.0
-
-
-class PublishedRapid:
-    """Keep drawn tokens by a distribution between target and drafter; go on by the target's.
-
-    eta: how far the target's logits are moved, in units of temperature; 0 is rejection sampling.
-    """
-
-    name = "rapid-paper"
-    label = "approximate"
-    accepts = frozenset({DraftKind.SAMPLED})
-
-    def __init__(self, eta: float = ETA, alpha: float = ALPHA) -> None:
-        self.eta, self.alpha = checked(eta, alpha)
-
-    def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the token that follows it, with the drift of each token.
-
-        Raises RuleError where the tree is no chain or lacks its distributions q.
-        """
-        check_chain(self, tree)
-        drifts: list[float] = []
-
-        def choose(
-            tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
-        ) -> Choice:
-            between = (p.log() + shift(p, q, self.eta, self.alpha)).softmax(-1)
-            drifts.append(float((torch.minimum(q, between) - p).clamp(min=0.0).sum()))
-            if uniform(0) < ratio(between, q, tokens[0]):
-                return 0, p
-            return None, normalised(torch.maximum(p - between, p - q), p)
-
-        verdict = descend(self, tree, target, choose)
-        emitted = len(verdict.path) + (verdict.token is not None)
-        return replace(verdict, excess=(*drifts, 0.0)[:emitted])
 
 
 TOGETHER = 16  # nodes that are read with the root; further ones when a rule comes to them

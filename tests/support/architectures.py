@@ -126,6 +126,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             "num_experts_per_tok": 1,
         },
         experts=True,
+        mode="chain",
     ),
     "bloom": Architecture(mode="chain"),
     "mpt": Architecture(mode="chain"),

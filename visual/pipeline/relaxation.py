@@ -1,7 +1,7 @@
 """The settings of relaxed rules that a model ships with: measured on it, and named by the rule.
 
-`relaxation.json` lies beside `target/` (or in the folder that is the target). `ragspec bench image
---tune` writes it.
+`relaxation.json` lies beside `target/` (or in the folder that is the target); the benchmark of
+images writes it (`--tune`).
 """
 
 from __future__ import annotations
@@ -30,19 +30,6 @@ def settings_of(path: Path | None, rule: str) -> dict[str, Any]:
     return record
 
 
-def keep(path: Path, rule: str, settings: dict[str, Any], measured: dict[str, Any]) -> None:
-    """Write the settings of a rule, and what they were measured to do, beside those of others."""
-    empty: dict[str, Any] = {"format": FORMAT, "rules": {}}
-    try:
-        known: dict[str, Any] = _read(path) if path.exists() else empty
-    except ModelError:  # it is written again
-        known = empty
-    known["rules"][rule] = {"settings": settings, "measured": measured}
-    written = path.with_name(f"{FILE}.new")
-    written.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    written.replace(path)
-
-
 def _read(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -57,6 +44,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _unreadable(path: Path, reason: str) -> ModelError:
     return ModelError(
-        f"{path} holds no settings of relaxed rules ({reason}); expected what `ragspec bench image "
-        "--tune` writes. Write it again, or remove it."
+        f"{path} holds no settings of relaxed rules ({reason}); expected what the benchmark of "
+        "images writes (--tune). Write it again, or remove it."
     )

@@ -112,16 +112,6 @@ def test_a_drafter_by_name_and_eta_0_give_the_targets_text(sampling: Sampling) -
     assert result.report.drift is None
 
 
-def test_the_published_variant_is_said_to_be_approximate() -> None:
-    sampling, small = Sampling(temperature=1.0, seed=1), (reader(), tiny.tokenizer())
-    opened = LongDocument.open(parts(), engine(), mode="paper", eta=20.0, draft_model=small)
-    result = opened.ask(QUESTION, sampling, **INPUTS)
-    assert result.label == "approximate" and (result.report.tv_excess or 0.0) > 0.0
-    assert set(result.report.drafted_by_source) == {"rapid"} and result.chunks
-    with pytest.raises(InputError, match="expected no other drafter"):
-        LongDocument.open(parts(), engine(), mode="paper", drafter="context")
-
-
 def test_the_report_tells_bytes_and_what_a_draft_costs() -> None:
     opened = LongDocument.open(parts(), engine(), drafter="rapid")
     result = opened.ask(QUESTION, **INPUTS)

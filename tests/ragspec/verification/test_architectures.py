@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_the_probe_says_what_is_known(name: str) -> None:
     assert verdict.mode == expected, verdict.reason
     assert verdict.error < 5e-5, "the verified mode is this close"
     if expected != "tree":
-        assert "tree attention goes wrong" in verdict.reason
+        assert re.search("tree attention goes wrong|scaled by slot", verdict.reason)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "deepseek_v3", "bloom"])

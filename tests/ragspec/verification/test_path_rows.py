@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragspec.errors import InputError
-from ragspec.models.supported import slot_limit
+from ragspec.models.supported import scales_by_slot
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
-from ragspec.verification.path_rows import LAG, PathSession, PathTarget, ShortTreeTarget, snapshot
+from ragspec.verification.path_rows import LAG, PathTarget, snapshot
 from ragspec.verification.row_texts import RowTexts
 from tests.ragspec.verification.test_causal import assert_right, path_to, random_text, random_tree
 from tests.support import architectures_sweep as sweep
@@ -212,10 +212,8 @@ def test_scales_by_slots_are_left_to_chains(tempered: Any) -> None:
     text = list(range(20, 20 + 37))
     chain = DraftTree.chain([3, 4, 5, 6], "test")
     bushy = DraftTree.build(range(3, 11), [-1, -1, -1, 0, 1, 2, 3, 4], "test")
-    probed = open_target(tempered)
-    assert isinstance(probed, ShortTreeTarget), "the probe does not reach the scale by itself"
     for target, tree, right in (
-        (probed, chain, True),
+        (open_target(tempered), chain, True),
         (CausalTarget(tempered), chain, True),
         (CausalTarget(tempered), bushy, False),
     ):
@@ -224,6 +222,7 @@ def test_scales_by_slots_are_left_to_chains(tempered: Any) -> None:
             session.commit([()])
             logits = session.verify([[1]], [tree])
             assert far(tempered, logits, [*text, 1], tree) == (not right)
+    assert isinstance(open_target(tempered), PathTarget), "though the probe does not reach so far"
 
 
 def far(model: Any, logits: torch.Tensor, text: list[int], tree: DraftTree) -> bool:
@@ -235,25 +234,11 @@ def far(model: Any, logits: torch.Tensor, text: list[int], tree: DraftTree) -> b
     return False
 
 
-def test_trees_serve_as_long_as_no_slot_is_scaled(tempered: Any) -> None:
-    target = ShortTreeTarget(tempered, 40)
-    assert isinstance(target.open(1, 39), TreeSession)
-    assert isinstance(target.open(1, 40), PathSession)
-    assert isinstance(target.open_rows(2), PathSession), "texts may grow beyond the limit"
-    assert min(target.time_forward(4, 16), target.time_forward(4, 64)) > 0
-    with target.open(1, 39) as session:
-        session.verify([list(range(30))], [EMPTY])
-        session.commit([()])
-        assert len(session.admit(DraftTree.chain(range(9), "test"))) == 9
-        assert len(session.admit(DraftTree.chain(range(10), "test"))) == 0
-
-
-def test_models_without_such_a_scale_have_no_limit(tempered: Any) -> None:
-    assert slot_limit(build("llama").config) is None
-    assert slot_limit(build("llama4_text").config) == 8191
+def test_models_without_such_a_scale_verify_trees(tempered: Any) -> None:
+    assert scales_by_slot(build("llama4_text").config) and not scales_by_slot(build("llama").config)
     config = copy.deepcopy(tempered.config)
     config.attn_temperature_tuning = False
-    assert slot_limit(config) is None
+    assert not scales_by_slot(config)
 
 
 def ids(text: str) -> list[int]:
