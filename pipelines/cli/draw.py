@@ -1,4 +1,4 @@
-"""`ragspec draw`: load a model, draw, compare with plain drawing, write images and figures.
+"""`ragspec draw`: load a model, draw, write images and figures.
 
 Every PNG holds, as text under the key "ragspec", what it is a function of. A file that was drawn
 otherwise is never overwritten.
@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
 from typing import Annotated, Any
 
 import typer
@@ -98,10 +97,6 @@ def draw(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder for the images.", file_okay=False)
     ] = Path("images"),
-    compare: Annotated[
-        bool,
-        typer.Option("--compare", help="Also draw without speculation; compare time and images."),
-    ] = False,
     json: Annotated[
         Path | None, typer.Option("--json", help="Write figures to this file.", dir_okay=False)
     ] = None,
@@ -109,12 +104,10 @@ def draw(
     """Draw images from a prompt or a class, with or without speculation."""
     with _output_folder(out):
         checked_output(json)  # it may lie in the folder that was just created
-        _draw_into(out, options, json, compare, Terminal())
+        _draw_into(out, options, json, Terminal())
 
 
-def _draw_into(
-    out: Path, options: DrawOptions, json: Path | None, compare: bool, terminal: Terminal
-) -> None:
+def _draw_into(out: Path, options: DrawOptions, json: Path | None, terminal: Terminal) -> None:
     import torch
 
     from ragspec.sampling.noise import fresh_seed
@@ -127,15 +120,10 @@ def _draw_into(
     described = describe_images(options, seed, _dtype(pipe))
     paths = [out / name for name in file_names(options, seed, len(described))]
     check_paths(paths, described)
-    plain: list[Any] | None = None
-    if compare:
-        outputs, plain = draw_both(pipe, options, seed)
-    else:
-        outputs = [pipe(**options.arguments(), generator=torch.Generator().manual_seed(seed))]
-    images = [image for output in outputs for image in output.images]
-    for image, path, description in zip(images, paths, described, strict=True):
+    output = pipe(**options.arguments(), generator=torch.Generator().manual_seed(seed))
+    for image, path, description in zip(output.images, paths, described, strict=True):
         save_image(image, path, description)
-    figures = summarise_images(outputs, plain)
+    figures = summarise_images(output)
     figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
     if json is not None:
         json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -165,77 +153,15 @@ def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
     return replace(options, rule=options.rule or pipe.rule_name)
 
 
-def draw_both(pipe: Any, options: DrawOptions, seed: int) -> tuple[list[Any], list[Any]]:
-    """Draw every image with and without speculation, one at a time and in turns."""
-    import torch
-
-    plain = _without_drafts(pipe)
-    plain.set_progress_bar_config(disable=True)
-    pipes = (pipe, plain)
-    for each in pipes:  # warm up
-        each(**options.arguments(0), generator=torch.Generator().manual_seed(0))
-    generators = [torch.Generator().manual_seed(seed) for _ in pipes]
-    outputs: tuple[list[Any], list[Any]] = ([], [])
-    for subject in range(len(options.subjects)):
-        for number in range(options.n):
-            for turn in (0, 1) if number % 2 == 0 else (1, 0):
-                arguments = options.arguments(subject)
-                outputs[turn].append(pipes[turn](**arguments, generator=generators[turn]))
-    return outputs
-
-
-def _without_drafts(pipe: Any) -> Any:
-    """Return a pipeline that draws plainly from the distribution that the rule preserves."""
-    if hasattr(pipe, "drafts"):
-        return pipe.bare()
-    schedule = getattr(pipe, "schedule", None)
-    denoising = {} if schedule is None else {"steps": schedule.steps, "floor": schedule.floor}
-    return type(pipe)(pipe.model, pipe.tokenizer, None, folder=pipe.folder, **denoising)
-
-
-def summarise_images(outputs: Sequence[Any], plain: Sequence[Any] | None) -> dict[str, Any]:
-    """Return the figures of all images; those of a comparison are None without one."""
-    from ragspec.visual.pipeline.output import weakest
-
-    stats = [output.stats for output in outputs]
-    images = sum(len(output.images) for output in outputs)
-    figures: dict[str, Any] = {
-        "label": weakest([output.label for output in outputs]),
-        "forwards": sum(each.forwards for each in stats),
-        "seconds": float(sum(each.seconds for each in stats)),
-        "codes_per_forward": fmean(each.codes_per_forward for each in stats),
-        "tv_excess": _mean_of(stats, "tv_excess"),
-        "nll_gap": _mean_of(stats, "nll_gap"),
-        "distance_mean": _mean_of(stats, "distance_mean"),
-        "repeatable": all(each.repeatable for each in stats),
-        "seeds": [seed for each in stats for seed in each.seeds],
-        **dict.fromkeys(("forwards_plain", "seconds_plain", "ratio", "equal", "equal_images")),
+def summarise_images(output: Any) -> dict[str, Any]:
+    """Return the figures of all images."""
+    stats = output.stats
+    figures = {
+        name: getattr(stats, name, None)
+        for name in ("forwards", "codes_per_forward", "tv_excess", "nll_gap", "distance_mean")
     }
-    if plain is not None:
-        pairs = list(zip(outputs, plain, strict=True))
-        equal = sum(_equal(*pair) for pair in pairs)
-        figures |= {
-            "forwards_plain": sum(output.stats.forwards for output in plain),
-            "seconds_plain": float(sum(output.stats.seconds for output in plain)),
-            "ratio": median(b.stats.seconds / max(1e-9, a.stats.seconds) for a, b in pairs),
-            "equal": equal == images,
-            "equal_images": equal,
-        }
-    return figures
-
-
-def _mean_of(stats: Sequence[Any], name: str) -> float | None:
-    """Return the mean of a figure; None where a call did not measure it."""
-    values = [getattr(each, name, None) for each in stats]
-    known = [float(value) for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None
-
-
-def _equal(output: Any, plain: Any) -> bool:
-    """Return whether two pictures have equal codes, or latents equal up to rounding."""
-    if getattr(output, "latents", None) is not None:
-        return bool(((output.latents - plain.latents).abs() < 1e-3).all())
-    return bool((output.codes == plain.codes).all())
+    more = {"repeatable": stats.repeatable, "seeds": list(stats.seeds)}
+    return {"label": output.label, "seconds": float(stats.seconds), **figures, **more}
 
 
 def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) -> None:
@@ -249,11 +175,6 @@ def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) ->
         if figures[name] is not None and not figures["label"].startswith("exact"):
             line += f", {name} {figures[name]:.4f}"
     terminal.line(line)
-    if figures["ratio"] is not None:
-        terminal.line(
-            f"plain: {figures['forwards_plain']} forwards, {figures['seconds_plain']:.2f} s; "
-            f"{figures['ratio']:.2f} times as fast, {figures['equal_images']} of {count} equal"
-        )
 
 
 def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[str, Any]]:

@@ -137,14 +137,14 @@ class DrawOptions:
         """The settings of the rule."""
         return {name: value for name, value in self.settings.items() if name not in DENOISING}
 
-    def arguments(self, subject: int | None = None) -> dict[str, Any]:
-        """Return a pipeline's call arguments for all images, or for one of a subject's number."""
+    def arguments(self) -> dict[str, Any]:
+        """Return a pipeline's call arguments."""
         name, every = ("prompt", self.prompts) if self.prompts else ("class_labels", self.labels)
         return {
-            name: list(every if subject is None else every[subject : subject + 1]),
+            name: list(every),
             "guidance_scale": self.guidance,
             "temperature": self.temperature,
-            "num_images_per_prompt": self.n if subject is None else 1,
+            "num_images_per_prompt": self.n,
         }
 
 

@@ -2,14 +2,12 @@
 
 After Saxena's prompt-lookup-decoding (2023) and transformers' `PromptLookupCandidateGenerator`:
 n-grams from the longest down to the shortest, the leftmost place, a chain of a fixed length.
-Deviations: the request's further texts are searched as well; the place may also be the latest one;
-reach says how often copies of this match length hold; the end of the text and forbidden tokens are
-left to the rule, which judges them anyway.
+Deviations: the request's further texts are searched as well; reach says how often copies of this
+match length hold; the end of the text and forbidden tokens are left to the rule, which judges them
+anyway.
 """
 
 from __future__ import annotations
-
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +28,9 @@ class LookupDrafter:
         longest, shortest: Sizes of the n-grams that are looked for, the longest first (transformers
             and Saxena: 2 and 3 down to 1).
         tokens: The most that are copied.
-        place: "first" (leftmost, as there) or "last".
-        whole: Take only places that `tokens` tokens of the same text follow, as Spec-Bench does.
 
     Raises:
-        InputError: For sizes below 1, shortest above longest, and another place.
+        InputError: For sizes below 1, and shortest above longest.
     """
 
     method = Method("the same text, by its last tokens", "PLD", colour=7)
@@ -42,26 +38,15 @@ class LookupDrafter:
     kind = DraftKind.DETERMINISTIC
     reads_texts = True
 
-    def __init__(
-        self,
-        longest: int = 3,
-        shortest: int = 1,
-        tokens: int = 10,
-        place: Literal["first", "last"] = "first",
-        whole: bool = False,
-    ) -> None:
+    def __init__(self, longest: int = 3, shortest: int = 1, tokens: int = 10) -> None:
         if not 1 <= shortest <= longest or tokens < 1:
             raise InputError(
                 f"got n-grams of {shortest} to {longest} and {tokens} tokens; expected "
                 "1 <= shortest <= longest and at least one token."
             )
-        if place not in ("first", "last"):
-            raise InputError(f"got place {place!r}; expected 'first' or 'last'.")
         self.longest = longest
         self.shortest = shortest
         self.tokens = tokens
-        self.place = place
-        self.whole = whole
 
     def open(self, request: DraftRequest) -> LookupSession:
         """Return a session that holds the request's tokens."""
@@ -79,7 +64,6 @@ class LookupSession(DraftSession):
         self._held = self._base
         self._tokens: NDArray[np.int32] = np.zeros(self._base + 256, dtype=np.int32)
         self._tokens[: self._base] = before
-        self._borders = np.flatnonzero(self._tokens[: self._base] == _BORDER)
         self._origins = [
             (text.document, text.offset + i) if i < len(text.tokens) else (-1, -1)
             for text in request.texts
@@ -134,13 +118,9 @@ class LookupSession(DraftSession):
         for n in range(len(levels), drafter.shortest - 1, -1):
             starts = levels[n - 1] + 1
             starts = starts[held[starts] != _BORDER]
-            if drafter.whole:
-                ends = np.append(self._borders, len(held))
-                ends = ends[np.searchsorted(self._borders, starts)]
-                starts = starts[starts + drafter.tokens <= ends]
             if len(starts):
                 self.matched = n
-                return int(starts[0 if drafter.place == "first" else -1])
+                return int(starts[0])
         return -1
 
 

@@ -105,15 +105,15 @@ class Select(Combined):
     """Lets one drafter draft: the source that knows best, or the fallback where none knows enough.
 
     Args:
-        sources: Drafters of equal trust, or with less for some: discounts are taken off what each
-            of them says (none for the first, `discount` for the others, where left out).
+        sources: Drafters in order of trust.
         by: "match", the length of the match (sources must tell it: context, match, suffix, lookup,
             REST), or "accept_prob", the expected accepted tokens.
+        discount: Taken off what every source but the first says.
         threshold: Below it the fallback drafts, where there is one.
         patience: Seconds that a source may take, see `SourceSession`.
 
     Raises:
-        InputError: For no source, another `by`, and discounts that do not fit.
+        InputError: For no source and another `by`.
     """
 
     method = Method(
@@ -132,19 +132,12 @@ class Select(Combined):
         by: Literal["match", "accept_prob"] = "match",
         threshold: float = 5.0,
         discount: float = 5.0,
-        discounts: Sequence[float] | None = None,
         patience: float = PATIENCE,
     ) -> None:
         if not sources or by not in ("match", "accept_prob"):
             raise InputError(
                 f"got {len(sources)} sources and by={by!r}; expected at least one source, and "
                 "'match' or 'accept_prob'."
-            )
-        others = [discount] * (len(sources) - 1)
-        self.discounts = [0.0, *others] if discounts is None else list(discounts)
-        if len(self.discounts) != len(sources):
-            raise InputError(
-                f"got {len(self.discounts)} discounts for {len(sources)} sources; expected one each"
             )
         self.sources = tuple(sources)
         self.fallback = fallback
@@ -153,8 +146,7 @@ class Select(Combined):
         self.by = by
         self.threshold = threshold
         self.patience = patience
-        if by == "match" and discounts is None and discount < 0:
-            raise InputError(f"got a discount of {discount}; expected 0 or more.")
+        self.discounts = [0.0, *[discount] * (len(sources) - 1)]
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:

@@ -46,7 +46,6 @@ class SuffixDrafter(Combined):
         factor, offset: A match of m tokens gives at most factor * m + offset nodes.
         depth: The longest suffix that counts.
         least: Nodes of a smaller path probability are left out.
-        score: "counts", the paper's, or "accept_prob", the same sum of corrected probabilities.
         patience: Seconds that `past` may take.
 
     Raises:
@@ -71,18 +70,12 @@ class SuffixDrafter(Combined):
         offset: float = 0.0,
         depth: int = 64,
         least: float = 0.1,
-        score: str = "counts",
         patience: float = PATIENCE,
     ) -> None:
-        if (
-            factor < 0
-            or depth < 1
-            or not 0.0 <= least <= 1.0
-            or score not in ("counts", "accept_prob")
-        ):
+        if factor < 0 or depth < 1 or not 0.0 <= least <= 1.0:
             raise InputError(
-                f"got factor {factor}, depth {depth}, least {least}, score {score!r}; expected "
-                "factor >= 0, depth >= 1, a probability, and 'counts' or 'accept_prob'."
+                f"got factor {factor}, depth {depth}, least {least}; expected factor >= 0, "
+                "depth >= 1 and a probability."
             )
         if past is not None:
             expect_drafter(past)
@@ -91,7 +84,6 @@ class SuffixDrafter(Combined):
         self.offset = offset
         self.depth = depth
         self.least = least
-        self.score = score
         self.patience = patience
 
     @property
@@ -178,7 +170,7 @@ class SuffixSession:
             if cap < 1 or cap <= most:
                 break
             nodes = self._grow(state, cap, deepest, newest)
-            score = self._score(matched, nodes)
+            score = -sum(node[0] for node in nodes)
             if score > most:
                 best, most = (matched, nodes), score
         return best
@@ -206,12 +198,6 @@ class SuffixSession:
                 if share <= -least:
                     heappush(heap, (share, parent, depth + 1, token, child))
         return nodes
-
-    def _score(self, matched: int, nodes: list[Node]) -> float:
-        if self._drafter.score == "counts":
-            return -sum(node[0] for node in nodes)
-        follows = self._follows(matched, max((node[2] for node in nodes), default=0))
-        return -sum(node[0] * follows[node[2]] for node in nodes)
 
     def _follows(self, matched: int, depth: int) -> list[float]:
         """Return the chance that a copy behind such a match holds for 0, 1, 2 .. tokens."""

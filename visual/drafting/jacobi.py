@@ -9,7 +9,7 @@ forward computed under the stale codes give the drafts of the next. Two forms:
   target's own choice under the stale codes, made with the noise of its index, so a code stays
   where its distribution hardly moved, and `walk` writes what plain decoding would write.
 
-Positions that no forward has reached start as the code to the left or above, as in SJD.
+Positions that no forward has reached start as the code to the left, else above, as in SJD.
 With branches the coupled form is a tree: beside a code of the chain stand those that the target
 liked next best there, with the same noise.
 Deviations: the branches; such a code is a point distribution (q = 1), not a draw; the window
@@ -32,7 +32,6 @@ from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 Form = Literal["coupled", "sampled"]
-Start = Literal["left", "above"]
 
 _RATES = (0.3, 0.5, 0.6, 0.7)
 _RATE = 0.1
@@ -48,7 +47,6 @@ class JacobiDrafter:
         window: The most codes of a draft.
         form: "coupled" (SCD, for `walk`) or "sampled" (SJD, for `rejection`).
         width: Codes in a row of the image; None for one endless row, as in text.
-        start: A fresh position takes the code on its "left" or "above" it, whichever there is.
         branches: Codes beside each of the chain, of the coupled form alone; 0 makes a chain.
         end: The code that stands at the end of every row, where the model has one.
 
@@ -65,15 +63,11 @@ class JacobiDrafter:
         form: Form = "coupled",
         *,
         width: int | None = None,
-        start: Start = "left",
         branches: int = 0,
         end: int | None = None,
     ) -> None:
-        if form not in _KINDS or start not in ("left", "above"):
-            raise InputError(
-                f"got form {form!r} and start {start!r}; expected 'coupled' or 'sampled', and "
-                "'left' or 'above'."
-            )
+        if form not in _KINDS:
+            raise InputError(f"got form {form!r}; expected 'coupled' or 'sampled'.")
         if window < 1 or (width is not None and width < 1):
             raise InputError(f"got window {window} and width {width}; expected at least 1.")
         if branches < 0 or (branches and form != "coupled"):
@@ -86,7 +80,6 @@ class JacobiDrafter:
         self.window = window
         self.form = form
         self.width = width
-        self.start = start
         self.kind = _KINDS[form]
 
     def open(self, request: DraftRequest) -> JacobiSession:
@@ -196,8 +189,7 @@ class JacobiSession:
             return end
         left = index - 1 if width is None or index % width else -1
         above = -1 if width is None else index - width
-        selection = (left, above) if self._drafter.start == "left" else (above, left)
-        place = next((at for at in (*selection, index - 1) if at >= 0), -1)
+        place = next((at for at in (left, above, index - 1) if at >= 0), -1)
         return codes[place] if place >= 0 else last
 
     def _age(self, index: int) -> int:

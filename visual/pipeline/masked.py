@@ -211,16 +211,6 @@ class MaskedLatentPipeline(DiffusersMixin):
         """Who drafts, "jacobi" or "model"; None where nothing does."""
         return None if self.drafts is None else self.drafts.source.name
 
-    def bare(self) -> Self:
-        """Return what draws plainly under the distribution of drafts: one latent an iteration."""
-        return type(self)(
-            **self.components,
-            iterations=self.side**2,
-            steps=self.schedule.steps,
-            floor=self.schedule.floor,
-            batch_size=self.batch_size,
-        )
-
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Write model, autoencoder and draft model to a folder that `from_pretrained` reads."""
         root = Path(save_directory)

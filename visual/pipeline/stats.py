@@ -135,21 +135,6 @@ class MaskedStats(DraftFigures):
         """Whether the same seeds give the same images again: they do."""
         return True
 
-    @property
-    def excess(self) -> NDArray[np.float64]:
-        """Total variation is not measured of latents: NaN, [B, h, w]."""
-        return np.full(self.outcomes.shape, np.nan)
-
-    @property
-    def tv_excess(self) -> float | None:
-        """None, as for all latents."""
-        return None
-
-    @property
-    def nll_gaps(self) -> NDArray[np.float64]:
-        """No latent has an NLL gap: [0]."""
-        return np.zeros(0)
-
     def summary(self) -> str:
         """Return one line for people."""
         count = len(self.seeds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -39,24 +39,22 @@ def propose(prompt: list[int], budget: int = 10, left: int = 50, **knobs: Any) -
     return session.propose(DraftContext(list(prompt), len(prompt), left), budget)
 
 
-def searched(text: list[int], longest: int, shortest: int, n: int, place: str) -> list[int]:
+def searched(text: list[int], longest: int, shortest: int, n: int) -> list[int]:
     """The naive search: every size, every place."""
     for size in range(min(longest, len(text)), shortest - 1, -1):
         at = [i for i in range(len(text) - size) if text[i : i + size] == text[-size:]]
         if at:
-            start = at[0 if place == "first" else -1] + size
+            start = at[0] + size
             return text[start : start + n]
     return []
 
 
-@given(tokens, st.integers(1, 4), st.integers(1, 4), st.sampled_from(["first", "last"]))
-def test_the_copy_is_that_of_a_naive_search(
-    text: list[int], longest: int, shortest: int, place: Literal["first", "last"]
-) -> None:
+@given(tokens, st.integers(1, 4), st.integers(1, 4))
+def test_the_copy_is_that_of_a_naive_search(text: list[int], longest: int, shortest: int) -> None:
     shortest = min(longest, shortest)
-    tree = propose(text, longest=longest, shortest=shortest, tokens=6, place=place)
+    tree = propose(text, longest=longest, shortest=shortest, tokens=6)
     check(tree, VOCAB)
-    assert tree.tokens.tolist() == searched(text, longest, shortest, 6, place)
+    assert tree.tokens.tolist() == searched(text, longest, shortest, 6)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -71,24 +69,6 @@ def test_the_copy_is_that_of_transformers(size: int) -> None:
         text = torch.randint(6, (length,), generator=generator)
         result = theirs.get_candidates(text[None])[0][0, length:]
         assert propose(text.tolist(), longest=size, tokens=7).tokens.tolist() == result.tolist()
-
-
-def test_whole_takes_only_places_that_enough_tokens_follow() -> None:
-    text = [1, 2, 3, 1, 2, 4, 5, 6, 7, 1, 2]
-    assert propose(text, tokens=4, place="last").tokens.tolist() == [4, 5, 6, 7]
-    assert propose(text, tokens=4, place="last", whole=True).tokens.tolist() == [4, 5, 6, 7]
-    assert propose([*text, 8, 1, 2], tokens=4, place="last").tokens.tolist() == [8, 1, 2]
-    result = propose([*text, 8, 1, 2], tokens=4, place="last", whole=True)
-    assert result.tokens.tolist() == [4, 5, 6, 7]
-
-
-def test_whole_ends_with_the_text_that_is_copied_from() -> None:
-    texts = (SourceText((5, 6, 1), 0), SourceText((5, 6, 2, 3, 4), 1))
-    session = LookupDrafter(tokens=3, whole=True).open(DraftRequest((8, 5, 6), 100, texts=texts))
-    tree = session.propose(DraftContext([8, 5, 6], 3, 50), 10)
-    assert tree.tokens.tolist() == [2, 3, 4]
-    shorter = LookupDrafter(tokens=1, whole=True).open(DraftRequest((8, 5, 6), 100, texts=texts))
-    assert shorter.propose(DraftContext([8, 5, 6], 3, 50), 10).tokens.tolist() == [1]
 
 
 def test_further_texts_are_copied_with_their_origin_and_never_run_into_each_other() -> None:
@@ -117,9 +97,7 @@ def test_accept_prob_never_rises_and_is_larger_for_longer_matches() -> None:
     assert long.accept_prob[0] > short.accept_prob[0] > 0
 
 
-@pytest.mark.parametrize(
-    "knobs", [{"longest": 0}, {"shortest": 4}, {"tokens": 0}, {"place": "middle"}]
-)
+@pytest.mark.parametrize("knobs", [{"longest": 0}, {"shortest": 4}, {"tokens": 0}])
 def test_wrong_knobs_are_reported(knobs: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):
         LookupDrafter(**knobs)

@@ -79,7 +79,6 @@ def test_the_longest_match_wins_and_discounts_count() -> None:
     one, two = FixedDrafter([7], "one", matched=6), FixedDrafter([8], "two", matched=9)
     assert chosen(Select([one, two]), [1, 2]) == ("one",)
     assert chosen(Select([one, two], discount=2), [1, 2]) == ("two",)
-    assert chosen(Select([one, two], discounts=[4, 5]), [1, 2]) == ("two",)
 
 
 def test_the_fallback_drafts_where_no_match_is_long_enough() -> None:
@@ -125,7 +124,7 @@ def test_the_kind_is_coupled_where_one_drafter_is() -> None:
     assert tree.tokens.tolist() == [7]
 
 
-@pytest.mark.parametrize("arguments", [{"sources": []}, {"by": "x"}, {"discounts": [1]}])
+@pytest.mark.parametrize("arguments", [{"sources": []}, {"by": "x"}])
 def test_sam_decoding_wrong_settings_are_reported(arguments: dict[str, Any]) -> None:
     settings = {"sources": [LookupDrafter(), LookupDrafter()]} | arguments
     with pytest.raises(InputError, match="expected"):

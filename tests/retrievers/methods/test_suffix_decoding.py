@@ -155,18 +155,14 @@ def test_a_text_of_the_request_is_continued_with_its_origin() -> None:
     assert tree.origin.tolist() == [[7, 22], [7, 23]]
 
 
-@pytest.mark.parametrize("settings", [{"factor": -1}, {"depth": 0}, {"least": 2}, {"score": "x"}])
+@pytest.mark.parametrize("settings", [{"factor": -1}, {"depth": 0}, {"least": 2}])
 def test_wrong_settings_are_reported(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="expected"):
         SuffixDrafter(**settings)
 
 
 def drafters() -> dict[str, Drafter]:
-    return {
-        "counts": SuffixDrafter(),
-        "accept_prob": SuffixDrafter(factor=4.0, score="accept_prob"),
-        "past": SuffixDrafter(ContextDrafter(), factor=4.0),
-    }
+    return {"counts": SuffixDrafter(), "past": SuffixDrafter(ContextDrafter(), factor=4.0)}
 
 
 @pytest.mark.parametrize("batch", BATCHES)

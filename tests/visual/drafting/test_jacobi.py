@@ -50,11 +50,10 @@ def test_the_coupled_form_writes_what_plain_decoding_writes(
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("start", ["left", "above"])
-def test_pictures_stay_as_they_are(scale: float, start: Any) -> None:
+def test_pictures_stay_as_they_are(scale: float) -> None:
     instance = image_models.target(image_models.model("features"), scale)
     sampling = Sampling(temperature=1.0, top_k=12, seed=3)
-    drafter = JacobiDrafter(5, width=image_models.SIDE, start=start)
+    drafter = JacobiDrafter(5, width=image_models.SIDE)
     engine = Engine(instance, drafter=drafter, budget=5)
     for row in range(image_models.CLASSES):
         sample = engine.generate(instance.prompt(row), sampling, max_new_tokens=16, ignore_eos=True)
@@ -194,11 +193,9 @@ def test_fresh_positions_start_from_the_left_or_from_above() -> None:
     codes = [1, 2, 3, 4, 5]  # rows of three: 1 2 3 / 4 5
     left = session(JacobiDrafter(4, width=3)).propose(at(codes), 9)
     assert left.tokens.tolist() == [5, 4, 4, 4]  # 4 5 [5] / [4] [4] [4]: a row begins from above
-    above = session(JacobiDrafter(4, width=3, start="above")).propose(at(codes), 9)
-    assert above.tokens.tolist() == [3, 4, 5, 3]
     text = session(JacobiDrafter(3)).propose(at(codes), 9)
     assert text.tokens.tolist() == [5, 5, 5]
-    first = session(JacobiDrafter(3, width=3, start="above")).propose(at([9]), 9)
+    first = session(JacobiDrafter(3, width=3)).propose(at([9]), 9)
     assert first.tokens.tolist() == [9, 9, 9]
 
 
@@ -302,7 +299,6 @@ def test_a_fused_sampled_window_is_refused() -> None:
         {"window": 0},
         {"form": "greedy"},
         {"width": 0},
-        {"start": "right"},
         {"branches": -1},
         {"form": "sampled", "branches": 1},
     ],
