@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -103,18 +102,11 @@ class KnnQuery:
     index: int
 
 
-class First(NamedTuple):
-    """A place whose token was searched for, and what the cache had for it before, if anything."""
-
-    place: KnnQuery
-    guessed: Neighbours | None
-
-
 class Searching:
     """Makes the distribution of a text by searching for every token: what the text is defined by.
 
-    cache: takes what is found, for guesses to come. first: the first place that was asked.
-    times: of each search when it began, its queries and milliseconds.
+    cache: takes what is found, for guesses to come. times: of each search when it began, its
+    queries and milliseconds.
     """
 
     name = NAME
@@ -127,7 +119,6 @@ class Searching:
         self._matches: dict[int, Neighbours] = {}
         self.distribution: TokenDistribution | None = None
         self.times: list[tuple[float, int, float]] = []
-        self.first: First | None = None
 
     def open(self, start: TextStart) -> Searching:
         """Serve one text."""
@@ -147,10 +138,6 @@ class Searching:
             self._search([node])
         result = self._matches[node]
         if self._cache is not None:
-            if self.first is None:
-                state = self._states[node + 1]
-                guessed = self._cache.nearest(state, self._knn.k) if self._cache.size else None
-                self.first = First(KnnQuery(state, logits.clone(), index), guessed)
             self._cache.add(result)
         return self._knn.logits(logits, result)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,14 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class TokenWindow:
-    """Tokens to read together: `known` of them only so that the others stand in their text."""
+    """Tokens to read together; the last ones have keys, which `values` follow.
+
+    ends: whether it is the last of its document.
+    """
 
     tokens: list[int]
-    known: int
     values: list[int]
+    ends: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +58,28 @@ class KeyReader:
         most = min(WINDOW, self.room)
         self.size = min(most, target.max_length or most) - len(self.before)
 
-    def windows(self, document: Sequence[int]) -> Iterator[TokenWindow]:
-        """Yield the windows of a document: every token but the last has a key in one of them."""
-        start, end, known = 0, 0, 0
-        while end < len(document) - 1:
-            end = min(start + self.size, len(document) - 1)
-            tokens = [*self.before, *document[start:end]]
-            first = start + known
-            yield TokenWindow(tokens, len(self.before) + known, list(document[first + 1 : end + 1]))
-            known = self.size // SHARE_KNOWN
-            start = end - known
+    def windows(
+        self, documents: Iterable[Sequence[int] | NDArray[Any]], most: int
+    ) -> Iterator[TokenWindow]:
+        """Yield windows in which every token of a document but the last has a key, `most` in all.
+
+        Raises:
+            InputError: For ids outside the vocabulary.
+        """
+        total = 0
+        for number, document in enumerate(documents):
+            check_ids(np.asarray(document), self.target.vocab_size, f"document {number}")
+            row = np.asarray(document)[: most - total + 1].tolist()
+            last, start, end, known = len(row) - 1, 0, 0, 0
+            while end < last:
+                end = min(start + self.size, last)
+                values = row[start + known + 1 : end + 1]
+                yield TokenWindow([*self.before, *row[start:end]], values, end == last)
+                total += len(values)
+                known = self.size // SHARE_KNOWN
+                start = end - known
+            if total >= most:
+                return
 
     def states(self, windows: Sequence[TokenWindow]) -> list[NDArray[np.float16]]:
         """Return the keys f16 [n, H] of windows, in their order."""
@@ -77,10 +93,7 @@ class KeyReader:
             part, order = order[:most], order[most:]
             states = read_states(self.target, [windows[i].tokens for i in part])
             for i, state in zip(part, states, strict=True):
-                current = (
-                    state[0, windows[i].known - len(windows[i].tokens) :].float().cpu().numpy()
-                )
-                record[i] = _halved(current)
+                record[i] = _halved(state[0, -len(windows[i].values) :].float().cpu().numpy())
         return [record[i] for i in range(len(windows))]
 
 
@@ -99,13 +112,14 @@ def write_keys(
     keys, starts, width = 0, [0], 0
     try:
         with (folder / KEYS).open("wb") as states, (folder / VALUES).open("wb") as values:
-            for windows, ended in _batched(documents, reader, most):
+            stream = reader.windows(documents, most)
+            while windows := list(islice(stream, TOGETHER)):
                 for window, current in zip(windows, reader.states(windows), strict=True):
                     states.write(current.tobytes())
                     values.write(np.asarray(window.values, "<i4").tobytes())
-                    width = current.shape[1]
-                starts += [keys + end for end in ended]
-                keys += sum(len(window.values) for window in windows)
+                    keys, width = keys + len(current), current.shape[1]
+                    if window.ends:
+                        starts.append(keys)
                 on_progress(len(starts) - 1, keys)
     except OSError as error:
         raise StoreError(
@@ -114,29 +128,6 @@ def write_keys(
         ) from error
     np.asarray(starts, "<i8").tofile(folder / STARTS)
     return KeysWritten(keys, width, len(starts) - 1)
-
-
-def _batched(
-    documents: Iterable[Sequence[int] | NDArray[Any]], reader: KeyReader, most: int
-) -> Iterator[tuple[list[TokenWindow], list[int]]]:
-    """Yield windows to be read together, and after how many of their keys a document ends."""
-    windows: list[TokenWindow] = []
-    ended: list[int] = []
-    waiting = total = 0
-    for number, document in enumerate(documents):
-        tokens = np.asarray(document)
-        check_ids(tokens, reader.target.vocab_size, f"document {number}")
-        for window in reader.windows(tokens[: most - total + 1].tolist()):
-            windows.append(window)
-            waiting += len(window.values)
-            total += len(window.values)
-            if len(windows) == TOGETHER:
-                yield windows, ended
-                windows, ended, waiting = [], [], 0
-        ended.append(waiting)
-        if total >= most:
-            break
-    yield windows, ended
 
 
 def _halved(states: NDArray[np.float32]) -> NDArray[np.float16]:

@@ -23,16 +23,14 @@ import torch
 from ragspec.engine.output import Generation
 from ragspec.reports.report import Event, Retrieval, joined
 from ragspec.retrievers.knn.distributions import Guessing, Knn, KnnQuery, NeighbourCache, Searching
-from ragspec.retrievers.speculation.schedule import GLANCE, StridePlan, StrideSchedule
+from ragspec.retrievers.speculation.schedule import StridePlan, StrideSchedule
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.settings import TokenLogprob
 from ragspec.sampling.transform import Transform
 from ragspec.trees.draft_tree import DraftTree
 
-# Tokens of a call in which every one waits for its search: twice as many each time, since a call
-# costs about 5 % of so few, up to the most.
-WAITED, MOST_WAITED = 2 * GLANCE, 8 * GLANCE
+WAITED = 32  # tokens of a call in which every one waits for its search; a call costs 5 % of 16
 
 # Goes on after tokens of the text until it ends, or for so many more where there is a number.
 Write = Callable[[Sequence[int], int | None, Transform], Generation]
@@ -63,7 +61,6 @@ class KnnText:
     _scored: list[TokenLogprob] = field(default_factory=list)
     _cache: NeighbourCache | None = None
     _waited: float = 0.0
-    _patience: int = WAITED
     _replaced: int = 0  # tokens at the end that no call of the engine has seen yet
     _began: float = field(default_factory=time.perf_counter)
 
@@ -73,8 +70,8 @@ class KnnText:
         while not ended:
             plan = self.schedule.next()
             # The first token always: its distribution says whether a place may be asked twice.
-            waits = plan.strides == 1 or self.waits or not self.calls
-            ended = self._wait(plan) if waits else self._guess(plan)
+            waits = self.waits or not self.calls or not plan.guesses
+            ended = self._wait() if waits else self._guess(plan)
             self.on_accept(self.known, self.calls[-1] if ended else None)
         return self.result()
 
@@ -113,16 +110,14 @@ class KnnText:
         scored = self._scored[: len(tokens)] if self.top is not None else None
         return replace(last, tokens=tokens, report=whole, steps=self._steps, logprobs=scored)
 
-    def _wait(self, plan: StridePlan) -> bool:
+    def _wait(self) -> bool:
         """Write some tokens, every one after a search; return whether the text has ended."""
         distribution = Searching(self.knn, None if self.waits else self._open_cache())
         began = time.perf_counter()
         # The first token alone: its call reads the prompt, which says nothing of the others.
-        stop_after: int | None = self._patience if self.tokens else 1
+        stop_after: int | None = WAITED if self.tokens else 1
         if self.whole and self.waits:
             stop_after = None
-        if self.tokens:
-            self._patience = min(2 * self._patience, MOST_WAITED)
         call = self.write(self.tokens, stop_after, distribution)
         took = self._note("write", began)
         new = call.tokens[len(self.tokens) :]
@@ -133,13 +128,8 @@ class KnnText:
         if self.tokens and new:
             searching = sum(milliseconds for *_, milliseconds in distribution.times)
             self.schedule.strides.append(max(took - searching, 1e-3) / len(new))
-        first = distribution.first
         if distribution.distribution is not None and distribution.distribution.lazy:
             self.waits = True
-        elif new and plan.guesses and first and first.guessed and distribution.distribution:
-            logits = self.knn.logits(first.place.logits, first.guessed)
-            token = self._select(distribution.distribution, logits, first.place, self.tokens)
-            self.schedule.learn_guesses(int(token == new[0]), token != new[0])
         self._take(call, new, call.steps, call.logprobs or ())
         self.report.gated += 1
         self.report.rounds += 1
@@ -148,7 +138,6 @@ class KnnText:
     def _guess(self, plan: StridePlan) -> bool:
         """Write some tokens on guesses and check them; return whether the text has ended."""
         distribution = Guessing(self.knn, self._open_cache())
-        self._patience = WAITED
         began = time.perf_counter()
         call = self.write(self.tokens, plan.strides, distribution)
         took = self._note("write", began)
