@@ -26,7 +26,7 @@ from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 from ragspec.visual.rules.by_name import default_neighbours
-from ragspec.visual.rules.codebook import CodeNeighbours, building_bytes
+from ragspec.visual.rules.codebook import CodeNeighbours
 
 LABEL = "random weights"
 SIZES = {  # arXiv 2406.06525, table 1: layers, width, heads
@@ -101,7 +101,6 @@ def table_figures(codebook: torch.Tensor, k: int) -> dict[str, Any]:
         "k": k,
         "table_MB": table.rows.nbytes / MEGABYTE,
         "peak_MB": peak / MEGABYTE,
-        "told_MB": building_bytes(len(codebook), k) / MEGABYTE,
         "all_pairs_MB": 8 * len(codebook) ** 2 / MEGABYTE,
         "cpu_seconds": seconds,
     }

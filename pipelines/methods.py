@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import GLOBAL, Drafters, Sources, build, listed
 from ragspec.errors import InputError, ModelNotFoundError, UnknownNameError
-from ragspec.registry import names as registered
 from ragspec.registry import unknown
 
 if TYPE_CHECKING:
@@ -125,17 +124,3 @@ def method_table() -> Table:
     for name, method in listed().items():
         table.add_row(name, method.drafts_from, method.paper, ", ".join(sorted(method.needs)))
     return table
-
-
-def method_rows() -> str:
-    """Return the rows of the README's table of drafters, in Markdown."""
-    where = registered("drafter")
-    rows = []
-    for name, method in listed().items():
-        module = where[name].partition(":")[0].removeprefix("ragspec.")
-        needs = ", ".join(sorted(method.needs)) or "-"
-        file = "/".join(module.split(".")[-2:]).removeprefix("methods/") + ".py"
-        rows.append(
-            f"| `{name}` | {method.paper} | {method.drafts_from} | exact | {needs} | `{file}` |"
-        )
-    return "\n".join(rows)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
@@ -90,7 +91,7 @@ class Speculation:
 
 def generate(
     model: Any,
-    inputs: torch.Tensor | None = None,
+    inputs: Tensor | None = None,
     *,
     speculation: Speculation | None = None,
     streamer: Any = None,
@@ -120,7 +121,7 @@ def generate(
 
 def speculative(
     model: Any,
-    input_ids: torch.Tensor,
+    input_ids: Tensor,
     logits_processor: Any = (),
     stopping_criteria: Any = (),
     generation_config: Any = None,
@@ -218,7 +219,7 @@ def _ending(criteria: Any, config: Any, vocab_size: int) -> tuple[int, list[int]
     return limit, [end for end in ends if 0 <= end < vocab_size], rest
 
 
-def _streaming(streamer: Any, input_ids: torch.Tensor) -> Any:
+def _streaming(streamer: Any, input_ids: Tensor) -> Any:
     """Return what hands each step to the streamer; it expects the prompt first, to skip it."""
     if streamer is None:
         return None
@@ -258,9 +259,7 @@ def _with_stop_strings(
     return {**kwargs, **more}
 
 
-def _refuse_positions(
-    positions: torch.Tensor | None, ids: torch.Tensor, mask: torch.Tensor | None
-) -> None:
+def _refuse_positions(positions: Tensor | None, ids: Tensor, mask: Tensor | None) -> None:
     """Refuse positions of the tokens that differ from the ones that transformers computes."""
     if positions is None:
         return
@@ -304,7 +303,7 @@ def _flat(results: Any) -> list[Generation]:
     return [generation for item in results for generation in _flat(item)]
 
 
-def _sequences(input_ids: torch.Tensor, results: list[Generation], config: Any) -> Any:
+def _sequences(input_ids: Tensor, results: list[Generation], config: Any) -> Any:
     longest = max(len(result.tokens) for result in results)
     pad = config.pad_token_id
     if pad is None:

@@ -69,16 +69,16 @@ def run_image_bench(
 def prepare(request: ImageBench) -> Prepared:
     """Load the models and return them with the ways, and what is drawn."""
     from ragspec.errors import InputError
-    from ragspec.visual.pipeline.folder import find_folder, of_latents, of_masked
+    from ragspec.visual.pipeline.folder import LATENTS, MASKED, find_folder, kind_of
 
     target = find_folder(request.source).target
-    if of_masked(target):
+    if kind_of(target) == MASKED:
         return _of_masked(request)
     if request.prefill:
         raise InputError(
             f"got --prefill for {request.source}; it is about masked models of latents."
         )
-    if of_latents(target):
+    if kind_of(target) == LATENTS:
         return _of_latents(request)
     if request.steps is not None or request.floor is not None:
         raise InputError(

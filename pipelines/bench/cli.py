@@ -141,12 +141,12 @@ def image(
     from ragspec.pipelines.bench.images import ImageOptions, build_images
     from ragspec.pipelines.bench.measure import run_benchmark
     from ragspec.pipelines.bench.results import show_results
-    from ragspec.pipelines.console.options import parse_budget
+    from ragspec.pipelines.console.options import number_or_name
 
     for path in (json, html):
         checked_output(path)
     silence_transformers()
-    options = ImageOptions(parse_budget(budget), guidance, temperature, steps, device, dtype)
+    options = ImageOptions(number_or_name(budget), guidance, temperature, steps, device, dtype)
     items, built = build_images(model, _split(variants), images, seed, options)
     with Console(stderr=True).status("drawing") as status:
         result = run_benchmark(items, built, skip_loops=False, on_progress=status.update)

@@ -105,10 +105,10 @@ def build_images(
         InputError: A variant cannot be read or does not fit the model.
         UnknownNameError: A rule or drafter does not exist.
     """
-    from ragspec.visual.pipeline.folder import find_folder, of_latents, of_masked
+    from ragspec.visual.pipeline.folder import LATENTS, MASKED, find_folder, kind_of
 
-    target = find_folder(source).target
-    masked, latents = of_masked(target), of_latents(target)
+    kind = kind_of(find_folder(source).target)
+    masked, latents = kind == MASKED, kind == LATENTS
     usual = DEFAULT_LATENTS if masked or latents else DEFAULT_CODES
     parsed = [parse_variant(name, masked or latents) for name in names or usual]
     build = _masked_pipes if masked else _latent_pipes if latents else _code_pipes

@@ -59,7 +59,6 @@ class Variant(Protocol):
 
     def run(self, item: Any, limit: int) -> Outcome:
         """Return the outcome of an item with at most `limit` new tokens."""
-        ...
 
 
 class EngineVariant:

@@ -155,7 +155,7 @@ def doctor(
     ] = None,
     json: o.JsonOption = False,
 ) -> None:
-    """Say what is installed, which models are found where, and what was learned about them."""
+    """Say what is installed, and which models are found where."""
     from ragspec.pipelines.cli.doctor import examine, show
 
     terminal = Terminal()

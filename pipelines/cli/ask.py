@@ -106,7 +106,7 @@ def ask_iterative(
             qa.retriever,
             stride=iterative.stride,
             search=iterative.search,
-            speculate="off" if plain else o.parse_strides(iterative.speculate),
+            speculate="off" if plain else o.number_or_name(iterative.speculate),
             rounds=iterative.rounds,
             prompt=documents.prompt,
             system=documents.system,

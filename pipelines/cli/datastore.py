@@ -80,22 +80,6 @@ def info(path: DatastoreArgument, json: o.JsonOption = False) -> None:
     _show(Datastore.open(path, verify="size").info(), Terminal(quiet=json), json)
 
 
-@app.command()
-def verify(path: DatastoreArgument, json: o.JsonOption = False) -> None:
-    """Hash every file of a datastore; exit code 8 where something was changed."""
-    from ragspec.retrievers.knn.datastore import Datastore
-
-    terminal = Terminal(quiet=json)
-    with terminal.working("hashing"):
-        result = Datastore.open(path).info()
-    if json:
-        terminal.json(
-            {"path": str(path), "sound": True, "keys": result.keys, "bytes": result.bytes}
-        )
-    else:
-        terminal.line(f"{path} is sound: {result.keys:,} keys, {result.bytes:,} bytes")
-
-
 def _show(info: DatastoreInfo, terminal: Terminal, json: bool) -> None:
     if json:
         terminal.json(info.to_dict())

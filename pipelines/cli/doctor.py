@@ -1,8 +1,7 @@
-"""What is installed, which models are found, where they run, and what was learned about them."""
+"""What is installed, which models are found, and where they run."""
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from collections.abc import Sequence
@@ -32,15 +31,13 @@ OPTIONAL = (
 )
 
 
-def examine(models: Sequence[str] = (), cache: Path | None = None) -> dict[str, Any]:
+def examine(models: Sequence[str] = ()) -> dict[str, Any]:
     """Return all findings as JSON types; nothing is downloaded and no model is loaded.
 
-    models: names or paths to look for beside the bundled ones. cache: where cost curves
-    are kept (default: the user's cache).
+    models: names or paths to look for beside the bundled ones.
     """
     from ragspec.storage.filesystem import cache_directory
 
-    folder = cache or cache_directory()
     return {
         "ragspec": __version__,
         "python": platform.python_version(),
@@ -49,8 +46,7 @@ def examine(models: Sequence[str] = (), cache: Path | None = None) -> dict[str, 
         "missing": [name for name in REQUIRED if _version(name) is None],
         "device": _device(),
         "models": _models(models),
-        "cache": str(folder),
-        "costs": _selection(folder, "cost"),
+        "cache": str(cache_directory()),
     }
 
 
@@ -111,19 +107,6 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _selection(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the readable entries of one kind in the cache, the newest first."""
-    entries: list[dict[str, Any]] = []
-    paths = sorted(folder.glob(f"{kind}*.json"), key=lambda p: p.stat().st_mtime, reverse=True)
-    for path in paths:
-        try:
-            entry = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            entry = {"damaged": True}
-        entries.append({"file": path.name, **(entry if isinstance(entry, dict) else {})})
-    return entries
-
-
 def show(result: dict[str, Any], terminal: Terminal) -> None:
     """Show the findings as tables."""
     device = result["device"]
@@ -154,27 +137,5 @@ def show(result: dict[str, Any], terminal: Terminal) -> None:
             for m in result["models"]
         ],
     )
-    _show_caches(result, terminal)
     if result["missing"]:
         terminal.line(f"Missing: {', '.join(result['missing'])}. Run: pip install ragspec", "red")
-
-
-def _show_caches(result: dict[str, Any], terminal: Terminal) -> None:
-    rows = [row for entry in result["costs"] if (row := _cost_row(entry))]
-    if rows:
-        columns = ["model", "device", "dtype", ">context", ">1 row", ">8 rows", ">32 rows"]
-        terminal.table("Cost of a forward, milliseconds", columns, rows)
-
-
-def _cost_row(entry: dict[str, Any]) -> tuple[str, ...] | None:
-    from ragspec.budget.cost_curve import CostCurve
-    from ragspec.errors import InputError
-
-    try:
-        key, curve = entry["key"], CostCurve(**entry["curve"])
-        facts = (str(key["model"])[:12], key["device"], key["dtype"].removeprefix("torch."))
-    except (KeyError, TypeError, ValueError, AttributeError, InputError):
-        return None
-    length = curve.lengths[0]
-    times = (f"{1000 * curve.seconds(rows, length):.2f}" for rows in (1, 8, 32))
-    return (*facts, str(length), *times)

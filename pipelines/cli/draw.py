@@ -19,7 +19,7 @@ import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.cli.draw_options import DrawOptions
-from ragspec.pipelines.console.options import checked_output, parse_budget, silence_transformers
+from ragspec.pipelines.console.options import checked_output, number_or_name, silence_transformers
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import resolve
@@ -34,7 +34,7 @@ def load_pipeline(options: DrawOptions) -> Any:
     Raises:
         InputError: A setting does not fit the kind of model.
     """
-    from ragspec.visual.pipeline.folder import find_folder, of_latents, of_masked
+    from ragspec.visual.pipeline.folder import LATENTS, MASKED, find_folder, kind_of
     from ragspec.visual.pipeline.latents import LatentPipeline
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
@@ -46,13 +46,13 @@ def load_pipeline(options: DrawOptions) -> Any:
             rule=options.rule or "exact",
             device=options.device,
             dtype=options.dtype,
-            budget=parse_budget(options.budget),
+            budget=number_or_name(options.budget),
             **options.settings,
         )
-    target = find_folder(options.source).target
-    if of_masked(target):
+    kind = kind_of(find_folder(options.source).target)
+    if kind == MASKED:
         return _load_masked(options)
-    latents, denoising = of_latents(target), options.denoising
+    latents, denoising = kind == LATENTS, options.denoising
     if "iterations" in denoising or (denoising and not latents):
         raise InputError(
             f"Expected no setting {', '.join(denoising)} for {options.source}. They are for models "
@@ -64,7 +64,7 @@ def load_pipeline(options: DrawOptions) -> Any:
         options.rule or ("aligned" if latents else "exact"),
         device=options.device,
         dtype=options.dtype,
-        budget=parse_budget(options.budget),
+        budget=number_or_name(options.budget),
         **options.settings,
     )
 
@@ -80,7 +80,7 @@ def _load_masked(options: DrawOptions) -> Any:
     if options.drafter == "auto" and options.rule is None:
         drafter = ()
     if drafter:  # rules compare densities, which need noise in the last step
-        settings = {"floor": FLOOR, "window": window_of(parse_budget(options.budget)), **settings}
+        settings = {"floor": FLOOR, "window": window_of(number_or_name(options.budget)), **settings}
     return MaskedLatentPipeline.from_pretrained(
         options.source,
         drafter=drafter or None,
@@ -117,7 +117,7 @@ def _draw_into(out: Path, options: DrawOptions, json: Path | None, terminal: Ter
     options = _resolve(options, pipe)
     pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
     seed = fresh_seed() if options.seed is None else options.seed
-    described = describe_images(options, seed, _dtype(pipe))
+    described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
     paths = [out / name for name in file_names(options, seed, len(described))]
     check_paths(paths, described)
     output = pipe(**options.arguments(), generator=torch.Generator().manual_seed(seed))
@@ -190,7 +190,7 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
         "dtype": dtype,
     }
     if options.rule != "exact":  # drafts change the picture
-        common |= {"drafter": "+".join(options.drafters), "budget": parse_budget(options.budget)}
+        common |= {"drafter": "+".join(options.drafters), "budget": number_or_name(options.budget)}
     count = len(options.subjects) * options.n
     return [
         {"subject": options.subjects[number // options.n], "number": number, **common}
@@ -255,10 +255,6 @@ def _difference(existing: dict[str, Any] | None, description: Mapping[str, Any])
 def _slug(text: str) -> str:
     """Return a text as part of a file name: letters and digits of any script, and hyphens."""
     return re.sub(r"[\W_]+", "-", text.lower()).strip("-")[:NAME_LETTERS].strip("-") or "image"
-
-
-def _dtype(pipe: Any) -> str:
-    return str(pipe.model.dtype).removeprefix("torch.")
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class KnnOptions:
         """Return the language model; plain: every search is waited for."""
         from ragspec.pipelines.knn.knn_lm import KnnLM
 
-        speculate = "off" if plain else o.parse_strides(self.speculate)
+        speculate = "off" if plain else o.number_or_name(self.speculate)
         return KnnLM(engine, datastore, k=self.knn, weight=self.knn_weight, speculate=speculate)
 
 

@@ -74,7 +74,7 @@ def serve(documents: o.SearchOptions, server: ServerOptions, engine: o.EngineOpt
         name=server.name or Path(engine.model).name,
         engine=engine.load_engine,
         drafter=o.parse_drafter(engine.drafter or "auto"),
-        budget=o.parse_budget(engine.budget),
+        budget=o.number_or_name(engine.budget),
         documents=lambda: documents.open(terminal),
         stores=stores_of(server.store or ()),
         images=tuple(server.images or ()),

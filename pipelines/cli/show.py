@@ -46,7 +46,6 @@ class RequestRunner(Protocol):
         self, engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
     ) -> Result:
         """Return the result; plain: also search without speculation."""
-        ...
 
 
 def run_and_show(

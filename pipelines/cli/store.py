@@ -97,7 +97,7 @@ def info(path: StoreArgument, json: o.JsonOption = False) -> None:
 
 @app.command()
 def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
-    """Hash every file of a corpus; exit code 8 where something was changed."""
+    """Hash every file of a corpus, datastore or index; exit code 8 where one was changed."""
     from ragspec.pipelines.cli.store_run import verify_store
 
     terminal = Terminal(quiet=json)
@@ -107,7 +107,7 @@ def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
         terminal.json(result)
     else:
         terminal.line(
-            f"{path} is sound: {result['segments']} segments, {result['bytes']:,} bytes, "
+            f"{path} is sound: {result['files']} files, {result['bytes']:,} bytes, "
             f"{result['mb_per_second']:,} MB/s"
         )
 

@@ -223,19 +223,20 @@ def _open_for(engine: Engine, out: Path) -> CorpusIndex:
 
 
 def verify_store(path: Path) -> dict[str, Any]:
-    """Hash every file of a corpus; returns what was read and how fast. Raises StoreError."""
-    from ragspec.retrievers.corpus.index import CorpusIndex
+    """Hash every file of a store, a datastore or an index. Raises StoreError."""
+    from ragspec.storage.store import open_store, read_current
 
     began = time.perf_counter()
-    info = CorpusIndex.open(path, verify="full").info()
+    store = open_store(path, read_current(path)[1].kind, verify="full")
     seconds = time.perf_counter() - began
+    size = sum(record.size for record in store.manifest.files.values())
     return {
         "path": str(path),
+        "kind": store.manifest.kind,
         "sound": True,
-        "segments": len(info.segments),
-        "bytes": info.bytes,
-        "seconds": round(seconds, 3),
-        "mb_per_second": round(info.bytes / 1e6 / seconds, 1),
+        "files": len(store.manifest.files),
+        "bytes": size,
+        "mb_per_second": round(size / 1e6 / seconds, 1),
     }
 
 
@@ -265,19 +266,8 @@ def show_info(info: CorpusInfo, terminal: Terminal) -> None:
 @contextmanager
 def counting(terminal: Terminal, what: str, unit: str = "documents") -> Iterator[ProgressCallback]:
     """Show how much was read, on a terminal; yields what is called with documents and tokens."""
-    if terminal.quiet or not terminal.err.is_terminal:
-        yield lambda documents, tokens: None
-        return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=terminal.err, transient=True) as progress:
-        task = progress.add_task(what, total=None)
-
-        def on_progress(documents: int, tokens: int) -> None:
-            progress.update(task, description=f"{what}: {documents:,} {unit}, {tokens:,} tokens")
-
-        yield on_progress
+    with terminal.working(what) as show:
+        yield lambda documents, tokens: show(f"{what}: {documents:,} {unit}, {tokens:,} tokens")
 
 
 def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:

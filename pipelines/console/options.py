@@ -120,7 +120,7 @@ class EngineOptions:
             tokenizer,
             compose(names, sources, model),
             draft_model,
-            parse_budget(self.budget),
+            number_or_name(self.budget),
             static=self.static,
         )
 
@@ -347,11 +347,6 @@ def checked_output(path: Path | None) -> Path | None:
     return path
 
 
-def parse_strides(text: str) -> str | int:
-    """Return what `--speculate` names: auto, off, or a number of strides."""
-    return int(text) if text.isdecimal() else text
-
-
 def parse_drafter(text: str) -> Any:
     """Return what the engine takes as a drafter: None, a name, or a list of names."""
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -360,6 +355,6 @@ def parse_drafter(text: str) -> Any:
     return names[0] if len(names) == 1 else names
 
 
-def parse_budget(text: str) -> str | int:
-    """Return a number where the text is one, else the text, a policy that the engine knows."""
+def number_or_name(text: str) -> str | int:
+    """Return a number where the text is one, else the text."""
     return int(text) if text.isdecimal() else text

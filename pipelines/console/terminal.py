@@ -65,13 +65,13 @@ class Terminal:
         return _console(sys.stderr)
 
     @contextmanager
-    def working(self, what: str) -> Iterator[None]:
-        """Show that something takes a moment; on a terminal with a spinner, else nothing."""
+    def working(self, what: str) -> Iterator[Callable[[str], None]]:
+        """Show on a terminal that something takes a moment; yields what changes the words."""
         if self.quiet or not self.err.is_terminal:
-            yield
+            yield lambda what: None
             return
-        with self.err.status(what, spinner="dots"):
-            yield
+        with self.err.status(what, spinner="dots") as status:
+            yield status.update
 
     @contextmanager
     def prefill_progress(self) -> Iterator[Callable[[int, int], None]]:

@@ -40,7 +40,7 @@ from ragspec.storage.store import is_store
 from ragspec.verification.kv_cache import slot_bytes
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from ragspec.drafters.base import Drafter
     from ragspec.engine.engine import Engine
@@ -251,7 +251,7 @@ class LongDocument:
             return None
         return self.chunks.find(self.engine.tokenizer, question, self.template)
 
-    def _known_states(self, question: str, states: torch.Tensor) -> tuple[KnownStates, ...]:
+    def _known_states(self, question: str, states: Tensor) -> tuple[KnownStates, ...]:
         """Return the states of the chunks that the question finds, for a head's own cache."""
         spans = self.chunks.spans(question, self.prefix)
         return tuple(KnownStates(start, states[:, start:end]) for start, end in spans)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import StoreError, UnsupportedModelError
@@ -49,7 +50,7 @@ class SavedDocument:
     part: tuple[int, int] | None
     characters: tuple[int, int]
     beginning: Beginning
-    states: torch.Tensor | None = None
+    states: Tensor | None = None
 
 
 def save_document(path: Path, selected: SavedDocument, engine: Engine) -> None:
@@ -88,7 +89,7 @@ def save_document(path: Path, selected: SavedDocument, engine: Engine) -> None:
     publish(Path(path), KIND, fill)
 
 
-def _write(path: Path, parts: Sequence[torch.Tensor]) -> list[list[int]]:
+def _write(path: Path, parts: Sequence[Tensor]) -> list[list[int]]:
     """Write tensors one behind the other; return their shapes."""
     with path.open("wb") as file:
         for part in parts:
@@ -140,9 +141,7 @@ def _read(store: OpenStore, engine: Engine, what: str) -> SavedDocument:
     )
 
 
-def _mapped(
-    path: Path, shapes: Any, dtype: torch.dtype, device: torch.device
-) -> list[torch.Tensor]:
+def _mapped(path: Path, shapes: Any, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Map tensors that lie one behind the other."""
     sizes = [int(torch.Size(shape).numel()) for shape in shapes]
     if path.stat().st_size != sum(sizes) * dtype.itemsize:
@@ -163,7 +162,7 @@ def read_document(
     *,
     states: bool,
     on_read: OnRead | None,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Read a prompt up to its document's end into a context, whose prefixes keep keys and values.
 
     tokens: T of them. states: whether to return what the output head reads at each token,
@@ -189,7 +188,7 @@ def read_document(
     return result
 
 
-def _read_document(session: TargetSession, tokens: list[int], states: bool) -> torch.Tensor | None:
+def _read_document(session: TargetSession, tokens: list[int], states: bool) -> Tensor | None:
     """Read tokens into a session; return their states where they are wanted and told."""
     result = None
     if states and isinstance(session, CachedSession):

@@ -110,7 +110,8 @@ class TenantDrafting:
             if name not in known:
                 raise UnknownNameError(unknown("drafter", name, ["none", *sorted(known)]))
         methods = [name for name in requests if name != "model"]
-        instance = [*_several(compose(methods, Sources(), self.base.model) if methods else [])]
+        composed: Any = compose(methods, Sources(), self.base.model) if methods else []
+        instance = [*composed] if isinstance(composed, list) else [composed]
         instance += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         if self._draft_model is not None:
             instance.append(self._draft_model)
@@ -128,7 +129,3 @@ def _measured(engine: Engine) -> Engine:
 
 def _as_key(names: Names) -> str | tuple[str, ...] | None:
     return names if isinstance(names, str | None) else tuple(names)
-
-
-def _several(instance: Any) -> list[Any]:
-    return instance if isinstance(instance, list) else [instance]

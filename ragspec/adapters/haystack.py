@@ -1,4 +1,4 @@
-"""Haystack: a chat generator, a retriever over our index, and Haystack's retrievers for `DocQA`.
+"""Haystack: a chat generator, and a retriever over our index.
 
     pipeline.add_component("llm", RagspecChatGenerator(model="smollm2"))
     pipeline.run({"llm": {"messages": [ChatMessage.from_user("Name three rivers.")]}})
@@ -10,14 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragspec.adapters.passages import (
-    HostDocument,
-    HostRetriever,
-    IndexSearch,
-    facts_of,
-    hits_of,
-    opened,
-)
+from ragspec.adapters.passages import HostDocument, IndexSearch, facts_of, hits_of, opened
 from ragspec.adapters.writer import HostWriter, Job, read_settings
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
@@ -224,28 +217,6 @@ class HaystackRetriever:
         search = IndexSearch(self.top_k if top_k is None else top_k, self.mode)
         self.warm_up()
         return {"documents": [_document(hit) for hit in search.run(self._opened, query)]}
-
-
-def passages_from(retriever: Any) -> HostRetriever:
-    """Return a Haystack retriever as one for `DocQA`; it returns as many as it was made for.
-
-    Args:
-        retriever: A component whose `run(query=...)` returns documents; one over embeddings goes
-            into a component that embeds the query, such as TextEmbeddingRetriever.
-    """
-    sockets = getattr(retriever, "__haystack_input__", None)
-    if sockets is None or "query" not in sockets._sockets_dict:
-        raise InputError(
-            f"got {type(retriever).__name__}; expected a Haystack component with the input query, "
-            "such as InMemoryBM25Retriever."
-        )
-
-    def find(query: str, k: int) -> list[HostDocument]:
-        if hasattr(retriever, "warm_up"):
-            retriever.warm_up()
-        return [_read_document(document) for document in retriever.run(query=query)["documents"]]
-
-    return HostRetriever(find)
 
 
 def _read_document(document: Any) -> HostDocument:

@@ -1,4 +1,4 @@
-"""LangChain: a chat model, a retriever over our index, and LangChain's retrievers for `DocQA`.
+"""LangChain: a chat model, and a retriever over our index.
 
     llm = ChatRagspec(model="smollm2", temperature=0.7)
     llm.invoke("Name three rivers.").response_metadata["speculative_decoding"]
@@ -12,14 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ragspec.adapters.passages import (
-    HostDocument,
-    HostRetriever,
-    IndexSearch,
-    facts_of,
-    hits_of,
-    opened,
-)
+from ragspec.adapters.passages import HostDocument, IndexSearch, facts_of, hits_of, opened
 from ragspec.adapters.writer import Job, read_settings
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
@@ -158,16 +151,6 @@ class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
             raise InputError(f"got {', '.join(kwargs)}; expected k, mode or nothing.")
         hits = search.run(self.index, query)
         return [Document(page_content=hit.passage.text, metadata=facts_of(hit)) for hit in hits]
-
-
-def passages_from(retriever: Any) -> HostRetriever:
-    """Return a LangChain retriever as one for `DocQA`; it returns as many as it was made for."""
-    if not isinstance(retriever, BaseRetriever):
-        raise InputError(
-            f"got {type(retriever).__name__}; expected a LangChain retriever, such as "
-            "vectorstore.as_retriever()."
-        )
-    return HostRetriever(lambda query, k: map(_read_document, retriever.invoke(query)))
 
 
 def _read_document(document: Any) -> HostDocument:

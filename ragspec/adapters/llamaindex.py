@@ -1,4 +1,4 @@
-"""LlamaIndex: an LLM, a retriever over our index, and LlamaIndex's retrievers for `DocQA`.
+"""LlamaIndex: an LLM, and a retriever over our index.
 
     llm = RagspecLLM(model="smollm2")
     llm.chat([ChatMessage(role="user", content="Name three rivers.")])
@@ -14,14 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
 from typing import Any
 
-from ragspec.adapters.passages import (
-    HostDocument,
-    HostRetriever,
-    IndexSearch,
-    facts_of,
-    hits_of,
-    opened,
-)
+from ragspec.adapters.passages import HostDocument, IndexSearch, facts_of, hits_of, opened
 from ragspec.adapters.writer import Job, pulled, read_settings
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
@@ -198,16 +191,6 @@ class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         hits = self._search.run(self._index, query_bundle.query_str)
         return [NodeWithScore(node=_node(hit), score=hit.score) for hit in hits]
-
-
-def passages_from(retriever: Any) -> HostRetriever:
-    """Return a LlamaIndex retriever as one for `DocQA`; it returns as many as it was made for."""
-    if not isinstance(retriever, BaseRetriever):
-        raise InputError(
-            f"got {type(retriever).__name__}; expected a LlamaIndex retriever, such as "
-            "index.as_retriever()."
-        )
-    return HostRetriever(lambda query, k: map(_read_node, retriever.retrieve(query)))
 
 
 def _read_node(node: Any) -> HostDocument:

@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
@@ -98,14 +99,14 @@ class RagspecLM(HFLM):  # type: ignore[misc]
 
     def _model_generate(
         self,
-        context: torch.Tensor,
+        context: Tensor,
         max_length: int,
         stop: list[str],
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         do_sample: bool | None = None,
         **settings: Any,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return contexts [B, S], padded on the left, with what follows them [B, max_length]."""
         if settings.get("num_beams") == 1:
             del settings["num_beams"]

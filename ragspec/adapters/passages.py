@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,20 +31,6 @@ def _placed(hit: Hit, meta: Mapping[str, Any]) -> Hit:
     if not isinstance(start, int) or start < 0 or end != start + length:
         return hit
     return replace(hit, passage=replace(hit.passage, start=start, end=end))
-
-
-@dataclass(frozen=True, slots=True)
-class HostRetriever:
-    """A host's retriever as one of ours, for `DocQA`.
-
-    find: returns at most so many documents for a question, best first.
-    """
-
-    find: Callable[[str, int], Iterable[HostDocument]]
-
-    def search(self, query: str, k: int) -> list[Hit]:
-        """Return at most k hits, best first."""
-        return list(hits_of(self.find(query, k))[:k])
 
 
 def facts_of(hit: Hit) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class AnswerBatch:
             _columns(self._docqa.ask(str(each), self._sampling, **self._options))
             for each in batch[self._column]
         ]
-        names = _columns_of(message)
+        names = list(message[0]) if message else []
         return {
             **batch,
             **{name: np.array([row[name] for row in message], object) for name in names},
@@ -154,10 +154,6 @@ def _columns(answer: Answer) -> dict[str, str]:
         "label": answer.label,
         "citations": json.dumps(cited),
     }
-
-
-def _columns_of(message: list[dict[str, str]]) -> list[str]:
-    return list(message[0]) if message else []
 
 
 # --- Ray Serve ----------------------------------------------------------------------------------
@@ -289,7 +285,7 @@ def pools_app(
             raise InputError("got options of an engine beside what makes one; expected either.")
         build = make
     else:
-        build = _builder(make, options)
+        build = lambda: Engine.from_pretrained(make, **options)  # noqa: E731
     most = (
         max_batch_size + max_queue_size + 1
     )  # one more than may wait, so that the pool itself refuses it
@@ -306,10 +302,6 @@ def pools_app(
     router = serve.deployment(PoolRouter).options(max_ongoing_requests=pools * most)
     app: Application = router.bind(*parts, uneven=max_batch_size if uneven is None else uneven)
     return app
-
-
-def _builder(model: str, options: Mapping[str, Any]) -> Callable[[], Engine]:
-    return lambda: Engine.from_pretrained(model, **options)
 
 
 def _local(error: Exception) -> Exception:

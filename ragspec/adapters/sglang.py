@@ -4,9 +4,8 @@
         --speculative-num-draft-tokens 12
 
 SGLang finds `register` by the entry point group `sglang.srt.plugins`. The algorithm is its NGRAM
-with another corpus: what that corpus returns for a row is the draft tree. A corpus of texts that
-SGLang itself reads (`--speculative-ngram-external-corpus-path`) is drafted from as well; a plugin
-of one's own that calls `register("NAME", store=folder)` has a store of ragspec's behind it.
+with another corpus: what that corpus returns for a row is the draft tree. A plugin of one's own
+that calls `register("NAME", store=folder)` drafts from a store of ragspec's as well.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from ragspec.adapters.host_text import HostOptions
-from ragspec.adapters.tree_corpus import TreeCorpus
+from ragspec.adapters.tree_corpus import STORES, TreeCorpus
 from ragspec.errors import HostError, InputError
 
 WRITTEN_FOR = "0.5.23"
@@ -28,8 +27,6 @@ WORKER = "sglang.srt.speculative.ngram_worker"
 CALLED = {  # what the worker's corpus is called with, and what we build on in the worker
     "NgramCorpus.batch_get": ("self", "req_ids", "batch_tokens", "total_lens"),
     "NgramCorpus.erase_match_state": ("self", "req_ids"),
-    "NgramCorpus.load_external_corpus_named": ("self", "corpus_id", "chunks"),
-    "NgramCorpus.commit_external_corpus_load": ("self", "corpus_id", "loaded_token_count"),
     "NGRAMWorker.__init__": ("self", "server_args", "gpu_id", "nccl_port", "target_worker"),
     "NGRAMWorker._prepare_draft_tokens": ("self", "batch"),
 }
@@ -92,6 +89,8 @@ def settle(args: Any) -> None:
     """Settle the server's arguments as SGLang does for NGRAM. Raises InputError."""
     if getattr(args, "enable_dp_attention", False):
         raise InputError("got --enable-dp-attention; expected none with drafts from text.")
+    if getattr(args, "speculative_ngram_external_corpus_path", None):
+        raise InputError(f"got --speculative-ngram-external-corpus-path; expected none. {STORES}")
     if args.device == "cpu":
         args.disable_overlap_schedule = True
     if args.max_running_requests is None:

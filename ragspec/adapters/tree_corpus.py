@@ -1,28 +1,26 @@
 """A corpus as SGLang's n-gram worker asks one: requests by id, whole trees with their masks.
 
 Nothing that one request wrote is drafted for another: what SGLang offers to all
-(`batch_put`) is not taken. Texts that an operator loads are there for every request.
+(`batch_put`) is not taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
 from ragspec.drafters.base import Drafter
-from ragspec.drafters.fuse import Fuse
 from ragspec.errors import InputError
-from ragspec.retrievers.corpus.index import CorpusIndex
 from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.trees.operations import ancestors, keep_paths
 
 PAD = 0
+STORES = (
+    'Build a store of the texts (`ragspec store build`), and name it: register("NAME", store=...).'
+)
 
 WholeText = Callable[[], Sequence[int]]
 
@@ -49,10 +47,7 @@ class TreeCorpus:
         self._vocab_size = vocab_size
         self._limit = limit
         self._chains = chains
-        self._local = host_drafter(options, tokenizer, vocab_size)
-        self._drafter: Drafter = self._local
-        self._loaded: dict[str, tuple[CorpusIndex, TemporaryDirectory[str]]] = {}
-        self._counted: dict[str, int] = {}
+        self._drafter: Drafter = host_drafter(options, tokenizer, vocab_size)
         self._texts: dict[str, HostText] = {}
         self._lent: Mapping[str, WholeText] = {}
 
@@ -128,67 +123,22 @@ class TreeCorpus:
             self._texts.pop(name, None)
 
     def reset(self) -> None:
-        """Forget all requests; loaded texts stay."""
+        """Forget all requests."""
         self._texts.clear()
 
-    @property
-    def remaining_token_budget(self) -> int:
-        """Tokens that may still be loaded: stores are on disk, so as many as positions go."""
-        return int(np.iinfo(np.int32).max) - sum(self._counted.values())
+    # SGLang's own way to texts of an operator: a store of ours serves them all, see `settle`.
+    remaining_token_budget = 0
 
     def load_external_corpus_named(self, corpus_id: str, chunks: Iterable[Sequence[int]]) -> int:
-        """Index texts to draft from, and return their tokens.
-
-        chunks: token ids, one text after the other, an id below 0 between two. Raises InputError
-        where the name is taken.
-        """
-        if corpus_id in self._loaded:
-            raise InputError(
-                f"got the corpus {corpus_id!r} twice; expected another name. Remove it first."
-            )
-        folder = TemporaryDirectory(prefix="ragspec-")
-        texts = documents(chunks)
-        corpus = CorpusIndex.build(
-            texts, None, Path(folder.name) / "corpus", vocab_size=self._vocab_size
-        )
-        self._loaded[corpus_id] = (corpus, folder)
-        self._join()
-        return corpus.info().tokens
+        """Raise InputError: a store takes the place of texts that a server loads."""
+        raise InputError(f"got the corpus {corpus_id!r}; expected none. {STORES}")
 
     def commit_external_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
-        """Count what was loaded."""
-        self._counted[corpus_id] = loaded_token_count
+        """Count nothing."""
 
     def remove_external_corpus(self, corpus_id: str) -> None:
-        """Draft no more from texts that were loaded; nothing where there are none of the name."""
-        self._counted.pop(corpus_id, None)
-        result = self._loaded.pop(corpus_id, None)
-        if result is None:
-            return
-        self._join()
-        # Requests that are running go on with it: the maps stay valid after the names are gone.
-        result[0].close()
-        result[1].cleanup()
+        """Remove nothing: there is none."""
 
     def list_external_corpora(self) -> dict[str, int]:
-        """Return the tokens of what was loaded, by name."""
-        return {name: corpus.info().tokens for name, (corpus, _) in self._loaded.items()}
-
-    def _join(self) -> None:
-        """Let requests from now on draft from all that is loaded."""
-        loaded = [corpus.drafter(name=name) for name, (corpus, _) in self._loaded.items()]
-        self._drafter = Fuse([self._local, *loaded]) if loaded else self._local
-
-
-def documents(chunks: Iterable[Sequence[int]]) -> Iterable[NDArray[np.int64]]:
-    """Yield the texts in chunks of token ids, which an id below 0 parts."""
-    text: list[int] = []
-    for chunk in chunks:
-        for token in chunk:
-            if token >= 0:
-                text.append(token)
-            elif text:
-                yield np.asarray(text, dtype=np.int64)
-                text = []
-    if text:
-        yield np.asarray(text, dtype=np.int64)
+        """Return no texts."""
+        return {}

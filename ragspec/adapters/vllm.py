@@ -156,15 +156,13 @@ def _calls(runner: Any) -> Iterator[ast.Call]:
     except (AttributeError, OSError, TypeError):
         return
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.If) or METHOD not in _constants(node.test):
+        if not isinstance(node, ast.If) or METHOD not in {
+            c.value for c in ast.walk(node.test) if isinstance(c, ast.Constant)
+        }:
             continue
         for call in (each for line in node.body for each in ast.walk(line)):
             if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "propose":
                 yield call
-
-
-def _constants(test: ast.expr) -> set[object]:
-    return {node.value for node in ast.walk(test) if isinstance(node, ast.Constant)}
 
 
 def _passed(call: ast.Call) -> tuple[list[str], list[str]]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-import torch
+from torch import Tensor
 
 from ragspec.errors import InputError, RuleError
 from ragspec.rules.base import Rule, Step
@@ -47,7 +47,7 @@ class KnownStates:
     """
 
     start: int
-    states: torch.Tensor
+    states: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Prefill:
 
     tokens: Ints
     best: TopTokens | None = None
-    hidden: torch.Tensor | None = None
+    hidden: Tensor | None = None
 
 
 Feedback = Step | Prefill
@@ -124,7 +124,6 @@ class DraftSession(Protocol):
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes below the last token of `context`; state may advance."""
-        ...
 
     def observe(self, step: Step) -> None:
         """Learn what came of the last proposal, nothing by default; `step.tokens` are committed."""
@@ -146,16 +145,13 @@ class Drafter(Protocol):
     @property
     def name(self) -> str:
         """The name under which its nodes are reported."""
-        ...
 
     @property
     def kind(self) -> DraftKind:
         """The kind of tree that its sessions propose."""
-        ...
 
     def open(self, request: DraftRequest) -> DraftSession:
         """Return a fresh session for one row. Sessions share nothing that a step changes."""
-        ...
 
 
 def expect_drafter(drafter: object) -> None:

@@ -36,7 +36,6 @@ class KnowsDistributions(Protocol):
 
     def distributions(self) -> Iterable[KnownDistribution]:
         """Return the distributions at the root and at the nodes that were expanded."""
-        ...
 
 
 class Wrapped:

@@ -32,7 +32,6 @@ class Store(Protocol):
 
     def drafter(self, scope: str = GLOBAL, **options: Any) -> Drafter:
         """Return a drafter from the text of a scope, and everybody's."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from torch import Tensor
 
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.cost_curve import CostCurve
@@ -121,7 +122,7 @@ class Engine:
         prompts: Any,
         sampling: Sampling | None = None,
         *,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
         on_step: Callable[[int, Step], None] | None = None,
         **options: Unpack[Options],
     ) -> Any:
@@ -260,7 +261,7 @@ class Engine:
         prompts: Any,
         sampling: Sampling | None,
         options: Options,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: Tensor | None = None,
     ) -> tuple[EncodedPrompts, RowSettings]:
         """Return the token ids of prompts and what their rows share, checked before any work.
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
-import torch
+from torch import Tensor
 
 from ragspec.budget.cost_curve import SharedForward
 from ragspec.budget.tree_size import fit_together
@@ -210,7 +210,7 @@ class Loop:
         return [row for row in rows if not row.done]
 
     def _first(
-        self, rows: Sequence[Row], readings: Sequence[PrefillJob], logits: torch.Tensor
+        self, rows: Sequence[Row], readings: Sequence[PrefillJob], logits: Tensor
     ) -> list[Emission]:
         """Emit the first token of each row: logits [B, 1, V] after its prompt."""
         empty = [DraftTree.empty()] * len(rows)
@@ -273,7 +273,7 @@ class Loop:
     def _judged(
         self, pending_step: InFlightStep, output: StepOutput
     ) -> tuple[
-        list[tuple[Verdict, RowView] | None], list[TopTokens] | None, Sequence[torch.Tensor | None]
+        list[tuple[Verdict, RowView] | None], list[TopTokens] | None, Sequence[Tensor | None]
     ]:
         """Return what the rules decide of a forward, and what drafters learn from."""
         rows, trees, logits = pending_step.rows, pending_step.trees, output.logits
@@ -346,7 +346,7 @@ def _finish(
     view: RowView,
     spent: dict[str, float],
     best: TopTokens | None,
-    hidden: torch.Tensor | None,
+    hidden: Tensor | None,
 ) -> Step:
     """Emit what the rule decided and let drafter and budget learn from it."""
     step = emit(row, tree, verdict, dict(spent))

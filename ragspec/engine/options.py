@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
-import torch
+from torch import Tensor
 
 from ragspec.drafters.base import KnownStates, SourceText
 from ragspec.engine.prefix_cache import PrefixCache
@@ -65,7 +65,7 @@ class RowSettings:
             copied(current, memo) if current is inputs else current for inputs, current in instance
         ]
 
-    def settings_of(self, prompt: torch.Tensor, vocab_size: int) -> list[Processor]:
+    def settings_of(self, prompt: Tensor, vocab_size: int) -> list[Processor]:
         """Return what the model itself asks of the text after a prompt i64 [1, T]."""
         limit = prompt.shape[1] + self.stop.max_new_tokens
         ends = sorted(self.stop.ends)

@@ -44,11 +44,9 @@ class RunningText(Protocol):
     @property
     def settings(self) -> RowSettings:
         """What was asked for."""
-        ...
 
     def results(self) -> list[list[Generation]]:
         """Return its generation so far, or once it has ended."""
-        ...
 
 
 class TextChunks:

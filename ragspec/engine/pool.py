@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from ragspec.budget.cost_curve import SharedForward
@@ -196,13 +195,8 @@ class Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(cancel=error is not None)
+    def __exit__(self, *raised: object) -> None:
+        self.close(cancel=raised[0] is not None)
 
     def _expect(self, engine: Engine | None, options: Options) -> Engine:
         """Return the engine of a request; raises InputError for what a pool cannot serve."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ragspec.drafters.base import SourceText
 from ragspec.errors import InputError, PromptTooLongError
@@ -17,7 +18,7 @@ from ragspec.trees.draft_tree import PREDICTION
 Message = Mapping[str, Any]
 
 
-Prompt = str | Sequence[int] | Sequence[Message] | torch.Tensor
+Prompt = str | Sequence[int] | Sequence[Message] | Tensor
 
 
 Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
@@ -37,7 +38,7 @@ class EncodedPrompts:
 
 
 def encode_prompts(
-    prompts: Any, tokenizer: Any, input_size: int, attention_mask: torch.Tensor | None = None
+    prompts: Any, tokenizer: Any, input_size: int, attention_mask: Tensor | None = None
 ) -> EncodedPrompts:
     """Return the token ids of one prompt or a batch in any accepted form.
 
@@ -53,11 +54,11 @@ def encode_prompts(
     return result
 
 
-def _read(prompts: Any, tokenizer: Any, attention_mask: torch.Tensor | None) -> EncodedPrompts:
+def _read(prompts: Any, tokenizer: Any, attention_mask: Tensor | None) -> EncodedPrompts:
     """Return the token ids of one prompt or several, whatever they are."""
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
         prompts, attention_mask = _from_encoding(prompts, attention_mask)
-    if isinstance(prompts, (torch.Tensor, np.ndarray)):
+    if isinstance(prompts, (Tensor, np.ndarray)):
         return _from_tensor(prompts, attention_mask)
     if attention_mask is not None:
         raise InputError(
@@ -107,7 +108,7 @@ def _from_encoding(encoding: Mapping[str, Any], mask: Any) -> tuple[Any, Any]:
 
 
 def _from_tensor(inputs: Any, mask: Any) -> EncodedPrompts:
-    ids = inputs if isinstance(inputs, torch.Tensor) else _as_ids(inputs)
+    ids = inputs if isinstance(inputs, Tensor) else _as_ids(inputs)
     if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2) or not len(ids):
         raise InputError(
             f"got a tensor of {inputs.dtype} with shape {list(inputs.shape)} as a prompt; expected "
@@ -241,7 +242,7 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, Mapping) and "input_ids" not in value
 
 
-def _as_ids(inputs: np.ndarray[Any, Any]) -> torch.Tensor:
+def _as_ids(inputs: np.ndarray[Any, Any]) -> Tensor:
     """Return an array of any integers as i64, another as an empty tensor of another type."""
     return (
         torch.from_numpy(inputs.astype(np.int64)) if inputs.dtype.kind in "iu" else torch.empty(0)

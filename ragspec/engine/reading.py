@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ragspec.drafters.base import Prefill, notify_prefill
 from ragspec.engine.rows import Row
@@ -31,7 +32,7 @@ class PrefillJob:
     began: float = field(default_factory=time.perf_counter)
     forwards: int = 0
     top_tokens: list[TopTokens] = field(default_factory=list)
-    hidden: list[torch.Tensor] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, rows: list[Row]) -> PrefillJob:
@@ -52,7 +53,7 @@ class PrefillJob:
             first.report.cached = max(first.report.cached, known)
         return first.slot
 
-    def note(self, count: int, top_tokens: TopTokens | None, hidden: torch.Tensor | None) -> None:
+    def note(self, count: int, top_tokens: TopTokens | None, hidden: Tensor | None) -> None:
         """Note that `count` more tokens were read, and what the target knew of their ends."""
         del self.left[:count]
         self.forwards += 1
@@ -90,7 +91,7 @@ def portions(readings: Sequence[PrefillJob], chunk: int | None) -> Iterator[tupl
 
 def read(
     session: TargetSession, parts: Sequence[tuple[PrefillJob, int]]
-) -> tuple[list[PrefillJob], torch.Tensor]:
+) -> tuple[list[PrefillJob], Tensor]:
     """Read so many tokens of each prompt, which have joined.
 
     Returns the readings in the order of their rows and the logits after those tokens [B, 1, V].
@@ -112,7 +113,7 @@ def read(
     return [prefill_job for prefill_job, _ in active_rows], logits
 
 
-def hidden_of(session: TargetSession, rows: Sequence[Row]) -> Sequence[torch.Tensor | None]:
+def hidden_of(session: TargetSession, rows: Sequence[Row]) -> Sequence[Tensor | None]:
     """Return the hidden states of the last forward, row by row; None where none are kept."""
     selection = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
     selected = session.hidden if selection and isinstance(session, CachedSession) else []

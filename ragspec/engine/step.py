@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeVar
 
-import torch
+from torch import Tensor
 
 from ragspec.engine.rows import Row
 from ragspec.rules.base import Step, Verdict
@@ -29,7 +29,6 @@ class Isolate(Protocol):
         self, row: Row, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
         """Return what the function returns."""
-        ...
 
 
 @dataclass(slots=True)
@@ -59,8 +58,8 @@ def follows(row: Row) -> bool:
 def judge(
     rows: Sequence[Row],
     trees: Sequence[DraftTree],
-    logits: torch.Tensor,
-    hidden: Sequence[torch.Tensor | None],
+    logits: Tensor,
+    hidden: Sequence[Tensor | None],
     attempt: Isolate,
     known: Sequence[Sequence[int]] | None = None,
 ) -> list[tuple[Verdict, RowView] | None]:
@@ -94,11 +93,7 @@ def judge(
 
 
 def _view(
-    row: Row,
-    tree: DraftTree,
-    logits: torch.Tensor,
-    hidden: torch.Tensor | None,
-    chosen: Sequence[int] | None,
+    row: Row, tree: DraftTree, logits: Tensor, hidden: Tensor | None, chosen: Sequence[int] | None
 ) -> RowView:
     """Return what the row's rule sees of its logits [N + 1, V]."""
     context = row.context.tokens
@@ -144,7 +139,7 @@ def emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -
 
 
 def learn(
-    row: Row, step: Step, view: RowView, best: TopTokens | None, hidden: torch.Tensor | None
+    row: Row, step: Step, view: RowView, best: TopTokens | None, hidden: Tensor | None
 ) -> None:
     """Tell drafter and budget what came of the step; a finished row has no use for it."""
     if row.done:
@@ -177,7 +172,7 @@ class StepOutput:
     seconds: of the device, 0 if it does not measure them.
     """
 
-    logits: torch.Tensor
+    logits: Tensor
     chosen: list[list[int]] | None
     seconds: float = 0.0
 

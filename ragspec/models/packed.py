@@ -10,6 +10,7 @@ import os
 import platform
 
 import torch
+from torch import Tensor
 
 MOST_SHARE = 0.25  # of the memory that is free, for a second copy
 
@@ -29,17 +30,15 @@ def halves() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def packed(matrix: torch.Tensor, rows: int) -> torch.Tensor:
+def packed(matrix: Tensor, rows: int) -> Tensor:
     """Return a matrix [M, N] in the layout that suits products with so many rows best."""
-    result: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, rows)
+    result: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, rows)
     return result
 
 
-def product(
-    rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
+def product(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return rows [..., N] times a packed matrix, transposed: [..., M], and a bias [M] added."""
-    out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias, "none", [], "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias, "none", [], "")
     return out
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import TokenizerMismatchError, UnsupportedModelError
 
@@ -27,7 +28,7 @@ class AttentionWindow:
         """Whether all that came before is attended to."""
         return self.size is None and self.chunk is None
 
-    def reaches(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    def reaches(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether queries reach keys, both by their positions in the text (broadcast)."""
         reached = torch.ones_like(query - key, dtype=torch.bool)
         if self.size is not None:

@@ -363,11 +363,9 @@ def rounds(dtype: torch.dtype, device: torch.device) -> bool:
     if torch.finfo(dtype).bits < 32:
         return True
     fast = torch.get_float32_matmul_precision() != "highest"  # TensorFloat-32 and bfloat16 passes
-    return dtype is torch.float32 and (fast or _fast_on(device))
-
-
-def _fast_on(device: torch.device) -> bool:
-    return device.type not in ("cpu", "meta") and bool(torch.backends.cuda.matmul.allow_tf32)
+    if device.type not in ("cpu", "meta"):
+        fast = fast or bool(torch.backends.cuda.matmul.allow_tf32)
+    return dtype is torch.float32 and fast
 
 
 def label_of(rule: str, rounded: bool) -> str:

@@ -39,22 +39,18 @@ class Traceable(Protocol):
     @property
     def prompt_tokens(self) -> Sequence[int]:
         """Ids of the prompt."""
-        ...
 
     @property
     def label(self) -> str:
         """The guarantee that the output carries."""
-        ...
 
     @property
     def report(self) -> Report:
         """The figures of the run."""
-        ...
 
     @property
     def steps(self) -> Sequence[Step]:
         """The steps, first to last."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +161,10 @@ def write_trace(
             clock = _start(generation)
             words = step_vocabularies(generation.steps, decode)
             for index, (step, new) in enumerate(zip(generation.steps, words, strict=True)):
-                _put(file.write, _step_line(index, clock, step, texts[index]) | _new(new))
+                line = _step_line(index, clock, step, texts[index])
+                if new:
+                    line["vocabulary"] = {str(token): text for token, text in new.items()}
+                _put(file.write, line)
                 clock += sum(step.milliseconds.values())
             _put(file.write, {"report": generation.report.to_dict()})
     except OSError as error:
@@ -186,10 +185,6 @@ def _start(generation: Traceable) -> float:
 
 def _put(write: Callable[[str], object], line: Mapping[str, Any]) -> None:
     write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
-def _new(words: Mapping[int, str]) -> dict[str, Any]:
-    return {"vocabulary": {str(token): text for token, text in words.items()}} if words else {}
 
 
 def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
-import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream
@@ -32,23 +32,18 @@ class TargetView(Protocol):
 
     def index(self, node: int) -> int:
         """Return the generated index of the token that follows the node."""
-        ...
 
     def token(self, node: int) -> int:
         """Return the target's own token after the node, argmax(log p + g)."""
-        ...
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
         """Return the first k tokens by log p + g after each of the nodes, `token(node)` first."""
-        ...
 
-    def probabilities(self, node: int) -> torch.Tensor:
+    def probabilities(self, node: int) -> Tensor:
         """Return the distribution after the node, all processors applied: f64 [V], on the CPU."""
-        ...
 
     def ends(self, node: int) -> bool:
         """Return whether the text ends with the node, so that nothing follows it."""
-        ...
 
 
 @runtime_checkable
@@ -61,22 +56,18 @@ class Rule(Protocol):
     @property
     def name(self) -> str:
         """The name by which the rule is chosen and reported."""
-        ...
 
     @property
     def label(self) -> str:
         """`exact` where the output distribution is the target's and the seed decides alone,
         `exact-for(distribution)` where only the distribution is kept, else `approximate`."""
-        ...
 
     @property
     def accepts(self) -> frozenset[DraftKind]:
         """The kinds of draft that the rule may judge without a bias."""
-        ...
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it."""
-        ...
 
 
 def open_rule(rule: Rule) -> Rule:
@@ -139,7 +130,7 @@ class Step:
     tokens: tuple[int, ...]
     milliseconds: dict[str, float] = field(default_factory=dict)
     best: TopTokens | None = None
-    hidden: torch.Tensor | None = None
+    hidden: Tensor | None = None
     view: TargetView | None = None
     excess: tuple[float, ...] = ()
     nll_gap: tuple[float, ...] = ()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
+from torch import Tensor
 
 from ragspec.rules.base import TargetView, Verdict
 from ragspec.rules.rejection import (
@@ -68,7 +68,7 @@ class Block:
         )
 
 
-def _chance(left: torch.Tensor, weight: float) -> float:
+def _chance(left: Tensor, weight: float) -> float:
     """Return the probability that a prefix passes, given that no longer one does."""
     spare = float(left.clamp(min=0.0).sum())
     total = spare + 1.0 - weight

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from ragspec.rules.rejection import Choice, Descent, normalised, ratio
 
@@ -28,7 +29,7 @@ class KSeq(Descent):
 
     @staticmethod
     def choose(
-        tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
+        tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Callable[[int], float]
     ) -> Choice:
         """Keep each token with probability min(1, p / (rho q)), else draw from what p has left."""
         k = len(tokens)
@@ -40,7 +41,7 @@ class KSeq(Descent):
         return None, normalised(p - overlap * _tries(float(overlap.sum()), k), p)
 
 
-def division_factor(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
+def division_factor(p: Tensor, q: Tensor, k: int) -> float:
     """Return the smallest rho in [1, k] that leaves p non-negative after k tries.
 
     Shapes: p, q f64 [V]. The answer lies on the safe side of the root, within k * 2^-32, so
@@ -58,7 +59,7 @@ def division_factor(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
     return high
 
 
-def _spare(p: torch.Tensor, q: torch.Tensor, k: int, rho: float) -> float:
+def _spare(p: Tensor, q: Tensor, k: int, rho: float) -> float:
     """Return rho less the factor by which k tries multiply a single try's share of p / rho."""
     return rho - _tries(float(torch.minimum(q, p / rho).sum()), k)
 

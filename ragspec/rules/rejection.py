@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import RuleError
 from ragspec.rules.base import Rule, TargetView, Verdict
@@ -34,10 +35,10 @@ from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 EXACT_FOR_LABEL = "exact-for(distribution)"
 
-Choice = tuple[int | None, torch.Tensor]
+Choice = tuple[int | None, Tensor]
 """The rank of the child that is kept, or None and the law (f64 [V]) to draw from instead."""
 
-Choose = Callable[[Sequence[int], torch.Tensor, torch.Tensor, Callable[[int], float]], Choice]
+Choose = Callable[[Sequence[int], Tensor, Tensor, Callable[[int], float]], Choice]
 """Children's tokens, target law p, draft law q, and the uniform of each rank -> Choice."""
 
 
@@ -67,7 +68,7 @@ class MultiStep(Descent):
 
     @staticmethod
     def choose(
-        tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
+        tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Callable[[int], float]
     ) -> Choice:
         """Keep each token with probability min(1, p / q), and take q from p after each refusal."""
         for rank, token in enumerate(tokens):
@@ -99,7 +100,7 @@ class WithoutReplacement(Descent):
 
     @staticmethod
     def choose(
-        tokens: Sequence[int], p: torch.Tensor, q: torch.Tensor, uniform: Callable[[int], float]
+        tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Callable[[int], float]
     ) -> Choice:
         """Keep each token as `MultiStep` does, and strike it from q after its refusal."""
         for rank, token in enumerate(tokens):
@@ -139,7 +140,7 @@ def descend(rule: Rule, tree: DraftTree, target: TargetView, choose: Choose) -> 
         siblings = [child for twin in twins for child in children[twin]]
 
 
-def ratio(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
+def ratio(p: Tensor, q: Tensor, token: int) -> float:
     """Return p(token) / q(token).
 
     Raises RuleError where q is zero (or no number): such a token was not drawn from q.
@@ -155,7 +156,7 @@ def ratio(p: torch.Tensor, q: torch.Tensor, token: int) -> float:
     return float(p[token]) / sample
 
 
-def normalised(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
     """Return the positive weights [V] as a distribution, or `otherwise` where there are none.
 
     There is none when target and draft agree, where only rounding can lead to a rejection.
@@ -165,14 +166,14 @@ def normalised(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
     return weights / total if float(total) > 0.0 else otherwise
 
 
-def draw(distribution: torch.Tensor, noise: NoiseStream, index: int) -> int:
+def draw(distribution: Tensor, noise: NoiseStream, index: int) -> int:
     """Return a token drawn from the distribution [V] with the residual noise of the index."""
     tokens = distribution.nonzero().flatten()
     scores = distribution[tokens].log() + noise.gumbel(index, tokens, NoiseUse.RESIDUAL)
     return int(tokens[torch.argmax(scores)])
 
 
-def draft_distribution(tree: DraftTree, node: int, like: torch.Tensor) -> torch.Tensor:
+def draft_distribution(tree: DraftTree, node: int, like: Tensor) -> Tensor:
     """Return q after the node [V], with the type and device of the target's distribution `like`.
 
     Raises RuleError where the two vocabularies differ.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ragspec.sampling.distribution import TokenDistribution, logprob_of
 from ragspec.sampling.settings import TokenLogprob
@@ -25,7 +26,7 @@ class RowView:
 
     def __init__(
         self,
-        logits: torch.Tensor,
+        logits: Tensor,
         tree: DraftTree,
         distribution: TokenDistribution,
         stop: StopState,
@@ -44,7 +45,7 @@ class RowView:
         self._length = len(context)
         self._generated = len(context) - distribution.prompt_length
         self._paths: dict[int, list[int]] = {ROOT: []}
-        self._scores: dict[int, torch.Tensor] = {}
+        self._scores: dict[int, Tensor] = {}
 
     def prepare_batch(self, views: Sequence[RowView]) -> None:
         """Hear of the views of all rows of a step, this one among them, before any is asked."""
@@ -67,11 +68,11 @@ class RowView:
         ).tolist()
         return result
 
-    def probabilities(self, node: int) -> torch.Tensor:
+    def probabilities(self, node: int) -> Tensor:
         """Return the distribution after the node: f64 [V]."""
         return self._distribution.probabilities(self.scores(node))[0].cpu()
 
-    def distributions(self, nodes: Sequence[int]) -> torch.Tensor:
+    def distributions(self, nodes: Sequence[int]) -> Tensor:
         """Return the distributions after several nodes at once: f64 [n, V]."""
         return self._distribution.probabilities(
             torch.cat([self.scores(node) for node in nodes])
@@ -81,7 +82,7 @@ class RowView:
         """Return whether the text ends with the node."""
         return self._stop.peek(self.path(node))
 
-    def scores(self, node: int) -> torch.Tensor:
+    def scores(self, node: int) -> Tensor:
         """Return the processed logits after the node, computed once: [1, V]."""
         result = self._scores.get(node)
         if result is None:
@@ -110,7 +111,7 @@ class RowView:
 
 
 def choose_together(
-    logits: Sequence[torch.Tensor],
+    logits: Sequence[Tensor],
     trees: Sequence[DraftTree],
     distributions: Sequence[TokenDistribution],
     contexts: Sequence[Sequence[int]],
@@ -140,8 +141,8 @@ def choose_together(
 
 
 def _choose_all(
-    logits: torch.Tensor, tree: DraftTree, distribution: TokenDistribution, context: Sequence[int]
-) -> torch.Tensor:
+    logits: Tensor, tree: DraftTree, distribution: TokenDistribution, context: Sequence[int]
+) -> Tensor:
     paths: list[list[int]] = [[]]
     for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
         paths.append([*paths[parent + 1], token])

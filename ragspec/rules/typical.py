@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.rules.base import ALL_KINDS, TargetView, Verdict
@@ -66,7 +67,7 @@ class Typical:
         path = path_to(tree, best[2])
         return Verdict(path, None if path and target.ends(path[-1]) else target.token(best[2]))
 
-    def threshold(self, p: torch.Tensor) -> float:
+    def threshold(self, p: Tensor) -> float:
         """Return the probability that a token must exceed under the distribution p [V]."""
         entropy = float(torch.special.entr(p).sum())
         return min(self.epsilon, self.delta * float(torch.tensor(-entropy).exp()))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import HFCallable, Processor, build_processors
@@ -68,8 +69,8 @@ class TokenDistribution:
         return distribution
 
     def process(
-        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
+        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Return logits [R, V] after the processors, before temperature and filters.
 
         context: committed tokens, the root last. paths: draft tokens from there to each of the R
@@ -82,7 +83,7 @@ class TokenDistribution:
             scores = processor.apply(scores, context, paths)
         return scores
 
-    def select(self, scores: torch.Tensor, indices: Sequence[int]) -> torch.Tensor:
+    def select(self, scores: Tensor, indices: Sequence[int]) -> Tensor:
         """Return the token of each of R nodes: processed scores [R, V] -> i64 [R].
 
         indices: the generated index of each of those tokens, which fixes its noise.
@@ -94,7 +95,7 @@ class TokenDistribution:
             return best_token(perturbed)
         return tokens.gather(-1, best_token(perturbed)[:, None])[:, 0]
 
-    def order(self, scores: torch.Tensor, indices: Sequence[int], k: int) -> torch.Tensor:
+    def order(self, scores: Tensor, indices: Sequence[int], k: int) -> Tensor:
         """Return the k first choices of R nodes: processed scores [R, V] -> i64 [R, k].
 
         The first of them is what `select` takes. Filtered tokens come last, in any order.
@@ -104,9 +105,7 @@ class TokenDistribution:
         perturbed, tokens = self._perturbed(scores, indices)
         return tokens.gather(-1, best_tokens(perturbed, k)[1])
 
-    def best(
-        self, scores: torch.Tensor, indices: Sequence[int], k: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def best(self, scores: Tensor, indices: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
         """Return the k first choices of R nodes, for drafts coupled to this distribution.
 
         Shapes: processed scores [R, V] -> tokens i64 [R, k] and their probabilities f64 [R, k]
@@ -121,7 +120,7 @@ class TokenDistribution:
         places = perturbed.topk(min(k, tokens.shape[1]), dim=-1).indices
         return tokens.gather(-1, places), selected.softmax(-1).gather(-1, places)
 
-    def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
+    def probabilities(self, scores: Tensor) -> Tensor:
         """Return the distributions of R nodes: processed scores [R, V] -> f64 [R, V]."""
         if self.sampling.greedy:
             return torch.nn.functional.one_hot(best_token(scores), scores.shape[-1]).double()
@@ -131,9 +130,7 @@ class TokenDistribution:
         full = torch.full(scores.shape, _NEVER, dtype=torch.float64, device=scores.device)
         return full.scatter_(-1, tokens, selected).softmax(-1)
 
-    def _perturbed(
-        self, scores: torch.Tensor, indices: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _perturbed(self, scores: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return log p + g (up to a constant of the row) and the tokens they belong to.
 
         Shapes: [R, V] -> f64 [R, K] and i64 [R, K]; filtered candidates are at -inf.
@@ -141,7 +138,7 @@ class TokenDistribution:
         selected, tokens = self._survivors(scores)
         return selected + self.noise.gumbel_rows(indices, tokens), tokens
 
-    def _survivors(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _survivors(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return scaled scores f64 [R, K] of candidate tokens i64 [R, K], filtered at -inf.
 
         Flat distributions need more candidates than peaked ones, so a few are tried before many,
@@ -167,7 +164,7 @@ class TokenDistribution:
                 return selected, tokens
         return self._everything(scores)
 
-    def _everything(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _everything(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         if not self._filters:
             tokens = _vocabulary(scores.shape[-1], scores.device).expand(scores.shape)
             return scores.double() / self.sampling.temperature, tokens
@@ -175,7 +172,7 @@ class TokenDistribution:
         scaled = values.double() / self.sampling.temperature
         return self._filter(scaled, None), tokens
 
-    def _filter(self, scaled: torch.Tensor, total: torch.Tensor | None) -> torch.Tensor:
+    def _filter(self, scaled: Tensor, total: Tensor | None) -> Tensor:
         """Put filtered scores at -inf. scaled f64 [R, K], descending; total: log of the mass.
 
         Ties with the last survivor survive too, so that the result cannot depend on the order
@@ -197,7 +194,7 @@ class TokenDistribution:
         return scaled
 
 
-def logprob_of(scores: torch.Tensor, token: int, top: int) -> TokenLogprob:
+def logprob_of(scores: Tensor, token: int, top: int) -> TokenLogprob:
     """Return a token's log-probability by processed scores [V], and the `top` best ones."""
     logp = scores.double().log_softmax(-1)
     values, tokens = logp.topk(top)
@@ -206,6 +203,6 @@ def logprob_of(scores: torch.Tensor, token: int, top: int) -> TokenLogprob:
 
 
 @lru_cache(maxsize=4)
-def _vocabulary(size: int, device: torch.device) -> torch.Tensor:
+def _vocabulary(size: int, device: torch.device) -> Tensor:
     """Return the ids 0 .. size - 1, kept since every step asks for them."""
     return torch.arange(size, device=device)

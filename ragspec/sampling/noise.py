@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
@@ -62,9 +63,7 @@ class NoiseStream:
     seed: int
     sample: int = 0
 
-    def gumbel(
-        self, index: int, tokens: torch.Tensor, stream: NoiseUse = NoiseUse.TARGET
-    ) -> torch.Tensor:
+    def gumbel(self, index: int, tokens: Tensor, stream: NoiseUse = NoiseUse.TARGET) -> Tensor:
         """Return standard Gumbel noise f64 for token ids of any shape at one generated index.
 
         Shapes: tokens i64 [...] -> f64 [...], on the device of `tokens`.
@@ -72,8 +71,8 @@ class NoiseStream:
         return _gumbel(tokens, [self._key(index, stream)])
 
     def gumbel_rows(
-        self, indices: Sequence[int], tokens: torch.Tensor, stream: NoiseUse = NoiseUse.TARGET
-    ) -> torch.Tensor:
+        self, indices: Sequence[int], tokens: Tensor, stream: NoiseUse = NoiseUse.TARGET
+    ) -> Tensor:
         """Return Gumbel noise for R rows that each have an index of their own.
 
         Shapes: indices R integers, tokens i64 [R, K] -> f64 [R, K].
@@ -81,15 +80,15 @@ class NoiseStream:
         return _gumbel(tokens, [self._key(index, stream) for index in indices])
 
     def normal_rows(
-        self, indices: Sequence[int], lanes: torch.Tensor, stream: NoiseUse = NoiseUse.LATENT
-    ) -> torch.Tensor:
+        self, indices: Sequence[int], lanes: Tensor, stream: NoiseUse = NoiseUse.LATENT
+    ) -> Tensor:
         """Return standard normal numbers for R rows that each have an index of their own.
 
         Shapes: indices R integers, lanes i64 [R, K] -> f64 [R, K]; a lane is what a token is for
         Gumbel noise.
         """
         keys = [self._key(index, stream) for index in indices]
-        normal: torch.Tensor = torch.special.ndtri(_uniform(lanes, keys))
+        normal: Tensor = torch.special.ndtri(_uniform(lanes, keys))
         return normal
 
     def uniform(self, index: int, stream: NoiseUse, lane: int = 0) -> float:
@@ -97,7 +96,7 @@ class NoiseStream:
         word = _mix(self._key(index, stream) + lane * _GOLDEN)
         return ((word >> 12) + 0.5) * 2.0**-52
 
-    def keys(self, indices: torch.Tensor, stream: NoiseUse = NoiseUse.TARGET) -> torch.Tensor:
+    def keys(self, indices: Tensor, stream: NoiseUse = NoiseUse.TARGET) -> Tensor:
         """Return the keys of generated indices i64 [...] for `gumbel_of_keys`, where those are."""
         counters = (indices << 3) + _signed(int(stream) + 3 * _GOLDEN)
         return _mixed(_mixed(counters) ^ _signed(self._local()))
@@ -109,7 +108,7 @@ class NoiseStream:
         return _mix(_mix(self.seed + _GOLDEN) ^ _mix(self.sample + 2 * _GOLDEN))
 
 
-def gumbel_of_keys(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def gumbel_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
     """Return Gumbel noise f64 on any device, by operations of torch alone.
 
     keys i64, see `NoiseStream.keys`, and tokens i64 are of shapes that broadcast.
@@ -117,12 +116,12 @@ def gumbel_of_keys(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return -exponential_of_keys(keys, tokens)
 
 
-def exponential_of_keys(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def exponential_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
     """Return the logarithm of exponential noise f64, which is Gumbel noise but for its sign."""
     return _uniform_of_keys(keys, tokens).log_().neg_().log_()
 
 
-def _gumbel(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
+def _gumbel(tokens: Tensor, keys: Sequence[int]) -> Tensor:
     """Return Gumbel noise f64 for token ids: of any shape under one key, else a row for each."""
     if tokens.device.type != "cpu":
         return -torch.log(-torch.log(_uniform(tokens, keys)))
@@ -133,14 +132,14 @@ def _gumbel(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
     return torch.from_numpy(noise)
 
 
-def _uniform(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
+def _uniform(tokens: Tensor, keys: Sequence[int]) -> Tensor:
     """Return numbers in (0, 1), f64, for token ids as `_gumbel` takes them."""
     if tokens.device.type == "cpu":
         return torch.from_numpy(_uniform_on_host(tokens.numpy(), keys))
     return _uniform_on_device(tokens, keys)
 
 
-def _uniform_on_device(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tensor:
+def _uniform_on_device(tokens: Tensor, keys: Sequence[int]) -> Tensor:
     """Return them on the device of the tokens."""
     signed = torch.tensor([_signed(key) for key in keys], device=tokens.device)
     if len(keys) != 1:
@@ -148,7 +147,7 @@ def _uniform_on_device(tokens: torch.Tensor, keys: Sequence[int]) -> torch.Tenso
     return _uniform_of_keys(signed, tokens.to(torch.int64))
 
 
-def _uniform_of_keys(keys: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def _uniform_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
     word = _mixed(torch.add(keys, tokens, alpha=_signed(_GOLDEN)))
     return (_shift(word, 12).to(torch.float64) + 0.5) * 2.0**-52
 
@@ -178,7 +177,7 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mixed(word: torch.Tensor) -> torch.Tensor:
+def _mixed(word: Tensor) -> Tensor:
     """Return the same for counters i64 of any shape, on their device."""
     word = (word ^ _shift(word, 30)) * _signed(_MIX_1)
     word = (word ^ _shift(word, 27)) * _signed(_MIX_2)
@@ -190,6 +189,6 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _shift(word: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift(word: Tensor, bits: int) -> Tensor:
     """Return the logical right shift of int64 words (torch shifts arithmetically)."""
     return (word >> bits) & ((1 << (64 - bits)) - 1)

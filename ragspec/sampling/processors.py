@@ -12,11 +12,12 @@ from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
 
-HFCallable = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+HFCallable = Callable[[Tensor, Tensor], Tensor]
 
 
 class ByRow(Protocol):
@@ -24,7 +25,6 @@ class ByRow(Protocol):
 
     def of_row(self, row: int) -> Any:
         """Return the callable of text number `row` of the call: prompt * n + sample."""
-        ...
 
 
 class Processor(Protocol):
@@ -33,13 +33,12 @@ class Processor(Protocol):
     lazy: bool
 
     def apply(
-        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
+        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Return logits f32 [R, V]; row r follows `context` and then `paths[r]`.
 
         `lazy` processors get one row at a time, visited nodes only, in order.
         """
-        ...
 
 
 class RepetitionPenalty:
@@ -51,8 +50,8 @@ class RepetitionPenalty:
         self.penalty = penalty
 
     def apply(
-        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
+        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Return the penalised logits [R, V]."""
         visible = torch.zeros(logits.shape[1], dtype=torch.bool)
         visible[torch.tensor(context)] = True
@@ -74,8 +73,8 @@ class CountPenalty:
         self.prompt_length = prompt_length
 
     def apply(
-        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
+        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Return the penalised logits [R, V]."""
         base = torch.bincount(
             torch.tensor(context[self.prompt_length :], dtype=torch.int64),
@@ -99,8 +98,8 @@ class TokenBias:
         self.values = torch.tensor(list(bias.values()))
 
     def apply(
-        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
+        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Return the biased logits [R, V]."""
         out = logits.clone()
         out[:, self.tokens] += self.values.to(out)
@@ -118,8 +117,8 @@ class MinimumLength:
         self.prompt_length = prompt_length
 
     def apply(
-        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
+        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Return logits [R, V] with the end tokens at -inf where it is too early for them."""
         generated = len(context) - self.prompt_length
         early = [row for row, path in enumerate(paths) if generated + len(path) < self.minimum]
@@ -140,8 +139,8 @@ class HFProcessor:
         self.processor = processor
 
     def apply(
-        self, logits: torch.Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
+        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> Tensor:
         """Return what the processor makes of input_ids [1, T] and scores [1, V], row by row."""
         rows = [
             self.processor(
@@ -185,7 +184,8 @@ def build_processors(
     """
     results: list[Processor] = []
     if sampling.sequence_bias:
-        results.append(_sequence_bias(sampling.sequence_bias))
+        biases = {tuple(k): float(v) for k, v in sampling.sequence_bias.items()}
+        results.append(_hf("SequenceBiasLogitsProcessor", biases))
     if sampling.logit_bias:
         results.append(TokenBias(sampling.logit_bias))
     if sampling.repetition_penalty not in (None, 1.0):
@@ -204,10 +204,6 @@ def build_processors(
     results.extend(current)
     results.extend(HFProcessor(processor) for processor in extra)
     return results
-
-
-def _sequence_bias(bias: Mapping[Sequence[int], float]) -> HFProcessor:
-    return _hf("SequenceBiasLogitsProcessor", {tuple(k): float(v) for k, v in bias.items()})
 
 
 def _hf(name: str, *arguments: Any) -> HFProcessor:

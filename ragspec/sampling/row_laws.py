@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
@@ -145,20 +146,14 @@ class BatchDistribution:
         if self._penalties is not None:
             self._penalties.set(row, distribution, text)
 
-    def grow(self, tokens: torch.Tensor) -> None:
+    def grow(self, tokens: Tensor) -> None:
         """Add tokens i64 [B, m] to the rows' texts; `size` adds none."""
         if self._penalties is not None and self.shape.penalties.texts:
             self._penalties.grow(tokens)
 
     def choose(
-        self,
-        logits: torch.Tensor,
-        indices: torch.Tensor,
-        tokens: torch.Tensor,
-        see: torch.Tensor,
-        *,
-        whole: bool = False,
-    ) -> torch.Tensor:
+        self, logits: Tensor, indices: Tensor, tokens: Tensor, see: Tensor, *, whole: bool = False
+    ) -> Tensor:
         """Return the tokens after all nodes, -1 where one is not certain.
 
         whole: whether filters look at the whole vocabulary, which is slower and leaves out nobody;
@@ -171,7 +166,7 @@ class BatchDistribution:
         shape = self.shape.whole(self.size) if whole else self.shape
         if self._penalties is not None and not shape.penalties.nothing:
             logits = self._penalties.apply(logits, shape.penalties, indices, tokens, see)
-        best: torch.Tensor = logits.argmax(-1)
+        best: Tensor = logits.argmax(-1)
         if shape.greedy:
             return best
         keys = self._keys.gather(1, indices)[..., None]
@@ -189,11 +184,11 @@ class BatchDistribution:
     def _samples(
         self,
         shape: DistributionShape,
-        logits: torch.Tensor,
-        everything: torch.Tensor | None,
-        keys: torch.Tensor,
-        noise: torch.Tensor | None,
-    ) -> torch.Tensor:
+        logits: Tensor,
+        everything: Tensor | None,
+        keys: Tensor,
+        noise: Tensor | None,
+    ) -> Tensor:
         """Return tokens i64 [B, n] under filters, -1 where they are not certain.
 
         everything, noise: scaled scores of the whole vocabulary and what is taken from them, where
@@ -216,15 +211,13 @@ class BatchDistribution:
             settled = settled & (last == -torch.inf)
         return torch.where(settled, tokens.gather(-1, place), self._nobody).squeeze(-1)
 
-    def _last(self, shape: DistributionShape) -> torch.Tensor:
+    def _last(self, shape: DistributionShape) -> Tensor:
         """Return the place of the last candidate that top-k lets survive: i64 [B, 1, 1]."""
         if shape.candidates == self.shape.candidates:
             return self._kth
         return torch.where(self._top_k[..., None], self._kth, shape.candidates - 1)
 
-    def _floor(
-        self, shape: DistributionShape, near: torch.Tensor, everything: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _floor(self, shape: DistributionShape, near: Tensor, everything: Tensor | None) -> Tensor:
         """Return the least score f64 [B, n, 1] that top-p and min-p let survive.
 
         near f64 [B, n, K], descending: what top-k left.
@@ -237,9 +230,7 @@ class BatchDistribution:
         inside = share.cumsum(-1) - share < self._top_p
         return torch.maximum(floor, torch.where(inside, near, self._ever).amin(-1, keepdim=True))
 
-    def _mass(
-        self, shape: DistributionShape, near: torch.Tensor, everything: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _mass(self, shape: DistributionShape, near: Tensor, everything: Tensor | None) -> Tensor:
         """Return what top-p takes shares of, f64 [B, n, 1], over the exponential of the best."""
         top = near[..., :1]
         if everything is None or not shape.far:
@@ -249,11 +240,11 @@ class BatchDistribution:
             return whole
         return torch.where(self._top_k[..., None], _sum(near, top), whole)
 
-    def _scaled(self, scores: torch.Tensor) -> torch.Tensor:
+    def _scaled(self, scores: Tensor) -> Tensor:
         return over(scores, self._temperature)
 
     @staticmethod
-    def _write(buffer: torch.Tensor, row: int, values: Sequence[float]) -> None:
+    def _write(buffer: Tensor, row: int, values: Sequence[float]) -> None:
         buffer[:, row].view(-1).copy_(torch.tensor(values, dtype=buffer.dtype))
 
 
@@ -261,7 +252,7 @@ def _filters(sampling: Sampling) -> bool:
     return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
 
 
-def _sum(scaled: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+def _sum(scaled: Tensor, top: Tensor) -> Tensor:
     """Return the sum of exp(scaled - top) f64 [B, n, 1], as `logsumexp` takes it."""
     return (scaled - top).exp_().sum(-1, keepdim=True)
 
@@ -273,13 +264,11 @@ class BatchRows:
     processors have in common.
     """
 
-    def __init__(
-        self, ids: torch.Tensor, mask: torch.Tensor | None, n: int, shared: Sequence[Any]
-    ) -> None:
+    def __init__(self, ids: Tensor, mask: Tensor | None, n: int, shared: Sequence[Any]) -> None:
         self.ids, self.n, self.shared = ids, n, shared
         self._lengths = [ids.shape[1]] * len(ids) if mask is None else mask.bool().sum(1).tolist()
 
-    def whole(self, row: int, ids: torch.Tensor) -> torch.Tensor:
+    def whole(self, row: int, ids: Tensor) -> Tensor:
         """Return what transformers has in the place of the engine's ids i64 [1, T'] of a row."""
         new = ids[:, self._lengths[row] :]
         return torch.cat([self.ids[row : row + 1].to(ids.device), new], dim=1)
@@ -299,7 +288,7 @@ class RowProcessors:
         if len(self.rows.ids) > 1:
             current = [_of_row(each, row, self.rows, memo) for each in current]
 
-        def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        def process(ids: Tensor, scores: Tensor) -> Tensor:
             whole = self.rows.whole(row, ids)
             for processor in current:
                 scores = processor(whole, scores)
@@ -344,7 +333,7 @@ def _of_row(processor: Any, row: int, rows: BatchRows, memo: dict[int, Any]) -> 
     return current
 
 
-def _one_of(negative: torch.Tensor, prompt: int, prompts: int) -> torch.Tensor:
+def _one_of(negative: Tensor, prompt: int, prompts: int) -> Tensor:
     """Return the negative prompt [1, T] of one prompt, out of one for each or one for all."""
     if len(negative) not in (1, prompts):
         raise InputError(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.processors import (
@@ -73,7 +74,7 @@ class RowPenalties:
     """Bias, repetition and count penalties and minimum lengths of B rows, written in place."""
 
     def __init__(self, rows: int, vocab_size: int, device: torch.device | str) -> None:
-        def numbers(*shape: int, kind: torch.dtype = torch.float32) -> torch.Tensor:
+        def numbers(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(*shape, dtype=kind, device=device)
 
         self._bias = numbers(rows, 1, vocab_size)
@@ -109,13 +110,8 @@ class RowPenalties:
         self._forbid(row, until)
 
     def apply(
-        self,
-        logits: torch.Tensor,
-        shape: PenaltyShape,
-        indices: torch.Tensor,
-        tokens: torch.Tensor,
-        see: torch.Tensor,
-    ) -> torch.Tensor:
+        self, logits: Tensor, shape: PenaltyShape, indices: Tensor, tokens: Tensor, see: Tensor
+    ) -> Tensor:
         """Return the processed scores [B, n, V], f64 of f64 logits and else f32.
 
         indices i64 [B, n]: the generated index that follows each node. tokens i64 [B, n]: the
@@ -135,14 +131,14 @@ class RowPenalties:
             scores.scatter_(-1, where, ends)
         return scores
 
-    def grow(self, tokens: torch.Tensor) -> None:
+    def grow(self, tokens: Tensor) -> None:
         """Add tokens i64 [B, m] to the texts; the number of tokens that there are adds none."""
         where = tokens[:, None].expand(2, -1, -1, -1)
         self._held.scatter_add_(-1, where, self._one.expand_as(where))
 
     def _penalised_paths(
-        self, scores: torch.Tensor, shape: PenaltyShape, tokens: torch.Tensor, see: torch.Tensor
-    ) -> torch.Tensor:
+        self, scores: Tensor, shape: PenaltyShape, tokens: Tensor, see: Tensor
+    ) -> Tensor:
         """Return scores [B, n, V] less the penalties of each node's text.
 
         Equal tokens of a tree get equal scores, so it does not matter which of them is put last.
@@ -165,8 +161,8 @@ class RowPenalties:
         return self._penalised(scores, *whole).scatter_(-1, where, put)
 
     def _gain(
-        self, held: torch.Tensor, shape: PenaltyShape, kind: torch.dtype
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        self, held: Tensor, shape: PenaltyShape, kind: torch.dtype
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return what scores are divided by, and what is taken from them, [B, 1, K] each.
 
         held [2, B, 1, K]: how often texts have a token. None: no row asks for it.
@@ -181,15 +177,13 @@ class RowPenalties:
             less = self._frequency * held[1] + self._presence * visible[1]
         return by, less
 
-    def _penalised(
-        self, scores: torch.Tensor, by: torch.Tensor | None, less: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _penalised(self, scores: Tensor, by: Tensor | None, less: Tensor | None) -> Tensor:
         """Return the scores [B, n, K] divided by the one and less the other, see `_gain`."""
         if by is not None:
             scores = torch.where(scores < 0, scores * by, over(scores, by))
         return scores if less is None else scores - less
 
-    def _counts(self, text: Sequence[int]) -> torch.Tensor:
+    def _counts(self, text: Sequence[int]) -> Tensor:
         ids = torch.tensor(text, dtype=torch.int64)
         return torch.bincount(ids, minlength=self._bias.shape[-1]).to(self._bias)
 
@@ -201,12 +195,12 @@ class RowPenalties:
         self._ends[row, 0], self._until[row, 0] = table.T.to(self._ends.device)
 
 
-def over(scores: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+def over(scores: Tensor, by: Tensor) -> Tensor:
     """Return scores / by as torch rounds it where `by` is a number of Python.
 
     On CUDA that kernel multiplies by the reciprocal.
     """
-    quotient: torch.Tensor = scores * by.reciprocal() if scores.is_cuda else scores / by
+    quotient: Tensor = scores * by.reciprocal() if scores.is_cuda else scores / by
     return quotient
 
 

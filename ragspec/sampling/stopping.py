@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.text_output import TextOutput, Tokenizer
 
-Criterion = Callable[[torch.Tensor, torch.Tensor], Any]
+Criterion = Callable[[Tensor, Tensor], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class EndRepetition:
 
     prompt: int
 
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> bool:
+    def __call__(self, ids: Tensor, scores: Tensor) -> bool:
         """Tell whether the text of ids i64 [1, T] has come to its third round."""
         known = max(self.prompt, ids.shape[1] - LONGEST * ROUNDS)
         return repeats(ids[0, known:].tolist())

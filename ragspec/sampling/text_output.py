@@ -14,7 +14,6 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any:
         """Return the text of the ids."""
-        ...
 
 
 class TextOutput:

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ragspec.trees.draft_tree import Ints
 
@@ -26,14 +27,14 @@ SMALL = 1 << 18  # scores below which a plain top-k is the faster one (measured 
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def best_token(scores: torch.Tensor) -> torch.Tensor:
+def best_token(scores: Tensor) -> Tensor:
     """Return the place of the largest score, the first among equals: [..., V] -> i64 [...]."""
     if scores.device.type != "cpu":
         return scores.argmax(-1)
     return torch.from_numpy(np.asarray(_widened(scores).numpy().argmax(-1)))
 
 
-def best_tokens(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def best_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k largest scores and their places, best first: [..., V] -> two [..., k].
 
     Where V is less than k, all V of them.
@@ -61,7 +62,7 @@ def best_tokens(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     return values.to(kind), places.gather(-1, best)
 
 
-def _widened(scores: torch.Tensor) -> torch.Tensor:
+def _widened(scores: Tensor) -> Tensor:
     """Return scores of half precision in single, for which a CPU has the faster kernels."""
     scores = scores.detach()
     return scores.float() if scores.dtype in _HALVES else scores
@@ -73,19 +74,19 @@ LATE = 1 << 17  # scores that may wait on a host: of many steps together they ar
 class _Forward:
     """The k best tokens of all rows of a forward i64 [B, n, k]; `host` is the one copy of them."""
 
-    def __init__(self, scores: torch.Tensor, k: int) -> None:
-        self._scores: torch.Tensor | None = scores
+    def __init__(self, scores: Tensor, k: int) -> None:
+        self._scores: Tensor | None = scores
         self._k = k
 
     @classmethod
-    def of(cls, best: torch.Tensor) -> _Forward:
+    def of(cls, best: Tensor) -> _Forward:
         """Return the forward whose best tokens are known."""
         known = cls(best, best.shape[-1])
         known.best, known._scores = best, None
         return known
 
     @cached_property
-    def best(self) -> torch.Tensor:
+    def best(self) -> Tensor:
         scores, self._scores = self._scores, None  # nobody needs to hold them any longer
         assert scores is not None
         return best_tokens(scores, self._k)[1]
@@ -111,18 +112,18 @@ class TopTokens:
         return self.count
 
     @classmethod
-    def of(cls, best: torch.Tensor) -> TopTokens:
+    def of(cls, best: Tensor) -> TopTokens:
         """Return the best tokens [n, k] of a single row."""
         return cls(_Forward.of(best[None]), 0, len(best))
 
     @classmethod
-    def rows(cls, best: torch.Tensor, counts: Sequence[int]) -> list[TopTokens]:
+    def rows(cls, best: Tensor, counts: Sequence[int]) -> list[TopTokens]:
         """Return the first `counts` of the best tokens [B, n, k] of every row."""
         return cls._shared(_Forward.of(best), counts)
 
     @classmethod
     def ranked(
-        cls, logits: torch.Tensor, k: int, counts: Sequence[int], selected: bool
+        cls, logits: Tensor, k: int, counts: Sequence[int], selected: bool
     ) -> list[TopTokens]:
         """Return the k best tokens of the first `counts` positions of logits [B, n, V].
 
@@ -136,7 +137,7 @@ class TopTokens:
     def _shared(cls, forward: _Forward, counts: Sequence[int]) -> list[TopTokens]:
         return [cls(forward, row, count) for row, count in enumerate(counts)]
 
-    def there(self) -> torch.Tensor:
+    def there(self) -> Tensor:
         """Return them where the target made them: i64 [n, k]."""
         return self.forward.best[self.row, : self.count]
 

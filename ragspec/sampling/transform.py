@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
@@ -42,21 +42,19 @@ class RowTransform(Protocol):
     the mean total variation of the places that were asked.
     """
 
-    def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
+    def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
         """Hear of a forward of the target, before any of its places is asked about.
 
         states: its last hidden states [N + 1, H] at the root and the nodes of the tree, None where
         they are not read. tokens: the text so far, the root last; lent, it grows after the step.
         """
-        ...
 
-    def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
+    def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
         """Return the changed logits [1, V] after a node, -1 for the root, from the target's own.
 
         index: the generated index of the token that follows. Asked once for every node that the
         rule visits, in its order.
         """
-        ...
 
 
 @runtime_checkable
@@ -70,16 +68,13 @@ class Transform(Protocol):
     @property
     def name(self) -> str:
         """The name of the distribution."""
-        ...
 
     @property
     def reads_hidden(self) -> bool:
         """Whether the states of `RowTransform.forward` are wanted."""
-        ...
 
     def open(self, start: TextStart) -> RowTransform:
         """Return the transform of one text."""
-        ...
 
 
 _SAMPLING = (
@@ -116,7 +111,7 @@ def with_defaults(sampling: Sampling, config: Any) -> Sampling:
 
 
 def default_processors(
-    config: Any, prompt: torch.Tensor, limit: int, ends: Sequence[int], vocab_size: int
+    config: Any, prompt: Tensor, limit: int, ends: Sequence[int], vocab_size: int
 ) -> list[Processor]:
     """Return what a model's config, if any, asks for beside `Sampling`, in transformers' order.
 

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 ROOT = -1
 
@@ -66,7 +67,7 @@ class DraftTree:
     origin: Ints
     sources: tuple[str, ...]
     kind: DraftKind = DraftKind.DETERMINISTIC
-    q: torch.Tensor | None = None
+    q: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -86,7 +87,7 @@ class DraftTree:
         accept_prob: Sequence[float] | NDArray[np.float32] | None = None,
         origin: Sequence[tuple[int, int]] | Ints | None = None,
         kind: DraftKind = DraftKind.DETERMINISTIC,
-        q: torch.Tensor | None = None,
+        q: Tensor | None = None,
     ) -> DraftTree:
         """Return a tree of one source; reach defaults to 1, origin to none."""
         n = len(tokens)
@@ -108,21 +109,10 @@ class DraftTree:
         )
 
     @classmethod
-    def chain(
-        cls,
-        tokens: Sequence[int] | Ints,
-        source: str,
-        *,
-        accept_prob: Sequence[float] | NDArray[np.float32] | None = None,
-        origin: Sequence[tuple[int, int]] | Ints | None = None,
-        kind: DraftKind = DraftKind.DETERMINISTIC,
-        q: torch.Tensor | None = None,
-    ) -> DraftTree:
-        """Return the tree in which every node continues the one before it."""
+    def chain(cls, tokens: Sequence[int] | Ints, source: str, **columns: Any) -> DraftTree:
+        """Return the tree in which every node continues the one before it; columns: see `build`."""
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
-        return cls.build(
-            tokens, parents, source, accept_prob=accept_prob, origin=origin, kind=kind, q=q
-        )
+        return cls.build(tokens, parents, source, **columns)
 
 
 @cache

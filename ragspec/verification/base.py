@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
-import torch
+from torch import Tensor
 
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.top_tokens import TopTokens
@@ -27,66 +26,52 @@ class TargetSession(Protocol):
         Those are what the text has in common with one of the same scope that was read here before,
         less the last token, which is always to be read. Raises InputError where no row is free.
         """
-        ...
 
     def fork(self, row: int) -> int:
         """Take a free row that holds all that this one has committed; return its number."""
-        ...
 
     def leave(self, row: int) -> None:
         """Give a row back; its keys serve texts that begin alike until another text takes it."""
-        ...
 
     def line_up(self, rows: Sequence[int]) -> list[int]:
         """Let the next forwards cover these rows; return them in the order in which they lie.
 
         What was not committed is forgotten.
         """
-        ...
 
     def abandon(self) -> list[int]:
         """Forget what was not committed, also of a forward that was broken off by an error.
 
         Returns the rows that hold nothing any more, where what they held cannot be told apart.
         """
-        ...
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the part of a row's next draft that this session verifies, at a fair price.
 
         row: its place in line. text: all committed tokens of the row, the root last.
         """
-        ...
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
         """Run one forward over committed-but-unseen tokens and the draft below them.
 
         pending: for each row the committed tokens not yet in the cache, the root last (the whole
         prompt at first). trees: one draft a row, same row order. Returns logits [B, N + 1, V]:
         row b has the root's first, then its nodes'; what lies beyond its own N is undefined.
         """
-        ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the pending tokens and these nodes of the last forward, drop all others."""
-        ...
 
     def shrink(self) -> None:
         """Free the memory of the rows that nobody has; it is taken again when they are wanted."""
-        ...
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *raised: object) -> None: ...
 
 
 # The keys and values of the first n tokens of a text: a pair [1, heads, n, width] for each layer.
-Beginning = Sequence[tuple[torch.Tensor, torch.Tensor]]
+Beginning = Sequence[tuple[Tensor, Tensor]]
 
 
 @runtime_checkable
@@ -100,7 +85,7 @@ class CachedSession(TargetSession, Protocol):
     those in all; with 0 at first and then after every part. Not for what is read at once.
     """
 
-    hidden: list[torch.Tensor]
+    hidden: list[Tensor]
     on_read: Callable[[int, int], None] | None
 
     def resume(self, length: int) -> int:
@@ -108,37 +93,31 @@ class CachedSession(TargetSession, Protocol):
 
         What an interrupt left half done is forgotten too. The session is to be entered again.
         """
-        ...
 
     def beginning(self, length: int) -> Beginning | None:
         """Return a copy of the first committed tokens' keys and values; None where not fit."""
-        ...
 
     def begin_with(self, beginning: Beginning) -> None:
         """Forget everything and hold these keys and values as committed tokens."""
-        ...
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[TopTokens]]:
+    ) -> tuple[Tensor, list[TopTokens]]:
         """Verify empty trees; return logits [B, 1, V] and the best tokens along the prompts.
 
         These are, for each row, the k best after the last T' tokens of the prompt, where T' may be
         smaller than the prompt, 0 included. No rows where k is 0.
         """
-        ...
 
-    def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
+    def read_states(self, tokens: Sequence[int]) -> Tensor | None:
         """Read more of the one row, as `verify` does without a draft; `commit` is to follow.
 
         Returns what the output head would read at each of the tokens, [copies, n, H]; None where it
         has no part in the model. No logits but the last are computed.
         """
-        ...
 
     def keep_hidden(self) -> None:
         """Keep the hidden states of all forwards from now on."""
-        ...
 
 
 @runtime_checkable
@@ -156,7 +135,6 @@ class StepSession(TargetSession, Protocol):
     @property
     def seconds(self) -> float:
         """The seconds of the device."""
-        ...
 
     def follow(
         self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
@@ -166,12 +144,9 @@ class StepSession(TargetSession, Protocol):
         texts: all committed tokens of each row, the root last; lent. `commit` then gets these
         paths, or beginnings of them. Laws that the session does not know are left to the host.
         """
-        ...
 
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
         """Begin a forward; see `verify`. Rows and their texts stay as they are until it settles."""
-        ...
 
-    def settle(self) -> torch.Tensor:
+    def settle(self) -> Tensor:
         """Wait for the forward that was launched; returns what `verify` does."""
-        ...

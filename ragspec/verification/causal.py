@@ -11,11 +11,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
 from ragspec.models.device import input_device
@@ -131,22 +131,22 @@ class CausalTarget:
         head: torch.nn.Module = self.model.get_output_embeddings()
         return head
 
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """Return what the first layer reads for tokens i64 [B, n]: [copies * B, n, H]."""
-        embedded: torch.Tensor = self.model.get_input_embeddings()(tokens)
+        embedded: Tensor = self.model.get_input_embeddings()(tokens)
         return embedded
 
-    def head_logits(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:
         """Return the logits [B, n, V] of hidden states [copies * B, n, H].
 
         positions i64 [B, n]: where the tokens stand that these states are of.
         """
-        logits: torch.Tensor = self.output_head(states)
+        logits: Tensor = self.output_head(states)
         return logits
 
     def forward(
-        self, tokens: torch.Tensor, view: TreeView, cache: SlotCache, keep: int | torch.Tensor
-    ) -> torch.Tensor:
+        self, tokens: Tensor, view: TreeView, cache: SlotCache, keep: int | Tensor
+    ) -> Tensor:
         """Return logits of the kept queries [B, k, V] and let the cache take the new slots.
 
         tokens i64 [B, n]; keep: the number of last queries whose logits are wanted, or i64 [k].
@@ -157,7 +157,7 @@ class CausalTarget:
         if self.keeps_logits:
             arguments["logits_to_keep"] = keep
         with tree_view(view), torch.no_grad():
-            logits: torch.Tensor = self.model(input_ids=tokens, **arguments).logits
+            logits: Tensor = self.model(input_ids=tokens, **arguments).logits
         cache.advance(tokens.shape[1])
         if self.keeps_logits:
             return logits
@@ -202,7 +202,7 @@ class TreeSession:
         self.cache = SlotCache(rows, capacity, target.copies)
         self._texts = RowTexts(rows)
         self._inputs: list[tuple[Sequence[int], DraftTree]] = []
-        self.hidden: list[torch.Tensor] = []
+        self.hidden: list[Tensor] = []
         self.width = 1  # positions that a forward has at least, after the prompt
         self.on_read: OnRead | None = None
         self._pending: list[int] = []
@@ -216,12 +216,7 @@ class TreeSession:
         self._packs = Packed(pack(self.target.model))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._packs = Packed(())
 
     def keep_hidden(self) -> None:
@@ -280,7 +275,7 @@ class TreeSession:
             return DraftTree.empty(tree.kind)
         return tree
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
         """Run one forward, or several over a long prompt; see `TargetSession.verify`."""
         if self._rereads:
             pending = self._reread(pending)
@@ -305,7 +300,7 @@ class TreeSession:
 
     def _lay_out(
         self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree], width: int = 1
-    ) -> tuple[torch.Tensor, TreeView]:
+    ) -> tuple[Tensor, TreeView]:
         """Return the tokens of the next forward and their view, and note what it reads."""
         self._expect_one_table(pending, trees)
         self._pending = [len(row) for row in pending]
@@ -325,7 +320,7 @@ class TreeSession:
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[TopTokens]]:
+    ) -> tuple[Tensor, list[TopTokens]]:
         """Read the prompts; see `base.CachedSession`. Of long ones only the ends are told."""
         rows, device = len(pending), self.target.device
         tokens, view = self._lay_out(pending, [DraftTree.empty()] * rows)
@@ -342,7 +337,7 @@ class TreeSession:
         ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
         return logits[torch.arange(rows, device=device), ends][:, None], top_tokens
 
-    def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
+    def read_states(self, tokens: Sequence[int]) -> Tensor | None:
         """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
         target, selected = self.target, self._head_inputs
         moved, view = self._lay_out([tokens], [DraftTree.empty()])
@@ -355,8 +350,8 @@ class TreeSession:
         return None if states is None else states[:, 0]
 
     def _forward(
-        self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, tokens: Tensor, view: TreeView, keep: int | Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H]."""
         most = self.target.piece
         if most is None or not in_chunks(view, most):
@@ -364,8 +359,8 @@ class TreeSession:
         return read_in_chunks(self._run, tokens, view, keep, most, self.on_read)
 
     def _run(
-        self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, tokens: Tensor, view: TreeView, keep: int | Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         """Run one forward; see `_forward`.
 
         The model is lent for this forward alone: between two of them it is as its owner left it.
@@ -432,7 +427,7 @@ class TreeSession:
         self.cache.begin_with(beginning)
 
 
-def read_states(target: CausalTarget, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+def read_states(target: CausalTarget, texts: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return what the output head reads over texts that are read in one batch.
 
     For each of them [copies, T, H]; of texts with more than `MOST_LOGITS` logits in all the ends
@@ -451,7 +446,7 @@ def _layout(
     device: torch.device,
     width: int = 1,
     piece: int | None = None,
-) -> tuple[torch.Tensor, TreeView]:
+) -> tuple[Tensor, TreeView]:
     """Lay pending tokens and nodes in one batch, rows padded with positions that see themselves.
 
     Returns tokens i64 [B, n], n at least `width`, and the view of their attention. piece: of
@@ -463,7 +458,8 @@ def _layout(
         return _single(lengths[0], pending[0][0], device)
     level = len(set(lengths)) == 1
     long = piece is not None and n > min(piece, LONG)
-    plain = (long or (level and not lengths[0])) and all(_is_chain(tree) for tree in trees)
+    chains = all(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)) for tree in trees)
+    plain = chains and (long or (level and not lengths[0]))
     known = None if plain else _related(pending, trees, n)
     tokens = np.zeros((2, rows, n), dtype=np.int64)
     for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
@@ -486,7 +482,7 @@ def _places(count: int, visible: np.ndarray[Any, np.dtype[np.bool_]] | None) -> 
     return np.arange(1, count + 1) if visible is None else visible.sum(-1)
 
 
-def _single(length: int, token: int, device: torch.device) -> tuple[torch.Tensor, TreeView]:
+def _single(length: int, token: int, device: torch.device) -> tuple[Tensor, TreeView]:
     """Lay out one token of one row, the step of plain decoding: it sees all that is committed."""
     moved = torch.tensor([[token], [length]], device=device)[:, None]
     return moved[0], TreeView(moved[1, 0], moved[1], moved[1], related=None)
@@ -506,7 +502,3 @@ def _related(
             pads = np.arange(end, n)
             related[row, pads, pads] = True
     return related
-
-
-def _is_chain(tree: DraftTree) -> bool:
-    return bool(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)))

@@ -14,11 +14,11 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import MethodType, TracebackType
+from types import MethodType
 from typing import NamedTuple, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ragspec.models.packed import MOST_SHARE, available, free_memory, halves, packed, product
@@ -36,7 +36,7 @@ class Pack(NamedTuple):
     size: number of weights. least: multiplications from which on the pack is used.
     """
 
-    weight: torch.Tensor
+    weight: Tensor
     size: int
     least: int
     dtype: torch.dtype
@@ -97,12 +97,7 @@ class Packed:
                 if "forward" not in current:
                     current["forward"] = lent
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         with _lending:
             _borrowers.remove(self)
             used = {id(local) for other in _borrowers for local, _ in other._forwards}
@@ -113,7 +108,7 @@ class Packed:
                     del current["forward"]
 
 
-def forward(module: nn.Linear, states: torch.Tensor) -> torch.Tensor:
+def forward(module: nn.Linear, states: Tensor) -> Tensor:
     """Return what the module's own forward would, with its pack where that is faster."""
     pack = _packs.get(id(module))
     if pack is None or not in_view() or not _fits(pack, states):
@@ -126,7 +121,7 @@ def _is_lent(result: object) -> bool:
     return getattr(result, "__func__", None) is forward
 
 
-def _fits(pack: Pack, states: torch.Tensor) -> bool:
+def _fits(pack: Pack, states: Tensor) -> bool:
     return (
         states.numel() // states.shape[-1] * pack.size > pack.least
         and states.dtype == pack.dtype

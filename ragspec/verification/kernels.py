@@ -8,6 +8,7 @@ are not repeated for them.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
@@ -17,14 +18,14 @@ SCORES = 1 << 25  # weights of queries that are held at once where no kernel is 
 
 
 def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     causal: bool,
     scaling: float | None,
     dropout: float = 0.0,
-) -> torch.Tensor:
+) -> Tensor:
     """Attend by torch's own choice of kernels; mask [B, 1 or heads, n, S], additive."""
     heads, groups = query.shape[1], key.shape[1]
     if heads == groups and _is_slow(query):
@@ -50,7 +51,7 @@ def attend(
     return _folded(query, key, value, mask, scaling)
 
 
-def _is_slow(query: torch.Tensor) -> bool:
+def _is_slow(query: Tensor) -> bool:
     """Tell whether two equal queries are faster than one: the CPU's kernel in half precision.
 
     Measured in bfloat16 over 800 keys: 0.10 ms for two, 0.37 ms for one; over 8,000 2.8 and 6.4.
@@ -59,12 +60,8 @@ def _is_slow(query: torch.Tensor) -> bool:
 
 
 def _folded(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float | None,
-) -> torch.Tensor:
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
     """Attend with the query heads of a group laid along the query axis."""
     batch, heads, n, width = query.shape
     groups = key.shape[1]
@@ -77,20 +74,20 @@ def _folded(
     return out.reshape(batch, heads, n, -1)
 
 
-def joins(query: torch.Tensor, value: torch.Tensor) -> bool:
+def joins(query: Tensor, value: Tensor) -> bool:
     """Tell whether the kernel that says how much weight it gave serves these tensors."""
     alike = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
     return alike and hasattr(torch.ops.aten, _KERNEL)
 
 
 def in_parts(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    current: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    current: Tensor | None,
     scaling: float | None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attend to the committed slots, which need no mask, and to the new ones; join the two.
 
     current: additive mask [B, 1, n, m] of the last m slots; None where these are the queries' own
@@ -114,9 +111,7 @@ def in_parts(
     return with_sinks(result, weight, sinks).to(query.dtype)
 
 
-def with_sinks(
-    result: torch.Tensor, weight: torch.Tensor, sinks: torch.Tensor | None
-) -> torch.Tensor:
+def with_sinks(result: Tensor, weight: Tensor, sinks: Tensor | None) -> Tensor:
     """Return what is left of an attention [B, heads, n, width] beside each head's sink, if any.
 
     weight [B, heads, n]: logarithm of the sum of weights without it.
@@ -128,13 +123,13 @@ def with_sinks(
 
 
 def _kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     causal: bool,
     scaling: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Attend by the kernel that gives weights, see `in_parts`; weights are [B, heads, n]."""
     batch, heads, n, _ = query.shape
     kernel = getattr(torch.ops.aten, _KERNEL)
@@ -144,9 +139,7 @@ def _kernel(
     return result.reshape(batch, heads, n, -1), weight.reshape(batch, heads, n)
 
 
-def _grouped(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries [B * groups, share, n, width], and views of their keys and values alike."""
     share = query.shape[1] // key.shape[1]
     folded = query.reshape(-1, share, *query.shape[2:])
@@ -154,16 +147,14 @@ def _grouped(
     return folded, known[0], known[1]
 
 
-def _for_groups(mask: torch.Tensor | None, batch: int, groups: int) -> torch.Tensor | None:
+def _for_groups(mask: Tensor | None, batch: int, groups: int) -> Tensor | None:
     """Return a mask [B or 1, 1, n, S] as one of `_grouped` queries: a view for one row or group."""
     if mask is None or mask.shape[0] == 1 or groups == 1:
         return mask
     return mask.expand(batch, groups, -1, -1).reshape(batch * groups, 1, *mask.shape[2:])
 
 
-def behind(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
-) -> torch.Tensor:
+def behind(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     """Attend causally where the queries' own slots are the last ones, by CUDA's kernels.
 
     Both align the triangle to the last query and last key, so that they need no mask.
@@ -180,61 +171,45 @@ def behind(
 
 
 def masked(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
     scaling: float | None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Attend by the kernel that gives weights; mask [B or 1, 1, n, S]. It repeats no keys."""
     out, weight = _kernel(query, key, value, mask, False, scaling)
     return with_sinks(out, weight, sinks).to(query.dtype)
 
 
 def explicit(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     causal: bool,
     scaling: float | None,
     softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+    sinks: Tensor | None,
+) -> Tensor:
     """Attend by plain matrix products, for what the fused kernels lack.
 
     causal: the last query sees all slots, each one before it one less. Long prompts go by blocks
     of queries, so that at most `SCORES` weights are held at once.
     """
-    batch, heads, n, _ = query.shape
-    slots = key.shape[2]
-    size = max(16, SCORES // (batch * heads * slots))
-    if n <= size:
-        return _products(query, key, value, mask, causal, scaling, softcap, sinks)
-    parts = []
-    for start in range(0, n, size):
-        end = min(n, start + size)
-        known = slots - n + end if causal else slots
-        rows = None if mask is None else mask[:, :, start:end]
-        block = query[:, :, start:end], key[:, :, :known], value[:, :, :known]
-        parts.append(_products(*block, rows, causal, scaling, softcap, sinks))
-    return torch.cat(parts, dim=2)
-
-
-def _products(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scaling: float | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attend with all queries of one block; see `explicit`."""
     batch, heads, n, width = query.shape
     groups, slots = key.shape[1], key.shape[2]
+    size = max(16, SCORES // (batch * heads * slots))
+    if n > size:
+        parts = []
+        for start in range(0, n, size):
+            end = min(n, start + size)
+            known = slots - n + end if causal else slots
+            rows = None if mask is None else mask[:, :, start:end]
+            block = query[:, :, start:end], key[:, :, :known], value[:, :, :known]
+            parts.append(explicit(*block, rows, causal, scaling, softcap, sinks))
+        return torch.cat(parts, dim=2)
     scale = width**-0.5 if scaling is None else scaling
     folded = query.reshape(batch, groups, heads // groups * n, width)
     scores = (folded @ key.transpose(2, 3)).reshape(batch, heads, n, slots) * scale

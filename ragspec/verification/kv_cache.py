@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragspec.verification.base import Beginning
@@ -40,7 +41,7 @@ class SlotBook:
         # First slots of each row, by copy, that they alone see: a prompt's padding.
         self.hidden: list[tuple[int, ...]] = [(0,) * copies] * rows
         self.block = 1  # keys are read in whole blocks of so many slots, after the prompt
-        self._places: tuple[int, torch.Tensor, torch.Tensor] | None = None
+        self._places: tuple[int, Tensor, Tensor] | None = None
 
     @property
     def extent(self) -> int:
@@ -62,7 +63,7 @@ class SlotBook:
         """Whether all rows are in line."""
         return len(self.lengths) == self.rows
 
-    def places(self, n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    def places(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return where the next n tokens go: buffer rows i64 [C * B, 1], slots i64 [C * B, n]."""
         if self._places is None or self._places[0] != n:
             starts = torch.tensor(self.lengths * self.copies, device=device) + self.pending
@@ -86,15 +87,15 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         super().__init__()
         self.book = book
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate the buffers; head counts and widths are read off the first states."""
         self.keys = self._buffer(key_states)
         self.values = self._buffer(value_states)
         self.is_initialized = True
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write n new slots in place and return views up to the last slot in use.
 
         Shapes: [C * B, heads, n, width] -> two views [C * B, heads, extent + n, width], with what
@@ -118,7 +119,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             self.values[rows, :, columns] = value_states.transpose(1, 2)
         return self._visible(self.keys, read), self._visible(self.values, read)
 
-    def move(self, row: int, source: torch.Tensor, target: slice) -> None:
+    def move(self, row: int, source: Tensor, target: slice) -> None:
         """Copy slots `source` i64 [A] of a sequence in line to the slots of `target`."""
         for buffer in (self.keys, self.values):
             current = buffer[self.book.first + row :: self.book.rows]
@@ -144,7 +145,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         self.keys = self._every(self.keys)[:, selected].flatten(0, 1)
         self.values = self._every(self.values)[:, selected].flatten(0, 1)
 
-    def added(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def added(self) -> tuple[Tensor, Tensor]:
         """Return keys and values with room for one more sequence behind the others."""
         results = []
         for buffer in (self.keys, self.values):
@@ -153,23 +154,23 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
             results.append(torch.cat([current, more], 1).flatten(0, 1))
         return results[0], results[1]
 
-    def _every(self, buffer: torch.Tensor) -> torch.Tensor:
+    def _every(self, buffer: Tensor) -> Tensor:
         """Return a buffer by copy and sequence: [C, R, heads, capacity, width]."""
         return buffer.view(self.book.copies, self.book.rows, *buffer.shape[1:])
 
-    def _active_rows(self, buffer: torch.Tensor) -> torch.Tensor:
+    def _active_rows(self, buffer: Tensor) -> Tensor:
         """Return what lies in line, a view: [B, heads, capacity, width], of copies [C, B, ...]."""
         book = self.book
         if book.copies == 1:
             return buffer if book.whole else buffer[book.first : book.first + len(book.lengths)]
         return self._every(buffer)[:, book.first : book.first + len(book.lengths)]
 
-    def _by_copy(self, states: torch.Tensor) -> torch.Tensor:
+    def _by_copy(self, states: Tensor) -> Tensor:
         """Return states [C * B, ...] in the shape of `_active_rows`."""
         copies = self.book.copies
         return states if copies == 1 else states.reshape(copies, -1, *states.shape[1:])
 
-    def _visible(self, buffer: torch.Tensor, read: int) -> torch.Tensor:
+    def _visible(self, buffer: Tensor, read: int) -> Tensor:
         """Return the slots that queries see: [C * B, heads, read, width].
 
         A view, but of copies of which some are out of line.
@@ -191,7 +192,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         """Return -1: the buffers grow."""
         return -1
 
-    def _buffer(self, states: torch.Tensor) -> torch.Tensor:
+    def _buffer(self, states: Tensor) -> Tensor:
         _, heads, n, width = states.shape
         capacity = max(self.book.capacity, self.book.extent + n)
         return states.new_zeros(self.book.copies * self.book.rows, heads, capacity, width)
@@ -314,13 +315,8 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         row_order[one], row_order[other] = row_order[other], row_order[one]
 
     def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write into layer `layer_idx`, made on first use; see `SlotLayer.update`."""
         while len(self.layers) <= layer_idx:
             self.layers.append(SlotLayer(self.book))
@@ -370,7 +366,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
 
     def _move(self, row: int, source: list[int], start: int) -> None:
         target = slice(start, start + len(source))
-        index: torch.Tensor | None = None
+        index: Tensor | None = None
         for layer in self.layers:
             if layer.is_initialized:
                 if index is None or index.device != layer.keys.device:
@@ -387,7 +383,7 @@ def slot_bytes(config: Any, dtype: torch.dtype) -> int:
     return 2 * int(text.num_hidden_layers) * groups * width * dtype.itemsize
 
 
-def _grown(buffer: torch.Tensor, needed: int) -> torch.Tensor:
+def _grown(buffer: Tensor, needed: int) -> Tensor:
     batch, heads, capacity, width = buffer.shape
     grown = buffer.new_zeros(batch, heads, max(needed, 2 * capacity), width)
     grown[:, :, :capacity] = buffer

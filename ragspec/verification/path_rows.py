@@ -6,10 +6,10 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 import torch
+from torch import Tensor
 
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth
@@ -146,12 +146,7 @@ class PathSession(ListedRows[_Row]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._all, self._line = [], []
 
     def abandon(self) -> list[int]:
@@ -177,7 +172,7 @@ class PathSession(ListedRows[_Row]):
             return DraftTree.empty(tree.kind)
         return keep_paths(tree, 1)
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
         """Run one forward a row; see `TargetSession.verify`."""
         parts = [
             self._verify(row, list(tokens), tree)
@@ -198,7 +193,7 @@ class PathSession(ListedRows[_Row]):
         twin._all, twin._line = [row.fork() for row in self._all], list(self._line)
         return twin
 
-    def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> torch.Tensor:
+    def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> Tensor:
         """Return the logits of the root and the nodes: [N + 1, V]."""
         known, border = row.length + len(row.replay), self.target.border
         crosses = border is not None and known <= border < known + len(pending)
@@ -209,7 +204,7 @@ class PathSession(ListedRows[_Row]):
         row.before = snapshot(row.cache) if row.draft else None
         return self._forward(row, [*row.head, *row.draft], len(row.draft) + 1)
 
-    def _forward(self, row: _Row, tokens: list[int], keep: int) -> torch.Tensor:
+    def _forward(self, row: _Row, tokens: list[int], keep: int) -> Tensor:
         """Feed tokens to the row's cache; return the last logits [keep, V]."""
         target = self.target
         target.check_mode()
@@ -224,7 +219,7 @@ class PathSession(ListedRows[_Row]):
             )
         row.cache = out.past_key_values
         row.length += ids.shape[1]
-        logits: torch.Tensor = out.logits[0, -keep:]
+        logits: Tensor = out.logits[0, -keep:]
         return logits
 
 

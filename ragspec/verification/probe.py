@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.supported import foreign_layers, scales_by_slot, state_layers, unwrapped
@@ -166,7 +167,7 @@ class Trial:
             stages.append((root, DraftTree.build(tokens, parents, "probe"), selected))
         return Case(self._tokens(length), stages)
 
-    def _alone(self, sequences: list[list[int]], keep: int) -> torch.Tensor:
+    def _alone(self, sequences: list[list[int]], keep: int) -> Tensor:
         """Return the last `keep` logits of equally long sequences, by the model as it was found.
 
         Positions are given as transformers' `generate` gives them: some models count otherwise by
@@ -179,10 +180,10 @@ class Trial:
             places = torch.arange(ids.shape[1], device=target.device)
             arguments["position_ids"] = places.expand(ids.shape)
         with torch.no_grad():
-            logits: torch.Tensor = target.model(input_ids=ids, use_cache=False, **arguments).logits
+            logits: Tensor = target.model(input_ids=ids, use_cache=False, **arguments).logits
         return logits[:, -keep:]
 
-    def _expected(self, case: Case) -> torch.Tensor:
+    def _expected(self, case: Case) -> Tensor:
         """Return the logits of all roots and nodes of a case, each path run as a plain text.
 
         What follows a position does not change its logits, so shorter paths are filled up.
@@ -209,9 +210,9 @@ class Trial:
 
     def _verified(
         self, opened: Callable[[int, int], TargetSession], cases: Sequence[Case]
-    ) -> Iterator[torch.Tensor]:
+    ) -> Iterator[Tensor]:
         """Yield for each case the logits of the same positions as verified in a session."""
-        results: list[list[torch.Tensor]] = [[] for _ in cases]
+        results: list[list[Tensor]] = [[] for _ in cases]
         empty = [DraftTree.empty() for _ in cases]
         with opened(len(cases), self.prefix + 32) as session:
             session.verify([case.prompt for case in cases], empty)
@@ -224,7 +225,7 @@ class Trial:
         yield from (torch.cat(parts) for parts in results)
 
 
-def _difference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _difference(a: Tensor, b: Tensor) -> Tensor:
     """Return the largest difference of each position: two [K, V] -> [K]."""
     exact = torch.promote_types(a.dtype, torch.float32)
     return (a.to(exact) - b.to(exact)).abs().amax(-1)

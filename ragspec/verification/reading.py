@@ -11,19 +11,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ragspec.verification.tree_attention import TreeView
 
 PIECE = 512  # tokens that a CPU reads at once
 LARGE_PIECE = 2048  # and an accelerator
 LONG = 256  # tokens of a chain whose ancestors are not worth a table of n x n
-States = torch.Tensor | None
-Forward = Callable[[torch.Tensor, TreeView, int | torch.Tensor], tuple[torch.Tensor, States]]
+States = Tensor | None
+Forward = Callable[[Tensor, TreeView, int | Tensor], tuple[Tensor, States]]
 OnRead = Callable[[int, int], None]
 
 
@@ -47,12 +46,12 @@ def in_chunks(view: TreeView, most: int | None) -> bool:
 
 def read_in_chunks(
     forward: Forward,
-    tokens: torch.Tensor,
+    tokens: Tensor,
     view: TreeView,
-    keep: int | torch.Tensor,
+    keep: int | Tensor,
     most: int,
     on_read: OnRead | None,
-) -> tuple[torch.Tensor, States]:
+) -> tuple[Tensor, States]:
     """Return what `forward` would of all tokens i64 [B, n], read `most` at a time.
 
     keep: the number of last queries whose logits are wanted, or i64 [k], ascending. on_read: called
@@ -61,8 +60,8 @@ def read_in_chunks(
     """
     n = tokens.shape[1]
     selection = torch.arange(n - keep, n) if isinstance(keep, int) else keep
-    logits: list[torch.Tensor] = []
-    states: list[torch.Tensor] = []
+    logits: list[Tensor] = []
+    states: list[Tensor] = []
     if on_read is not None:
         on_read(0, n)
     for start, end in chunks(n, most):
@@ -92,7 +91,7 @@ class HeadInputs:
     def __init__(self, head: nn.Module, *, last_alone: bool = False) -> None:
         self._head = head
         self._last_alone = last_alone
-        self._states: torch.Tensor | None = None
+        self._states: Tensor | None = None
         self._thread: int | None = None
         self._hook: Any = None
 
@@ -101,16 +100,11 @@ class HeadInputs:
         self._hook = self._head.register_forward_pre_hook(self._take)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._hook.remove()
         self._hook = None
 
-    def taken(self) -> torch.Tensor | None:
+    def taken(self) -> Tensor | None:
         """Return the states [R, n, H] of the last block, None where the head had no part in it."""
         states, self._states = self._states, None
         return states

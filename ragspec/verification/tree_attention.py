@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask
 
@@ -26,7 +26,7 @@ from ragspec.verification.kernels import attend, behind, explicit, in_parts, joi
 LARGE_MASK = 1 << 17  # entries of a row's mask, queries by slots
 NAME = "ragspec"
 Configs = list[tuple[Any, bool]]
-MaskFunction = Callable[..., torch.Tensor]
+MaskFunction = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,12 @@ class TreeView:
     [B]: first slots of each row that nobody else sees, see `hiding`.
     """
 
-    lengths: torch.Tensor
-    positions: torch.Tensor
-    slot_positions: torch.Tensor
-    related: torch.Tensor | None
+    lengths: Tensor
+    positions: Tensor
+    slot_positions: Tensor
+    related: Tensor | None
     unused: int = 0
-    hidden: torch.Tensor | None = None
+    hidden: Tensor | None = None
     level: bool = True
 
 
@@ -90,11 +90,11 @@ def tree_mask(
     q_length: int,
     kv_length: int,
     mask_function: MaskFunction = causal_mask_function,
-    attention_mask: torch.Tensor | None = None,
+    attention_mask: Tensor | None = None,
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     **kwargs: Any,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Return the additive mask [B, 1, n, S] of the tree in view, or None where none is needed.
 
     That is for plain causality, and where committed slots are attended to apart, see `in_parts`.
@@ -109,7 +109,7 @@ def tree_mask(
     if view is not None and bidirectional:
         view = view if kv_length == _slots(view) else None
     if view is None:
-        spelled: torch.Tensor = eager_mask(
+        spelled: Tensor = eager_mask(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -139,17 +139,17 @@ def tree_mask(
 
 def tree_attention(
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
+    s_aux: Tensor | None = None,
     is_causal: bool | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Attend with an optional mask, logit soft-cap and attention sinks.
 
     Shapes: query [B, heads, n, width], key and value [B, groups, S, width], mask [B, 1, n, S] or
@@ -182,14 +182,14 @@ def tree_attention(
 
 
 def _unmasked(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     view: TreeView,
     scaling: float | None,
     softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
+    sinks: Tensor | None,
+) -> Tensor:
     """Attend to the slots of a view whose full attention came without a mask, see `_needs_none`."""
     n, slots, related = query.shape[2], key.shape[2], view.related
     plain = softcap is None and sinks is None
@@ -291,7 +291,7 @@ def _slots(view: TreeView) -> int:
     return int(view.lengths.max()) + view.slot_positions.shape[1] + view.unused
 
 
-def _tree_allowed(view: TreeView, related: torch.Tensor, slots: int) -> torch.Tensor:
+def _tree_allowed(view: TreeView, related: Tensor, slots: int) -> Tensor:
     """Return committed slots and ancestors: bool [B, n, slots]."""
     lengths = view.lengths
     rows, n, m = related.shape
@@ -312,7 +312,7 @@ def _tree_allowed(view: TreeView, related: torch.Tensor, slots: int) -> torch.Te
 
 def _model_allows(
     view: TreeView, mask_function: MaskFunction, slots: int, first: int = 0
-) -> torch.Tensor:
+) -> Tensor:
     """Ask the model's own rule about logical positions of slots from `first` on: bool [B, n, S]."""
     rows, m = view.slot_positions.shape
     device = view.lengths.device
@@ -365,7 +365,7 @@ def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int)
     return 0 if bool(known.any()) else first
 
 
-def _in_view(key: torch.Tensor) -> TreeView | None:
+def _in_view(key: Tensor) -> TreeView | None:
     """Return the view of queries that came without a mask, where these are its keys."""
     view = _view.get()
     if view is None or key.shape[2] != _slots(view):
@@ -373,7 +373,7 @@ def _in_view(key: torch.Tensor) -> TreeView | None:
     return view if view.related is None or key.shape[2] > view.positions.shape[1] else None
 
 
-def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """Return 0 where a slot is seen, else minus infinity: bool [B, n, S] -> [B, 1, n, S]."""
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return mask.masked_fill_(~allowed, float("-inf"))[:, None]

@@ -51,16 +51,13 @@ class Corpus(Protocol):
     @property
     def vocab_size(self) -> int:
         """The number of token ids."""
-        ...
 
     @property
     def depth(self) -> int:
         """The tokens to which the segments are sorted."""
-        ...
 
     def segments(self, scope: str) -> tuple[Segment, ...]:
         """Return what a scope may see, as it is now."""
-        ...
 
 
 class RestDrafter:

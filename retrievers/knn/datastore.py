@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.errors import DocumentError, InputError, StoreError
 from ragspec.retrievers.corpus.catalogue import Texts, tokenized
@@ -204,7 +205,7 @@ def _facts(engine: Engine, folder: Path, written: KeysWritten) -> Mapping[str, A
     values = np.asarray(_mapped(folder / VALUES, "<i4", (written.keys,)), np.int64)
     target = engine.target
 
-    def head(states: torch.Tensor) -> torch.Tensor:
+    def head(states: Tensor) -> Tensor:
         with torch.no_grad():
             rows = states[None].to(target.device, target.dtype)
             return target.head_logits(rows, torch.arange(len(states))[None])[0]

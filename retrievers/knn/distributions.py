@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.neighbours import Mixture, Neighbours
@@ -85,7 +85,7 @@ class Knn:
         """Return the neighbours of states f32 [Q, H]."""
         return self.store.search(states, self.k)
 
-    def logits(self, logits: torch.Tensor, result: Neighbours) -> torch.Tensor:
+    def logits(self, logits: Tensor, result: Neighbours) -> Tensor:
         """Return the mixed distribution f64 [1, V] from the target's logits [1, V]."""
         return self.mixture.logits(logits, self.store.values[result.numbers], result.distances)
 
@@ -98,7 +98,7 @@ class KnnQuery:
     """
 
     state: Floats
-    logits: torch.Tensor
+    logits: Tensor
     index: int
 
 
@@ -125,14 +125,14 @@ class Searching:
         self.distribution = start.distribution
         return self
 
-    def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
+    def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
         """Search for the root and the likeliest nodes together."""
         assert states is not None
         self._states = on_host(states)
         self._matches = {}
         self._search(range(ROOT, min(len(self._states) - 1, TOGETHER)))
 
-    def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
+    def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
         """Return the mixed distribution after a node."""
         if node not in self._matches:
             self._search([node])
@@ -165,19 +165,19 @@ class Guessing:
         self.distribution = start.distribution
         return self
 
-    def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
+    def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
         """Take the states."""
         assert states is not None
         self._states = on_host(states)
 
-    def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
+    def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
         """Return the guessed distribution after a node."""
         state = self._states[node + 1]
         self.queries.append(KnnQuery(state, logits.clone(), index))
         return self.knn.logits(logits, self.cache.nearest(state, self.knn.k))
 
 
-def on_host(states: torch.Tensor) -> Floats:
+def on_host(states: Tensor) -> Floats:
     """Return states as a float32 array of their own."""
     result: Floats = states.float().cpu().numpy()
     return result

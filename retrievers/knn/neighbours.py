@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.retrievers.search.nearest import Exact, Floats, Numbers
 
@@ -88,9 +89,7 @@ class Mixture:
         shares: NDArray[np.float64] = scaled / scaled.sum()
         return shares
 
-    def logits(
-        self, logits: torch.Tensor, tokens: Numbers, distances: NDArray[np.float64]
-    ) -> torch.Tensor:
+    def logits(self, logits: Tensor, tokens: Numbers, distances: NDArray[np.float64]) -> Tensor:
         """Return the log of the mixed distribution f64 [1, V], from the logits [1, V].
 
         Args:

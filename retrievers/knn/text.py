@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from ragspec.engine.output import Generation
 from ragspec.reports.report import Event, Retrieval, joined
@@ -194,7 +194,7 @@ class KnnText:
     def _select(
         self,
         distribution: TokenDistribution,
-        logits: torch.Tensor,
+        logits: Tensor,
         place: KnnQuery,
         before: Sequence[int],
         *,

@@ -34,7 +34,6 @@ class HasDrafter(Protocol):
 
     def drafter(self, **options: Any) -> Drafter:
         """Return a drafter over the store."""
-        ...
 
 
 Database = HasDrafter | NGramPool | Drafter | str | Path

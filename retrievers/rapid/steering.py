@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
@@ -27,7 +27,7 @@ MODES = ("exact", "steered")
 ETA, ALPHA = 10.0, 0.1
 
 
-def shift(p: torch.Tensor, q: torch.Tensor, scale: float, alpha: float) -> torch.Tensor:
+def shift(p: Tensor, q: Tensor, scale: float, alpha: float) -> Tensor:
     """Return what is added to the target's logits: distributions p, q [.., V] -> [.., V]."""
     counts = q >= alpha * q.amax(-1, keepdim=True)
     return scale * (q - p) * counts
@@ -117,7 +117,7 @@ class SteeredText:
         self._length = 0
         self._depths: list[int] = []
         self._slots: dict[int, int] = {}
-        self._logits: dict[int, torch.Tensor] = {}
+        self._logits: dict[int, Tensor] = {}
         self._drifts: list[float] = []
 
     @property
@@ -125,7 +125,7 @@ class SteeredText:
         """Mean total variation between the target's own distribution and this one."""
         return sum(self._drifts) / max(1, len(self._drifts))
 
-    def forward(self, states: torch.Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
+    def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
         """Read what is new of the text, and the likeliest nodes of the tree."""
         fresh = list(tokens[self._prompt_length + self._generated :])
         self._cache.commit(fresh)
@@ -141,7 +141,7 @@ class SteeredText:
                 self._slots[ROOT] = ROOT
                 self._read(range(min(len(tree), TOGETHER)))
 
-    def logits(self, node: int, logits: torch.Tensor, index: int) -> torch.Tensor:
+    def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
         """Return the steered logits f64 [1, V] after a node; the target's own without a q."""
         result = self._matches(node)
         if result is None or not self._scale:
@@ -158,14 +158,14 @@ class SteeredText:
         return steered
 
     def _probabilities(
-        self, distribution: TokenDistribution, logits: torch.Tensor, path: Sequence[int]
-    ) -> torch.Tensor:
+        self, distribution: TokenDistribution, logits: Tensor, path: Sequence[int]
+    ) -> Tensor:
         """Return the distribution after draft tokens: logits [1, V] -> f64 [1, V]."""
         return distribution.probabilities(
             distribution.process(logits, self._context[: self._length], [path])
         )
 
-    def _matches(self, node: int) -> torch.Tensor | None:
+    def _matches(self, node: int) -> Tensor | None:
         """Return the model's logits [1, V] after a node, None where it cannot read the text."""
         if node not in self._logits and ROOT in self._logits:
             above = int(self._tree.parents[node])

@@ -17,6 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
 from ragspec.models.resolve import ModelOrigin, fingerprint, resolve_model
@@ -53,16 +54,13 @@ class Embedder(Protocol):
     @property
     def name(self) -> str:
         """The name or path that loads the model again."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """A hash of the model's weights and tokenizer."""
-        ...
 
     def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
         """Return unit vectors f32 [texts, dimensions]; some models treat queries differently."""
-        ...
 
 
 class StaticEmbedder:
@@ -86,7 +84,7 @@ class StaticEmbedder:
             return np.zeros((0, self._table.shape[1]), np.float32)
         return torch.cat(rows).numpy()
 
-    def _encode(self, texts: Sequence[str]) -> torch.Tensor:
+    def _encode(self, texts: Sequence[str]) -> Tensor:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         ids = [encoding.ids for encoding in encodings]
         flat = torch.tensor([token for row in ids for token in row], dtype=torch.long)

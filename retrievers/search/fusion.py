@@ -45,7 +45,6 @@ class Retriever(Protocol):
 
     def search(self, query: str, k: int) -> list[Hit]:
         """Return at most k hits, best first."""
-        ...
 
 
 # What a bare function may return: (text, score, meta) triples, best first.

@@ -42,16 +42,13 @@ class Nearest(Protocol):
     @property
     def kind(self) -> str:
         """One of KINDS."""
-        ...
 
     @property
     def parameters(self) -> Mapping[str, int]:
         """What it was built with and searches with."""
-        ...
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return positions for each query f32 [Q, dimensions], the k nearest among them."""
-        ...
 
 
 class Exact:
@@ -207,7 +204,9 @@ class Approximate:
     def _on_gpu(self, most: int) -> Any | None:
         """Return a copy on the first GPU, made when first asked for; None where it cannot serve."""
         faiss = _faiss()
-        if max(most, self.parameters["searched"]) > MOST_ON_GPU or not _gpus(faiss):
+        if max(most, self.parameters["searched"]) > MOST_ON_GPU or not (
+            hasattr(faiss, "index_cpu_to_gpu") and faiss.get_num_gpus()
+        ):
             return None
         if self._gpu is None:
             memory = faiss.StandardGpuResources()
@@ -255,11 +254,6 @@ def _faiss() -> Any:
     except ModuleNotFoundError as error:
         raise for_extra(error) from error
     return faiss
-
-
-def _gpus(faiss: Any) -> int:
-    """Return the GPUs that this build of faiss can use."""
-    return int(faiss.get_num_gpus()) if hasattr(faiss, "index_cpu_to_gpu") else 0
 
 
 def _sample(vectors: Floats, most: int) -> Floats:

@@ -39,7 +39,6 @@ class StrideWriter(Protocol[Answer, Written]):
 
         before: the strides of the text so far, of which later ones may have been taken back.
         """
-        ...
 
 
 class Searcher(Protocol[Query, ItemT, Text]):
@@ -50,25 +49,20 @@ class Searcher(Protocol[Query, ItemT, Text]):
 
         Before the first stride there is always something to search for.
         """
-        ...
 
     @property
     def most(self) -> int:
         """Queries that it takes at once without waiting twice."""
-        ...
 
     @property
     def further(self) -> float:
         """What each further query of a search adds, as a share of a single one, about."""
-        ...
 
     def search(self, queries: Sequence[Query], k: int) -> list[list[ItemT]]:
         """Return at most k answers to each query, best first; equal ones compare equal."""
-        ...
 
     def guess(self, query: Query, known: Sequence[ItemT]) -> ItemT | None:
         """Return the best of the known answers, None where none is any good."""
-        ...
 
 
 @dataclass(slots=True)

@@ -10,14 +10,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ragspec.rules.target_view import RowView
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support import tiny_latents as models
@@ -171,28 +169,6 @@ def test_text_categories(folder: Path, tmp_path: Path) -> None:
     assert [(row["category"], row["variant"]) for row in rows] == expected
     assert all(row["equal_to_plain"] == 1.0 for row in rows)
     assert "quotation" in printed
-
-
-def test_the_walk_that_is_timed_asks_about_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("costs", SCRIPTS / "costs.py")
-    assert spec is not None and spec.loader is not None
-    costs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(costs)
-    requests: list[int] = []
-    token = RowView.token
-
-    def counted(view: RowView, node: int) -> int:
-        requests.append(node)
-        return token(view, node)
-
-    def once(run: Callable[[], Any]) -> int:
-        requests.clear()
-        run()
-        return len(set(requests))
-
-    monkeypatch.setattr(RowView, "token", counted)
-    monkeypatch.setattr(costs, "milliseconds", once)
-    assert costs.walk() == {"walk_ms": 33, "walk_6_ms": 7, "together_ms": 0}
 
 
 def test_distractors(folder: Path, tmp_path: Path) -> None:

@@ -1,17 +1,11 @@
 """Every causal model type of the installed transformers, made tiny and put to the test.
 
-    python -m tests.support.architectures_sweep [TYPE ...]
-
-prints a line a type: how the load-time probe lets it verify drafts, whether drafts change its
-greedy text, and whether our plain text is that of its own `generate`. To be run with every new
-release of transformers; a type that cannot be built needs a line in `OF_MODEL`.
+Its test runs a few; `python -m pytest --slow tests/support` runs all, with every new release of
+transformers. A type that cannot be built needs a line in `OF_MODEL`.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -377,40 +371,3 @@ def _greedy(model: Any, text: Sequence[int]) -> list[int]:
         raise NotBuilt(f"its own generate fails: {type(error).__name__}: {error}") from error
     tokens: list[int] = out[0, len(text) :].tolist()
     return tokens
-
-
-def table(findings: Sequence[Finding]) -> str:
-    """Return the findings as lines of text, and how many there are of each mode."""
-    width = max(len(match.model_type) for match in findings)
-    head = f"{'type':{width}}  {'verifies':9}  {'plain':9}  {'drafted':9}  accepted  why"
-    lines = [head, "-" * len(head)]
-    for result in findings:
-        ran = result.mode in ("tree", "chain")
-        plain = ("equal" if result.plain else "DIFFERS") if ran else ""
-        drafted = ("equal" if result.drafted else "DIFFERS") if ran else ""
-        accepted = str(result.accepted) if ran else ""
-        reason = " ".join(result.reason.split())[:120]
-        lines.append(
-            f"{result.model_type:{width}}  {result.mode:9}  {plain:9}  {drafted:9}  {accepted:>8}"
-            f"  {reason}".rstrip()
-        )
-    counts = Counter(match.mode for match in findings)
-    message = ", ".join(f"{count} {mode}" for mode, count in counts.most_common())
-    wrong = sum(not match.right for match in findings)
-    return "\n".join([*lines, f"{len(findings)} types: {message}; {wrong} wrong"])
-
-
-def main(names: Sequence[str]) -> int:
-    """Print the table of these types, or of all; return 1 if one of them is wrong."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    findings = [examine(name) for name in names or model_types()]
-    sys.stdout.write(table(findings) + "\n")
-    return int(not all(result.right for result in findings))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

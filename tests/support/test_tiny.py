@@ -21,14 +21,6 @@ def test_a_tiny_model_is_small_and_sure_of_itself(architecture: str) -> None:
     assert not model.training
 
 
-def test_equal_calls_share_a_model_and_seeds_report_models_separately() -> None:
-    state = torch.get_rng_state()
-    one, two = tiny.model(), tiny.model(seed=1)
-    assert tiny.model() is one
-    assert not torch.equal(one.lm_head.weight, two.lm_head.weight)
-    assert torch.equal(torch.get_rng_state(), state), "the global generator moved"
-
-
 def test_a_character_is_a_token_and_text_comes_back() -> None:
     tokenizer = tiny.tokenizer()
     text = "Evidence: [1] it's  so.\nAnswer: so~"
@@ -36,15 +28,6 @@ def test_a_character_is_a_token_and_text_comes_back() -> None:
     assert encoded["offset_mapping"] == [(i, i + 1) for i in range(len(text))]
     assert tokenizer.decode(encoded["input_ids"]) == text
     assert tokenizer.eos_token_id == len(tokenizer) - 1 == tiny.VOCAB - 1
-
-
-def test_a_chat_template_is_there_when_requested_for() -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    text = tiny.tokenizer(chat=True).apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True
-    )
-    assert text == "<user> hi\n<assistant> "
-    assert tiny.tokenizer().chat_template is None
 
 
 @pytest.mark.parametrize("text", [tiny.TEXT, " é€ 漢字\n\n  x"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import json
 import random
@@ -23,25 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     monkeypatch.syspath_prepend(str(ROOT / "training"))
     return importlib.import_module("chat_answers"), importlib.import_module("chat_head")
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a folder with permissive and other texts, and a tiny chat model."""
-    model = tmp_path / "model"
-    tiny.model().save_pretrained(model)
-    tiny.tokenizer(chat=True).save_pretrained(model)
-    lm = tmp_path / "shared" / "data" / "lm"
-    lm.mkdir(parents=True)
-    paragraph = tiny.TEXT.split("\n\n")[0]
-    whole = "Drafting\n\n" + "\n\n".join([paragraph] * 40)
-    rows = [
-        {"id": "1", "kind": "docs", "doc": "Drafting", "license": "PSF-2.0", "text": whole},
-        {"id": "2", "kind": "docs", "doc": "Other", "license": "CC-BY-SA-4.0", "text": "z" * 9000},
-    ]
-    with gzip.open(lm / "train.jsonl.gz", "wt", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(row) + "\n" for row in rows)
-    return tmp_path / "shared", model
 
 
 def test_a_users_words_stand_between_the_parts_of_a_turn(scripts: tuple[Any, Any]) -> None:

@@ -62,28 +62,6 @@ def test_sets_are_read_and_split(built_up: Path) -> None:
     assert data.split(tiles)[1].names == held.names
 
 
-@pytest.mark.parametrize(("kind", "draft_state"), [("emoji", 1.0), ("tiles", -1.0)])
-def test_augmentation_keeps_the_state_and_the_picture(
-    built_up: Path, kind: str, draft_state: float
-) -> None:
-    data = module("image_data")
-    images = data.read_pictures(built_up, kind).images
-    rng = torch.Generator().manual_seed(5)
-    changed = data.augment(images, draft_state, rng)
-    assert changed.shape == images.shape and float(changed.abs().max()) <= 1
-    assert bool((changed[:, :, 0, :] == draft_state).all()), "the edge is ground"
-    sample = [(picture != draft_state).any(1).sum((1, 2)) for picture in (images, changed)]
-    assert torch.equal(sample[0], sample[1]), "a rectangle keeps its size"
-    assert not torch.equal(changed, images)
-    still = data.augment(images, draft_state, rng, strength=0.0)
-    mirrored, selected = (
-        torch.isclose(still, other, atol=1e-6).flatten(1).all(1)
-        for other in (images.flip(3), images)
-    )
-    assert bool((mirrored | selected).all())
-    assert bool(mirrored.any())
-
-
 def test_conditions_are_labels_or_token_vectors(built_up: Path) -> None:
     data = module("image_data")
     tiles = data.read_pictures(built_up, "tiles")
@@ -112,18 +90,6 @@ def test_the_tokenizer_learns_and_uses_its_book(
     assert torch.allclose(tokenizer.codebook(), trainer.book, atol=1e-6), "the trained book"
     assert len(tokenizer.encode(images).unique()) > 4
     assert script.codes_in_use(tokenizer, [data.read_pictures(built_up, "tiles")]) <= 32
-
-
-def test_unused_codes_move_to_badly_served_latents() -> None:
-    trainer = tokenizer_trainer()
-    latents = torch.nn.functional.normalize(torch.randn(64, 8), dim=-1)
-    trainer.book[:] = -latents.mean(0) / latents.mean(0).norm()
-    trainer.book[0] = latents[0]
-    codes = (latents @ trainer.book.T).argmax(-1)
-    trainer.counts[:] = 0.0
-    trainer.move_codes(latents, codes, restart=True)
-    moved = (latents @ trainer.book[2:].T).amax(0)
-    assert bool((moved > 0.999).all()), "each now lies on a latent"
 
 
 def test_the_tokenizer_run_resumes(
@@ -187,16 +153,6 @@ def test_target_and_draft_learn(built_up: Path, monkeypatch: pytest.MonkeyPatch,
     assert 0 < figures["entropy"] < 6.94
 
 
-def test_rare_classes_are_sampled_more_often(
-    built_up: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = pair_trainer(built_up, monkeypatch, "tiles").rows
-    sizes = torch.bincount(rows.given)[rows.given]
-    assert torch.allclose(rows.odds, sizes.float().rsqrt())
-    codes, inputs = rows.draw(6, torch.Generator().manual_seed(0))
-    assert codes.shape == (6, 64) and codes.dtype == torch.int64 and inputs.shape == (6,)
-
-
 def test_dropped_conditions_are_not_visible(
     built_up: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,19 +165,6 @@ def test_dropped_conditions_are_not_visible(
         unseen = trainer.target.logits(codes, inputs, torch.tensor([True, True])).chunk(2)
     assert torch.equal(unseen[0], unseen[1])
     assert not torch.equal(visible[0], visible[1])
-
-
-def test_some_names_are_replaced_by_those_of_the_subgroup(
-    built_up: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = pair_trainer(built_up, monkeypatch, "emoji").rows
-    assert set(rows.pictures.groups) == {"cold shape", "warm shape"}
-    groups = module("image_data").captions(["cold shape", "warm shape"], EMBEDDER)
-    monkeypatch.setattr(rows, "encode", lambda images: images)
-    inputs = rows.draw(200, torch.Generator().manual_seed(0))[1]
-    replaced = (inputs[:, None] == groups).all((2, 3)).any(1).float().mean()
-    assert 0.05 < float(replaced) < 0.3
-    assert rows.pictures.part(torch.tensor([1])).groups == [rows.pictures.groups[1]]
 
 
 def test_the_run_resumes(built_up: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,24 +209,6 @@ def test_export_writes_the_running_mean(
         export.load_checkpoint("emoji", "target", tmp_path / "tiles.pt", [])
 
 
-def test_sampling_is_one_distribution_however_it_is_requested(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    sheet, build = module("image_sheet"), module("image_model")
-    torch.manual_seed(0)
-    model = build.build_model("tiles", "draft", grid_size=2, vocab_size=16).eval()
-    inputs = torch.tensor([0, 5, 5])
-    sample = [
-        sheet.draw(model, inputs, 1.5, 1.0, 8, torch.Generator().manual_seed(4)) for _ in range(2)
-    ]
-    assert torch.equal(sample[0][0], sample[1][0])
-    codes, entropy = sample[0]
-    assert codes.shape == entropy.shape == (3, 4)
-    assert float(entropy.max()) <= np.log(8) + 1e-6
-    result = sheet.agreement(model, model, inputs, codes)
-    assert result == pytest.approx({"overlap": 1.0, "first_choice": 1.0}, abs=1e-5)
-
-
 @pytest.mark.parametrize("script", ["tokenizer", "train", "export", "sheet", "card"])
 def test_scripts_explain_themselves(
     script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -325,9 +250,9 @@ def test_latents_are_learnt_preserved_and_sampled(
 def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: Path) -> None:
     """Train a draft model of the target in a folder: it comes nearer to it, and lies beside it."""
     from ragspec.visual import LatentPipeline
-    from ragspec.visual.pipeline.folder import load_latents
+    from ragspec.visual.pipeline.folder import LATENTS, load_model
 
-    teacher = load_latents(place / "target", "cpu", "float32")
+    teacher = load_model(place / "target", "cpu", "float32", LATENTS)
     trainer = latents.Trainer(pictures, tokenizer, steps=4, teacher=teacher)
     before, selected = trainer.measure(), teacher.head.write.weight.clone()
     for _ in range(12):
@@ -337,23 +262,6 @@ def learns_to_draft(latents: Any, pictures: Any, tokenizer: VQTokenizer, place: 
     pipe = LatentPipeline.from_pretrained(place, "model", tokenizer=latents.TOKENIZER)
     assert pipe.draft.config.head_width == latents.DRAFT_HEAD[0]
     assert pipe.draft.trunk.config.hidden_size == latents.DRAFT_TRUNK["hidden_size"]
-
-
-def test_emoji_latents_are_learnt_from_their_names(
-    built_up: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    latents = module("latent_train")
-    monkeypatch.setattr(latents, "BATCH", 4)
-    monkeypatch.setattr(
-        latents, "TRUNK", {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    )
-    pictures = module("image_data").read_pictures(built_up, "emoji")
-    tokenizer = VQTokenizer.from_pretrained(latents.TOKENIZER)
-    trainer = latents.Trainer(pictures, tokenizer, steps=4)
-    before = trainer.measure()
-    for _ in range(12):
-        trainer.update(1.0)
-    assert trainer.measure() < before and trainer.model.trunk.config.condition == "features"
 
 
 def test_a_trunk_of_codes_is_taken_as_it_is(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import json
 import random
@@ -24,25 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     monkeypatch.syspath_prepend(str(ROOT / "training"))
     return importlib.import_module("long_answers"), importlib.import_module("long_head")
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> tuple[Path, Path]:
-    """Return a folder with permissive and other texts, and a tiny chat model."""
-    model = tmp_path / "model"
-    tiny.model(max_position_embeddings=1 << 14).save_pretrained(model)
-    tiny.tokenizer(chat=True).save_pretrained(model)
-    lm = tmp_path / "shared" / "data" / "lm"
-    lm.mkdir(parents=True)
-    paragraph = tiny.TEXT.split("\n\n")[0]
-    whole = "Drafting\n\n" + "\n\n".join([paragraph] * 20)
-    rows = [
-        {"id": "1", "kind": "docs", "doc": "Drafting", "license": "PSF-2.0", "text": whole},
-        {"id": "2", "kind": "docs", "doc": "Other", "license": "CC-BY-SA-4.0", "text": "z" * 9000},
-    ]
-    with gzip.open(lm / "train.jsonl.gz", "wt", encoding="utf-8") as stream:
-        stream.writelines(json.dumps(row) + "\n" for row in rows)
-    return tmp_path / "shared", model
 
 
 def test_pairs_are_those_of_a_heads_cache(scripts: tuple[Any, Any]) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
@@ -96,7 +97,7 @@ class JacobiSession:
         self._vocab_size = vocab_size
         self._noise = noise
         self._guesses: dict[int, list[int]] = {}  # by generated index: the coupled form's codes
-        self._distributions: dict[int, torch.Tensor] = {}  # the sampled form's distributions
+        self._distributions: dict[int, Tensor] = {}  # the sampled form's distributions
         self._ages: dict[int, int] = {}
         self._rates = list(_RATES)
         self._seconds = [_SECOND * 0.5**rank for rank in range(drafter.branches)]
@@ -110,7 +111,7 @@ class JacobiSession:
         size = max(0, min(drafter.window, room, context.remaining - 1))
         written = context.tokens[context.prompt_length :]
         self._first, self._drafted = first, []
-        distributions: list[torch.Tensor] = []
+        distributions: list[Tensor] = []
         for node, index in enumerate(range(first, first + size)):
             fresh = self._fresh([*written, *self._drafted], index, context.tokens[-1])
             if drafter.form == "coupled":
@@ -218,7 +219,7 @@ def _chain(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
     return results
 
 
-def _samples(distribution: torch.Tensor, number: float) -> int:
+def _samples(distribution: Tensor, number: float) -> int:
     """Return the code at a number in (0, 1) of the distribution's cumulative sum: f64 [V]."""
     bounds = distribution.cumsum(0)
     return bisect_right((bounds / bounds[-1]).tolist(), number)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
@@ -145,7 +146,7 @@ class LatentSession(ChainSession):
         noise = draft.noise(self._noise, [index])
         return int(draft.add(states, noise, [index])[0])
 
-    def _states(self, context: DraftContext) -> torch.Tensor:
+    def _states(self, context: DraftContext) -> Tensor:
         """Read the text, or the last draft; return the states of what follows [1, C * H]."""
         if not self._drafted:
             return torch.as_tensor(self._cache.read(context.tokens))

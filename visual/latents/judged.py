@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.rules.base import Around, Rule, TargetView, Verdict
 from ragspec.rules.rejection import children_of
@@ -68,12 +69,12 @@ class Watching(LatentDraws):
             return 1
         return 2 if hasattr(rule, "mirrored") and number != judged.target_number else 3
 
-    def distances(self, numbers: Sequence[int]) -> torch.Tensor:
+    def distances(self, numbers: Sequence[int]) -> Tensor:
         """Return how far kept latents are from the target's own, in deviations; NaN of others."""
         judged = [self.judged[number] for number in numbers]
         current = torch.tensor([each.target_number for each in judged])
         difference = self.table.latents[torch.tensor(numbers)] - self.table.latents[current]
-        result: torch.Tensor = torch.linalg.vector_norm(difference.double(), dim=-1).cpu()
+        result: Tensor = torch.linalg.vector_norm(difference.double(), dim=-1).cpu()
         result[[not each.accepted for each in judged]] = torch.nan
         return result
 

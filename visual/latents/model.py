@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -68,10 +68,10 @@ class _LatentLayer(nn.Module):
         self.first = nn.Linear(width, width)
         self.second = nn.Linear(width, width)
 
-    def forward(self, states: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor, message: Tensor) -> Tensor:
         shift, scale, gate = self.told(functional.silu(message)).chunk(3, dim=-1)
         inner = self.norm(states) * (1.0 + scale) + shift
-        out: torch.Tensor = states + gate * self.second(functional.silu(self.first(inner)))
+        out: Tensor = states + gate * self.second(functional.silu(self.first(inner)))
         return out
 
 
@@ -87,15 +87,11 @@ class DiffusionHead(nn.Module):
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.write = nn.Linear(width, latent_dim)
 
-    def forward(
-        self, noisy: torch.Tensor, times: torch.Tensor, states: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(self, noisy: Tensor, times: Tensor, states: Tensor) -> Tensor:
         """Return clean latents [N, D] of noisy ones [N, D], times [N] or [1], states [N, H]."""
         return self.denoise(noisy, times, self.state(states))
 
-    def denoise(
-        self, noisy: torch.Tensor, times: torch.Tensor, message: torch.Tensor
-    ) -> torch.Tensor:
+    def denoise(self, noisy: Tensor, times: Tensor, message: Tensor) -> Tensor:
         """Return the same of states that `state` has read, which all steps share.
 
         noisy [..., D], times [...], told [..., width]: broadcast against each other, so that what
@@ -107,7 +103,7 @@ class DiffusionHead(nn.Module):
         states = self.read(noisy)
         for layer in self.layers:
             states = layer(states, message)
-        out: torch.Tensor = self.write(self.norm(states))
+        out: Tensor = self.write(self.norm(states))
         return out.clamp(-MOST, MOST)
 
 
@@ -141,17 +137,17 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         self.register_buffer("deviation", torch.ones(config.latent_dim))
         self.post_init()
 
-    def standardised(self, latents: torch.Tensor) -> torch.Tensor:
+    def standardised(self, latents: Tensor) -> Tensor:
         """Return latents [..., D] as the model reads them."""
-        result: torch.Tensor = (latents - self.mean) / self.deviation
+        result: Tensor = (latents - self.mean) / self.deviation
         return result
 
-    def restored(self, latents: torch.Tensor) -> torch.Tensor:
+    def restored(self, latents: Tensor) -> Tensor:
         """Return what the model wrote [..., D] as the autoencoder knows it."""
-        result: torch.Tensor = latents * self.deviation + self.mean
+        result: Tensor = latents * self.deviation + self.mean
         return result
 
-    def states(self, latents: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+    def states(self, latents: Tensor, condition: Tensor) -> Tensor:
         """Return what the head is told before each of n latents: [B, n, H].
 
         latents [B, n, D] are standardised; the last is not read. condition [B, L, H].
@@ -163,5 +159,5 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             logits_to_keep=latents.shape[1],
             output_hidden_states=True,
         )
-        result: torch.Tensor = out.hidden_states[0]
+        result: Tensor = out.hidden_states[0]
         return result

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.visual.latents.model import MOST
@@ -61,7 +62,7 @@ def signal_share(time: float) -> float:
     return min(max((math.cos(angle) / start) ** 2, 1e-5), 1.0)
 
 
-def noised(clean: torch.Tensor, noise: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+def noised(clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
     """Return latents [N, D] at times [N] of their own, for training."""
     start = math.cos(OFFSET / (1.0 + OFFSET) * math.pi / 2.0)
     angle = (times + OFFSET) / (1.0 + OFFSET) * (math.pi / 2.0)
@@ -78,13 +79,13 @@ class LatentSample:
     head was told.
     """
 
-    path: torch.Tensor
-    means: torch.Tensor
-    conditioning: torch.Tensor
-    deviations: torch.Tensor
+    path: Tensor
+    means: Tensor
+    conditioning: Tensor
+    deviations: Tensor
 
     @property
-    def latents(self) -> torch.Tensor:
+    def latents(self) -> Tensor:
         """The latents [n, D]."""
         return self.path[:, 0]
 
@@ -113,14 +114,12 @@ class Sampler:
         """Normal numbers of one latent: (T + 1) D."""
         return (int(self.schedule.steps) + 1) * int(self.head.write.out_features)
 
-    def conditioning(self, states: torch.Tensor) -> torch.Tensor:
+    def conditioning(self, states: Tensor) -> Tensor:
         """Return what the head is told by states [n, C, H]: [n, C, width]."""
-        result: torch.Tensor = self.head.state(states)
+        result: Tensor = self.head.state(states)
         return result
 
-    def draw(
-        self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None
-    ) -> LatentSample:
+    def draw(self, message: Tensor, noise: Tensor, start: int | None = None) -> LatentSample:
         """Return latents of places [n, C, width] and noise [n, T + 1, D], by step.
 
         message: [1, C, width] where all n are of one place, which the head then reads once. start:
@@ -136,9 +135,7 @@ class Sampler:
         parts = (torch.stack(each[::-1], 1) for each in (path, means, deviations))
         return LatentSample(next(parts), next(parts), message, next(parts))
 
-    def gaussian(
-        self, message: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def gaussian(self, message: Tensor, noisy: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return means [n, D] and deviations of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
 
         Deviations [n, 1] or [1, 1] here, as they hang on the step alone.
@@ -147,9 +144,7 @@ class Sampler:
         deviations = self.deviations[steps - 1, None].to(noisy.device, kind)
         return self.means(message, noisy, steps), deviations
 
-    def means(
-        self, message: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
-    ) -> torch.Tensor:
+    def means(self, message: Tensor, noisy: Tensor, steps: Tensor) -> Tensor:
         """Return the means [n, D] of x_(t - 1) given x_t [n, D], for steps t i64 [n] or [1]."""
         times = (steps.to(noisy.dtype) / self.schedule.steps).to(noisy.device)
         clean = self.head.denoise(noisy[:, None], times[:, None], message)
@@ -157,5 +152,5 @@ class Sampler:
         if message.shape[1] == 2:
             guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
         to_clean, to_noisy = self.factors[steps - 1].to(noisy).unbind(-1)
-        result: torch.Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy
+        result: Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.visual.latents.sampler import LatentSample, Sampler
@@ -21,7 +22,7 @@ class LatentTable:
     what.
     """
 
-    def __init__(self, steps: int, width: int, like: torch.Tensor, spread: bool = False) -> None:
+    def __init__(self, steps: int, width: int, like: Tensor, spread: bool = False) -> None:
         self.paths = like.new_zeros(_FIRST, steps + 1, width)
         self.means = like.new_zeros(_FIRST, steps, width)
         kind = torch.promote_types(like.dtype, torch.float32)
@@ -34,7 +35,7 @@ class LatentTable:
         return len(self.indices)
 
     @property
-    def latents(self) -> torch.Tensor:
+    def latents(self) -> Tensor:
         """The latents [M, D], standardised, and room behind them."""
         return self.paths[:, 0]
 
@@ -60,7 +61,7 @@ class LatentTable:
         self._samplers.extend(samplers)
         return numbers
 
-    def add_latent(self, latent: torch.Tensor) -> int:
+    def add_latent(self, latent: Tensor) -> int:
         """Keep a latent [D] that no path led to, which is no draft of anything."""
         number = self._numbers(1).start
         self.paths[number, 0] = latent
@@ -69,7 +70,7 @@ class LatentTable:
         self._samplers.append(None)
         return number
 
-    def replace(self, number: int, latent: torch.Tensor) -> None:
+    def replace(self, number: int, latent: Tensor) -> None:
         """Let another latent [D] stand under a number, wherever that was written."""
         self.paths[number, 0] = latent
 
@@ -89,7 +90,7 @@ class LatentTable:
         return range(first, first + count)
 
 
-def _grown(buffer: torch.Tensor, size: int) -> torch.Tensor:
+def _grown(buffer: Tensor, size: int) -> Tensor:
     grown = buffer.new_zeros(size, *buffer.shape[1:])
     grown[: len(buffer)] = buffer
     return grown

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.errors import InputError, RuleError
@@ -35,6 +36,7 @@ class LatentDraws:
     table: LatentTable
     sampler: Sampler
     copies: int
+    view: type[LatentView]  # what a rule sees of a row
 
     @property
     def steps(self) -> int:
@@ -43,7 +45,7 @@ class LatentDraws:
 
     def open_view(
         self,
-        states: torch.Tensor,
+        states: Tensor,
         tree: DraftTree,
         distribution: TokenDistribution,
         stop: StopState,
@@ -52,7 +54,7 @@ class LatentDraws:
         transform: RowTransform | None = None,
     ) -> LatentView:
         """Return what a rule sees of one row's states [N + 1, C * H]."""
-        return LatentView(states, tree, distribution, stop, context, target=self)
+        return self.view(states, tree, distribution, stop, context, target=self)
 
     def draw(self, views: Sequence[LatentView]) -> None:
         """Draw the target's own latents at every place of all views, all at once."""
@@ -67,18 +69,18 @@ class LatentDraws:
             view.target_number = numbers[start : start + len(each)]
             start += len(each)
 
-    def latents_to_draw(self, view: LatentView) -> tuple[torch.Tensor, Sequence[int]]:
+    def latents_to_draw(self, view: LatentView) -> tuple[Tensor, Sequence[int]]:
         """Return states [n, C * H] and indices of what is drawn for a view, its nodes' first."""
         return view.states, view.indices
 
     @torch.no_grad()
-    def add(self, states: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> range:
+    def add(self, states: Tensor, noise: Tensor, indices: Sequence[int]) -> range:
         """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
         message = self.sampler.conditioning(states.reshape(len(states), self.copies, -1))
         sample = self.sampler.draw(message, noise.to(message))
         return self.table.add(sample, indices, [self.sampler] * len(indices))
 
-    def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
+    def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
         """Return the normal numbers of latents: f64 [n, T + 1, D]."""
         lanes = torch.arange(self.sampler.lanes).expand(len(indices), -1)
         width = self.table.paths.shape[-1]
@@ -116,6 +118,7 @@ class LatentTarget(LatentDraws, ImageTarget):
         super().__init__(model.trunk, conditions, guidance_scale, codes=MOST_LATENTS)
         config = model.config
         self.latent_model = model
+        self.view = LatentView
         self.sampler = self.open_sampler(schedule or NoiseSchedule(config.steps, config.floor))
         steps, width = self.sampler.schedule.steps, config.latent_dim
         spread = self.sampler.spread
@@ -127,21 +130,17 @@ class LatentTarget(LatentDraws, ImageTarget):
         """Return what draws latents by the model's head."""
         return Sampler(self.latent_model.head, schedule, self.guidance_scale)
 
-    def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
+    def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return what the trunk reads for numbers i64 [B, n]: [B, n, H]."""
         latents = self.table.latents[codes.clamp(max=len(self.table) - 1)]
-        embedded: torch.Tensor = self.latent_model.read(latents)
+        embedded: Tensor = self.latent_model.read(latents)
         return embedded
 
     def run(
-        self,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        cache: SlotCache,
-        keep: int | torch.Tensor,
-    ) -> torch.Tensor:
+        self, embedded: Tensor, positions: Tensor, cache: SlotCache, keep: int | Tensor
+    ) -> Tensor:
         """Return the kept queries' states [C * B, k, H]."""
-        states: torch.Tensor = self.model(
+        states: Tensor = self.model(
             inputs_embeds=embedded,
             position_ids=positions,
             past_key_values=cache,
@@ -151,7 +150,7 @@ class LatentTarget(LatentDraws, ImageTarget):
         ).hidden_states[0]
         return states
 
-    def _guided(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _guided(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Return the states of a place in one batch: [C * B, k, H] -> [B, k, C * H]."""
         return torch.cat(logits.chunk(self.copies), dim=-1)
 
@@ -170,7 +169,7 @@ class LatentView(RowView):
 
     def __init__(
         self,
-        states: torch.Tensor,
+        states: Tensor,
         tree: DraftTree,
         distribution: TokenDistribution,
         stop: StopState,
@@ -194,7 +193,7 @@ class LatentView(RowView):
         """Return the target's own latent after each of the nodes; there is no second choice."""
         return [[self.token(node)] for node in nodes]
 
-    def probabilities(self, node: int) -> torch.Tensor:
+    def probabilities(self, node: int) -> Tensor:
         """Raise RuleError: a latent has no table of probabilities."""
         raise RuleError(
             "got a rule over tables of probabilities with a model of continuous latents; expected "

@@ -11,7 +11,7 @@ from math import isqrt
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -40,14 +40,14 @@ class _Time(nn.Module):
         super().__init__()
         self.mlp = _mlp(2 * _WAVES, width)
 
-    def forward(self, times: torch.Tensor) -> torch.Tensor:
+    def forward(self, times: Tensor) -> Tensor:
         """Return what is told of times f32 [n]: [n, width]."""
         rates = torch.exp(
             torch.arange(_WAVES, device=times.device) * (-math.log(_SLOWEST) / _WAVES)
         )
         angles = times.float()[:, None] * rates  # in halves 999 would lose its fast waves
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        out: torch.Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
+        out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
         return out
 
 
@@ -58,10 +58,10 @@ class _HeadBlock(nn.Module):
         self.mlp = _mlp(width, width)
         self.adaLN_modulation = _modulation(width, 3)
 
-    def forward(self, states: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor, message: Tensor) -> Tensor:
         """Return states [n, width] after the block, moved by what is told [n, width]."""
         shift, scale, gate = self.adaLN_modulation(message).chunk(3, dim=-1)
-        out: torch.Tensor = states + gate * self.mlp(self.in_ln(states) * (1.0 + scale) + shift)
+        out: Tensor = states + gate * self.mlp(self.in_ln(states) * (1.0 + scale) + shift)
         return out
 
 
@@ -72,10 +72,10 @@ class _Last(nn.Module):
         self.linear = Still(width, out)
         self.adaLN_modulation = _modulation(width, 2)
 
-    def forward(self, states: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor, message: Tensor) -> Tensor:
         """Return [n, out] of states [n, width]."""
         shift, scale = self.adaLN_modulation(message).chunk(2, dim=-1)
-        out: torch.Tensor = self.linear(self.norm_final(states) * (1.0 + scale) + shift)
+        out: Tensor = self.linear(self.norm_final(states) * (1.0 + scale) + shift)
         return out
 
 
@@ -90,9 +90,7 @@ class NoiseHead(nn.Module):
         self.res_blocks = nn.ModuleList(_HeadBlock(width) for _ in range(layers))
         self.final_layer = _Last(width, 2 * latent_dim)
 
-    def forward(
-        self, noisy: torch.Tensor, times: torch.Tensor, message: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, noisy: Tensor, times: Tensor, message: Tensor) -> tuple[Tensor, Tensor]:
         """Return the noise [n, D] and where variances lie, -1 to 1, of noisy latents [n, D].
 
         times [n] or [1]: of 0 to 999. told [n, width]: by `cond_embed`, which all steps share.
@@ -185,12 +183,12 @@ class _MaskedAttention(nn.Module):
         self.qkv = nn.Linear(hidden, 3 * hidden)
         self.proj = nn.Linear(hidden, hidden)
 
-    def forward(self, states: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, states: Tensor, visible: Tensor | None = None) -> Tensor:
         """Let all positions of states [B, n, H] attend to all, or to those visible: bool [B, n]."""
         parts = self.qkv(states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mask = None if visible is None else visible[:, None, None]
         result = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
-        out: torch.Tensor = self.proj(result.transpose(1, 2).flatten(2))
+        out: Tensor = self.proj(result.transpose(1, 2).flatten(2))
         return out
 
 
@@ -200,9 +198,9 @@ class _Mlp(nn.Module):
         self.fc1 = nn.Linear(hidden, inner)
         self.fc2 = nn.Linear(inner, hidden)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """Return [..., H] of states [..., H]."""
-        out: torch.Tensor = self.fc2(functional.gelu(self.fc1(states)))
+        out: Tensor = self.fc2(functional.gelu(self.fc1(states)))
         return out
 
 
@@ -214,13 +212,13 @@ class _MaskedLayer(nn.Module):
         self.norm2 = nn.LayerNorm(config.hidden_size, eps=EPS)
         self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
 
-    def forward(self, states: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, states: Tensor, visible: Tensor | None = None) -> Tensor:
         """Return states [B, n, H] after the layer.
 
         Visible: those that are attended to, None all.
         """
         states = states + self.attn(self.norm1(states), visible)
-        out: torch.Tensor = states + self.mlp(self.norm2(states))
+        out: Tensor = states + self.mlp(self.norm2(states))
         return out
 
 
@@ -269,26 +267,26 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         """The diffusion head."""
         return self.diffloss.net
 
-    def condition(self, labels: torch.Tensor) -> torch.Tensor:
+    def condition(self, labels: Tensor) -> Tensor:
         """Return what stands for classes i64 [B]: [B, H]."""
-        result: torch.Tensor = self.class_emb(labels.to(self.fake_latent.device))
+        result: Tensor = self.class_emb(labels.to(self.fake_latent.device))
         return result
 
-    def unconditional(self, rows: int) -> torch.Tensor:
+    def unconditional(self, rows: int) -> Tensor:
         """Return what stands for no class [rows, H]."""
         return self.fake_latent.expand(rows, -1)
 
-    def standardised(self, latents: torch.Tensor) -> torch.Tensor:
+    def standardised(self, latents: Tensor) -> Tensor:
         """Return latents [..., D] of the autoencoder as the model reads them."""
         mean, deviation = self._scales(latents)
         return (latents - mean) / deviation
 
-    def restored(self, latents: torch.Tensor) -> torch.Tensor:
+    def restored(self, latents: Tensor) -> Tensor:
         """Return what the model drew [..., D] as the autoencoder knows it."""
         mean, deviation = self._scales(latents)
         return latents * deviation + mean
 
-    def _scales(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _scales(self, like: Tensor) -> tuple[Tensor, Tensor]:
         inputs = (self.config.mean, self.config.deviation)
         mean, deviation = (
             torch.tensor(each, device=like.device, dtype=like.dtype) for each in inputs
@@ -296,12 +294,8 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         return mean, deviation
 
     def states(
-        self,
-        latents: torch.Tensor,
-        known: torch.Tensor,
-        condition: torch.Tensor,
-        counts: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, latents: Tensor, known: Tensor, condition: Tensor, counts: Tensor | None = None
+    ) -> Tensor:
         """Return what the head is told of all n places: [B, n, H].
 
         latents [B, n, D]: standardised; those at `known` i64 [B, k] are read. condition [B, H].
@@ -329,11 +323,11 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         states = torch.cat([states[:, :buffer], whole], 1) + self.decoder_pos_embed_learned
         for layer in self.decoder_blocks:
             states = layer(states)
-        out: torch.Tensor = self.decoder_norm(states[:, buffer:])
+        out: Tensor = self.decoder_norm(states[:, buffer:])
         return out + self.diffusion_pos_embed_learned
 
     @staticmethod
-    def _rows(places: torch.Tensor, width: int) -> torch.Tensor:
+    def _rows(places: Tensor, width: int) -> Tensor:
         return places[..., None].expand(-1, -1, width)
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, NoiseUse
@@ -31,7 +32,7 @@ class NoiseSampler(Sampler):
         self,
         model: MaskedModel,
         schedule: LearnedSchedule,
-        scale: float | torch.Tensor = 1.0,
+        scale: float | Tensor = 1.0,
         temperature: float = 1.0,
     ) -> None:
         self.head, self.schedule, self.scale = model.head, schedule, scale
@@ -43,14 +44,12 @@ class NoiseSampler(Sampler):
         """Normal numbers of one latent: (T + 1) D."""
         return (int(self.schedule.steps) + 1) * int(self.head.input_proj.in_features)
 
-    def conditioning(self, states: torch.Tensor) -> torch.Tensor:
+    def conditioning(self, states: Tensor) -> Tensor:
         """Return what the head is told by states [..., H]: [..., width]."""
-        result: torch.Tensor = self.head.cond_embed(states)
+        result: Tensor = self.head.cond_embed(states)
         return result
 
-    def gaussian(
-        self, message: torch.Tensor, noisy: torch.Tensor, steps: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def gaussian(self, message: Tensor, noisy: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and deviations [n, D] of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
 
         told [n or 1, C, width]: by the conditional row, and with guidance by the other after it.
@@ -71,7 +70,7 @@ class NoiseSampler(Sampler):
         return self.schedule.mean(steps, noisy, clean), deviations
 
 
-OnIteration = Callable[[int, torch.Tensor], bool]
+OnIteration = Callable[[int, Tensor], bool]
 """Places drawn so far and latents [B, N, D], 0 where none stands: whether to go on."""
 
 
@@ -103,11 +102,8 @@ class MaskedSampler:
 
     @torch.no_grad()
     def draw(
-        self,
-        labels: torch.Tensor,
-        noises: Sequence[NoiseStream],
-        on_iteration: OnIteration | None = None,
-    ) -> torch.Tensor:
+        self, labels: Tensor, noises: Sequence[NoiseStream], on_iteration: OnIteration | None = None
+    ) -> Tensor:
         """Return standardised latents f32 [B, N, D] of classes i64 [B], a noise for each.
 
         on_iteration: called after each; False ends the drawing, and leaves the rest 0. float64
@@ -140,12 +136,8 @@ class MaskedSampler:
         return latents
 
     def _denoised(
-        self,
-        states: torch.Tensor,
-        selection: torch.Tensor,
-        noises: Sequence[NoiseStream],
-        scale: float,
-    ) -> torch.Tensor:
+        self, states: Tensor, selection: Tensor, noises: Sequence[NoiseStream], scale: float
+    ) -> Tensor:
         """Return latents [B, m, D] at the wanted places i64 [B, m] of states [C * B, N, H]."""
         rows, count = selection.shape
         picked = selection.to(states.device).repeat(self.copies, 1)[..., None]
@@ -167,13 +159,13 @@ class MaskedSampler:
         """Return what denoises latents under a scale of guidance."""
         return NoiseSampler(self.model, self.schedule, scale, self.temperature)
 
-    def noise(self, noise: NoiseStream, places: Sequence[int]) -> torch.Tensor:
+    def noise(self, noise: NoiseStream, places: Sequence[int]) -> Tensor:
         """Return the normal numbers of the latents at some places: f64 [n, T + 1, D]."""
         steps, width = self.schedule.steps + 1, self.model.config.latent_dim
         lanes = torch.arange(steps * width).expand(len(places), -1)
         return noise.normal_rows(places, lanes).reshape(len(places), steps, width)
 
 
-def order_of(noise: NoiseStream, places: int) -> torch.Tensor:
+def order_of(noise: NoiseStream, places: int) -> Tensor:
     """Return the order in which places are drawn, by the seed: i64 [N]."""
     return noise.normal_rows([0], torch.arange(places)[None], NoiseUse.ORDER)[0].argsort()

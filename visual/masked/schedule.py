@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.visual.checks import is_number, whole
@@ -21,7 +22,7 @@ _OFFSET = 0.008
 _MOST_BETA = 0.999  # of a step, which would otherwise end in a division by nothing
 
 
-Step = int | torch.Tensor
+Step = int | Tensor
 
 
 class LearnedSchedule:
@@ -62,7 +63,7 @@ class LearnedSchedule:
 
     # Below, a step may also be steps i64 [n] or [1] for rows [n, D].
 
-    def clean(self, step: Step, noisy: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    def clean(self, step: Step, noisy: Tensor, noise: Tensor) -> Tensor:
         """Return the latents [..., D] by states x_step and the noise that is told in them."""
         rest, selected = (
             _at((1.0 - self.alphas_cumprod).sqrt(), step, noisy),
@@ -70,28 +71,28 @@ class LearnedSchedule:
         )
         return (noisy - rest * noise) / selected
 
-    def mean(self, step: Step, noisy: torch.Tensor, clean: torch.Tensor) -> torch.Tensor:
+    def mean(self, step: Step, noisy: Tensor, clean: Tensor) -> Tensor:
         """Return the mean [..., D] of x_(step - 1), given x_step and the latent."""
         return _at(self.to_clean, step, noisy) * clean + _at(self.to_noisy, step, noisy) * noisy
 
-    def log_variance(self, step: Step, message: torch.Tensor) -> torch.Tensor:
+    def log_variance(self, step: Step, message: Tensor) -> Tensor:
         """Return log variances [..., D] of x_(step - 1); told: -1 the least, 1 the most."""
         least, most = _at(self.least, step, message), _at(self.most, step, message)
         return least + (message + 1.0) / 2.0 * (most - least)
 
-    def deviation(self, step: Step, message: torch.Tensor) -> torch.Tensor:
+    def deviation(self, step: Step, message: Tensor) -> Tensor:
         """Return deviations [..., D] of x_(step - 1): the floor's in the last step."""
         result = (0.5 * self.log_variance(step, message)).exp()
         last = torch.as_tensor(step, device=message.device) == 1
         return torch.where(last[..., None], self.floor, result)
 
 
-def _at(table: torch.Tensor, step: Step, like: torch.Tensor) -> torch.Tensor:
+def _at(table: Tensor, step: Step, like: Tensor) -> Tensor:
     """Return what a table f64 [T] holds of a step, or of steps [n] as [n, 1]."""
     return table[step - 1].to(like)[..., None]
 
 
-def _betas() -> torch.Tensor:
+def _betas() -> Tensor:
     """Return the share of noise that each of the 1,000 steps adds, f64."""
     times = torch.arange(TRAINED + 1, dtype=torch.float64) / TRAINED
     selected = ((times + _OFFSET) / (1.0 + _OFFSET) * (math.pi / 2.0)).cos().square()

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.stopping import StopState
-from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import ListedRows
@@ -48,7 +45,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self,
         model: MaskedModel,
         schedule: LearnedSchedule,
-        labels: torch.Tensor,
+        labels: Tensor,
         noises: Sequence[NoiseStream],
         scale: float = 1.0,
         temperature: float = 1.0,
@@ -65,13 +62,14 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self.labels, self.noises = labels, tuple(noises)
         self.orders = torch.stack([order_of(noise, model.places) for noise in self.noises])
         self._order_of = dict(zip(self.noises, self.orders, strict=True))
+        self.view = MaskedView
         self.sampler = self.sampler_at(0)
         self.prefixes = 0  # read so far
         width, kind = model.config.latent_dim, torch.promote_types(model.dtype, torch.float32)
         like = torch.zeros(0, device=model.device, dtype=kind)
         self.table = table or LatentTable(schedule.steps, width, like, self.sampler.spread)
         expect_steps(self.table, schedule.steps, width)
-        self._ahead: dict[int, tuple[torch.Tensor, list[int]]] = {}
+        self._ahead: dict[int, tuple[Tensor, list[int]]] = {}
         self._guesses: dict[int, dict[int, int]] = {}
 
     def prompt(self, picture: int) -> list[int]:
@@ -92,7 +90,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         return MaskedReader(self)
 
     @torch.no_grad()
-    def read(self, pictures: Sequence[int], known: Sequence[Sequence[int]]) -> torch.Tensor:
+    def read(self, pictures: Sequence[int], known: Sequence[Sequence[int]]) -> Tensor:
         """Return what is told of all places of images [R, N, C, H], R masked prefixes at once.
 
         known: the numbers of the latents that stand there, in the order of the image.
@@ -114,28 +112,13 @@ class MaskedTarget(LatentDraws, CausalTarget):
             whole, places = whole.repeat(2, 1, 1), places.repeat(2, 1)
             counts = None if counts is None else counts.repeat(2)
         states = model.states(whole, places, condition, counts)
-        message: torch.Tensor = states.reshape(self.copies, rows, model.places, -1).permute(
-            1, 2, 0, 3
-        )
+        message: Tensor = states.reshape(self.copies, rows, model.places, -1).permute(1, 2, 0, 3)
         return message
 
-    def at(self, states: torch.Tensor, picture: int, indices: Sequence[int]) -> torch.Tensor:
+    def at(self, states: Tensor, picture: int, indices: Sequence[int]) -> Tensor:
         """Return the states [n, C * H] of the latents at some indices, of all places [N, C, H]."""
         places = self.orders[picture][list(indices)].to(states.device)
         return states[places].flatten(1)
-
-    def open_view(
-        self,
-        states: torch.Tensor,
-        tree: DraftTree,
-        distribution: TokenDistribution,
-        stop: StopState,
-        context: Sequence[int],
-        chosen: Sequence[int] | None = None,
-        transform: RowTransform | None = None,
-    ) -> MaskedView:
-        """Return what a rule sees of one row's states [N + 1, C * H]."""
-        return MaskedView(states, tree, distribution, stop, context, target=self)
 
     def draw(self, views: Sequence[LatentView]) -> None:
         """Draw the target's own latents at every place of all views, and those ahead of them."""
@@ -145,7 +128,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
             indices = self.latents_to_draw(view)[1]
             self._guesses[view.picture] = dict(zip(indices, view.target_number, strict=True))
 
-    def latents_to_draw(self, view: LatentView) -> tuple[torch.Tensor, Sequence[int]]:
+    def latents_to_draw(self, view: LatentView) -> tuple[Tensor, Sequence[int]]:
         """Return states [n, C * H] and indices of a view's nodes, and of what lies ahead."""
         assert isinstance(view, MaskedView)
         states, indices = self._ahead[view.picture]
@@ -155,28 +138,26 @@ class MaskedTarget(LatentDraws, CausalTarget):
         """Return the number of the latent that the last forward drew for an index, where it did."""
         return self._guesses.get(picture, {}).get(index)
 
-    def foresee(self, picture: int, states: torch.Tensor, index: int) -> None:
+    def foresee(self, picture: int, states: Tensor, index: int) -> None:
         """Keep states [N, C, H] of an image's deepest prefix for what comes from `index` on."""
         indices = list(range(index, min(index + self.ahead, self.model.places)))
         self._ahead[picture] = (self.at(states, picture, indices), indices)
 
     @torch.no_grad()
-    def add(self, states: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]) -> range:
+    def add(self, states: Tensor, noise: Tensor, indices: Sequence[int]) -> range:
         """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
         samplers = [self.sampler_at(index) for index in indices]
         message = samplers[0].conditioning(states.reshape(len(states), self.copies, -1))
         sample = self._samples(message, noise.to(self.table.paths), indices)
         return self.table.add(sample, indices, samplers)
 
-    def _samples(
-        self, message: torch.Tensor, noise: torch.Tensor, indices: Sequence[int]
-    ) -> LatentSample:
+    def _samples(self, message: Tensor, noise: Tensor, indices: Sequence[int]) -> LatentSample:
         listed = [[self.scale_at(each)] for each in indices]
         scales = torch.tensor(listed, dtype=torch.float64).to(noise)
         sampler = NoiseSampler(self.model, self.schedule, scales, self.temperature)
         return sampler.draw(message, noise)
 
-    def noise(self, noise: NoiseStream, indices: Sequence[int]) -> torch.Tensor:
+    def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
         """Return the normal numbers of latents, which go by their places: f64 [n, T + 1, D]."""
         return super().noise(noise, self._order_of[noise][list(indices)].tolist())
 
@@ -211,19 +192,14 @@ class MaskedSession(ListedRows[list[int]]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.line_up([])
 
     def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the whole draft, which must be a chain."""
         return tree
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
         """Read one masked prefix a node, in one forward; returns states [B, N + 1, C * H]."""
         target, pictures, known = self.target, list[int](), list[list[int]]()
         self._read = [([*pending[row]], tree) for row, tree in enumerate(trees)]
@@ -266,12 +242,12 @@ class MaskedReader:
         """Return how many latents may follow this text."""
         return int(self._target.model.places) + 1 - len(tokens)
 
-    def read(self, tokens: Sequence[int]) -> torch.Tensor:
+    def read(self, tokens: Sequence[int]) -> Tensor:
         """Read a text; return the states of what follows [1, C * H]."""
         self._text = list(tokens)
         return self._states()
 
-    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> torch.Tensor:
+    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         """Read on in a chain of drafts; return the states of what follows the last [1, C * H]."""
         self._text += tokens
         return self._states()
@@ -280,7 +256,7 @@ class MaskedReader:
         """Forget the draft: the next text is read again."""
         self._text = []
 
-    def _states(self) -> torch.Tensor:
+    def _states(self) -> Tensor:
         picture, known = picture_of(self._text), self._text[1:]
         states = self._target.read([picture], [known])[0]
         return self._target.at(states, picture, [len(known)])

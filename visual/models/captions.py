@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError, ModelError, ModelNotFoundError
 from ragspec.models.resolve import resolve_model
 
 EMBEDDER = "starter-embedder"
 # Texts to features: [R, L, d], or [n, d] for each.
-Captions = Callable[[Sequence[str]], torch.Tensor | list[torch.Tensor]]
+Captions = Callable[[Sequence[str]], Tensor | list[Tensor]]
 _WEIGHT = "embedding.weight"
 
 
@@ -30,7 +31,7 @@ class CaptionEncoder:
     are cut there, with a warning.
     """
 
-    def __init__(self, tokenizer: Any, vectors: torch.Tensor, length: int) -> None:
+    def __init__(self, tokenizer: Any, vectors: Tensor, length: int) -> None:
         self.tokenizer = tokenizer
         self.vectors = vectors
         self.length = length
@@ -65,7 +66,7 @@ class CaptionEncoder:
         """The length of a feature, d."""
         return int(self.vectors.shape[1])
 
-    def __call__(self, texts: Sequence[str]) -> torch.Tensor:
+    def __call__(self, texts: Sequence[str]) -> Tensor:
         """Return the features f32 [B, L, d] of texts.
 
         Raises InputError for a text that is empty or holds no token that the embedder knows.
@@ -122,7 +123,7 @@ class TextEncoder:
         return int(self.model.config.hidden_size)
 
     @torch.no_grad()
-    def __call__(self, texts: Sequence[str]) -> list[torch.Tensor]:
+    def __call__(self, texts: Sequence[str]) -> list[Tensor]:
         """Return the features [n, d] of each text, n its tokens, the end token included."""
         read = self.tokenizer(
             list(texts), add_special_tokens=True, padding=True, return_tensors="pt"

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
+from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.visual.models.vq_checkpoint import (
     check_weights,
     convolution_sizes,
     diffusers_name,
     is_convolution,
+    open_folder,
+    save_folder,
     with_linear_layers,
 )
 from ragspec.visual.models.weights_file import Tensors, check_finite, read_checkpoint
@@ -73,29 +76,11 @@ class KLAutoencoder:
         folder = Path(path)
         if folder.is_file():
             return cls(load_kl(folder, dtype, allow_namespace))
-        if not (folder / "config.json").is_file():
-            raise ModelNotFoundError(
-                f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
-                "with an AutoencoderKL, or a published file such as kl16.ckpt."
-            )
-        try:
-            model = AutoencoderKL.from_pretrained(
-                folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
-            )
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ModelError(
-                f"got an AutoencoderKL in {str(path)!r} that does not load ({error}); expected "
-                "safetensors that fit its config.json. Save it again."
-            ) from error
-        return cls(model)
+        return cls(open_folder(AutoencoderKL, folder, dtype, "kl16.ckpt"))
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`."""
-        from copy import deepcopy
-
-        model = deepcopy(self.model)
-        torch.nn.Module.to(model, dtype)
-        model.save_pretrained(path, safe_serialization=True)
+        save_folder(self.model, path, dtype)
 
     @property
     def width(self) -> int:
@@ -108,7 +93,7 @@ class KLAutoencoder:
         return int(2 ** (len(self.model.config.block_out_channels) - 1))
 
     @torch.no_grad()
-    def latents(self, images: torch.Tensor) -> torch.Tensor:
+    def latents(self, images: Tensor) -> Tensor:
         """Return the means of latents f32 [B, h * w, d] of images; raises InputError."""
         sides = images.shape[2:]
         if images.ndim != _AXES or any(side % self.reduction or not side for side in sides):
@@ -117,11 +102,11 @@ class KLAutoencoder:
                 f"are multiples of {self.reduction}."
             )
         result = self.model.encode(images.to(self.model.device, self.model.dtype)).latent_dist.mean
-        laid: torch.Tensor = result.flatten(2).transpose(1, 2).float()
+        laid: Tensor = result.flatten(2).transpose(1, 2).float()
         return laid
 
     @torch.no_grad()
-    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
+    def decode_latents(self, latents: Tensor) -> Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
 
         Raises:
@@ -132,7 +117,7 @@ class KLAutoencoder:
                 f"got latents of shape {list(latents.shape)}; expected [B, h, w, {self.width}]."
             )
         laid = latents.to(self.model.device, self.model.dtype).permute(0, 3, 1, 2)
-        images: torch.Tensor = self.model.decode(laid).sample.float()
+        images: Tensor = self.model.decode(laid).sample.float()
         return images.clamp(-1, 1)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
@@ -36,13 +36,13 @@ class GridRotary:
         self.side = side
         self.width = width
         self.theta = theta
-        self._tables: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+        self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def __len__(self) -> int:
         """Return the number of positions, L + side * side."""
         return self.condition_length + self.side * self.side
 
-    def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the rotations at positions i64 [B, n]: complex [B, n, 1, width / 2].
 
         dtype: of the states that will be turned; half precision is turned in float32.
@@ -54,7 +54,7 @@ class GridRotary:
             table = self._tables[key] = self._table().to(positions.device, number)
         return table[positions]
 
-    def _table(self) -> torch.Tensor:
+    def _table(self) -> Tensor:
         """Return complex128 [L + side * side + SPARE, 1, width / 2]."""
         quarter = self.width // 4
         speeds = self.theta ** (-torch.arange(quarter, dtype=torch.float64) / quarter)
@@ -66,7 +66,7 @@ class GridRotary:
         return torch.cat([still, turned])[:, None]
 
 
-def rotate(states: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+def rotate(states: Tensor, rotation: Tensor) -> Tensor:
     """Turn neighbouring pairs of numbers; states [B, n, heads, width], of any float dtype."""
     work = torch.promote_types(states.dtype, torch.float32)
     pairs = torch.view_as_complex(states.to(work).reshape(*states.shape[:-1], -1, 2))
@@ -160,9 +160,7 @@ class _Attention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, outputs, bias=False)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(
-        self, states: torch.Tensor, rotation: torch.Tensor, mask: Any, cache: Any
-    ) -> torch.Tensor:
+    def forward(self, states: Tensor, rotation: Tensor, mask: Any, cache: Any) -> Tensor:
         heads, groups = self.heads, self.groups
         mixed = self.qkv_proj(states).unflatten(-1, (heads + 2 * groups, self.width))
         turned = rotate(mixed[:, :, : heads + groups], rotation).transpose(1, 2)
@@ -174,7 +172,7 @@ class _Attention(nn.Module):
             self.config._attn_implementation, eager_attention_forward
         )
         out, _ = attend(self, query, key, value, mask, dropout=0.0, scaling=self.scaling)
-        mixed_out: torch.Tensor = self.o_proj(out.flatten(2))
+        mixed_out: Tensor = self.o_proj(out.flatten(2))
         return mixed_out
 
 
@@ -184,9 +182,9 @@ class _FeedForward(nn.Module):
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(states).chunk(2, dim=-1)
-        out: torch.Tensor = self.down_proj(functional.silu(gate) * up)
+        out: Tensor = self.down_proj(functional.silu(gate) * up)
         return out
 
 
@@ -199,14 +197,12 @@ class _Block(nn.Module):
         self.feed_forward = _FeedForward(config)
         self.dropout = config.dropout
 
-    def forward(
-        self, states: torch.Tensor, rotation: torch.Tensor, mask: Any, cache: Any
-    ) -> torch.Tensor:
+    def forward(self, states: Tensor, rotation: Tensor, mask: Any, cache: Any) -> Tensor:
         added = self.attention(self.attention_norm(states), rotation, mask, cache)
         states = states + self._dropped(added)
         return states + self._dropped(self.feed_forward(self.ffn_norm(states)))
 
-    def _dropped(self, states: torch.Tensor) -> torch.Tensor:
+    def _dropped(self, states: Tensor) -> Tensor:
         if not self.training or not self.dropout:
             return states
         return functional.dropout(states, self.dropout)
@@ -221,10 +217,10 @@ class _Caption(nn.Module):
         self.fc2 = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.unconditional = nn.Parameter(torch.zeros(config.condition_length, config.caption_dim))
 
-    def forward(self, features: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, features: Tensor | None = None) -> Tensor:
         # Read in here, as hooks bring the weights of an offloaded module for its own forward.
         features = self.unconditional if features is None else features
-        out: torch.Tensor = self.fc2(functional.gelu(self.fc1(features), approximate="tanh"))
+        out: Tensor = self.fc2(functional.gelu(self.fc1(features), approximate="tanh"))
         return out
 
 
@@ -278,7 +274,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         """Where inputs go; the weights of an offloaded model wait elsewhere."""
         return input_device(self.embed_tokens)
 
-    def condition(self, inputs: torch.Tensor) -> torch.Tensor:
+    def condition(self, inputs: Tensor) -> Tensor:
         """Return condition embeddings [B, L, hidden].
 
         Args:
@@ -295,7 +291,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
                     f"got class labels {_summary(inputs)}; expected whole numbers [B] from 0 to "
                     f"{known - 1}, or {known} for no class."
                 )
-            labelled: torch.Tensor = self.class_embedding(inputs.to(self._place))[:, None]
+            labelled: Tensor = self.class_embedding(inputs.to(self._place))[:, None]
             return labelled
         selection = (config.condition_length, config.caption_dim)
         if not inputs.is_floating_point() or inputs.ndim != 3 or inputs.shape[1:] != selection:
@@ -303,27 +299,27 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
                 f"got caption features of {inputs.dtype} with shape {list(inputs.shape)}; expected "
                 f"floats [B, {selection[0]}, {selection[1]}]. Pad or cut the caption."
             )
-        captioned: torch.Tensor = self.caption(inputs.to(self._place, self.dtype))
+        captioned: Tensor = self.caption(inputs.to(self._place, self.dtype))
         return captioned
 
-    def unconditional(self, rows: int) -> torch.Tensor:
+    def unconditional(self, rows: int) -> Tensor:
         """Return the embeddings of no condition for B rows: [B, L, hidden]."""
         if self.config.condition == "class":
             labels = torch.full((rows,), self.config.num_classes, device=self._place)
             return self.condition(labels)
-        none: torch.Tensor = self.caption()
+        none: Tensor = self.caption()
         return none.expand(rows, -1, -1)
 
     def forward(
         self,
-        input_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        condition_embeds: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        condition_embeds: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: Any = None,
         use_cache: bool | None = None,
-        logits_to_keep: int | torch.Tensor = 0,
+        logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
@@ -366,11 +362,11 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         )
 
 
-def _within(labels: torch.Tensor, highest: int) -> bool:
+def _within(labels: Tensor, highest: int) -> bool:
     return not labels.numel() or (int(labels.min()) >= 0 and int(labels.max()) <= highest)
 
 
-def _summary(inputs: torch.Tensor) -> str:
+def _summary(inputs: Tensor) -> str:
     if inputs.ndim == 1 and len(inputs) <= 8:
         return str(inputs.tolist())
     return f"of {inputs.dtype} with shape {list(inputs.shape)}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
 from ragspec.visual.checks import checked_count
@@ -216,7 +217,7 @@ def _summary(
     return heads, grid_size
 
 
-def _side(table: torch.Tensor, length: int) -> int:
+def _side(table: Tensor, length: int) -> int:
     """Return the side of the grid by a rotary table; raises ModelError for one of no square."""
     codes = max(0, len(table) - length)
     side = isqrt(codes)

@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.verification.causal import CausalTarget
@@ -36,18 +37,18 @@ class ConditionTable:
             seen; None where there is none.
     """
 
-    embeddings: torch.Tensor
-    partners: torch.Tensor
+    embeddings: Tensor
+    partners: Tensor
     length: int
     padding: tuple[int, ...] = ()
-    hides: torch.Tensor | None = None
+    hides: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.embeddings)
 
     @classmethod
     def of_rows(
-        cls, conditions: torch.Tensor, unconditional: torch.Tensor, padding: Sequence[int] = ()
+        cls, conditions: Tensor, unconditional: Tensor, padding: Sequence[int] = ()
     ) -> ConditionTable:
         """Return the table of R conditions [R, L, hidden] and the one without [L, hidden].
 
@@ -72,8 +73,8 @@ class ConditionTable:
     @classmethod
     def of_pairs(
         cls,
-        conditions: torch.Tensor,
-        unconditional: torch.Tensor,
+        conditions: Tensor,
+        unconditional: Tensor,
         padding: Sequence[int],
         unconditional_padding: Sequence[int],
     ) -> ConditionTable:
@@ -129,7 +130,7 @@ class ImageTarget(CausalTarget):
         guidance_interval: tuple[int, int] | None = None,
         *,
         codes: int | None = None,
-        fixed: torch.Tensor | None = None,
+        fixed: Tensor | None = None,
         raster: Raster | None = None,
     ) -> None:
         super().__init__(model)
@@ -172,14 +173,14 @@ class ImageTarget(CausalTarget):
                 "after them. Use target.prompt(row)."
             )
 
-    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """Return what the first layer reads for ids i64 [B, n]: [copies * B, n, hidden]."""
         rows = [self._embedded(tokens, None)]
         if self.copies == 2:
             rows.append(self._embedded(tokens, self._partners))
         return torch.cat(rows)
 
-    def head_logits(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:
         """Return the guided logits [B, n, V] of hidden states [copies * B, n, hidden].
 
         Args:
@@ -187,14 +188,14 @@ class ImageTarget(CausalTarget):
         """
         return self._guided(self.head(states), positions)
 
-    def head(self, states: torch.Tensor) -> torch.Tensor:
+    def head(self, states: Tensor) -> Tensor:
         """Return logits over the codes [..., V] of hidden states [..., hidden]."""
-        logits: torch.Tensor = self.output_head(states)
+        logits: Tensor = self.output_head(states)
         return logits
 
     def forward(
-        self, tokens: torch.Tensor, view: TreeView, cache: SlotCache, keep: int | torch.Tensor
-    ) -> torch.Tensor:
+        self, tokens: Tensor, view: TreeView, cache: SlotCache, keep: int | Tensor
+    ) -> Tensor:
         """Return guided logits of the kept queries [B, k, V]; see `CausalTarget.forward`."""
         book = cache.book
         with torch.no_grad():
@@ -219,7 +220,7 @@ class ImageTarget(CausalTarget):
             logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
         )
 
-    def placed(self, positions: torch.Tensor, hidden: Sequence[int]) -> torch.Tensor:
+    def placed(self, positions: Tensor, hidden: Sequence[int]) -> Tensor:
         """Return where the model reads what stands at positions i64 [R, n] of the cache.
 
         Args:
@@ -234,7 +235,7 @@ class ImageTarget(CausalTarget):
         codes = (start + row * self._side + column).clamp(max=start + self._side**2)
         return torch.where(index < 0, places, codes)
 
-    def _note_padding(self, tokens: torch.Tensor, book: SlotBook) -> None:
+    def _note_padding(self, tokens: Tensor, book: SlotBook) -> None:
         """Have the cache hide the padding of the prompts that are read, ids i64 [B, n]."""
         if self._hides is None:
             return
@@ -244,23 +245,19 @@ class ImageTarget(CausalTarget):
         starts = zip(book.lengths, counts, book.hidden, strict=True)
         book.hidden = [before if length else tuple(count) for length, count, before in starts]
 
-    def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
+    def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return what the first layer reads for codes i64 [B, n]: [B, n, hidden]."""
-        embedded: torch.Tensor = self.model.get_input_embeddings()(codes)
+        embedded: Tensor = self.model.get_input_embeddings()(codes)
         return embedded
 
     def run(
-        self,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        cache: SlotCache,
-        keep: int | torch.Tensor,
-    ) -> torch.Tensor:
+        self, embedded: Tensor, positions: Tensor, cache: SlotCache, keep: int | Tensor
+    ) -> Tensor:
         """Return the kept queries' logits over the codes [C * B, k, V], before guidance.
 
         embedded [C * B, n, hidden], positions i64 [C * B, n] or [1, n] for all rows.
         """
-        logits: torch.Tensor = self.model(
+        logits: Tensor = self.model(
             inputs_embeds=embedded,
             position_ids=positions,
             past_key_values=cache,
@@ -269,7 +266,7 @@ class ImageTarget(CausalTarget):
         ).logits
         return logits
 
-    def allowed(self, index: torch.Tensor) -> torch.Tensor | None:
+    def allowed(self, index: Tensor) -> Tensor | None:
         """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]; None for all."""
         fixed = self._fixed
         if fixed is None:
@@ -279,7 +276,7 @@ class ImageTarget(CausalTarget):
         every = torch.arange(self.vocab_size, device=fixed.device)
         return free[..., None] | (every == selection[..., None])
 
-    def _embedded(self, tokens: torch.Tensor, partners: torch.Tensor | None) -> torch.Tensor:
+    def _embedded(self, tokens: Tensor, partners: Tensor | None) -> Tensor:
         """Return embeddings [B, n, hidden] of ids, conditions replaced by their partners if any."""
         which = (tokens - self.vocab_size).clamp(min=0)
         if partners is not None:
@@ -287,14 +284,14 @@ class ImageTarget(CausalTarget):
         codes = self.code_embeddings(tokens.clamp(max=self.vocab_size - 1))
         return torch.where((tokens >= self.vocab_size)[..., None], self._conditions[which], codes)
 
-    def _guided(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _guided(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Return u + s (c - u), [B, k, V], of logits [2 * B, k, V]; c alone where it is off."""
         if self.copies == 2:
             logits = self._combined(logits, positions)
         allowed = self.allowed(positions - (self.condition_length - 1))
         return logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
 
-    def _combined(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _combined(self, logits: Tensor, positions: Tensor) -> Tensor:
         if logits.dtype != torch.float64:
             logits = logits.float()
         conditional, unconditional = logits.chunk(2)

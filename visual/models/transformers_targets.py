@@ -1,4 +1,4 @@
-"""Image models of transformers as targets: Janus, Janus-Pro, Emu3, Chameleon, Anole, ImageGPT.
+"""Image models of transformers as targets: Janus, Janus-Pro, Emu3, Chameleon, Anole.
 
 The models are used as they are: each class here says what stands for a code, which part of the
 model runs, which head speaks of codes and which codes may stand where. Prompts are token ids of the
@@ -15,12 +15,10 @@ from math import isqrt
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import input_device
-from ragspec.trees.draft_tree import DraftTree
-from ragspec.trees.operations import keep_best
-from ragspec.verification.causal import TreeSession
 from ragspec.verification.kv_cache import SlotCache
 from ragspec.visual.checks import checked_count, whole
 from ragspec.visual.models.raster import Raster
@@ -47,7 +45,7 @@ class _Foreign(ImageTarget):
         *,
         codes: int,
         raster: Raster,
-        fixed: torch.Tensor | None = None,
+        fixed: Tensor | None = None,
     ) -> None:
         if guidance_scale != 1.0 and unconditional is None:
             raise InputError(
@@ -63,7 +61,7 @@ class _Foreign(ImageTarget):
         longest = table.length + raster.tokens
         self.max_length = min(longest, self.max_length or longest)
 
-    def placed(self, positions: torch.Tensor, hidden: Sequence[int]) -> torch.Tensor:
+    def placed(self, positions: Tensor, hidden: Sequence[int]) -> Tensor:
         """Return positions i64 [R, n] counted from the first token that is no padding."""
         if not any(hidden):
             return positions
@@ -71,12 +69,8 @@ class _Foreign(ImageTarget):
         return (positions - padding).clamp(min=0)
 
     def run(
-        self,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        cache: SlotCache,
-        keep: int | torch.Tensor,
-    ) -> torch.Tensor:
+        self, embedded: Tensor, positions: Tensor, cache: SlotCache, keep: int | Tensor
+    ) -> Tensor:
         """Return the kept queries' logits over the codes; see `ImageTarget.run`."""
         states = self.inner(
             inputs_embeds=embedded, position_ids=positions, past_key_values=cache, use_cache=True
@@ -103,7 +97,7 @@ class JanusTarget(_Foreign):
         guidance_interval: tuple[int, int] | None = None,
         *,
         raster: Raster | None = None,
-        fixed: torch.Tensor | None = None,
+        fixed: Tensor | None = None,
     ) -> None:
         _expect(model, "janus")
         parts = model.model
@@ -125,9 +119,9 @@ class JanusTarget(_Foreign):
         head: torch.nn.Module = self.model.model.generation_head
         return head
 
-    def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
+    def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return codes i64 [B, n] embedded and brought into the text's space: [B, n, hidden]."""
-        embedded: torch.Tensor = self.model.prepare_embeddings_for_image_generation(codes)
+        embedded: Tensor = self.model.prepare_embeddings_for_image_generation(codes)
         return embedded
 
 
@@ -150,38 +144,16 @@ def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
 class _InText(_Foreign):
     """Codes that are tokens of the text's vocabulary. outputs: the text id of each code, [V]."""
 
-    def __init__(
-        self,
-        model: Any,
-        inner: Any,
-        prompts: Sequence[Ids],
-        unconditional: Unconditional,
-        guidance_scale: float,
-        guidance_interval: tuple[int, int] | None,
-        *,
-        outputs: Ids,
-        raster: Raster,
-        fixed: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            inner,
-            prompts,
-            unconditional,
-            guidance_scale,
-            guidance_interval,
-            codes=len(outputs),
-            raster=raster,
-            fixed=fixed,
-        )
+    def __init__(self, *inputs: Any, outputs: Ids, **settings: Any) -> None:
+        super().__init__(*inputs, codes=len(outputs), **settings)
         self.outputs = torch.tensor(list(outputs), device=self.device)
 
-    def code_embeddings(self, codes: torch.Tensor) -> torch.Tensor:
+    def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the embeddings [B, n, hidden] of the text tokens that codes i64 [B, n] are."""
-        embedded: torch.Tensor = self.model.get_input_embeddings()(self.outputs[codes])
+        embedded: Tensor = self.model.get_input_embeddings()(self.outputs[codes])
         return embedded
 
-    def head(self, states: torch.Tensor) -> torch.Tensor:
+    def head(self, states: Tensor) -> Tensor:
         """Return logits over the codes alone, [..., V]."""
         return super().head(states)[..., self.outputs]
 
@@ -206,7 +178,7 @@ class Emu3Target(_InText):
         guidance_scale: float = 3.0,
         guidance_interval: tuple[int, int] | None = None,
         *,
-        fixed: torch.Tensor | None = None,
+        fixed: Tensor | None = None,
     ) -> None:
         _expect(model, "emu3")
         height, width = checked_count(height, "height"), checked_count(width, "width")
@@ -225,7 +197,7 @@ class Emu3Target(_InText):
         self.width = width
         self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
 
-    def allowed(self, index: torch.Tensor) -> torch.Tensor:
+    def allowed(self, index: Tensor) -> Tensor:
         """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]."""
         fitting = (index % (self.width + 1) == self.width)[..., None] == self._is_end
         inputs = super().allowed(index)
@@ -256,7 +228,7 @@ class ChameleonTarget(_InText):
         *,
         count: int = 1024,
         raster: Raster | None = None,
-        fixed: torch.Tensor | None = None,
+        fixed: Tensor | None = None,
     ) -> None:
         _expect(model, "chameleon")
         super().__init__(
@@ -270,43 +242,6 @@ class ChameleonTarget(_InText):
             raster=raster or _square(checked_count(count, "count")),
             fixed=fixed,
         )
-
-
-class ImageGPTTarget(_Foreign):
-    """ImageGPT (`ImageGPTForCausalImageModeling`), which draws clusters of colours.
-
-    It has no conditions: its one prompt, `prompt(0)`, is the start token. Its attention knows no
-    slot beyond the image: drafts are cut to what fits, and a draft model of this class stops
-    drafting a few codes before the end.
-    """
-
-    def __init__(self, model: Any) -> None:
-        _expect(model, "imagegpt")
-        start = model.config.vocab_size - 1
-        super().__init__(
-            model,
-            model.transformer,
-            [[start]],
-            None,
-            1.0,
-            None,
-            codes=start,
-            raster=_square(int(model.config.n_positions)),
-        )
-        self.max_length = model.config.n_positions + 1  # the last code is drawn and never read
-
-    def open(self, rows: int, capacity: int) -> TreeSession:
-        """Return an empty session whose drafts fit the model's own causal mask."""
-        return _Bounded(self, rows, capacity)
-
-
-class _Bounded(TreeSession):
-    """A session in which committed tokens and draft together never exceed the positions."""
-
-    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the nodes for which there is room behind the root; see `tree.keep_best`."""
-        room = self.target.model.config.n_positions - self.cache.book.extent - 1
-        return keep_best(tree, max(room, 0))
 
 
 def prompt_table(

@@ -10,14 +10,22 @@ diffusers' own look-up does not do that, hence the few lines here.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from ragspec.errors import InputError, ModelError, ModelNotFoundError, UnsupportedModelError
-from ragspec.visual.models.vq_checkpoint import JANUS, from_janus, load_llamagen_vq
+from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.visual.models.vq_checkpoint import (
+    JANUS,
+    from_janus,
+    load_llamagen_vq,
+    open_folder,
+    save_folder,
+)
 
 PICTURE_AXES = 4
 _PARTS = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
@@ -75,34 +83,16 @@ class VQTokenizer:
         folder = Path(path)
         if folder.is_file():
             return cls(load_llamagen_vq(folder, dtype, allow_namespace), normalised)
-        if not (folder / "config.json").is_file():
-            raise ModelNotFoundError(
-                f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
-                "with a VQModel, or a published file such as vq_ds16_c2i.pt."
-            )
-        try:
-            model = VQModel.from_pretrained(
-                folder, torch_dtype=dtype, use_safetensors=True, local_files_only=True
-            )
-        except (OSError, RuntimeError, ValueError) as error:
-            raise ModelError(
-                f"got a VQModel in {str(path)!r} that does not load ({error}); expected "
-                "safetensors that fit its config.json. Save it again."
-            ) from error
-        return cls(model, normalised)
+        return cls(open_folder(VQModel, folder, dtype, "vq_ds16_c2i.pt"), normalised)
 
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`.
 
         A normalised book is written normalised, for tools that do not normalise themselves.
         """
-        from copy import deepcopy
-
         model = deepcopy(self.model)
         model.quantize.embedding.weight.copy_(self._book())
-        # Past diffusers' own `to`, which warns of modules to be kept in float32: there are none.
-        torch.nn.Module.to(model, dtype)
-        model.save_pretrained(path, safe_serialization=True)
+        save_folder(model, path, dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -129,13 +119,13 @@ class VQTokenizer:
         """Return the side of the square of codes of such an image."""
         return self.image_size // self.reduction
 
-    def codebook(self) -> torch.Tensor:
+    def codebook(self) -> Tensor:
         """Return the codes f32 [V, d], made unit length where they are looked up so."""
-        rows: torch.Tensor = self.model.quantize.embedding.weight.float()
+        rows: Tensor = self.model.quantize.embedding.weight.float()
         return functional.normalize(rows, dim=-1) if self.normalised else rows
 
     @torch.no_grad()
-    def latents(self, images: torch.Tensor) -> torch.Tensor:
+    def latents(self, images: Tensor) -> Tensor:
         """Return what is looked up in the book, f32 [B, h * w, d].
 
         Raises:
@@ -149,14 +139,14 @@ class VQTokenizer:
         return functional.normalize(result, dim=-1) if self.normalised else result
 
     @torch.no_grad()
-    def encode(self, images: torch.Tensor) -> torch.Tensor:
+    def encode(self, images: Tensor) -> Tensor:
         """Return codes i64 [B, h * w], row by row, of images [B, C, H, W] in [-1, 1]."""
         result, book = self.latents(images), self._book().float()
         # |z - e|^2 without |z|^2, which all codes share; exact for books of any lengths.
         return (result @ book.T - book.square().sum(-1) / 2).argmax(-1)
 
     @torch.no_grad()
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+    def decode(self, codes: Tensor) -> Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of codes i64 [B, h * w] or [B, h, w].
 
         Raises:
@@ -166,7 +156,7 @@ class VQTokenizer:
         return self._decoded(self._book()[grid.to(self._book().device)])
 
     @torch.no_grad()
-    def decode_latents(self, latents: torch.Tensor) -> torch.Tensor:
+    def decode_latents(self, latents: Tensor) -> Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d] without a look-up.
 
         They are made unit length where the book is.
@@ -181,7 +171,7 @@ class VQTokenizer:
             )
         return self._decoded(functional.normalize(latents, dim=-1) if self.normalised else latents)
 
-    def _decoded(self, latents: torch.Tensor) -> torch.Tensor:
+    def _decoded(self, latents: Tensor) -> Tensor:
         """Return images of what stands in the grid [B, h, w, d]."""
         weight = self.model.post_quant_conv.weight
         laid = latents.to(weight.device).permute(0, 3, 1, 2).to(weight.dtype)
@@ -189,11 +179,11 @@ class VQTokenizer:
         images = self.model.decoder(self.model.post_quant_conv(laid), spatial)
         return torch.as_tensor(images).float().clamp(-1, 1)
 
-    def _book(self) -> torch.Tensor:
-        weight: torch.Tensor = self.model.quantize.embedding.weight
+    def _book(self) -> Tensor:
+        weight: Tensor = self.model.quantize.embedding.weight
         return self.codebook().to(weight.dtype) if self.normalised else weight
 
-    def _check_images(self, images: torch.Tensor) -> None:
+    def _check_images(self, images: Tensor) -> None:
         channels = int(self.model.config.in_channels)
         shape = list(images.shape)
         if (
@@ -213,7 +203,7 @@ class VQTokenizer:
                 f"{float(images.max()):g}; expected [-1, 1]. Divide bytes by 127.5, subtract 1."
             )
 
-    def _grid(self, codes: torch.Tensor) -> torch.Tensor:
+    def _grid(self, codes: Tensor) -> Tensor:
         if codes.dtype != torch.int64 or codes.ndim not in (2, 3):
             raise InputError(
                 f"got codes of {codes.dtype} with shape {list(codes.shape)}; expected int64 "
@@ -256,17 +246,17 @@ class StarterVQ:
         """How many pixels a code stands for along one side."""
         return int(2 ** (len(self.model.config.channel_multiplier) - 1))
 
-    def codebook(self) -> torch.Tensor:
+    def codebook(self) -> Tensor:
         """Return the codes f32 [V, d]."""
         return self.model.quantize.embedding.weight.detach().float()  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def decode(self, codes: torch.Tensor) -> torch.Tensor:
+    def decode(self, codes: Tensor) -> Tensor:
         """Return images f32 [B, 3, H, W] in [-1, 1] of codes i64 [B, h, w]."""
         place = self.model.quantize.embedding.weight.device
         return self._pictures(codes.to(place)).float().clamp(-1, 1)
 
-    def _pictures(self, codes: torch.Tensor) -> torch.Tensor:
+    def _pictures(self, codes: Tensor) -> Tensor:
         raise NotImplementedError
 
 
@@ -275,22 +265,22 @@ class JanusVQ(StarterVQ):
 
     normalised = True
 
-    def codebook(self) -> torch.Tensor:
+    def codebook(self) -> Tensor:
         """Return the codes made unit length, f32 [V, d]."""
         return functional.normalize(super().codebook(), dim=-1)
 
-    def _pictures(self, codes: torch.Tensor) -> torch.Tensor:
+    def _pictures(self, codes: Tensor) -> Tensor:
         latents = functional.normalize(self.model.quantize.embedding(codes), p=2, dim=-1)
         laid = latents.permute(0, 3, 1, 2).contiguous()
-        pictures: torch.Tensor = self.model.decoder(self.model.post_quant_conv(laid))
+        pictures: Tensor = self.model.decoder(self.model.post_quant_conv(laid))
         return pictures
 
 
 class Emu3VQ(StarterVQ):
     """That of Emu3 (`Emu3VQVAE`)."""
 
-    def _pictures(self, codes: torch.Tensor) -> torch.Tensor:
-        pictures: torch.Tensor = self.model.decode(codes)
+    def _pictures(self, codes: Tensor) -> Tensor:
+        pictures: Tensor = self.model.decode(codes)
         return pictures
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from copy import deepcopy
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ragspec.errors import ModelError
+from ragspec.errors import ModelError, ModelNotFoundError
 from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
 
 _GROUPS = 32
@@ -115,6 +116,41 @@ def check_weights(
             f"the weights of {origin} are not those of one {kind}: it "
             f"{'; it '.join(message)}. Expected all of a published one, and nothing else."
         )
+
+
+def open_folder(kind: Any, path: str | Path, dtype: torch.dtype, published: str) -> Any:
+    """Return the autoencoder in a folder of diffusers' layout, safetensors only.
+
+    Args:
+        kind: A class of diffusers.
+        published: A file that could stand in the folder's place, for the message.
+
+    Raises:
+        ModelNotFoundError: There is no config.json.
+        ModelError: Weights are missing or do not fit.
+    """
+    name = kind.__name__
+    if not (Path(path) / "config.json").is_file():
+        raise ModelNotFoundError(
+            f"got {str(path)!r}, which is no file and holds no config.json; expected a folder "
+            f"with a {name}, or a published file such as {published}."
+        )
+    try:
+        return kind.from_pretrained(
+            Path(path), torch_dtype=dtype, use_safetensors=True, local_files_only=True
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ModelError(
+            f"got a {name} in {str(path)!r} that does not load ({error}); expected safetensors "
+            "that fit its config.json. Save it again."
+        ) from error
+
+
+def save_folder(model: Any, path: str | Path, dtype: torch.dtype) -> None:
+    """Write an autoencoder's config and safetensors to a folder, the weights in `dtype`."""
+    # Past diffusers' own `to`, which warns of modules to be kept in float32: there are none.
+    copied = torch.nn.Module.to(deepcopy(model), dtype)
+    copied.save_pretrained(path, safe_serialization=True)
 
 
 PIXELS = 256  # a side of the images that the published ones were trained on

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import ModelError, ModelNotFoundError
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, Tensor]
 
 PLACES = ("model", "module", "state_dict", "ema")
 _PREFIXES = ("_orig_mod.", "module.")  # of torch.compile and of wrappers
@@ -46,7 +47,7 @@ def read_checkpoint(
     for name, value in inner.items():
         for prefix in _PREFIXES:
             name = str(name).removeprefix(prefix)
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             record[name] = value
     return record, content.get("args")
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.budget.policy import FixedBudget
-from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
@@ -24,6 +23,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.pipeline.diffusers_mixin import DiffusersMixin
+from ragspec.visual.pipeline.drafter_choice import DraftSource
 from ragspec.visual.pipeline.output import ImageStats, acceptance_of, codes_of, label_for, stats_of
 from ragspec.visual.pipeline.progress import Progress
 from ragspec.visual.pipeline.relaxation import settings_of
@@ -52,12 +52,12 @@ class ImageOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     stats: ImageStats
     acceptance_map: NDArray[Any]
     label: str
-    codes: torch.Tensor
+    codes: Tensor
 
 
 def chosen_rule(
     rule: str | Rule,
-    codebook: torch.Tensor,
+    codebook: Tensor,
     settings: dict[str, Any],
     *,
     positions: int,
@@ -85,7 +85,8 @@ class CodePipeline(DiffusersMixin):
     """Draws the codes of images with a target and a drafter, and decodes them.
 
     Subclasses make the target of a call and what drafts for it, and set these: tokenizer (of the
-    codes), side (of the square of codes), rule, budget, batch_size, image_processor.
+    codes), side (of the square of codes), source (of drafters), rule, budget, batch_size,
+    image_processor.
     """
 
     # Where diffusers tells what a callback may ask for.
@@ -93,12 +94,13 @@ class CodePipeline(DiffusersMixin):
 
     tokenizer: Any
     side: int
+    source: DraftSource
     rule: Rule
     budget: Any
     batch_size: int
     image_processor: Any
 
-    def decode(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
+    def decode(self, codes: Tensor, output_type: str = "pil") -> Any:
         """Return the images of codes i64 [B, h, w]; output_type as for a call."""
         if output_type == "latent":
             return codes
@@ -121,7 +123,7 @@ class CodePipeline(DiffusersMixin):
     def _create(
         self,
         target: ImageTarget,
-        drafter: Drafter | Sequence[Drafter] | None,
+        conditions: Any,
         rows: Sequence[int],
         sampling: Sampling,
         callback: Callable[..., Any] | None,
@@ -131,7 +133,7 @@ class CodePipeline(DiffusersMixin):
         engine = Engine(
             target,
             None,
-            drafter,
+            self.source(target, conditions),
             budget=self.budget,
             rule=self._judging(),
             batch_size=self.batch_size,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from ragspec.errors import ModelError, TokenizerMismatchError
 from ragspec.visual.models.raster import Raster
@@ -14,8 +14,9 @@ from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import ChameleonTarget
 from ragspec.visual.models.vq import BookAlone, VQTokenizer
 from ragspec.visual.models.vq_checkpoint import JANUS
-from ragspec.visual.pipeline.prompt_parts import ImageConfig, PromptConditions, mark, text_ids
+from ragspec.visual.pipeline.prompt_parts import PromptConditions, mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
+from ragspec.visual.pipeline.request import ImageConfig
 
 _ROUNDED = 0.05  # of the size of its numbers, by which a code-book in half precision may be off
 
@@ -93,7 +94,7 @@ class ChameleonPipeline(PromptPipeline):
         )
 
 
-def _differ(book: torch.Tensor, known: torch.Tensor) -> bool:
+def _differ(book: Tensor, known: Tensor) -> bool:
     """Tell whether two code-books differ by more than how their numbers were rounded."""
     result = book.detach().float().to(known.device)
     return bool((result - known).abs().mean() > _ROUNDED * known.abs().mean())

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 from diffusers import DiffusionPipeline
+from torch import Tensor
 
 from ragspec.errors import InputError
 
@@ -73,9 +74,7 @@ class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
 
     enable_sequential_cpu_offload = enable_model_cpu_offload
 
-    def _decoded(
-        self, decode: Callable[[torch.Tensor], torch.Tensor], grids: torch.Tensor
-    ) -> torch.Tensor:
+    def _decoded(self, decode: Callable[[Tensor], Tensor], grids: Tensor) -> Tensor:
         """Return the images of grids [B, h, w, ...], some at a time, on the CPU."""
         parts = torch.split(grids, self._decoded_at_once)
         return torch.cat([decode(part).cpu() for part in parts])

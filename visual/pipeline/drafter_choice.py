@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 import torch
+from torch import Tensor
 
 from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.drafters.eagle.head import CONFIG, KIND, FeatureHead
@@ -41,9 +42,9 @@ class Conditions:
     stands in for no condition, with padding of its own; None for what the model learned for that.
     """
 
-    condition: torch.Tensor
+    condition: Tensor
     padding: tuple[int, ...] = ()
-    negative: torch.Tensor | None = None
+    negative: Tensor | None = None
     negative_padding: tuple[int, ...] = ()
 
     def table(self, model: Any) -> ConditionTable:
@@ -72,11 +73,9 @@ class DrafterSource(Protocol):
 
     def table(self, model: Any) -> ConditionTable:
         """Return what the condition ids stand for in a model."""
-        ...
 
     def target(self, model: Any, like: ImageTarget) -> ImageTarget:
         """Return a target over another model, guided and laid out as `like`."""
-        ...
 
 
 Drafters = Drafter | Sequence[Drafter] | None

@@ -10,8 +10,9 @@ from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import Emu3Target
 from ragspec.visual.models.vq import Emu3VQ
-from ragspec.visual.pipeline.prompt_parts import ImageConfig, PromptConditions, mark, text_ids
+from ragspec.visual.pipeline.prompt_parts import PromptConditions, mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
+from ragspec.visual.pipeline.request import ImageConfig
 
 AREA = 518_400  # pixels of an image where no size is asked for, as the model's processor has it
 

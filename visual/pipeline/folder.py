@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +29,7 @@ from ragspec.visual.pipeline.relaxation import FILE
 from ragspec.visual.pipeline.saved_setup import SETUP
 
 if TYPE_CHECKING:
-    from ragspec.visual.latents.model import LatentModel
-    from ragspec.visual.masked.model import MaskedModel
     from ragspec.visual.models.captions import Captions, TextEncoder
-    from ragspec.visual.models.llamagen import LlamaGenModel
     from ragspec.visual.models.vq import VQTokenizer
 
 SETS = ("emoji", "tiles")
@@ -39,16 +37,15 @@ LATENT_SETS = ("latent-tiles", "latent-emoji")
 MASKED_SETS = ("masked-tiles",)
 BUNDLED = STARTER / "images"
 _CONFIG = "config.json"
-_OURS = "llamagen"  # the model_type of a LlamaGenModel
-_LATENTS = "ragspec-latents"  # that of a LatentModel
-_MASKED = "ragspec-masked-latents"  # that of a MaskedModel
-_PIPELINES = {_OURS: "ImagePipeline", _LATENTS: "LatentPipeline", _MASKED: "MaskedLatentPipeline"}
-_TARGETS = {
-    "janus": "JanusTarget",
-    "emu3": "Emu3Target",
-    "chameleon": "ChameleonTarget",
-    "imagegpt": "ImageGPTTarget",
+# The model_type of models of codes, of continuous latents, and of masked latents.
+CODES, LATENTS, MASKED = "llamagen", "ragspec-latents", "ragspec-masked-latents"
+_PIPELINES = {CODES: "ImagePipeline", LATENTS: "LatentPipeline", MASKED: "MaskedLatentPipeline"}
+_CLASSES = {
+    CODES: ("ragspec.visual.models.llamagen", "LlamaGenModel"),
+    LATENTS: ("ragspec.visual.latents.model", "LatentModel"),
+    MASKED: ("ragspec.visual.masked.model", "MaskedModel"),
 }
+_TARGETS = {"janus": "JanusTarget", "emu3": "Emu3Target", "chameleon": "ChameleonTarget"}
 _UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
 
 
@@ -91,53 +88,39 @@ def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
 
 
 def load_model(
-    folder: Path, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
-) -> LlamaGenModel:
+    folder: Path,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    kind: str = CODES,
+) -> Any:
     """Return the image model of a folder, in eval mode on the device.
 
-    Raises ModelNotFoundError, ModelError, and InputError for a device or dtype that cannot be had.
+    Args:
+        kind: What its configuration must say that it is: `CODES`, `LATENTS` or `MASKED`.
+
+    Raises:
+        ModelNotFoundError, UnsupportedModelError, ModelError: The folder holds no such model.
+        InputError: The device or dtype cannot be had.
     """
-    from ragspec.visual.models.llamagen import LlamaGenModel
-
-    loaded: LlamaGenModel = _loaded(LlamaGenModel, _OURS, folder, device, dtype)
-    return loaded
-
-
-def load_latents(
-    folder: Path, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
-) -> LatentModel:
-    """Return the model of continuous latents of a folder; see `load_model`."""
-    from ragspec.visual.latents.model import LatentModel
-
-    loaded: LatentModel = _loaded(LatentModel, _LATENTS, folder, device, dtype)
-    return loaded
-
-
-def load_masked(
-    folder: Path, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
-) -> MaskedModel:
-    """Return the masked model of continuous latents of a folder; see `load_model`."""
-    from ragspec.visual.masked.model import MaskedModel
-
-    loaded: MaskedModel = _loaded(MaskedModel, _MASKED, folder, device, dtype)
-    return loaded
-
-
-def _loaded(
-    instance: Any, kind: str, folder: Path, device: str | torch.device, dtype: str | torch.dtype
-) -> Any:
-    """Return a model of a class, whose configurations say `kind`."""
-    from safetensors import SafetensorError
-
-    name = instance.__name__
+    module, name = _CLASSES[kind]
     if not _is_model(folder):
         raise ModelNotFoundError(f"{folder} holds no {_CONFIG}; expected a saved {name}.")
     _expect_ours(folder, kind, name)
-    place = pick_device(device)
+    return load_weights(getattr(import_module(module), name), folder, pick_device(device), dtype)
+
+
+def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
+    """Return a model of a class from its folder, in eval mode on the device.
+
+    Raises:
+        ModelError: It does not load, or lacks weights.
+    """
+    from safetensors import SafetensorError
+
     try:
-        model, info = instance.from_pretrained(
+        model, info = kind.from_pretrained(
             folder,
-            dtype=pick_dtype(dtype, place),
+            dtype=pick_dtype(dtype, device),
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
@@ -146,26 +129,17 @@ def _loaded(
         if isinstance(error, InputError):
             raise
         raise ModelError(
-            f"{folder} does not load as a {name} ({error}); expected what its "
-            "save_pretrained wrote."
+            f"{folder} does not load as a {kind.__name__} ({error}); expected what its "
+            "save_pretrained wrote. Copy it again."
         ) from error
     if info["missing_keys"]:  # transformers would go on with random ones
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
         raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
-    return model.to(place).eval()
+    return model.to(device).eval()
 
 
-def of_latents(folder: Path) -> bool:
-    """Tell whether a folder says that it holds a causal model of continuous latents."""
-    return bool(_kind_of(folder) == _LATENTS)
-
-
-def of_masked(folder: Path) -> bool:
-    """Tell whether a folder says that it holds a masked model of continuous latents."""
-    return bool(_kind_of(folder) == _MASKED)
-
-
-def _kind_of(folder: Path) -> Any:
+def kind_of(folder: Path) -> Any:
+    """Return what the configuration of a folder says that its model is; None without one."""
     try:
         message = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -191,14 +165,14 @@ def check_model(model: Any) -> None:
     """Raise UnsupportedModelError for a model that an image pipeline does not draw with."""
     owner = getattr(model, "model", None) if type(model).__name__.endswith("Target") else model
     kind = getattr(getattr(owner, "config", None), "model_type", None)
-    if kind == _OURS and owner is model:
+    if kind == CODES and owner is model:
         return
     instance = (
         f"{_TARGETS.get(str(kind), 'JanusTarget')}(model, ...)" if owner is model else "target"
     )
     advice = (
         "Give the target's model."
-        if kind == _OURS
+        if kind == CODES
         else f"{_pipeline_of(kind)} codes of other models with Engine({instance}, None, drafter), "
         "whose targets are in ragspec.visual.models.transformers_targets."
     )

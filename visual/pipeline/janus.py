@@ -13,8 +13,9 @@ from ragspec.visual.models.transformers_targets import (
     janus_unconditional,
 )
 from ragspec.visual.models.vq import JanusVQ
-from ragspec.visual.pipeline.prompt_parts import ImageConfig, PromptConditions, mark, text_ids
+from ragspec.visual.pipeline.prompt_parts import PromptConditions, mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
+from ragspec.visual.pipeline.request import ImageConfig
 
 TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"  # the published one, where the tokenizer has none
 

@@ -23,7 +23,7 @@ from ragspec.visual.pipeline.drafter_choice import (
     DraftSource,
     choose_drafter,
 )
-from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_latents, load_masked
+from ragspec.visual.pipeline.folder import LATENTS, MASKED, ImageFolder, check_draft, load_model
 
 NODES = 12  # of a draft, where nothing is said
 ROUNDED = 0.01  # by which means and deviations of the same latents may differ: they are bfloat16
@@ -60,7 +60,7 @@ def latent_source(
             JACOBI,
             lambda: DraftSource(JACOBI, lambda target, conditions: jacobi),
             {"model": None if folder is None else folder.draft},
-            lambda path: load_latents(path, model.device, model.dtype),
+            lambda path: load_model(path, model.device, model.dtype, LATENTS),
             of,
             several=False,
         ),
@@ -132,7 +132,7 @@ def masked_source(
             JACOBI,
             lambda: DraftSource(JACOBI, jacobi),
             {"model": None if folder is None else folder.draft},
-            lambda path: load_masked(path, model.device, model.dtype),
+            lambda path: load_model(path, model.device, model.dtype, MASKED),
             of,
             several=False,
         ),

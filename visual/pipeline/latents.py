@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
+from torch import Tensor
 
 from ragspec.budget.policy import make_budget
 from ragspec.engine.output import Generation
@@ -18,13 +19,19 @@ from ragspec.visual.latents.judged import Watched, WatchedTarget
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import latent_rule
 from ragspec.visual.latents.sampler import NoiseSchedule
-from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.base import CodePipeline, ImageOutput
-from ragspec.visual.pipeline.folder import ImageFolder, caption_encoder, class_names, load_latents
+from ragspec.visual.pipeline.folder import (
+    LATENTS,
+    ImageFolder,
+    caption_encoder,
+    class_names,
+    load_model,
+)
 from ragspec.visual.pipeline.latent_source import NODES, latent_source
 from ragspec.visual.pipeline.pipeline import ImagePipeline
+from ragspec.visual.pipeline.request import ImageConfig
 from ragspec.visual.pipeline.stats import latent_stats
 
 
@@ -33,7 +40,7 @@ class LatentOutput(ImageOutput):
     """What a call returns; see `ImageOutput`. latents f32 [B, h, w, D], as the autoencoder knows
     them; codes are their numbers in the call. stats: a `LatentStats`."""
 
-    latents: torch.Tensor | None = None
+    latents: Tensor | None = None
 
 
 class LatentPipeline(ImagePipeline):
@@ -55,7 +62,8 @@ class LatentPipeline(ImagePipeline):
     """
 
     _default_rule: ClassVar[str] = "aligned"
-    _saved_as: ClassVar[str] = "SavedLatentPipeline"
+    _default_set: ClassVar[str] = "latent-tiles"
+    _default_dtype: ClassVar[str] = "float32"  # distributions are compared by their densities
 
     def __init__(
         self,
@@ -92,33 +100,10 @@ class LatentPipeline(ImagePipeline):
         self.register_modules(model=model, vq=tokenizer.model, draft=draft)
         self._interrupt = False
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        name: str | Path = "latent-tiles",
-        drafter: Any = "auto",
-        rule: str | Rule = "auto",
-        *,
-        tokenizer: VQTokenizer | str | Path | None = None,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "float32",
-        **settings: Any,
-    ) -> Self:
-        """Return a pipeline over a bundled set or a folder; see `ImagePipeline`.
-
-        Args:
-            name: "latent-tiles" (classes), "latent-emoji" (prompts), or a folder.
-            rule: "auto" takes the one that the folder was saved with, else "aligned". Numbers are
-                float32 where nothing is said: distributions are compared by their densities.
-        """
-        return super().from_pretrained(
-            name, drafter, rule, tokenizer=tokenizer, device=device, dtype=dtype, **settings
-        )
-
     @staticmethod
     def _load(folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
         """Return the model of a folder."""
-        return load_latents(folder, device, dtype)
+        return load_model(folder, device, dtype, LATENTS)
 
     @property
     def trunk(self) -> Any:
@@ -141,7 +126,7 @@ class LatentPipeline(ImagePipeline):
                 )
         return super().__call__(*args, **kwargs)
 
-    def decode(self, codes: torch.Tensor, output_type: str = "pil") -> Any:
+    def decode(self, codes: Tensor, output_type: str = "pil") -> Any:
         """Return the images of latents f32 [B, h, w, D]; output_type as for a call."""
         if output_type == "latent":
             return codes
@@ -154,15 +139,8 @@ class LatentPipeline(ImagePipeline):
     def _judging(self) -> Rule:
         return Watched(self.rule)
 
-    def _target(
-        self,
-        table: ConditionTable,
-        scale: float,
-        interval: tuple[int, int] | None,
-        fixed: torch.Tensor | None,
-        raster: Raster,
-    ) -> ImageTarget:
-        return WatchedTarget(self.model, table, scale, self.schedule)
+    def _target(self, table: ConditionTable, config: ImageConfig) -> ImageTarget:
+        return WatchedTarget(self.model, table, config.guidance_scale, self.schedule)
 
     @torch.no_grad()
     def _output(

@@ -26,13 +26,13 @@ class LlamaGenPipeline(ImagePipeline):
     @classmethod
     def from_pretrained(
         cls,
-        name: str | Path = "tiles",
+        name: str | Path | None = None,
         drafter: Any = "auto",
         rule: str | Rule = "auto",
         *,
         tokenizer: VQTokenizer | str | Path | None = None,
         device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
+        dtype: str | torch.dtype | None = None,
         vq: VQTokenizer | str | Path | None = None,
         grid_size: int | None = None,
         num_attention_heads: int | None = None,
@@ -55,12 +55,12 @@ class LlamaGenPipeline(ImagePipeline):
         if isinstance(book, str | Path):
             book = VQTokenizer.from_pretrained(Path(book), allow_namespace=allow_namespace)
         opening = {"grid_size": grid_size, "allow_namespace": allow_namespace}
-        dtype = settings.pop("torch_dtype", None) or dtype
+        dtype = settings.pop("torch_dtype", None) or dtype or cls._default_dtype
         device, offline = check_loading(settings, device)
         place = pick_device(device)
         if isinstance(drafter, str | Path) and Path(drafter).is_file():
             drafter = _published(drafter, place, dtype, opening)
-        path = Path(name).expanduser()
+        path = Path(name or "").expanduser()
         if not path.is_file():
             inputs: dict[str, Any] = {"tokenizer": book, "device": place, "dtype": dtype}
             if book is not None:

@@ -18,6 +18,7 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.utils import BaseOutput
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.models.device import pick_device, pick_dtype
@@ -32,10 +33,11 @@ from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.pipeline.diffusers_mixin import DiffusersMixin, check_loading, saving
 from ragspec.visual.pipeline.folder import (
+    MASKED,
     ImageFolder,
     class_names,
     find_folder,
-    load_masked,
+    load_model,
     load_tokenizer,
 )
 from ragspec.visual.pipeline.latent_source import masked_source
@@ -79,7 +81,7 @@ class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     stats: MaskedStats
     acceptance_map: NDArray[Any]
     label: str
-    latents: torch.Tensor
+    latents: Tensor
 
 
 class MaskedLatentPipeline(DiffusersMixin):
@@ -186,7 +188,7 @@ class MaskedLatentPipeline(DiffusersMixin):
         else:
             folder = find_folder(name, offline)
             settings = {**masked_as_saved(folder.index, settings), "folder": folder}
-            model = load_masked(folder.target, place, dtype)
+            model = load_model(folder.target, place, dtype, MASKED)
             if autoencoder is None:
                 kl = folder.target.parent / "vae"
                 there = (kl / "config.json").is_file()
@@ -273,7 +275,7 @@ class MaskedLatentPipeline(DiffusersMixin):
         """Return the number of a class given by number or by name; raises InputError."""
         return class_number(inputs, self.class_names, int(self.model.config.num_classes))
 
-    def decode(self, latents: torch.Tensor, output_type: str = "pil") -> Any:
+    def decode(self, latents: Tensor, output_type: str = "pil") -> Any:
         """Return the images of latents f32 [B, h, w, D]; output_type as for a call."""
         if output_type == "latent":
             return latents
@@ -283,7 +285,7 @@ class MaskedLatentPipeline(DiffusersMixin):
     def _samples(
         self,
         sampler: MaskedSampler,
-        labels: torch.Tensor,
+        labels: Tensor,
         seeds: Sequence[int],
         callback: Callable[..., Any] | None,
     ) -> SampledLatents:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
@@ -65,7 +66,7 @@ class MaskedDrafts:
         self,
         model: MaskedModel,
         schedule: LearnedSchedule,
-        labels: torch.Tensor,
+        labels: Tensor,
         seeds: Sequence[int],
         scale: float,
         temperature: float,
@@ -123,12 +124,12 @@ class MaskedProgress(Progress):
         super().__init__(*args)
         self._target = target
 
-    def step_tensors(self, first: int) -> dict[str, torch.Tensor]:
+    def step_tensors(self, first: int) -> dict[str, Tensor]:
         """Return the latents [b, N, D] that stand, 0 where none does."""
         return {"latents": latents_of(self._target, [row[row >= 0] for row in self._codes])}
 
 
-def latents_of(target: MaskedTarget, numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+def latents_of(target: MaskedTarget, numbers: Sequence[Tensor]) -> Tensor:
     """Return the latents [B, N, D] by place that have these numbers, in the order of images."""
     table = target.table
     result = table.latents.new_zeros(len(numbers), target.model.places, table.paths.shape[-1])
@@ -141,7 +142,7 @@ def latents_of(target: MaskedTarget, numbers: Sequence[torch.Tensor]) -> torch.T
 class SampledLatents:
     """Standardised latents [B, N, D] by place; the rest [B, N] by index, see `MaskedStats`."""
 
-    latents: torch.Tensor
+    latents: Tensor
     maps: NDArray[np.int64]
     outcomes: NDArray[np.int64]
     distances: NDArray[np.float64]
@@ -158,7 +159,7 @@ class Batch:
 
     pipeline: Any
     sampler: MaskedSampler
-    labels: torch.Tensor
+    labels: Tensor
     seeds: Sequence[int]
     bar: Any
     callback: Callable[..., Any] | None
@@ -219,7 +220,7 @@ class _Follower:
         self._pipeline, self._bar, self._rows, self._callback = pipeline, bar, rows, callback
         self._iteration = self._done = 0
 
-    def __call__(self, done: int, latents: torch.Tensor) -> bool:
+    def __call__(self, done: int, latents: Tensor) -> bool:
         self._bar.update(self._rows * (done - self._done))
         self._done = done
         if self._callback is not None:

@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
@@ -130,7 +131,7 @@ def acceptance_of(generations: Sequence[Generation], raster: Raster) -> NDArray[
     return raster.grid(maps)
 
 
-def codes_of(generations: Sequence[Generation], raster: Raster) -> torch.Tensor:
+def codes_of(generations: Sequence[Generation], raster: Raster) -> Tensor:
     """Return the codes i64 [B, h, w]; an image that was cut short repeats its last code."""
     rows: list[list[int]] = []
     for generation in generations:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
+from torch import Tensor
 
 from ragspec.budget.policy import make_budget
 from ragspec.errors import InputError
@@ -39,6 +40,7 @@ from ragspec.visual.pipeline.folder import (
 )
 from ragspec.visual.pipeline.request import (
     TENSORS,
+    ImageConfig,
     check_output_type,
     checked_callback,
     checked_codes,
@@ -75,7 +77,8 @@ class ImagePipeline(CodePipeline):
     """
 
     _default_rule: ClassVar[str] = "exact"
-    _saved_as: ClassVar[str] = "SavedImagePipeline"  # the class that diffusers loads
+    _default_set: ClassVar[str] = "tiles"
+    _default_dtype: ClassVar[str] = "auto"
 
     def __init__(
         self,
@@ -120,29 +123,29 @@ class ImagePipeline(CodePipeline):
     @classmethod
     def from_pretrained(
         cls,
-        name: str | Path = "tiles",
+        name: str | Path | None = None,
         drafter: Any = "auto",
         rule: str | Rule = "auto",
         *,
         tokenizer: VQTokenizer | str | Path | None = None,
         device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
+        dtype: str | torch.dtype | None = None,
         **settings: Any,
     ) -> Self:
-        """Return a pipeline over a bundled set ("tiles", "emoji") or a folder.
+        """Return a pipeline over a bundled set ("tiles" where none is named, "emoji") or a folder.
 
         Args:
             rule: "auto" takes the one that the folder was saved with, and its drafter and budget
                 where none are named; else "exact".
             tokenizer: Where the folder has none.
-            dtype: Also as torch_dtype.
+            dtype: Also as torch_dtype; None is "auto", of latents float32.
             settings: See `ImagePipeline`; what loaders of diffusers are told, see `check_loading`.
                 Raises what `ImagePipeline` does, ModelError for a model that does not load,
                 InputError for what a folder of this kind has not.
         """
-        dtype = settings.pop("torch_dtype", None) or dtype
+        dtype = settings.pop("torch_dtype", None) or dtype or cls._default_dtype
         device, offline = check_loading(settings, device)
-        folder = find_folder(name, offline)
+        folder = find_folder(name or cls._default_set, offline)
         drafter, rule, settings = as_saved(folder.index, cls._default_rule, drafter, rule, settings)
         place = pick_device(device)
         model = cls._load(folder.target, place, dtype)
@@ -204,7 +207,7 @@ class ImagePipeline(CodePipeline):
         top_p: float = 1.0,
         min_p: float = 0.0,
         guidance_interval: tuple[int, int] | None = None,
-        codes: torch.Tensor | None = None,
+        codes: Tensor | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
@@ -234,14 +237,13 @@ class ImagePipeline(CodePipeline):
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         rows = [row for row in range(len(conditions.condition)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
-        table = conditions.table(self.trunk)
         fixed = checked_codes(codes, raster.codes, int(self.trunk.config.vocab_size))
-        target = self._target(table, guidance_scale, guidance_interval, fixed, raster)
+        config = ImageConfig(guidance_scale, guidance_interval, raster, fixed)
         sampling = Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
         )
-        drafter = self.source(target, conditions)
-        instance = self._create(target, drafter, rows, sampling, callback, output_type)
+        target = self._target(conditions.table(self.trunk), config)
+        instance = self._create(target, conditions, rows, sampling, callback, output_type)
         return instance if return_dict else instance.to_tuple()
 
     @property
@@ -253,16 +255,12 @@ class ImagePipeline(CodePipeline):
         """Return the number of a class given by number or by name; raises InputError."""
         return class_number(inputs, self.class_names, int(self.trunk.config.num_classes))
 
-    def _target(
-        self,
-        table: ConditionTable,
-        scale: float,
-        interval: tuple[int, int] | None,
-        fixed: torch.Tensor | None,
-        raster: Raster,
-    ) -> ImageTarget:
+    def _target(self, table: ConditionTable, config: ImageConfig) -> ImageTarget:
         """Return the target of one call."""
-        return ImageTarget(self.model, table, scale, interval, fixed=fixed, raster=raster)
+        scale, interval = config.guidance_scale, config.guidance_interval
+        return ImageTarget(
+            self.model, table, scale, interval, fixed=config.fixed, raster=config.raster
+        )
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
         """Return how the codes of an image of so many pixels lie; raises InputError."""
@@ -300,7 +298,7 @@ class ImagePipeline(CodePipeline):
             )
         return Conditions(*current, *beside)
 
-    def _features(self, texts: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
+    def _features(self, texts: Any) -> tuple[Tensor, tuple[int, ...]]:
         """Return features [R, L, d] of texts, and how many first ones of each are padding."""
         if self.captions is None:
             raise InputError(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
@@ -55,7 +56,7 @@ class Progress:
         """Take note of the end of the run."""
         self._end_of_pass()
 
-    def step_tensors(self, first: int) -> dict[str, torch.Tensor]:
+    def step_tensors(self, first: int) -> dict[str, Tensor]:
         """Return what a callback hears; first: the image that begins the batch of the pass."""
         return {"codes": self._samples().clone()}
 
@@ -71,12 +72,12 @@ class Progress:
                 check_returned(returned, name, stands)
         self._passes += 1
 
-    def _samples(self) -> torch.Tensor:
+    def _samples(self) -> Tensor:
         """Return the codes that stand, i64 [B, codes]."""
         return self._codes if not self._raster.ends else self._codes[:, self._raster.places]
 
 
-def check_returned(returned: Any, name: str, stands: torch.Tensor) -> None:
+def check_returned(returned: Any, name: str, stands: Tensor) -> None:
     """Raise InputError where a callback would have other codes or latents than it was told."""
     result = returned.get(name) if isinstance(returned, dict) else None
     if result is not None and not torch.equal(torch.as_tensor(result).cpu(), stands.cpu()):

@@ -17,10 +17,10 @@ from ragspec.errors import (
     TokenizerMismatchError,
     UnsupportedModelError,
 )
-from ragspec.models.device import pick_dtype
-from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.transformers_targets import prompt_table
+from ragspec.visual.pipeline.folder import load_weights
+from ragspec.visual.pipeline.request import ImageConfig
 
 PIPELINES = {
     "janus": "JanusPipeline",
@@ -37,27 +37,10 @@ def load_part(folder: Path, kind: str, device: torch.device, dtype: str | torch.
     Raises ModelNotFoundError, UnsupportedModelError for another kind, ModelError.
     """
     import transformers
-    from safetensors import SafetensorError
 
     _expect(folder, kind)
     instance = getattr(transformers, f"{kind.capitalize()}ForConditionalGeneration")
-    try:
-        model, info = instance.from_pretrained(
-            folder,
-            dtype=pick_dtype(dtype, device),
-            local_files_only=True,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelError(
-            f"{folder} does not load as a {instance.__name__} ({error}); expected what its "
-            "save_pretrained wrote. Copy it again."
-        ) from error
-    if info["missing_keys"]:  # transformers would go on with random ones
-        lacking = ", ".join(sorted(info["missing_keys"])[:3])
-        raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
-    return model.to(device).eval()
+    return load_weights(instance, folder, device, dtype)
 
 
 def load_processor(folder: Path) -> Any:
@@ -139,16 +122,6 @@ def _expect(folder: Path, kind: str) -> None:
 
 def _advice(result: Any) -> str:
     return f" Draw with {PIPELINES[result]}." if result in PIPELINES else ""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageConfig:
-    """How a target draws: guidance, the grid of codes, and the codes that are given."""
-
-    guidance_scale: float
-    guidance_interval: tuple[int, int] | None
-    raster: Raster
-    fixed: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

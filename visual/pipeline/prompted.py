@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from diffusers.image_processor import VaeImageProcessor
+from torch import Tensor
 
 from ragspec.budget.policy import make_budget
 from ragspec.errors import InputError
@@ -29,7 +30,6 @@ from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
 from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
 from ragspec.visual.pipeline.drafter_choice import prompt_source
 from ragspec.visual.pipeline.prompt_parts import (
-    ImageConfig,
     PromptConditions,
     check_prompt_draft,
     expect_kind,
@@ -39,6 +39,7 @@ from ragspec.visual.pipeline.prompt_parts import (
 from ragspec.visual.pipeline.relaxation import FILE
 from ragspec.visual.pipeline.request import (
     TENSORS,
+    ImageConfig,
     check_output_type,
     checked_callback,
     checked_codes,
@@ -231,7 +232,7 @@ class PromptPipeline(CodePipeline):
         top_p: float = 1.0,
         min_p: float = 0.0,
         guidance_interval: tuple[int, int] | None = None,
-        codes: torch.Tensor | None = None,
+        codes: Tensor | None = None,
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: Callable[..., Any] | None = None,
@@ -264,8 +265,7 @@ class PromptPipeline(CodePipeline):
         sampling = Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
         )
-        drafter = self.source(target, conditions)
-        instance = self._create(target, drafter, rows, sampling, callback, output_type)
+        instance = self._create(target, conditions, rows, sampling, callback, output_type)
         return instance if return_dict else instance.to_tuple()
 
     def _sized(self, height: int | None, width: int | None) -> Raster:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.visual.models.raster import Raster
 
 TENSORS = ("codes",)  # what a callback may ask for
 OUTPUTS = ("pil", "np", "pt", "latent")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageConfig:
+    """How a target draws: guidance, the grid of codes, and the codes that are given."""
+
+    guidance_scale: float
+    guidance_interval: tuple[int, int] | None
+    raster: Raster
+    fixed: Tensor | None = None
 
 
 def check_output_type(inputs: Any) -> None:
@@ -59,8 +72,8 @@ def _is_one(inputs: Any) -> bool:
 
 
 def padded_features(
-    features: torch.Tensor | Sequence[torch.Tensor], length: int
-) -> tuple[torch.Tensor, tuple[int, ...]]:
+    features: Tensor | Sequence[Tensor], length: int
+) -> tuple[Tensor, tuple[int, ...]]:
     """Return features of prompts at the end of L places each, and how many stand empty.
 
     Padding comes first, as LlamaGen has it.
@@ -73,7 +86,7 @@ def padded_features(
         InputError: Features are no matrices of one width, or too many.
     """
     prompts = list(features)
-    if not all(isinstance(each, torch.Tensor) and each.ndim == 2 for each in prompts):
+    if not all(isinstance(each, Tensor) and each.ndim == 2 for each in prompts):
         raise InputError(
             f"got features {[_shape(each) for each in prompts[:8]]} of the text encoder; expected "
             "a tensor [n, d] of each text."
@@ -92,14 +105,14 @@ def padded_features(
     return padded, tuple(length - size for size in sizes)
 
 
-def checked_codes(inputs: Any, count: int, size: int) -> torch.Tensor | None:
+def checked_codes(inputs: Any, count: int, size: int) -> Tensor | None:
     """Return the codes that are given i64 [n], -1 where one is to be drawn; None for none.
 
     inputs: a tensor of at most `count` whole numbers below `size`. Raises InputError for others.
     """
     if inputs is None:
         return None
-    whole = isinstance(inputs, torch.Tensor) and inputs.dtype == torch.int64
+    whole = isinstance(inputs, Tensor) and inputs.dtype == torch.int64
     flat = inputs.flatten() if whole else torch.zeros(0, dtype=torch.int64)
     if not (whole and 0 < len(flat) <= count and int(flat.min()) >= -1 and int(flat.max()) < size):
         raise InputError(
@@ -141,7 +154,7 @@ def checked_callback(
     if callback is None:
         return None
 
-    def on_progress(pipeline: Any, step: int, codes: int, tensors: dict[str, torch.Tensor]) -> Any:
+    def on_progress(pipeline: Any, step: int, codes: int, tensors: dict[str, Tensor]) -> Any:
         return callback(pipeline, step, codes, {name: tensors[name] for name in values})
 
     return on_progress

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import hashlib
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ragspec.errors import InputError, StoreError
-from ragspec.storage.manifest import Verify
-from ragspec.storage.store import open_store, publish
+from ragspec.errors import InputError
 from ragspec.visual.checks import whole
 
-KIND = "code-neighbours"
-FILE = "neighbours.npy"
 _BLOCK = 512  # most codes that are compared with all others at once
 _BLOCK_BYTES = 1 << 24  # of the distances of such a block
-_COPIES = 2  # of those distances that are held at one time: themselves, and parted
 _ROUNDS = 25
 
 Codes = NDArray[np.int32]
@@ -109,37 +103,6 @@ class CodeNeighbours:
                 f"the code-book has {len(codebook)} ({codebook_fingerprint(codebook)[:12]}); "
                 "expected one and the same. Build the table from the target's own code-book."
             )
-
-    def save(self, folder: Path | str) -> None:
-        """Write the table to a folder as one of the project's stores; raises StoreError."""
-
-        def write(build: Path) -> None:
-            np.save(build / FILE, self.rows, allow_pickle=False)
-
-        publish(
-            Path(folder),
-            KIND,
-            write,
-            parameters={"codes": self.size, "k": self.k},
-            fingerprints={"code-book": self.fingerprint},
-        )
-
-    @classmethod
-    def open(
-        cls, folder: Path | str, codebook: Any = None, *, verify: Verify = "full"
-    ) -> CodeNeighbours:
-        """Return a saved table; with `codebook` [V, d], only if it was built from that one.
-
-        Raises:
-            StoreError: Where it is missing, damaged, or of another code-book.
-        """
-        prints = None if codebook is None else {"code-book": codebook_fingerprint(codebook)}
-        store = open_store(Path(folder), KIND, verify=verify, fingerprints=prints)
-        try:
-            rows = np.load(store.file(FILE), mmap_mode="r", allow_pickle=False)
-            return cls(rows, store.manifest.fingerprints.get("code-book", ""))
-        except (InputError, ValueError) as error:
-            raise StoreError(f"{folder} holds no usable table: {error}") from error
 
 
 class CodePartition:
@@ -235,13 +198,6 @@ def _compared(codebook: Any, normalised: bool) -> NDArray[np.float64]:
         return units
     plain: NDArray[np.float64] = torch.as_tensor(codebook).detach().double().cpu().numpy()
     return plain
-
-
-def building_bytes(codes: int, k: int) -> int:
-    """Return the bytes that `CodeNeighbours.build` takes for k neighbours of so many codes."""
-    itemsize = np.dtype(np.float64).itemsize
-    block = min(_block(codes), codes)
-    return codes * k * np.dtype(np.int32).itemsize + _COPIES * block * codes * itemsize
 
 
 def unit_codes(codebook: Any) -> NDArray[np.float64]:

@@ -34,20 +34,16 @@ class Relation(Protocol):
     @property
     def size(self) -> int:
         """The number of codes V of the code-book."""
-        ...
 
     @property
     def nothing(self) -> bool:
         """Whether no code with any probability can be related, so that the rule is the walk."""
-        ...
 
     def near(self, code: int) -> Codes:
         """Return the codes that may be related to `code`, nearest first."""
-        ...
 
     def bound(self, code: int, p: Distribution) -> float:
         """Return the mass that the prefix of `near(code)` may have under the distribution p [V]."""
-        ...
 
 
 class NearestCodes:

@@ -21,6 +21,7 @@ from math import isfinite, nan
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.rules.base import Around, Step, TargetView, Verdict
@@ -121,7 +122,7 @@ class Surprising(Around):
         return replace(verdict, nll_gap=nll_gap_of(distributions, codes))
 
 
-def nll_gap_of(distributions: torch.Tensor, codes: list[int]) -> tuple[float, ...]:
+def nll_gap_of(distributions: Tensor, codes: list[int]) -> tuple[float, ...]:
     """Return -log p(code) - H(p) of codes, each under its distribution f64 [n, V]."""
     logs = distributions.clamp_min(LEAST).log()
     current = logs[torch.arange(len(codes)), codes]

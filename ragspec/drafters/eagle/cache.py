@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead
 from ragspec.drafters.model.cache import DraftCache
@@ -45,8 +46,8 @@ class HeadModel(CausalTarget):
         self.first = 1
 
     def forward(
-        self, tokens: torch.Tensor, view: TreeView, cache: SlotCache, keep: int | torch.Tensor
-    ) -> torch.Tensor:
+        self, tokens: Tensor, view: TreeView, cache: SlotCache, keep: int | Tensor
+    ) -> Tensor:
         """Return the target's logits [1, k, V] of the last k guesses; see `CausalTarget`."""
         with tree_view(view), torch.no_grad():
             embedded = self.target.embed(tokens)
@@ -69,7 +70,7 @@ class HeadCache(DraftCache):
         self._states = torch.empty(0)
         self._guessed = torch.empty(0)
 
-    def notify(self, states: torch.Tensor, first: int | None = None) -> None:
+    def notify(self, states: Tensor, first: int | None = None) -> None:
         """Learn the target's states [copies, n, H] at n tokens of the text.
 
         first: the position of the first of them, behind all that was told; None: the next one.
@@ -94,7 +95,7 @@ class HeadCache(DraftCache):
         known = pairs > 0 and self._places[pairs - 1] == len(tokens) - 2
         return known and super().readable(tokens)
 
-    def read(self, tokens: Sequence[int]) -> torch.Tensor:
+    def read(self, tokens: Sequence[int]) -> Tensor:
         """Read what the cache lacks of the text; return the root's logits [1, V]."""
         end = self._pairs(len(tokens))
         self._keep(end - 1)
@@ -111,7 +112,7 @@ class HeadCache(DraftCache):
         self._cache.commit([range(n)])
         return logits
 
-    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> torch.Tensor:
+    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         """Read n draft nodes, see `DraftCache.extend`; logits [n, V].
 
         Their parents must have been read by earlier calls: a node needs the guess above it.

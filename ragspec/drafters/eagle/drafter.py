@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from ragspec.drafters.base import DraftRequest, Feedback, KnownStates, Prefill
 from ragspec.drafters.eagle.cache import HeadCache, HeadModel
@@ -130,7 +130,7 @@ class HeadSession(ModelSession):
             verified = [0, *(node + 1 for node in feedback.path)]
             self.cache.notify(feedback.hidden[:, verified[: len(feedback.tokens)]])
 
-    def _begin(self, hidden: torch.Tensor, first: int) -> None:
+    def _begin(self, hidden: Tensor, first: int) -> None:
         """Take the states [copies, T, H] at the prompt's tokens from number `first` on.
 
         Before them those that were known of earlier parts of the prompt.
@@ -150,7 +150,7 @@ class HeadSession(ModelSession):
                 self.cache.read(self._prompt)
 
 
-def _checked(part: KnownStates, hidden: torch.Tensor) -> torch.Tensor:
+def _checked(part: KnownStates, hidden: Tensor) -> Tensor:
     """Return the states of a part, in numbers as the target's now; raises InputError for others."""
     if part.states.shape[::2] != hidden.shape[::2]:
         raise InputError(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ragspec.errors import (
     InputError,
@@ -57,7 +57,7 @@ class DraftVocabulary(nn.Module):
     one linear map, and for a target that combines several rows of states (guidance).
     """
 
-    def __init__(self, target: CausalTarget, tokens: torch.Tensor) -> None:
+    def __init__(self, target: CausalTarget, tokens: Tensor) -> None:
         super().__init__()
         output = target.output_head
         if not isinstance(output, nn.Linear) or target.copies > 1:
@@ -72,19 +72,19 @@ class DraftVocabulary(nn.Module):
         self.rows.weight = _frozen(output.weight[tokens])
         self.rows.bias = None if output.bias is None else _frozen(output.bias[tokens])
 
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: Tensor) -> Tensor:
         """Return the logits [..., v] of states [..., H]."""
-        logits: torch.Tensor = self.rows(states)
+        logits: Tensor = self.rows(states)
         return logits
 
-    def spread(self, logits: torch.Tensor) -> torch.Tensor:
+    def spread(self, logits: Tensor) -> Tensor:
         """Return logits [..., v] as [..., V]; minus infinity for all other tokens."""
         whole = logits.new_full((*logits.shape[:-1], self.size), -torch.inf)
         whole[..., self.tokens] = logits
         return whole
 
 
-def _frozen(weight: torch.Tensor) -> nn.Parameter:
+def _frozen(weight: Tensor) -> nn.Parameter:
     return nn.Parameter(weight.detach().clone(), requires_grad=False)
 
 
@@ -135,7 +135,7 @@ class FeatureHead(nn.Module):
     tokens i64 [v]: those that it may draft, increasing; None: all of the target's.
     """
 
-    tokens: torch.Tensor | None
+    tokens: Tensor | None
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
@@ -212,12 +212,12 @@ class FeatureHead(nn.Module):
 
     def forward(
         self,
-        embedded: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor | None = None,
+        embedded: Tensor,
+        states: Tensor,
+        positions: Tensor | None = None,
         cache: SlotCache | None = None,
-        mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """Return the guessed states [R, n, H] after n tokens.
 
         embedded [R, n, E]: the tokens; states [R, n, H]: those before each of them. positions i64
@@ -229,7 +229,7 @@ class FeatureHead(nn.Module):
             # transformers takes a gap between positions for the border of another text.
             n = read.shape[1]
             mask = torch.ones(1, 1, n, n, dtype=torch.bool, device=read.device).tril()
-        guessed: torch.Tensor = self.layer(
+        guessed: Tensor = self.layer(
             inputs_embeds=read,
             attention_mask=mask,
             position_ids=positions,
@@ -309,7 +309,7 @@ def target_print(target: CausalTarget) -> str:
     return digest.hexdigest()
 
 
-def _sampled(weight: torch.Tensor) -> torch.Tensor:
+def _sampled(weight: Tensor) -> Tensor:
     """Return values from all over a weight, on the CPU."""
     flat = weight.detach().reshape(-1)
     places = torch.arange(_SAMPLED) * flat.numel() // _SAMPLED
@@ -334,7 +334,7 @@ def check_head(head: FeatureHead, target: CausalTarget) -> None:
         )
 
 
-def _as(dtype: torch.dtype | None, value: torch.Tensor) -> torch.Tensor:
+def _as(dtype: torch.dtype | None, value: Tensor) -> Tensor:
     """Return a value in another dtype, if it is no index."""
     return value.to(dtype) if dtype is not None and value.is_floating_point() else value
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ragspec.drafters.base import DraftContext
 from ragspec.trees.draft_tree import ROOT
@@ -69,7 +70,7 @@ class DraftCache:
         limit = self.model.max_length
         return 1 << 30 if limit is None else limit - len(tokens) + 1
 
-    def read(self, tokens: Sequence[int]) -> torch.Tensor:
+    def read(self, tokens: Sequence[int]) -> Tensor:
         """Read what the cache lacks of the committed text; return the root's logits [1, V].
 
         An unfinished draft is dropped. The root is always read again, for its logits.
@@ -83,7 +84,7 @@ class DraftCache:
         self._cache.commit([range(n)])
         return logits
 
-    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> torch.Tensor:
+    def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         """Read n draft nodes below earlier ones; return their logits [n, V].
 
         above: the slot of each one's parent, -1 for the root. Slots count from 0 in the order in
@@ -142,7 +143,7 @@ class DraftCache:
         positions: Sequence[int],
         visible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] | None,
         keep: int,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Run one forward over n new slots; return the logits of the last `keep`: [keep, V].
 
         positions: logical positions of all speculative slots, the n new ones last. seen bool
@@ -186,14 +187,14 @@ class DraftState:
     """
 
     cache: DraftCache
-    logits: torch.Tensor
+    logits: Tensor
     context: DraftContext
     budget: int
     depth: int
     min_expected_gain: float
 
 
-def fitted(logits: torch.Tensor, size: int) -> torch.Tensor:
+def fitted(logits: Tensor, size: int) -> Tensor:
     """Return logits [n, V] over the target's vocabulary: padding cut off, or put at -inf."""
     current = logits.shape[-1]
     if current == size:

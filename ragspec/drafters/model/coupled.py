@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import exp
 
 import torch
+from torch import Tensor
 
 from ragspec.drafters.base import DraftContext
 from ragspec.drafters.model.cache import DraftState, KnownDistribution
@@ -91,8 +92,8 @@ class CoupledGrowth:
         self.typical = _TYPICAL
         self._nodes = CandidateNodes()
         self._selection: list[int] = []
-        self._known: list[tuple[Sequence[int], torch.Tensor, torch.Tensor]] = []
-        self._noise: dict[int, torch.Tensor] = {}
+        self._known: list[tuple[Sequence[int], Tensor, Tensor]] = []
+        self._noise: dict[int, Tensor] = {}
         self._candidates = 1 if width == 1 else max(width, _CANDIDATES)
 
     def grow(self, draft_state: DraftState) -> DraftTree:
@@ -182,7 +183,7 @@ class CoupledGrowth:
         self,
         nodes: CandidateNodes,
         parents: Sequence[int],
-        logits: torch.Tensor,
+        logits: Tensor,
         context: DraftContext,
         k: int,
     ) -> None:
@@ -200,9 +201,7 @@ class CoupledGrowth:
         for node, row in zip(parents, listed(tokens, chances, k), strict=True):
             nodes.add(node, *row)
 
-    def _contenders(
-        self, logits: torch.Tensor, indices: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _contenders(self, logits: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the first choices of R nodes, tokens i64 [R, k], and their perturbed logits.
 
         Those are `log q / T + g`, f64 [R, k], up to a constant of the row; greedy: `log q`.
@@ -220,7 +219,7 @@ class CoupledGrowth:
         values, tokens = scores.topk(k, dim=-1)
         return tokens, values.double()
 
-    def _gumbel(self, indices: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    def _gumbel(self, indices: Sequence[int], like: Tensor) -> Tensor:
         """Return the noise of the whole vocabulary at R indices [R, V].
 
         An index is met by every node of its depth and again in the next steps, so noise is kept.
@@ -247,15 +246,13 @@ class CoupledGrowth:
         )
 
 
-def listed(
-    tokens: torch.Tensor, chances: torch.Tensor, k: int
-) -> list[tuple[list[float], list[float]]]:
+def listed(tokens: Tensor, chances: Tensor, k: int) -> list[tuple[list[float], list[float]]]:
     """Return the first k tokens of each row and their chances, by one copy from the device."""
     rows: list[list[float]] = torch.cat([tokens[:, :k], chances[:, :k]], -1).tolist()
     return [(row[: len(row) // 2], row[len(row) // 2 :]) for row in rows]
 
 
-def agreement(perturbed: torch.Tensor, temperature: float, error: float) -> torch.Tensor:
+def agreement(perturbed: Tensor, temperature: float, error: float) -> Tensor:
     """Return the estimated chance that the target's choice is the same: f64 [R, k].
 
     perturbed f64 [R, k]: `log q / T + g` of the first choices of R nodes, up to a constant of the

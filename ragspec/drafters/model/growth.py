@@ -29,15 +29,12 @@ class Growth(Protocol):
 
     def grow(self, draft_state: DraftState) -> DraftTree:
         """Return the draft that this ground bears."""
-        ...
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that were emitted in place of the last draft."""
-        ...
 
     def distributions(self) -> list[KnownDistribution]:
         """Return what the last draft knew at the root and at its nodes that were read."""
-        ...
 
 
 def make_growth(

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.drafters.model.cache import DraftCache, fitted
 from ragspec.drafters.model.static_tree import PlaceChoices, TreeShape
@@ -120,11 +121,11 @@ class LevelStep:
         """Let the next call be that of these values of `packet`; nobody waits."""
         self._staging.send(values)
 
-    def __call__(self) -> tuple[torch.Tensor]:
+    def __call__(self) -> tuple[Tensor]:
         """Draft what `packet` asks for; see `run`. The model is to be lent by the caller."""
         return (self._run(),)
 
-    def run(self) -> torch.Tensor:
+    def run(self) -> Tensor:
         """Return the packet; the committed tokens stay in the cache."""
         pending = self.shape.pending
         lengths, count = self.packet[:, pending], self.packet[:, pending + 1]
@@ -144,7 +145,7 @@ class LevelStep:
         values = torch.cat([value for _, value in results])
         return torch.stack([torch.cat([token for token, _ in results]), values.view(torch.int64)])
 
-    def _visible(self, layout: Layout, last: torch.Tensor) -> list[torch.Tensor]:
+    def _visible(self, layout: Layout, last: Tensor) -> list[Tensor]:
         """Return the masks of a layout's queries, by window: [1, n, S] each.
 
         last i64 [1]: the slot of the last committed token.
@@ -156,12 +157,12 @@ class LevelStep:
     def _forward(
         self,
         number: int,
-        tokens: torch.Tensor,
+        tokens: Tensor,
         layout: Layout,
-        visible: Sequence[torch.Tensor],
+        visible: Sequence[Tensor],
         bounds: tuple[int, int],
-        last: torch.Tensor | None,
-    ) -> torch.Tensor:
+        last: Tensor | None,
+    ) -> Tensor:
         """Return the logits [n, V] of these queries of a layout, or those of the `last` i64 [1]."""
         current = slice(*bounds)
         self._columns[number].copy_(layout.columns[:, current])
@@ -182,7 +183,7 @@ class LevelStep:
             logits = logits.index_select(0, last)
         return fitted(logits, self.shape.vocab_size)
 
-    def _best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         scores = logits if logits.dtype == torch.float64 else logits.float()
         values, tokens = scores.topk(self._k, dim=-1)
         return tokens, values.double()
@@ -240,7 +241,7 @@ class LevelCache(DraftCache):
         self.forwards += 1 + len(places.bounds)
         self._cache.book.lengths[0] = len(tokens)
         self._cache.abandon()
-        message: torch.Tensor = packet.cpu()
+        message: Tensor = packet.cpu()
         return PlaceChoices(places.rows, message[0], message[1].view(torch.float64))
 
     def _before(self, n: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from ragspec.drafters.base import DraftContext
 from ragspec.drafters.model.cache import DraftState, KnownDistribution
@@ -79,16 +80,14 @@ class SampledGrowth:
         return results
 
     def _distributions(
-        self, sample: SampledNodes, parents: Sequence[int], logits: torch.Tensor, depth: int
-    ) -> torch.Tensor:
+        self, sample: SampledNodes, parents: Sequence[int], logits: Tensor, depth: int
+    ) -> Tensor:
         """Return q after each of the nodes, f64 [R, V] on the CPU, from their logits [R, V]."""
         paths = [sample.path(parent) for parent in parents] if self.distribution.processors else []
         scores = self.distribution.process(logits, sample.context.tokens, paths)
         return self.distribution.probabilities(scores).cpu()
 
-    def _draw(
-        self, context: DraftContext, first: int, parent: int, q: torch.Tensor, k: int
-    ) -> list[int]:
+    def _draw(self, context: DraftContext, first: int, parent: int, q: Tensor, k: int) -> list[int]:
         """Return the tokens of up to k children, numbered from `first` on."""
         noise, root = self.distribution.noise, context.generated
         if self.kind is DraftKind.SAMPLED:
@@ -96,9 +95,7 @@ class SampledGrowth:
         return draw_distinct(noise, root, q, parent, k)
 
 
-def draw_independent(
-    noise: NoiseStream, root: int, q: torch.Tensor, nodes: Sequence[int]
-) -> list[int]:
+def draw_independent(noise: NoiseStream, root: int, q: Tensor, nodes: Sequence[int]) -> list[int]:
     """Return one draw from q f64 [V] for each of the nodes, by inversion.
 
     root: generated index of the first token of the step. Every node has a number of its own.
@@ -113,7 +110,7 @@ def draw_independent(
     return tokens
 
 
-def draw_distinct(noise: NoiseStream, root: int, q: torch.Tensor, parent: int, k: int) -> list[int]:
+def draw_distinct(noise: NoiseStream, root: int, q: Tensor, parent: int, k: int) -> list[int]:
     """Return up to k draws from q f64 [V] without replacement, first draw first.
 
     The k largest of log q + g, in falling order, are such draws. root: generated index of the
@@ -136,10 +133,10 @@ class SampledNodes:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.accept_prob: list[float] = []
-        self.distributions: dict[int, torch.Tensor] = {}
+        self.distributions: dict[int, Tensor] = {}
         self._slots: dict[int, int] = {ROOT: ROOT}
 
-    def add(self, parent: int, q: torch.Tensor, tokens: Sequence[int]) -> None:
+    def add(self, parent: int, q: Tensor, tokens: Sequence[int]) -> None:
         """Add the children of a node and the distribution that they were drawn from."""
         self.distributions[parent] = q
         accept_prob = _ACCEPT_PROB * (1.0 if parent == ROOT else self.accept_prob[parent])
@@ -149,7 +146,7 @@ class SampledNodes:
             self.accept_prob.append(accept_prob)
             accept_prob *= _NEXT_ACCEPT_PROB
 
-    def read(self, nodes: Sequence[int]) -> torch.Tensor:
+    def read(self, nodes: Sequence[int]) -> Tensor:
         """Let the model read the nodes; return their logits [R, V], one row for each of them."""
         texts = [(self._slots[self.parents[node]], self.tokens[node]) for node in nodes]
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from ragspec.drafters.model.cache import DraftState
 from ragspec.drafters.model.coupled import CandidateNodes, CoupledGrowth, agreement, listed
@@ -93,8 +93,8 @@ class PlaceChoices:
     """
 
     rows: Mapping[int, int]
-    tokens: torch.Tensor
-    values: torch.Tensor
+    tokens: Tensor
+    values: Tensor
 
 
 class StaticGrowth(CoupledGrowth):

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragspec.models.device import is_cuda, pins
 from ragspec.verification.kv_cache import SlotCache, SlotLayer
 
-Change = Callable[[torch.Tensor], torch.Tensor]
+Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Stacks:
         """Where they lie."""
         return self.buffers[0].device
 
-    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of each layer, views [rows, heads, slots, width]."""
         results = [self.buffers[stack][place] for stack, place in self._where]
         return list(zip(results[::2], results[1::2], strict=True))
@@ -127,17 +128,17 @@ class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     is_sliding = False
     is_compileable = True
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, columns: torch.Tensor) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, columns: Tensor) -> None:
         super().__init__()
         self.keys, self.values, self.columns = keys, values, columns
         self.is_initialized = True
 
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the buffers are there."""
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Write the n new slots in place, and return all S: two views [B, heads, S, width]."""
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             if len(buffer) == 1:
@@ -160,7 +161,7 @@ class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return int(self.keys.shape[2])
 
 
-def step_cache(stacks: Stacks, rows: int, slots: int, columns: torch.Tensor) -> Cache:
+def step_cache(stacks: Stacks, rows: int, slots: int, columns: Tensor) -> Cache:
     """Return the cache of a step: the first rows and slots of the stacks."""
     return Cache(
         layers=[
@@ -170,7 +171,7 @@ def step_cache(stacks: Stacks, rows: int, slots: int, columns: torch.Tensor) -> 
     )
 
 
-def compact(stacks: Stacks, source: torch.Tensor, target: torch.Tensor) -> None:
+def compact(stacks: Stacks, source: Tensor, target: Tensor) -> None:
     """Copy slots of the first B rows of every layer: `source` to `target`, i64 [B, n] each."""
     rows = len(source)
     for stack in stacks.buffers:
@@ -186,7 +187,7 @@ class Staging:
     Pinned memory is taken once: to pin some for each step costs more than the copy.
     """
 
-    def __init__(self, there: torch.Tensor) -> None:
+    def __init__(self, there: Tensor) -> None:
         self._there = there
         self._here = torch.empty(
             there.shape, dtype=there.dtype, device="cpu", pin_memory=pins(there.device)

@@ -16,6 +16,7 @@ from typing import Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.models.supported import AttentionWindow
 
@@ -64,11 +65,11 @@ class Counters:
     0 on i64 [S], and what a mask holds where a slot is seen and where not.
     """
 
-    powers: torch.Tensor
-    steps: torch.Tensor
-    slots: torch.Tensor
-    zero: torch.Tensor
-    never: torch.Tensor
+    powers: Tensor
+    steps: Tensor
+    slots: Tensor
+    zero: Tensor
+    never: Tensor
 
     @classmethod
     def of(cls, n: int, slots: int, dtype: torch.dtype, device: torch.device) -> Self:
@@ -88,20 +89,18 @@ class Layout:
     from the root on, itself among them; place in the text; and among the slots.
     """
 
-    see: torch.Tensor
-    level: torch.Tensor
-    positions: torch.Tensor
-    columns: torch.Tensor
+    see: Tensor
+    level: Tensor
+    positions: Tensor
+    columns: Tensor
 
-    def behind(self, lengths: torch.Tensor) -> Layout:
+    def behind(self, lengths: Tensor) -> Layout:
         """Return the layout of the same trees behind so many more tokens: lengths i64 [B]."""
         start = lengths[:, None]
         return Layout(self.see, self.level, start + self.positions, start + self.columns)
 
 
-def lay_out(
-    above: torch.Tensor, last: torch.Tensor, counters: Counters, columns: torch.Tensor
-) -> Layout:
+def lay_out(above: Tensor, last: Tensor, counters: Counters, columns: Tensor) -> Layout:
     """Return the layout of trees behind committed tokens.
 
     above i64 [B, n]: see `ancestor_bits`. last i64 [B]: the slot of the last committed token.
@@ -113,7 +112,7 @@ def lay_out(
     return Layout(see, level, last[:, None] + level, columns)
 
 
-def plain_mask(layout: Layout, last: torch.Tensor, counters: Counters) -> torch.Tensor:
+def plain_mask(layout: Layout, last: Tensor, counters: Counters) -> Tensor:
     """Return 0 where a query attends to a slot, else minus infinity: [B, n, S]."""
     behind = (counters.slots <= last[:, None])[:, None].expand(*layout.columns.shape, -1)
     mask = torch.where(behind, counters.zero, counters.never)
@@ -121,9 +120,7 @@ def plain_mask(layout: Layout, last: torch.Tensor, counters: Counters) -> torch.
     return mask.scatter_(2, layout.columns[:, None].expand_as(current), current)
 
 
-def windowed(
-    mask: torch.Tensor, layout: Layout, counters: Counters, window: AttentionWindow
-) -> torch.Tensor:
+def windowed(mask: Tensor, layout: Layout, counters: Counters, window: AttentionWindow) -> Tensor:
     """Return the mask [B, n, S] less what lies beyond a window."""
     if window.plain:
         return mask
@@ -133,16 +130,12 @@ def windowed(
     return torch.where(reached, mask, counters.never)
 
 
-def step_mask(
-    layout: Layout, last: torch.Tensor, counters: Counters, window: AttentionWindow
-) -> torch.Tensor:
+def step_mask(layout: Layout, last: Tensor, counters: Counters, window: AttentionWindow) -> Tensor:
     """Return the additive mask [B, 1, n, S]; last i64 [B]: see `lay_out`."""
     return windowed(plain_mask(layout, last, counters), layout, counters, window)[:, None]
 
 
-def walk(
-    layout: Layout, tokens: torch.Tensor, parents: torch.Tensor, chosen: torch.Tensor
-) -> torch.Tensor:
+def walk(layout: Layout, tokens: Tensor, parents: Tensor, chosen: Tensor) -> Tensor:
     """Return the queries on each row's accepted path, the root among them: bool [B, n].
 
     tokens, parents i64 [B, n]; chosen i64 [B, n]: the target's own token after each query, below 0
@@ -155,6 +148,6 @@ def walk(
     return layout.see.gather(1, last[:, None, None].expand(-1, 1, tokens.shape[1]))[:, 0]
 
 
-def accepted_first(accepted: torch.Tensor) -> torch.Tensor:
+def accepted_first(accepted: Tensor) -> Tensor:
     """Return the queries of each row, the kept ones first: bool [B, n] -> i64 [B, n]."""
     return accepted.byte().sort(dim=-1, descending=True, stable=True).indices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.models.device import is_cuda
@@ -99,6 +100,6 @@ def _layer_shapes(target: CausalTarget) -> list[tuple[LayerShape, LayerShape]] |
     return [(_shape(layer.keys), _shape(layer.values)) for layer in layers]
 
 
-def _shape(buffer: torch.Tensor) -> LayerShape:
+def _shape(buffer: Tensor) -> LayerShape:
     _, heads, _, width = buffer.shape
     return LayerShape(heads, width, buffer.dtype, buffer.device)

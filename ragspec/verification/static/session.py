@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.models.device import Stopwatch
 from ragspec.sampling.distribution import TokenDistribution
@@ -38,7 +39,7 @@ T = TypeVar("T")
 RequestDistribution = list[
     tuple[TokenDistribution, Sequence[int]]
 ]  # the distribution and the text of each row
-StepTensors = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]
+StepTensors = tuple[Tensor | None, Tensor, Tensor | None]
 
 
 class TakesSteps(Protocol):
@@ -46,7 +47,6 @@ class TakesSteps(Protocol):
 
     def check_addresses(self, arena: Arena) -> None:
         """Forget steps that read weights where these no longer are."""
-        ...
 
     def take_step(
         self,
@@ -61,19 +61,11 @@ class TakesSteps(Protocol):
 
         inputs, packet: see `step`; they are the device's, where the step may be running.
         """
-        ...
 
     def take_again(
-        self,
-        arena: Arena,
-        shape: StepShape,
-        packet: torch.Tensor,
-        logits: torch.Tensor,
-        *,
-        hidden: bool,
-    ) -> torch.Tensor:
+        self, arena: Arena, shape: StepShape, packet: Tensor, logits: Tensor, *, hidden: bool
+    ) -> Tensor:
         """Return the packet of the step that was just taken with its tokens certain, if it can."""
-        ...
 
 
 class StaticSession(TreeSession):
@@ -97,10 +89,8 @@ class StaticSession(TreeSession):
         self._selection: list[list[int]] | None = None  # tokens of the paths kept by the last step
         self._flags: list[list[int]] = []  # of each row whether a query was kept
         self._static = False  # whether the last forward was a step of fixed shape
-        self._matches: tuple[torch.Tensor | None, torch.Tensor] | None = (
-            None  # of what was launched
-        )
-        self._again: Callable[[], torch.Tensor] | None = None  # makes its packet certain
+        self._matches: tuple[Tensor | None, Tensor] | None = None  # of what was launched
+        self._again: Callable[[], Tensor] | None = None  # makes its packet certain
         self._watch = Stopwatch(target.device)
 
     def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
@@ -122,7 +112,7 @@ class StaticSession(TreeSession):
         known = all(BatchDistribution.takes(distribution) for distribution in distributions)
         self._distributions = list(zip(distributions, texts, strict=True)) if known else None
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> torch.Tensor:
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
         """Run one forward, of fixed shape where all prompts are read; see `TargetSession`."""
         self.launch(pending, trees)
         return self.settle()
@@ -143,7 +133,7 @@ class StaticSession(TreeSession):
         self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
         self._matches = None, logits[self._at]
 
-    def settle(self) -> torch.Tensor:
+    def settle(self) -> Tensor:
         """Wait for the packet of the step that was launched; see `base.StepSession`."""
         assert self._matches is not None
         (packet, logits), self._matches = self._matches, None
@@ -162,7 +152,7 @@ class StaticSession(TreeSession):
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[torch.Tensor, list[TopTokens]]:
+    ) -> tuple[Tensor, list[TopTokens]]:
         """Read the prompts; see `base.CachedSession`."""
         self._static = False
         self._line(self._rows_selected)
@@ -170,7 +160,7 @@ class StaticSession(TreeSession):
         self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
         return logits[self._at], [top_tokens[at] for at in self._at] if top_tokens else []
 
-    def read_states(self, tokens: Sequence[int]) -> torch.Tensor | None:
+    def read_states(self, tokens: Sequence[int]) -> Tensor | None:
         """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
         self._static = False
         self._line(self._rows_selected)
@@ -212,7 +202,7 @@ class StaticSession(TreeSession):
         roots: Sequence[int],
         trees: Sequence[DraftTree],
         distributions: RequestDistribution | None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+    ) -> tuple[Tensor | None, Tensor]:
         """Begin a step of fixed shape; returns its packet and logits [B, n, V] of wanted rows."""
         self._cover()
         book, n = self.cache.book, queries_of(1 + max(map(len, trees)))
@@ -304,8 +294,8 @@ class StaticSession(TreeSession):
         ]
 
     def _run(
-        self, tokens: torch.Tensor, view: TreeView, keep: int | torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        self, tokens: Tensor, view: TreeView, keep: int | Tensor
+    ) -> tuple[Tensor, Tensor | None]:
         self._reserve(self.cache.book.read(tokens.shape[1]))
         return super()._run(tokens, view, keep)
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.models.supported import AttentionWindow
 from ragspec.sampling.distribution import TokenDistribution
@@ -80,15 +81,13 @@ class Masks:
 class FixedStep(Protocol):
     """A step that can be captured: it reads `packet` and buffers that never move."""
 
-    packet: torch.Tensor
+    packet: Tensor
 
     def send(self, values: NDArray[np.int64]) -> None:
         """Let the next step be that of these values of `packet`; nobody waits."""
-        ...
 
     def __call__(self) -> tuple[Any, ...]:
         """Take the step; the model is lent by the caller. Returns tensors, or None for some."""
-        ...
 
 
 class StaticStep:
@@ -118,7 +117,7 @@ class StaticStep:
         self._counters = Counters.of(n, shape.slots, model.dtype, device)
         self._columns = torch.zeros(rows, n, dtype=torch.int64, device=device)
         self._cache = step_cache(stacks, rows, shape.slots, self._columns)
-        self._states: torch.Tensor | None = None
+        self._states: Tensor | None = None
         self._run = private_code(StaticStep.run, f"step_{rows}x{n}_of_{shape.slots}").__get__(self)
         if compiler is not None:
             self._run = compiler(self._run)
@@ -127,20 +126,20 @@ class StaticStep:
         """Let the next step be that of these values of `packet`; nobody waits."""
         self._staging.send(values)
 
-    def __call__(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    def __call__(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Take the step that `packet` says: packet, logits (see `run`) and what the head read.
 
         The model is to be lent by the caller.
         """
         hook = None if self._head is None else self._head.register_forward_pre_hook(self._take)
         try:
-            result: tuple[torch.Tensor, torch.Tensor] = self._run()
+            result: tuple[Tensor, Tensor] = self._run()
         finally:
             if hook is not None:
                 hook.remove()
         return *result, self._states
 
-    def again(self, packet: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    def again(self, packet: Tensor, logits: Tensor) -> Tensor:
         """Return the packet of a step that was taken, with its tokens certain.
 
         packet, logits: the step's own. Filters look at the whole vocabulary; the accepted paths go
@@ -166,14 +165,14 @@ class StaticStep:
         compact(self._stacks, layout.columns.gather(1, source), layout.columns)
         return torch.cat([accepted, chosen], -1)
 
-    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self) -> tuple[Tensor, Tensor]:
         """Return the packet and the logits [B, n, V]; accepted paths are kept in the cache."""
         n = self.shape.queries
         tokens, parents, above = (self.packet[:, i * n : (i + 1) * n] for i in range(3))
         last, generated = self.packet[:, 3 * n], self.packet[:, 3 * n + 1]
         layout = lay_out(above, last, self._counters, self._columns)
 
-        def mask(window: AttentionWindow) -> torch.Tensor:
+        def mask(window: AttentionWindow) -> Tensor:
             return step_mask(layout, last, self._counters, window)
 
         logits = self._model(

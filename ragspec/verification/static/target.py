@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ragspec.models.device import is_cuda, out_of_memory
 from ragspec.verification.causal import CausalTarget
@@ -121,14 +122,8 @@ class StaticTarget(CausalTarget):
         return None if shape.distribution is None else packet, logits, states
 
     def take_again(
-        self,
-        arena: Arena,
-        shape: StepShape,
-        packet: torch.Tensor,
-        logits: torch.Tensor,
-        *,
-        hidden: bool,
-    ) -> torch.Tensor:
+        self, arena: Arena, shape: StepShape, packet: Tensor, logits: Tensor, *, hidden: bool
+    ) -> Tensor:
         """Return the packet of the step that was just taken with its tokens certain.
 
         See `StaticStep.again`; the packet as it is where there is no memory for that, so that the

@@ -22,15 +22,6 @@ from tests.support import tiny
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Save a tiny model with its tokenizer, as a user would have it on disk."""
-    folder = tmp_path_factory.mktemp("model")
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
 def run(capsys: Capture, *arguments: str) -> dict[str, Any]:
     code = main([*arguments, "--json"])
     out, err = capsys.readouterr()

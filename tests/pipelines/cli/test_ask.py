@@ -319,14 +319,6 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 TEXT = "The walk keeps a token of the tree. The rule is kept by the target, word for word. " * 3
 
 
-@pytest.fixture(scope="module")
-def ask_long_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tiny.model(max_position_embeddings=1024).save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
 def report(tmp_path: Path) -> str:
     (tmp_path / "report.txt").write_text(TEXT)
@@ -343,23 +335,23 @@ def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
 
 
 def test_a_document_is_read_preserved_and_not_read_again(
-    ask_long_model: str, report: str, tmp_path: Path, capsys: Capture
+    model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     keep = str(tmp_path / "prefix_cache")
-    first = said(capsys, "--doc", report, "--save-cache", keep, "--model", ask_long_model)
-    again = said(capsys, "--save-cache", keep, "--model", ask_long_model, "--compare")
+    first = said(capsys, "--doc", report, "--save-cache", keep, "--model", model)
+    again = said(capsys, "--save-cache", keep, "--model", model, "--compare")
     assert first["answer"] == again["answer"] and again["compare"]["equal"]
     assert again["report"]["cached_tokens"] > 200
     assert again["passages"][0]["document"] == "report.txt"
-    part = said(capsys, "--doc", report, "--token-range", "10:60", "--model", ask_long_model)
+    part = said(capsys, "--doc", report, "--token-range", "10:60", "--model", model)
     assert len(part["passages"][0]["text"]) < len(TEXT) // 2
 
 
 @pytest.mark.parametrize("drafter", ["auto", "none", "rapid", "context,rapid"])
-def test_modes_by_name(ask_long_model: str, tmp_path: Path, drafter: str, capsys: Capture) -> None:
+def test_modes_by_name(model: str, tmp_path: Path, drafter: str, capsys: Capture) -> None:
     parts = [f"Part {i} is about trees and so on. " * 4 for i in range(4)]
     (tmp_path / "parts.txt").write_text("\n\n".join([*parts, "A rule is kept by the target."]))
-    inputs = ["--doc", str(tmp_path / "parts.txt"), "--model", ask_long_model]
+    inputs = ["--doc", str(tmp_path / "parts.txt"), "--model", model]
     inputs += ["--drafter", drafter, "--compare"]
     exact = said(capsys, *inputs)
     assert exact["compare"]["equal"] and exact["label"] == "exact"
@@ -370,33 +362,29 @@ def test_modes_by_name(ask_long_model: str, tmp_path: Path, drafter: str, capsys
     assert steered["answer"] != exact["answer"]
 
 
-def test_a_model_reads_the_chunks(
-    ask_long_model: str, report: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_a_model_reads_the_chunks(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
     other = tmp_path / "other"
     tiny.model(seed=1).save_pretrained(other)
     tiny.tokenizer().save_pretrained(other)
-    inputs = ["--doc", report, "--model", ask_long_model, "--draft-model", str(other)]
+    inputs = ["--doc", report, "--model", model, "--draft-model", str(other)]
     sampled = [*inputs, "--temperature", "1", "--seed", "3"]
     plain = said(capsys, *sampled, "--drafter", "rapid", "--compare")
     assert plain["compare"]["equal"] and plain["report"]["drafted_by_source"]["rapid"] > 0
 
 
 def test_it_streams_and_says_what_it_preserved(
-    ask_long_model: str, report: str, tmp_path: Path, capsys: Capture
+    model: str, report: str, tmp_path: Path, capsys: Capture
 ) -> None:
     keep = str(tmp_path / "prefix_cache")
-    inputs = ["ask-long", "What?", "--doc", report, "--save-cache", keep, "--model", ask_long_model]
+    inputs = ["ask-long", "What?", "--doc", report, "--save-cache", keep, "--model", model]
     assert main([*inputs, "--max-new-tokens", "12"]) == 0
     out, err = capsys.readouterr()
     assert out.strip() and "saved in" in err
 
 
-def test_what_cannot_be_is_said(
-    ask_long_model: str, report: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_what_cannot_be_is_said(model: str, report: str, tmp_path: Path, capsys: Capture) -> None:
     keep = str(tmp_path / "prefix_cache")
-    base = ["ask-long", "What?", "--model", ask_long_model, "--max-new-tokens", "5"]
+    base = ["ask-long", "What?", "--model", model, "--max-new-tokens", "5"]
     assert main([*base, "--doc", report, "--save-cache", keep, "--json"]) == 0
     capsys.readouterr()
     for more, message in (

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ragspec.pipelines.cli.app import main
-from tests.support import tiny
+from tests.pipelines.cli.test_app import run
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -33,17 +23,8 @@ def store(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     return out
 
 
-def said(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
-    code = main([*arguments, "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    result: dict[str, Any] = json.loads(out)
-    return result
-
-
 def test_info_says_what_it_holds(store: str, capsys: Capture) -> None:
-    result = said(capsys, "datastore", "info", store)
+    result = run(capsys, "datastore", "info", store)
     assert result["documents"] == 3 and result["width"] == 64
     assert result["keys"] > 100 and result["fit"]["k"] > 0
     assert main(["datastore", "info", store]) == 0
@@ -53,11 +34,11 @@ def test_info_says_what_it_holds(store: str, capsys: Capture) -> None:
 def test_verify_finds_a_changed_byte(store: str, tmp_path: Path, capsys: Capture) -> None:
     import shutil
 
-    assert said(capsys, "datastore", "verify", store)["sound"] is True
+    assert run(capsys, "store", "verify", store)["kind"] == "datastore"
     shutil.copytree(store, tmp_path / "hurt")
     hurt = next((tmp_path / "hurt").rglob("keys.bin"))
     hurt.write_bytes(hurt.read_bytes()[:-1] + b"\x7f")
-    assert main(["datastore", "verify", str(tmp_path / "hurt")]) == 8
+    assert main(["store", "verify", str(tmp_path / "hurt")]) == 8
     assert "SHA-256" in capsys.readouterr().err
     assert main(["generate", "The tree", "--datastore", str(tmp_path / "hurt")]) == 8
     assert "SHA-256" in capsys.readouterr().err
@@ -68,7 +49,7 @@ def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) ->
     text.write_text("words and more words " * 20)
     out = str(tmp_path / "knn")
     build = ("datastore", "build", str(text), "--model", model, "--out", out)
-    assert said(capsys, *build, "--max-tokens", "50")["keys"] == 50
+    assert run(capsys, *build, "--max-tokens", "50")["keys"] == 50
     assert main([*build, "--max-tokens", "0"]) == 2
     assert main([*build, "--max-tokens", "many"]) == 2
 
@@ -76,14 +57,14 @@ def test_most_tokens_are_counted(model: str, tmp_path: Path, capsys: Capture) ->
 def test_a_text_is_continued_by_it(store: str, model: str, capsys: Capture) -> None:
     inputs = ("generate", "The tree", "--model", model, "--max-new-tokens", "30", "--seed", "2")
     mixed = (*inputs, "-t", "0.9", "--datastore", store, "--knn", "8", "--knn-weight", "0.5")
-    result = said(capsys, *mixed, "--compare")
+    result = run(capsys, *mixed, "--compare")
     assert result["label"] == "exact-for(knn)" and result["compare"]["equal"]
     assert result["report"]["retrieval"]["strides"] == result["report"]["tokens"]
-    off = said(capsys, *mixed, "--speculate", "off")
-    guessed = said(capsys, *mixed, "--speculate", "3", "--drafter", "none")
+    off = run(capsys, *mixed, "--speculate", "off")
+    guessed = run(capsys, *mixed, "--speculate", "3", "--drafter", "none")
     assert off["text"] == guessed["text"] == result["text"]
     assert guessed["report"]["retrieval"]["hits"] > 0
-    assert said(capsys, *inputs, "-t", "0.9")["text"] != result["text"]
+    assert run(capsys, *inputs, "-t", "0.9")["text"] != result["text"]
 
 
 def test_it_streams_what_it_writes(store: str, model: str, capsys: Capture) -> None:

@@ -18,14 +18,6 @@ from tests.support import tiny
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    tiny.model().save_pretrained(folder)
-    tiny.tokenizer().save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     """Return a folder with documents, rows and things that cannot be read."""

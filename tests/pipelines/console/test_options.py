@@ -18,7 +18,7 @@ from ragspec.pipelines.console.options import (
     StoreOptions,
     checked_output,
     checked_text,
-    parse_budget,
+    number_or_name,
     parse_drafter,
 )
 from ragspec.pipelines.console.terminal import Terminal, printable
@@ -37,8 +37,8 @@ def test_drafters_are_named_by_text(text: str, drafter: object) -> None:
 
 
 def test_a_budget_is_a_number_or_a_name() -> None:
-    assert parse_budget("12") == 12
-    assert parse_budget("auto") == "auto"
+    assert number_or_name("12") == 12
+    assert number_or_name("auto") == "auto"
 
 
 def test_a_file_in_a_missing_folder_is_refused_before_any_work(tmp_path: Path) -> None:

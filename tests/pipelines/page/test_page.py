@@ -6,15 +6,12 @@ import tomllib
 from base64 import b64encode
 from hashlib import sha256
 from html.parser import HTMLParser
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ragspec.errors import InputError
-from ragspec.pipelines.page.charts import COLOURS
 from ragspec.pipelines.page.page import render, render_template, save, trace_page, write_page
 from ragspec.pipelines.page.run_view import run_view
 from ragspec.reports.builder import ReportBuilder
@@ -144,58 +141,6 @@ def test_a_run_without_drafts_needs_no_script() -> None:
     page = trace_page(trace)
     assert "<script" not in page and 'class="draft"' not in page
     assert "script-src" not in page
-
-
-# Matrices of Machado, Oliveira and Fernandes (2009) at full severity, on linear light.
-EYES = {
-    "normal": np.eye(3),
-    "protanopia": np.array(
-        [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]
-    ),
-    "deuteranopia": np.array(
-        [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]
-    ),
-    "tritanopia": np.array(
-        [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]]
-    ),
-}
-LMS = np.array([[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]])
-LAB = np.array([[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]])
-
-
-def linear(colour: str) -> Any:
-    value = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
-
-
-def nearest(colours: list[str], eye: str) -> float:
-    """Return the smallest OKLab distance between two colours as that eye sees them."""
-    visible = np.clip(np.stack([linear(colour) for colour in colours]) @ EYES[eye].T, 0, 1)
-    lab = np.cbrt(visible @ LMS.T) @ LAB.T
-    return float(min(np.linalg.norm(a - b) for a, b in combinations(lab, 2)))
-
-
-def contrast(one: str, other: str) -> float:
-    light = sorted(float(linear(each) @ [0.2126, 0.7152, 0.0722]) for each in (one, other))
-    return (light[1] + 0.05) / (light[0] + 0.05)
-
-
-def schemes() -> list[dict[str, str]]:
-    """Return the colours of the light and of the dark scheme by name."""
-    page = render_template("base.html.j2")
-    blocks = re.findall(r":root \{(.*?)\}", page, re.DOTALL)
-    return [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in blocks]
-
-
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-@pytest.mark.parametrize("eye", EYES)
-def test_colours_are_reported_separately_by_every_eye(scheme: int, eye: str) -> None:
-    assert f".s{COLOURS - 1} {{" in render_template("base.html.j2")
-    names = schemes()[scheme]
-    colours = [names[f"c{slot}"] for slot in range(COLOURS)]
-    assert nearest([*colours, names["own"]], eye) > 0.095
-    assert min(contrast(colour, names["card"]) for colour in colours) > 2.95
-    assert nearest(["#2c8a6b", "#c0446b"], "deuteranopia") < 0.03  # the check can fail
 
 
 def test_comparison_is_displayed(tmp_path: Path) -> None:

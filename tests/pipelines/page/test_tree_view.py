@@ -114,11 +114,6 @@ def test_the_root_is_what_was_written_before(tmp_path: Path) -> None:
     assert views[0].caption.startswith("nothing drafted, then “A·”")
 
 
-def test_an_old_trace_shows_the_texts_it_has_and_numbers_else() -> None:
-    views = draft_views(trace_of(Step(branching(), (1,), (1, 9)), vocabulary={}))
-    assert [node.text for node in views[0].nodes[1:]] == ["#5", "·the", "#4", "#2", "#3", "↵"]
-
-
 def test_a_run_without_drafts_has_no_pictures() -> None:
     assert draft_views(trace_of(Step(DraftTree.empty(), (), (9,)))) == []
 

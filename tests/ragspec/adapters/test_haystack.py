@@ -8,18 +8,15 @@ from typing import Any
 import pytest
 
 from ragspec.errors import InputError, SamplingError
-from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 
 pytest.importorskip("haystack", reason="Haystack is not installed")
 from haystack import Document, Pipeline
 from haystack.components.builders import ChatPromptBuilder
-from haystack.components.retrievers.in_memory import InMemoryBM25Retriever
 from haystack.dataclasses import ChatMessage, ImageContent, StreamingChunk
-from haystack.document_stores.in_memory import InMemoryDocumentStore
 
-from ragspec.adapters.haystack import HaystackRetriever, RagspecChatGenerator, passages_from
+from ragspec.adapters.haystack import HaystackRetriever, RagspecChatGenerator
 from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
@@ -106,17 +103,6 @@ def test_a_pipeline_is_the_same_after_it_was_written_and_read(tmp_path: Path) ->
     assert read.to_dict() == pipeline.to_dict()
     assert read.run(request)["llm"]["replies"][0].text == first.text
     assert first.meta["usage"]["prompt_tokens"] > 10
-
-
-def test_a_retriever_of_haystack_serves_doc_qa() -> None:
-    store = InMemoryDocumentStore()
-    store.write_documents([Document(content="The Rhine is long.", meta={"file_path": "a.txt"})])
-    answer = DocQA(passages_from(InMemoryBM25Retriever(store)), engine=chatting.engine()).ask(
-        "How long is the Rhine?", max_new_tokens=4
-    )
-    assert [hit.document.name for hit in answer.passages] == ["a.txt"]
-    with pytest.raises(InputError, match="input query"):
-        passages_from(generator())
 
 
 def test_bad_input_is_reported_by_our_errors() -> None:

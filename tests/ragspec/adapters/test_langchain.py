@@ -9,7 +9,6 @@ import pytest
 
 from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, SamplingError, UnsupportedModelError
-from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 
@@ -18,10 +17,9 @@ from langchain_core.caches import InMemoryCache
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnablePassthrough
 
-from ragspec.adapters.langchain import ChatRagspec, LangChainRetriever, passages_from
+from ragspec.adapters.langchain import ChatRagspec, LangChainRetriever
 from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
@@ -130,21 +128,6 @@ def test_a_chain_over_our_retriever() -> None:
     prompt = ChatPromptTemplate.from_messages([("user", "{context}\n{question}")])
     chain = {"context": retriever, "question": RunnablePassthrough()} | prompt | chat(max_tokens=4)
     assert chain.invoke("Where does an oak stand?").usage_metadata["output_tokens"] <= 4
-
-
-class Result(BaseRetriever):  # type: ignore[misc]
-    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        return [Document("The Rhine is long.", metadata={"source": "rhine.txt"})]
-
-
-def test_a_retriever_of_langchain_serves_doc_qa() -> None:
-    answer = DocQA(passages_from(Result()), engine=chatting.engine()).ask(
-        "How long is the Rhine?", max_new_tokens=4
-    )
-    assert [hit.document.name for hit in answer.passages] == ["rhine.txt"]
-    assert "The Rhine is long." in answer.prompt.text
-    with pytest.raises(InputError, match="LangChain retriever"):
-        passages_from(lambda query: [])
 
 
 def test_a_cache_tells_models_and_settings_separately() -> None:

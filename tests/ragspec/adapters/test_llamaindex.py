@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 
 from ragspec.errors import InputError, SamplingError
-from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 
 pytest.importorskip("llama_index.core", reason="LlamaIndex is not installed")
-from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.llms.types import ChatMessage, ImageBlock, MessageRole
 from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
-from ragspec.adapters.llamaindex import LlamaIndexRetriever, RagspecLLM, passages_from
+from ragspec.adapters.llamaindex import LlamaIndexRetriever, RagspecLLM
 from ragspec.engine.engine import Engine
 
 REQUESTS = "Name three rivers."
@@ -120,22 +118,6 @@ def test_a_query_engine_over_our_retriever() -> None:
     model = llm(engine=Engine(wide, tiny.tokenizer(chat=True), "context"), max_tokens=4)
     query = RetrieverQueryEngine.from_args(retriever, llm=model)
     assert len(str(query.query("Where does an oak stand?"))) == 4
-
-
-class Result(BaseRetriever):  # type: ignore[misc]
-    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        node = TextNode(text="The Rhine is long.", metadata={"file_name": "rhine.txt"})
-        return [NodeWithScore(node=node, score=0.7)]
-
-
-def test_a_retriever_of_llamaindex_serves_doc_qa() -> None:
-    answer = DocQA(passages_from(Result()), engine=chatting.engine()).ask(
-        "How long is the Rhine?", max_new_tokens=4
-    )
-    assert [hit.document.name for hit in answer.passages] == ["rhine.txt"]
-    assert answer.passages[0].score == 0.7
-    with pytest.raises(InputError, match="LlamaIndex retriever"):
-        passages_from(3)
 
 
 def test_bad_input_is_reported_by_our_errors() -> None:

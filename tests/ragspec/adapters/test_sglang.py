@@ -185,6 +185,7 @@ def test_arguments_are_settled_as_for_ngram() -> None:
         ({"enable_dp_attention": True}, "dp-attention"),
         ({"speculative_num_draft_tokens": 1}, "2 or more"),
         ({"page_size": 16}, "page-size"),
+        ({"speculative_ngram_external_corpus_path": "a.jsonl"}, "store build"),
     ],
 )
 def test_arguments_that_cannot_be_served_are_refused(changed: dict[str, Any], said: str) -> None:

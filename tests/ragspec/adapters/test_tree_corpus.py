@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from ragspec.adapters.host_text import HostOptions, HostText, host_drafter
-from ragspec.adapters.tree_corpus import PAD, TreeCorpus, documents
+from ragspec.adapters.tree_corpus import PAD, TreeCorpus
 from ragspec.errors import InputError
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import ancestors
 from tests.support.vllm_driver import LIMIT, VOCAB, requests
 
 NODES, TAIL = 12, 18
-SEPARATOR = -(2**31)
 
 
 def corpus(options: HostOptions | None = None, chains: bool = False) -> TreeCorpus:
@@ -129,25 +128,11 @@ def test_nothing_that_one_request_wrote_is_drafted_for_another() -> None:
     assert not set(tokens[1:].tolist()) & set(secret)
 
 
-def test_loaded_texts_are_drafted_from_until_they_are_removed() -> None:
-    instance, text = corpus(), list(range(100, 140))
-    chunks = [[1, 2, SEPARATOR, *text[:20]], text[20:], [SEPARATOR, 3, 4, 5]]
-    assert [each.tolist() for each in documents(chunks)] == [[1, 2], text, [3, 4, 5]]
-    loaded = instance.load_external_corpus_named("books", chunks)
-    instance.commit_external_corpus_load("books", loaded)
-    assert instance.list_external_corpora() == {"books": loaded} == {"books": 45}
-    with pytest.raises(InputError, match="twice"):
-        instance.load_external_corpus_named("books", chunks)
-    ((tokens, _),) = rows(instance.batch_get(["a"], [text[:6]], [6]))
-    assert tokens[1:].tolist() == text[6 : 6 + NODES - 1]
-    instance.remove_external_corpus("books")
-    instance.remove_external_corpus("books")
-    assert instance.list_external_corpora() == {}
-    # Who is on the way goes on with it, new requests do not see it.
-    ((tokens, _),) = rows(instance.batch_get(["a"], [text[:8]], [8]))
-    assert tokens[1:3].tolist() == text[8:10]
-    ((tokens, _),) = rows(instance.batch_get(["b"], [text[:6]], [6]))
-    assert not set(tokens[1:].tolist()) & set(text)
+def test_texts_that_a_server_loads_are_refused_with_what_serves_them() -> None:
+    instance = corpus()
+    assert instance.remaining_token_budget == 0 and not instance.list_external_corpora()
+    with pytest.raises(InputError, match=r"ragspec store build.*register"):
+        instance.load_external_corpus_named("books", [[1, 2]])
 
 
 def test_reset_forgets_requests() -> None:

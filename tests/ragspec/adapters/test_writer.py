@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from ragspec.adapters.passages import HostRetriever, IndexSearch, facts_of, hits_of, opened
+from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
 from ragspec.adapters.writer import HostWriter, pulled, read_settings
 from ragspec.engine.engine import Engine
 from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, SamplingError, UnsupportedModelError
-from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
 
@@ -214,12 +213,6 @@ def test_passages_keep_their_place_on_the_variant_to_a_host_and_back() -> None:
     )
     moved = hits_of([("abc", 1.0, {"start": 10, "end": 13}), ("abc", 1.0, {"start": 1, "end": 9})])
     assert [each.passage.start for each in moved] == [10, 0]
-
-
-def test_a_retriever_of_a_host_serves_doc_qa() -> None:
-    retriever = HostRetriever(lambda query, k: [(" ", 1.0, {}), ("The Rhine.", 0.5, {})])
-    assert [hit.passage.text for hit in retriever.search("rivers", 3)] == ["The Rhine."]
-    assert DocQA(retriever, engine=chatting.engine()).search("rivers", 1)[0]
 
 
 def test_what_is_no_index_is_refused() -> None:

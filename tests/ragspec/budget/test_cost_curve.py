@@ -10,18 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.budget.cost_curve import (
-    ROWS,
-    CostCurve,
-    CostLine,
-    cached,
-    context_lengths,
-    filled,
-    isotonic,
-    measure,
-    measuring_order,
-    padded,
-)
+from ragspec.budget.cost_curve import ROWS, CostCurve, CostLine, cached, context_lengths, measure
 from ragspec.errors import InputError
 from ragspec.storage import json_cache
 from ragspec.storage.filesystem import cache_directory
@@ -107,29 +96,6 @@ def test_measuring_keeps_to_its_time_and_fills_the_rest() -> None:
     assert curve.seconds(64, 1000) == pytest.approx(true_seconds(64, 1000))
     assert curve.seconds(24, 1000) == pytest.approx(true_seconds(24, 1000))
     assert curve.seconds(64, 128) == pytest.approx(true_seconds(64, 1000))
-
-
-def test_a_length_with_one_point_takes_the_shape_of_the_fullest() -> None:
-    known = {(1000, n): true_seconds(n, 1000) for n in ROWS} | {(128, 1): 2 * true_seconds(1, 1000)}
-    table = filled(known, LENGTHS, 1000)
-    assert np.allclose(table[0], 2 * table[1])
-    assert np.allclose(table[2], table[1])
-
-
-def test_the_order_of_measuring_covers_the_grid_once() -> None:
-    order = measuring_order(LENGTHS)
-    assert sorted(order) == sorted((length, n) for length in LENGTHS for n in ROWS)
-    assert order[:3] == [(1000, 1), (1000, 64), (1000, 12)]
-    assert {length for length, _ in order[:5]} == set(LENGTHS)
-
-
-@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=12))
-def test_isotonic_is_monotone_and_keeps_the_mean(values: list[float]) -> None:
-    smooth = isotonic(values)
-    assert all(a <= b for a, b in itertools.pairwise(smooth))
-    assert math.fsum(smooth) == pytest.approx(math.fsum(values))
-    if values == sorted(values):
-        assert smooth == values
 
 
 @given(st.lists(st.tuples(st.integers(1, 65), st.floats(1e-5, 10.0)), max_size=60))
@@ -267,11 +233,6 @@ def test_a_forward_teaches_of_the_width_it_was_padded_to() -> None:
         curve.refine(n, 128, 1.3 * true_seconds(padding, 128))
         exact.refine(padding, 128, 1.3 * true_seconds(padding, 128))
     assert curve.line(128) == exact.line(128) != create().line(128)
-
-
-def test_widths_are_padded_as_far_as_they_go() -> None:
-    assert [padded(n, (2, 5)) for n in (1, 2, 3, 5, 6)] == [2, 2, 5, 5, 6]
-    assert padded(7, ()) == 7
 
 
 def test_cached_round_trip(tmp_path: Path) -> None:

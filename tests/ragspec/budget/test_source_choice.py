@@ -28,13 +28,6 @@ def choice(experience: Experience, share: float = 0.02) -> SourceChoice:
     return SourceChoice(experience, Settings(0.03, share, LARGEST))
 
 
-def gains_of(experience: Experience) -> list[tuple[float, int]]:
-    """Return mean and trials of everything that is judged by what it brought."""
-    every = [*experience.drafts, *experience.taught.values()]
-    every += [gain for source in experience.sources.values() for gain in source.gains]
-    return [(gain.mean, gain.trials) for gain in every]
-
-
 def ask(
     adviser: SourceChoice,
     before: DraftTree,
@@ -79,12 +72,6 @@ def test_a_costly_source_that_adds_nothing_is_requested_seldom() -> None:
     assert sum(map(bool, requests[3 * exploring :])) <= 500 * 0.02 / PAUSE
 
 
-def test_a_source_that_proposes_nothing_adds_nothing() -> None:
-    adviser = choice(Experience(), share=0.0)
-    requests = [ask(adviser, SURE, NONE, (1, 2, 3)) for _ in range(200)]
-    assert sum(map(bool, requests)) == 3
-
-
 def test_a_costly_source_that_pays_is_requested_every_time_but_for_little() -> None:
     adviser = choice(Experience())
     requests = [ask(adviser, NONE, OTHER, (5, 6, 7, 8)) for _ in range(50)]
@@ -106,13 +93,6 @@ def test_what_a_source_adds_is_counted_beyond_what_there_was() -> None:
     longer = DraftTree.chain([1, 2, 3, 4], "model", accept_prob=[0.9, 0.8, 0.7, 0.6])
     ask(curious(experience), SURE, longer, (1, 2, 3, 9))
     assert experience.source("model").gains[len(OUTLOOKS)].mean == 1.0
-
-
-def test_a_source_pays_for_the_nodes_that_only_it_offered() -> None:
-    experience = Experience()
-    experience.source("model").cost.learn(8, PLAIN)
-    ask(curious(experience), NONE, OTHER, (5, 6, 9), node=0.25)
-    assert experience.source("model").gains[0].mean == pytest.approx(2 - 3 * 0.25)
 
 
 def test_a_cheap_source_is_always_requested_for_all() -> None:
@@ -138,14 +118,6 @@ def test_a_fixed_budget_asks_everyone_and_still_corrects_claims() -> None:
         claims.appraise(liar, 0)
         assert claims.learn((2,)) == [0]
     assert claims.appraise(liar, 0).accept_prob[0] < 0.2
-
-
-def test_nothing_is_left_of_a_step_that_was_never_learned() -> None:
-    claims = Adviser(Calibration())
-    claims.appraise(SURE, 0)
-    assert claims.appraised(OTHER) is OTHER and claims.learn((1, 2, 3)) == [2]
-    assert claims.learn((1, 2, 3)) == []
-    assert claims.appraised(OTHER) is not OTHER and claims.learn((5, 9)) == [1]
 
 
 def test_a_source_that_proposes_nothing_takes_no_credit_for_the_next_one() -> None:
@@ -195,44 +167,12 @@ def test_where_drafts_did_not_pay_none_is_created_but_now_and_then(poor: float |
     assert all(rich), "another outlook is not to suffer for it"
 
 
-def test_a_draft_that_was_not_created_teaches_nothing() -> None:
-    experience = drafting(0.2 * PLAIN)
-    adviser = choice(experience, share=0.0)
-    while draft_at(adviser, 0.4, 0.0):
-        pass
-    before = gains_of(experience)
-    assert not draft_at(adviser, 0.4, 9.0)
-    assert gains_of(experience) == before
-
-
 def test_outlooks_that_began_to_pay_are_drafted_at_again() -> None:
     adviser = choice(drafting(0.2 * PLAIN))
     for _ in range(100):
         draft_at(adviser, 0.4, 0.0)
     later = [draft_at(adviser, 0.4, 2.0) for _ in range(80)]
     assert all(later[-30:])
-
-
-def test_a_dear_drafter_without_an_expected_acceptance_is_requested_for_the_size_that_pays() -> (
-    None
-):
-    """A first ask of 7 nodes costs more than it brings, one of 3 does not."""
-    experience = Experience()
-    adviser = choice(experience)
-    sizes = []
-    for _ in range(60):
-        adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
-        nodes = adviser.nodes(None, 64)
-        sizes.append(nodes)
-        if nodes:
-            experience.draft.learn(nodes, 0.15 * PLAIN * nodes)
-            total, net = 0.0, [0.0]
-            for size in range(1, BUCKETS.index(nodes) + 1):
-                total += 0.45**size
-                net.append(total)
-            adviser.learn_draft(net, 1)
-    assert sizes[0] == 7
-    assert set(sizes[-30:]) <= {1, 2, 3} and 0 not in sizes
 
 
 def teach(adviser: SourceChoice, after: tuple[DraftTree, ...], tokens: tuple[int, ...]) -> None:

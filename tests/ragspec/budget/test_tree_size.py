@@ -232,27 +232,6 @@ def test_a_step_at_a_poor_expected_acceptance_counts_as_one_without_a_draft() ->
     assert step(session, 0.95, spent, draft=True), "another outlook is not to suffer for it"
 
 
-def test_the_times_of_a_step_are_learned_a_step_late_for_the_host_s_is_known_then() -> None:
-    experience = Experience()
-    session = GoodputSession(SETTINGS, experience, linear())
-    spent = {"draft": 0.0, "verify": 12.0, "host": 0.5}
-    step(session, 0.05, spent, draft=False)
-    assert experience.steps == 0
-    step(session, 0.05, spent, draft=False)
-    assert (experience.steps, experience.host) == (1, 0.5)
-
-
-def test_host_time_comes_down_though_every_step_drafts() -> None:
-    experience = Experience(host=2.0)
-    session = GoodputSession(SETTINGS, experience, linear())
-    for _ in range(60):
-        session.allowance(128)
-        tree = session.fit(DraftTree.chain([0, 1], "a", accept_prob=[0.9, 0.8]), 128)
-        spent = {"draft": 0.1, "verify": 10.0, "host": 0.3}
-        session.observe(Step(tree, (0, 1), (0, 1, 2), spent), 128)
-    assert experience.host == pytest.approx(0.3, abs=0.05)
-
-
 def test_what_a_draft_adds_to_the_host_s_work_is_part_of_its_price() -> None:
     experience = Experience(host=0.3)
     session = GoodputSession(SETTINGS, experience, linear())
@@ -292,14 +271,3 @@ def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> N
     assert -0.1 < gained((0, 0, 1, 1)) < 0.0, "the tree would have been there without it"
     assert gained((1, 1, 1, 1)) < -0.7, "it drafted alone"
     assert gained((0, 0, 0, 0)) == 0.0
-
-
-def test_a_step_is_charged_for_the_rows_that_it_had() -> None:
-    cost = linear(base=10.0, row=1.0)
-    session = GoodputSession(SETTINGS, Experience(), cost)
-    tree = DraftTree.chain(list(range(7)), "a", accept_prob=[0.9**i for i in range(1, 8)])
-    for _ in range(2):  # the times of a step are known at the next
-        session.adviser.nodes(None, session.allowance(128))
-        spent = {"draft": 0.0, "verify": 17.0, "commit": 0.0, "host": 0.0}
-        session.observe(Step(tree, (), (99,), spent), 128)
-    assert session.experience.time == pytest.approx(17.0)

@@ -99,17 +99,6 @@ def test_a_drafted_token_is_written_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_trace_without_a_vocabulary_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    write_trace(path, run(), letters)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        line.pop("vocabulary", None)
-    path.write_text("\n".join(json.dumps(line) for line in lines))
-    trace = read_trace(path)
-    assert trace.complete and trace.text == "Heélo" and trace.vocabulary == {}
-
-
 def test_a_cut_trace_knows_the_words_so_far(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     write_trace(path, run(), letters)

@@ -45,13 +45,6 @@ def scores(rows: int, size: int, scale: float = 3.0, seed: int = 0) -> torch.Ten
 
 def warped(values: torch.Tensor, temperature: float, **filters: float) -> torch.Tensor:
     """Return transformers' law of the values: f64 [R, V]."""
-    from transformers import (
-        MinPLogitsWarper,
-        TemperatureLogitsWarper,
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
-
     ids = torch.zeros(len(values), 1, dtype=torch.int64)
     chain = [TemperatureLogitsWarper(temperature)]
     if "top_k" in filters:

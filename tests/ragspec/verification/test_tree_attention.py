@@ -201,23 +201,6 @@ def test_attention_is_that_of_single_queries(
     assert torch.allclose(got, naive(query, key, value, mask, softcap, sinks), atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("masked", [False, True])
-def test_one_query_in_half_precision_is_rounded_and_no_more(
-    dtype: torch.dtype, masked: bool
-) -> None:
-    random = torch.Generator().manual_seed(7)
-    query = torch.randn(2, 4, 1, 8, generator=random).to(dtype)
-    key, value = torch.randn(2, 2, 4, 9, 8, generator=random).to(dtype)
-    mask = torch.zeros(2, 1, 1, 9)
-    if masked:
-        mask[0, ..., 3:6] = float("-inf")
-    got, _ = tree_attention(nn.Module(), query, key, value, mask.to(dtype) if masked else None)
-    exact = naive(query.double(), key.double(), value.double(), mask.double(), None, None)
-    assert got.dtype is dtype and got.shape == (2, 1, 4, 8)
-    torch.testing.assert_close(got.double(), exact, atol=0.02, rtol=0.02)
-
-
 # --- committed slots apart from the new ones ------------------------------------------------------
 
 

@@ -227,25 +227,6 @@ def test_every_document_is_visible_once_and_in_order(actions: list[str], seed: i
     assert text(log, "b") == held["b"]
 
 
-def test_segments_are_few_and_rebuilt_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, sorted_tokens = make(), 0
-    instance = segment_in_memory
-
-    def counting(documents: list[np.ndarray], *rest: object) -> Segment:
-        nonlocal sorted_tokens
-        sorted_tokens += sum(map(len, documents))
-        return instance(documents, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(corpus_buffer, "segment_in_memory", counting)
-    most = 0
-    for _ in range(512):
-        log.append([1, 2, 3, 4], "a")
-        most = max(most, len(log.segments("a")))
-    assert most <= 5  # log base 4 of 512, and one
-    assert sorted_tokens < 512 * 4 * 16
-    assert log.segments("a")[0] is log.segments("a")[0]
-
-
 def test_the_oldest_is_dropped_from_the_largest_scope() -> None:
     log = make()
     for number in range(10):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError
 from ragspec.retrievers.corpus.buffer import segment_in_memory
-from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions, compiled, pop, push
+from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions, compiled
 from ragspec.retrievers.indexes.lookup import SegmentLookup
 from ragspec.retrievers.indexes.segment import Segment, build_segment
 from ragspec.retrievers.indexes.suffix_array import count_first_tokens, sort_suffixes
@@ -30,7 +30,6 @@ from tests.retrievers.indexes.test_segment import (
     longest,
     paths,
 )
-from tests.support.reference_lookup import ReferenceLookup
 
 
 @pytest.mark.parametrize(
@@ -115,26 +114,6 @@ def test_drafts_under_a_cap_of_rows_are_those_of_naive_sampling(
     )
 
 
-candidates = st.lists(
-    st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.integers(0, 2), st.integers(0, 99)),
-    unique_by=lambda candidate: candidate[1:],
-    max_size=30,
-)
-
-
-@given(candidates)
-def test_the_largest_accept_prob_comes_first_then_the_shallowest_then_the_first_row(
-    inputs: list[tuple[float, int, int]],
-) -> None:
-    accept_prob = np.array([r for r, _, _ in inputs])
-    nodes = np.array([[level, row] for _, level, row in inputs], dtype=np.int32).reshape(-1, 2)
-    heap = np.empty(len(inputs), dtype=np.int32)
-    for candidate in range(len(inputs)):
-        push(heap, candidate, candidate, accept_prob, nodes)
-    order = [int(pop(heap, size, accept_prob, nodes)) for size in range(len(inputs), 0, -1)]
-    assert [inputs[c] for c in order] == sorted(inputs, key=lambda c: (-c[0], c[1], c[2]))
-
-
 def test_a_function_is_compiled_without_a_cache_where_none_can_be_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -157,16 +136,6 @@ def test_a_function_is_compiled_without_a_cache_where_none_can_be_written(
 
 LOOKUP_VOCAB = 4
 LookupText = list[int]
-lookup_documents = st.lists(st.lists(st.integers(0, LOOKUP_VOCAB - 1), max_size=40), max_size=8)
-lookup_contexts = st.lists(st.integers(0, LOOKUP_VOCAB - 1), max_size=20)
-options = st.builds(
-    DraftOptions,
-    max_match=st.integers(1, 16),
-    max_depth=st.integers(1, 8),
-    rows=st.integers(1, 80),
-    contexts=st.integers(1, 4),
-    shorter=st.sampled_from([(), (1,), (3, 1), (6, 4, 3, 2, 1)]),
-)
 
 
 def arrays(texts: list[LookupText], wide: bool = False, vocab: int = LOOKUP_VOCAB) -> Arrays:
@@ -180,47 +149,6 @@ def arrays(texts: list[LookupText], wide: bool = False, vocab: int = LOOKUP_VOCA
     for array in instance:
         array.flags.writeable = False
     return instance
-
-
-def assert_equal_answers(
-    inputs: Arrays, context: LookupText, budget: int, depth: int, request: DraftOptions
-) -> None:
-    plain, fast = ReferenceLookup(inputs), SegmentLookup(inputs)
-    tail = context[-request.max_match :]
-    assert fast.longest_match(tail, request.max_match) == plain.longest_match(
-        tail, request.max_match
-    )
-    expected = plain.draft(tail, budget, depth, request)
-    got = fast.draft(tail, budget, depth, request)
-    assert got.length == expected.length
-    for name in ("tokens", "parents", "accept_prob", "counts", "depths", "origin"):
-        a, b = getattr(got, name), getattr(expected, name)
-        assert a.dtype == b.dtype, name
-        np.testing.assert_array_equal(a, b, err_msg=name)  # bit for bit, reach too
-
-
-@settings(max_examples=1000)
-@given(lookup_documents, lookup_contexts, st.integers(0, 40), options, st.booleans())
-def test_compiled_and_plain_look_ups_agree_bit_for_bit(
-    texts: list[LookupText], context: LookupText, budget: int, request: DraftOptions, wide: bool
-) -> None:
-    depth = min(5, request.max_depth)
-    assert_equal_answers(arrays(texts, wide), context, budget, depth, request)
-
-
-def test_they_agree_on_a_longer_text() -> None:
-    rng = np.random.default_rng(0)
-    vocab, phrases = 300, [np.minimum(rng.zipf(1.4, 12), 300) - 1 for _ in range(40)]
-    texts = [
-        np.concatenate([phrases[k] for k in rng.integers(0, 40, 30)]).tolist() for _ in range(60)
-    ]
-    inputs = arrays(texts, vocab=vocab)
-    for _ in range(200):
-        text = texts[int(rng.integers(60))]
-        at = int(rng.integers(1, len(text)))
-        context = [*text[max(0, at - 12) : at - 3], *text[at - 2 : at]]
-        for budget in (4, 64):
-            assert_equal_answers(inputs, context, budget, 16, DraftOptions(contexts=4))
 
 
 @pytest.mark.parametrize("damaged", ["suffixes", "buckets", "starts"])

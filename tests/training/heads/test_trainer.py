@@ -14,7 +14,7 @@ from ragspec.drafters.eagle.head import FeatureHead
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.training.batches import StateRead, StateReader, seeded
 from ragspec.training.loss import agreement as agreement_of
-from ragspec.training.loss import frozen_output, head_loss, round_mask, rounds
+from ragspec.training.loss import frozen_output, head_loss, rounds
 from ragspec.training.trainer import HeadTrainer, HeadTraining, TrainingProgress, train_head
 from ragspec.verification.causal import CausalTarget
 from ragspec.visual.models.target import ImageTarget
@@ -43,14 +43,6 @@ def test_a_head_learns_what_the_target_will_say() -> None:
     assert after > before + 0.2
 
 
-def test_the_loss_falls() -> None:
-    known: list[TrainingProgress] = []
-    train_head(target(), texts(), replace(FEW, steps=30), on_step=known.append)
-    assert [progress.step for progress in known] == list(range(30))
-    losses = [progress.loss for progress in known]
-    assert sum(losses[-5:]) < sum(losses[:5])
-
-
 @pytest.mark.parametrize("depth", [2, 3])
 def test_rounds_teach_the_head_to_go_on_from_its_its_guesses(depth: int) -> None:
     instance, inputs = target(), texts(24, 24)
@@ -64,18 +56,6 @@ def test_rounds_teach_the_head_to_go_on_from_its_its_guesses(depth: int) -> None
 
     once = last_round(train_head(instance, inputs, settings))
     assert last_round(train_head(instance, inputs, replace(settings, depth=depth))) < once
-
-
-def test_cached_states_give_the_head_that_prefill_again_gives() -> None:
-    chunks = HeadTrainer(target(), texts(), FEW).batches.chunks
-    trainers = [
-        HeadTrainer(target(), texts(), FEW, reader=StateReader(target(), chunks, room))
-        for room in (0, 1 << 30)
-    ]
-    for trainer in trainers:
-        list(trainer.run())
-    one, other = (trainer.head.fc.weight for trainer in trainers)
-    torch.testing.assert_close(one, other, atol=2e-3, rtol=0.05)
 
 
 def test_a_training_of_other_conditions_is_not_gone_on_with() -> None:
@@ -158,13 +138,6 @@ def test_a_picture_that_is_cut_from_its_condition_is_refused() -> None:
         train_head(instance, [texts(1, 15)[0]], settings)
 
 
-def test_the_rate_goes_with_one_over_the_width() -> None:
-    plain, inputs = (
-        train_head(target(), texts(), replace(FEW, learning_rate=rate)) for rate in (None, 0.6 / 32)
-    )
-    assert torch.equal(plain.fc.weight, inputs.fc.weight)
-
-
 def test_time_may_end_the_run() -> None:
     known: list[TrainingProgress] = []
     settings = HeadTraining(steps=10_000, seconds=0.3, batch_size=4, length=24)
@@ -197,19 +170,12 @@ def test_no_text_is_refused(inputs: list[list[int]]) -> None:
         {"length": 2},
         {"learning_rate": 0.0},
         {"seconds": 0.0},
-        {"noise": -1.0},
-        {"noise": math.nan},
         {"distributions": math.inf},
-        {"weight_decay": math.nan},
         {"learning_rate": math.nan},
-        {"seconds": math.nan},
         {"learning_rate": "0.1"},
         {"steps": 1.5},
-        {"batch_size": 2.5},
-        {"length": 8.0},
         {"depth": 0},
         {"draft_vocab_size": 0},
-        {"draft_vocab_size": 1.5},
     ],
 )
 def test_bad_settings_are_refused_by_their_names(settings: dict[str, Any]) -> None:
@@ -225,16 +191,6 @@ def loss_target() -> CausalTarget:
 
 def text(length: int, seed: int) -> list[int]:
     return tiny.prompt(length, vocab_size=heads.VOCAB, seed=seed)
-
-
-def test_a_place_sees_the_text_and_its_its_variant() -> None:
-    """Spelled out for three places and three rounds."""
-    rows = [
-        "".join("x" if visible else "." for visible in row) for row in round_mask(3, 3).tolist()
-    ]
-    assert rows[:3] == ["x........", "xx.......", "xxx......"]
-    assert rows[3:6] == ["...x.....", "x...x....", "xx...x..."]
-    assert rows[8] == "x...x...x"
 
 
 def test_rounds_are_the_drafts_of_the_head_one_token_at_a_time(loss_target: CausalTarget) -> None:
@@ -269,20 +225,6 @@ def test_padding_changes_no_loss(loss_target: CausalTarget, depth: int) -> None:
     plain = head_loss(head, output, both, distributions=0.1, depth=depth)
     torch.testing.assert_close(losses[0][0], plain[0])
     assert losses[0][1] == pytest.approx((19 * losses[1][1] + 8 * losses[2][1]) / 27)
-
-
-@pytest.mark.parametrize("tokens", [None, [3, 5, 8]])
-def test_no_gradient_reaches_the_targets_head(
-    loss_target: CausalTarget, tokens: list[int] | None
-) -> None:
-    head = FeatureHead.fresh(loss_target, seeded(0, 0, 0), tokens=tokens)
-    read = StateReader(loss_target, [text(20, 1)]).read([0])
-    loss, _ = head_loss(
-        head, frozen_output(loss_target, head.tokens), read, distributions=0.1, depth=2
-    )
-    loss.backward()  # type: ignore[no-untyped-call]
-    assert head.fc.weight.grad is not None
-    assert loss_target.output_head.weight.grad is None
 
 
 def test_later_rounds_begin_where_there_is_something_to_learn(loss_target: CausalTarget) -> None:

@@ -16,6 +16,7 @@ from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from tests.support import plain_mar, tiny_masked
 from tests.support.plain_mar import Weights, published
+from tests.visual.models.test_vq_checkpoint import with_one, without
 
 HEADS: dict[str, Any] = {"num_attention_heads": plain_mar.HEADS, "allow_namespace": True}
 
@@ -80,14 +81,6 @@ def test_settings_are_opened_where_that_is_allowed(tmp_path: Path) -> None:
         load_mar(file, num_attention_heads=3)
     with pytest.raises(ModelNotFoundError):
         load_mar(tmp_path / "no.pth")
-
-
-def without(name: str) -> Callable[[Weights], Any]:
-    return lambda weights: weights.pop(name)
-
-
-def with_one(name: str, *shape: int) -> Callable[[Weights], Any]:
-    return lambda weights: weights.update({name: torch.zeros(shape)})
 
 
 @pytest.mark.parametrize(

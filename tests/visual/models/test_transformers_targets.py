@@ -14,8 +14,6 @@ from transformers import (
     ChameleonForConditionalGeneration,
     Emu3Config,
     Emu3ForConditionalGeneration,
-    ImageGPTConfig,
-    ImageGPTForCausalImageModeling,
     JanusConfig,
     JanusForConditionalGeneration,
 )
@@ -28,7 +26,6 @@ from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import (
     ChameleonTarget,
     Emu3Target,
-    ImageGPTTarget,
     JanusTarget,
     janus_unconditional,
 )
@@ -57,12 +54,7 @@ VQ: dict[str, Any] = {"base_channels": 32, "channel_multiplier": [1], "num_res_b
 @cache
 def model(kind: str, seed: int = 0) -> Any:
     """Return a float64 model with random weights; the same object for equal calls."""
-    makers: dict[str, Callable[[], Any]] = {
-        "janus": _janus,
-        "emu3": _emu3,
-        "chameleon": _chameleon,
-        "imagegpt": _imagegpt,
-    }
+    makers: dict[str, Callable[[], Any]] = {"janus": _janus, "emu3": _emu3, "chameleon": _chameleon}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return makers[kind]().double().eval()
@@ -111,17 +103,8 @@ def _chameleon() -> Any:
     )
 
 
-def _imagegpt() -> Any:
-    sizes = {"n_positions": COUNT, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    return ImageGPTForCausalImageModeling(
-        ImageGPTConfig(vocab_size=BOOK + 1, initializer_range=0.4, **sizes)
-    )
-
-
 def target(kind: str, seed: int = 0, scale: float = 3.0) -> ImageTarget:
     instance = model(kind, seed)
-    if kind == "imagegpt":
-        return ImageGPTTarget(instance)
     if kind == "emu3":
         return Emu3Target(instance, PROMPTS, 3, 3, NOTHING, scale)
     if kind == "chameleon":
@@ -183,21 +166,7 @@ def local_chameleon(row: int) -> list[int]:
     return codes
 
 
-def local_imagegpt(row: int) -> list[int]:
-    start = torch.tensor([[BOOK]])
-    instance = model("imagegpt")
-    sample = instance.generate(
-        start, attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=COUNT
-    )
-    return list(sample[0, 1:].tolist())
-
-
-OF_MODEL = {
-    "janus": local_janus,
-    "emu3": local_emu3,
-    "chameleon": local_chameleon,
-    "imagegpt": local_imagegpt,
-}
+OF_MODEL = {"janus": local_janus, "emu3": local_emu3, "chameleon": local_chameleon}
 KINDS = pytest.mark.parametrize("kind", OF_MODEL)
 
 
@@ -208,24 +177,19 @@ def draw(engine: Engine, rows: list[int], sampling: Sampling) -> list[list[int]]
     return [each.tokens for each in results]
 
 
-def rows_of(kind: str) -> list[int]:
-    return [0] if kind == "imagegpt" else [0, 1]
-
-
 @KINDS
 def test_greedy_decoding_is_the_models_its(kind: str) -> None:
-    rows = rows_of(kind)
+    rows = [0, 1]
     result = draw(Engine(target(kind), None, drafter=None), rows, Sampling())
     assert result == [OF_MODEL[kind](row) for row in rows]
     assert len({tuple(tokens) for tokens in result}) == len(rows)  # the prompt matters
     assert all(len(set(tokens)) > 3 for tokens in result)
 
 
-@pytest.mark.filterwarnings("ignore:drafter 'model' is switched off")  # ImageGPT's last codes
 @KINDS
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_k=9, seed=2)])
 def test_trees_draw_what_plain_decoding_draws(kind: str, sampling: Sampling) -> None:
-    instance, rows = target(kind), rows_of(kind)
+    instance, rows = target(kind), [0, 1]
     plain = draw(Engine(instance, None, drafter=None), rows, sampling)
     truth = {tuple(instance.prompt(row)): codes for row, codes in zip(rows, plain, strict=True)}
     drafters = [SyntheticDrafter(0.6, truth, seed) for seed in range(2)]

@@ -21,7 +21,7 @@ from ragspec.visual.rules import lantern
 from ragspec.visual.rules import tv_budget as variation
 from ragspec.visual.rules.codebook import CodePartition
 from ragspec.visual.rules.lantern import GSD, Lantern, LanternPlus, RelaxedWalk
-from ragspec.visual.rules.tv_budget import Spending, TVBudget, position_excess
+from ragspec.visual.rules.tv_budget import TVBudget, position_excess
 from tests.ragspec.rules.test_walk import plain
 from tests.support.codes import broken, codebook, coupled, fixed, neighbours, sampled
 from tests.support.distributions import (
@@ -206,17 +206,6 @@ def test_a_budget_spent_on_averages_bounds_nothing() -> None:
             codes, _, _ = draw_picture(rule, distributions, NoiseStream(seed), tree, 2)
             changed += codes[0] != plain(distributions, NoiseStream(seed), 1)[0]
         assert changed / 50 == replaced
-
-
-def test_spending_counts() -> None:
-    spending = Spending(TVBudget(0.6, positions=4))
-    assert spending.left(0) == pytest.approx(0.15)
-    spending.spend(0.1)
-    assert spending.left(1) == pytest.approx(0.2)
-    assert spending.left(3) == spending.left(99) == pytest.approx(0.5)
-    spending.spend(0.5)
-    assert spending.left(0) == 0.0
-    assert Spending(None).left(7) == np.inf
 
 
 @pytest.mark.parametrize("bad", [{"total": -0.1}, {"total": np.nan}, {"total": 1, "positions": 0}])

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from ragspec.errors import InputError, RuleError
 from ragspec.rules.base import TargetView, Verdict
@@ -60,7 +61,7 @@ def expect_latents(rule: str, target: TargetView) -> LatentView:
 MOST_TRIES = 1 << 14
 _TRIES = 8  # paths of the target that are drawn at once, twice as many each time
 
-Propose = Callable[[range], tuple[torch.Tensor, torch.Tensor]]
+Propose = Callable[[range], tuple[Tensor, Tensor]]
 """Tries by number: latents of the target [n, D], and log p / q of each [n]."""
 
 
@@ -86,7 +87,7 @@ class Coupled:
         """Return log p / q of a draft, by its number and that of the target's own latent."""
         return log_ratio(view.target.table, drafted, current, self.steps(view.target.steps))
 
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> Tensor:
         """Return a latent [D] from what the draft's distribution leaves of the target's.
 
         Of two distributions that are all but one, which hardly ever reject in the first place, the
@@ -121,7 +122,7 @@ def left_of_paths(
     s: int,
     log_factor: float = 0.0,
     most: int = MOST_TRIES,
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Return a latent [D] of max(0, f p - q), by paths of the target from its own x_s on.
 
     log_factor: log f, of rules that weigh p. None where `most` tries bring none.
@@ -129,7 +130,7 @@ def left_of_paths(
     table = view.target.table
     width = table.paths.shape[-1]
 
-    def propose(tries: range) -> tuple[torch.Tensor, torch.Tensor]:
+    def propose(tries: range) -> tuple[Tensor, Tensor]:
         fresh = fresh_noise(view, index, tries, s).to(table.paths)
         start = table.paths[current][s].expand(len(tries), 1, width)
         message = table.conditioning[current][None]
@@ -144,7 +145,7 @@ def left_of_paths(
 @torch.no_grad()
 def first_accepted(
     view: LatentView, index: int, propose: Propose, most: int = MOST_TRIES
-) -> torch.Tensor | None:
+) -> Tensor | None:
     """Return the first try that is kept with the chance 1 - q / p, [D]; None after `most`."""
     done, count = 0, _TRIES
     while done < most:
@@ -158,7 +159,7 @@ def first_accepted(
     return None
 
 
-def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> torch.Tensor:
+def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> Tensor:
     """Return normal numbers of tries that no draft has seen: f64 [n, rows, D]."""
     width = view.target.table.paths.shape[-1]
     lanes = torch.arange(tries.start * rows * width, tries.stop * rows * width)
@@ -167,7 +168,7 @@ def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> torch.
     return fresh.reshape(len(tries), rows, width)
 
 
-Gaussians = tuple[torch.Tensor, torch.Tensor]
+Gaussians = tuple[Tensor, Tensor]
 """Means and deviations of steps, [n, s, D] and [n, s, D] or [n, s, 1]."""
 
 
@@ -177,7 +178,7 @@ def sampled_with(table: LatentTable, number: int, s: int) -> Gaussians:
 
 
 @torch.no_grad()
-def gaussians_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -> Gaussians:
+def gaussians_of(table: LatentTable, number: int, paths: Tensor, s: int) -> Gaussians:
     """Return the Gaussians of the last s steps of paths [n, > s - 1, D], under what drew a latent.
 
     The first of these steps starts from that latent's own x_s, the others from the path's states.
@@ -194,14 +195,12 @@ def gaussians_of(table: LatentTable, number: int, paths: torch.Tensor, s: int) -
     return means, deviations
 
 
-def log_density(path: torch.Tensor, means: torch.Tensor, deviations: torch.Tensor) -> torch.Tensor:
+def log_density(path: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
     """Return log N(path; means) of s steps [n, s, D], summed: f64 [n]; see `step_densities`."""
     return step_densities(path, means, deviations).sum(-1)
 
 
-def step_densities(
-    path: torch.Tensor, means: torch.Tensor, deviations: torch.Tensor
-) -> torch.Tensor:
+def step_densities(path: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
     """Return log N(path; means) of each of s steps [n, s, D], less a constant of D: f64 [n, s].
 
     deviations [n, s, D] or [n, s, 1].
@@ -223,14 +222,14 @@ class Aligned(Coupled):
         """Return 1."""
         return 1
 
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> Tensor:
         """Return the draft mirrored, or a latent that tries bring: [D]."""
         table = view.target.table
         if not bool((table.deviations[current][0] == table.deviations[drafted][0]).all()):
             return super().left(view, index, drafted, current)
         return self.mirrored(view, drafted, current)
 
-    def mirrored(self, view: LatentView, drafted: int, current: int) -> torch.Tensor:
+    def mirrored(self, view: LatentView, drafted: int, current: int) -> Tensor:
         """Return the target's latent [D] with the draft's last noise, mirrored between the means.
 
         Right for two Gaussians of the same deviations alone.
@@ -244,9 +243,7 @@ class Aligned(Coupled):
         if not float(length):  # one distribution, where only rounding rejects
             return table.latents[current]
         difference = difference / length
-        result: torch.Tensor = by_target + deviation * (
-            noise - 2.0 * (difference @ noise) * difference
-        )
+        result: Tensor = by_target + deviation * (noise - 2.0 * (difference @ noise) * difference)
         return result
 
 
@@ -299,7 +296,7 @@ class CspdPaper(Coupled):
         table = view.target.table
         return log_factor(table, drafted, current) + log_ratio(table, drafted, current, 1)
 
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
+    def left(self, view: LatentView, index: int, drafted: int, current: int) -> Tensor:
         """Return a latent [D] of max(0, f p - q), the target's own where nothing is left of it."""
         table = view.target.table
         factor = log_factor(table, drafted, current)

@@ -17,23 +17,14 @@ from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.open import MODES, open_static
 from ragspec.verification.static.target import StaticTarget
+from tests.ragspec.engine.test_engine import SETTINGS as ENGINE_SETTINGS
 from tests.support import architectures, tiny
 from tests.support.mixing import MixingDrafter
 from tests.support.model_state import state_of
 
 PROMPTS = [[5, 6, 7, 8, 9, 5, 6, 7], [40, 41, 3], [9] * 12, [1, 2, 3, 4, 5]]
 NEW = 24
-SETTINGS = {
-    "greedy": Sampling(),
-    "sampled": Sampling(temperature=0.8, seed=3),
-    "top-k": Sampling(temperature=1.2, top_k=9, seed=3),
-    "top-p": Sampling(temperature=0.9, top_p=0.7, seed=[1, 2, 3, 4]),
-    "min-p": Sampling(temperature=1.0, min_p=0.2, seed=3),
-    "penalties": Sampling(
-        temperature=0.7, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3, seed=1
-    ),
-    "no-repeat": Sampling(no_repeat_ngram_size=2, repetition_penalty=1.2),
-    "bias": Sampling(temperature=0.8, logit_bias={7: 4.0}, bad_words_ids=[[8]], seed=5),
+SETTINGS = ENGINE_SETTINGS | {
     "ends": Sampling(min_new_tokens=6, temperature=0.9, seed=2),
     "several": Sampling(temperature=0.9, n=2, seed=4),
 }

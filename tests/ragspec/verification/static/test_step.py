@@ -19,16 +19,11 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.layout import (
     LEAST_SLOTS,
-    MOST_QUERIES,
-    QUERIES,
     Counters,
     Layout,
-    accepted_first,
     ancestor_bits,
     lay_out,
     plain_mask,
-    queries_of,
-    rows_of,
     slots_of,
     walk,
     windowed,
@@ -179,38 +174,6 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
     assert differ
 
 
-def test_a_row_is_set_again_where_another_text_takes_it() -> None:
-    message, noted = text_distributions()
-    one, other = distribution(1, **PENALISED), distribution(2, **PENALISED)
-    message.notify({0: (one, [1, 2, 3])})
-    message.notify({0: (other, [1, 2, 3, 9, 9])})
-    assert noted == [(0, one), (0, other)]
-    held = message.distributions._penalties._held[0, 0, 0]  # type: ignore[union-attr]
-    assert held.nonzero().flatten().tolist() == [1, 2, 3, 9] and held[9] == 2
-
-
-def test_rows_that_nobody_asks_for_are_padding() -> None:
-    message, noted = text_distributions()
-    sample = distribution(3, temperature=1.0)
-    assert message.notify({1: (sample, [1, 2])}).unfiltered
-    assert message.notify({2: (distribution(), [1, 2])}).greedy, (
-        "the row that ended asks for nothing"
-    )
-    assert noted[1] == (1, None)
-    message.notify({})
-    assert noted[-1] == (2, None)
-
-
-def test_distributions_that_look_at_no_text_are_reported_nothing_more() -> None:
-    message, _ = text_distributions()
-    grown: list[Any] = []
-    message.distributions.grow = lambda *inputs: grown.append(inputs)  # type: ignore[method-assign]
-    plain = distribution(temperature=0.7)
-    message.notify({0: (plain, [1, 2])})
-    message.notify({0: (plain, [1, 2, 3])})
-    assert not grown
-
-
 N, SLOTS = 16, 40
 
 
@@ -332,28 +295,9 @@ def test_of_equal_siblings_the_longer_path_counts() -> None:
     assert selected.tolist() == [[True, False, True, True, False]]
 
 
-def test_what_is_preserved_comes_first_in_its_order() -> None:
-    selected = torch.tensor([[True, False, True, False], [True, True, True, True]])
-    assert accepted_first(selected).tolist() == [[0, 2, 1, 3], [0, 1, 2, 3]]
-
-
 # --- the shapes that steps are made for ---
 
 MOST = 1 << 20
-
-
-def test_queries_are_the_least_of_six_sizes() -> None:
-    assert [queries_of(n) for n in (1, 2, 4, 5, 8, 9, 16, 17, 33, 64)] == [
-        *(1, 4, 4, 8, 8, 16, 16, 32, 64, 64)
-    ]
-    assert QUERIES[0] == 1 and MOST_QUERIES == 64
-    with pytest.raises(StopIteration):
-        queries_of(MOST_QUERIES + 1)
-
-
-def test_rows_are_powers_of_two_within_the_buffers() -> None:
-    assert [rows_of(n, 16) for n in (1, 2, 3, 4, 5, 8, 9, 16)] == [1, 2, 4, 4, 8, 8, 16, 16]
-    assert rows_of(5, 6) == 6
 
 
 def test_slots_are_at_most_a_fourth_too_many() -> None:
@@ -373,8 +317,3 @@ def test_slots_are_at_most_a_fourth_too_many() -> None:
 
 def test_shapes_of_all_lengths_are_few() -> None:
     assert len({slots_of(count, MOST) for count in range(1, 32_769)}) == 1 + 8 * 4
-
-
-def test_slots_end_with_the_buffers() -> None:
-    assert slots_of(100, 64) == 64
-    assert slots_of(1000, 1008) == 1008

@@ -308,32 +308,6 @@ def addresses(stacks: Stacks) -> list[int]:
     return [buffer.data_ptr() for buffer in stacks.buffers]
 
 
-def test_one_buffer_holds_all_keys_and_values_of_a_shape() -> None:
-    stacks = filled()
-    assert [tuple(buffer.shape) for buffer in stacks.buffers] == [
-        (4, ROWS, 2, SLOTS, 8),
-        (2, ROWS, 1, SLOTS, 4),
-    ]
-    assert stacks.device == CPU
-    pairs = stacks.pairs()
-    for pair, shapes in zip(pairs, LAYERS, strict=True):
-        for view, shape in zip(pair, shapes, strict=True):
-            assert view.shape == (ROWS, shape.heads, SLOTS, shape.width)
-            assert view.dtype == shape.dtype
-    places = {view.data_ptr() for pair in pairs for view in pair}
-    assert len(places) == 6, "no two share a place"
-
-
-def test_a_cache_writes_and_reads_the_stacks_themselves() -> None:
-    stacks = filled()
-    cache = StackedCache(stacks, 2)
-    for layer, (keys, _) in zip(cache.layers, stacks.pairs(), strict=True):
-        layer.keys[1, :, 3] = 7.0
-        assert bool((keys[1, :, 3] == 7.0).all())
-        assert layer.keys.shape[0] == 2
-    assert cache.book.capacity == SLOTS
-
-
 def test_buffers_move_only_where_they_have_to_and_keep_what_they_hold() -> None:
     stacks = filled()
     cache = StackedCache(stacks, 3)
@@ -349,21 +323,6 @@ def test_buffers_move_only_where_they_have_to_and_keep_what_they_hold() -> None:
     assert cache.reserve(100) and stacks.slots == 100
 
 
-def test_a_change_that_fails_changes_nothing() -> None:
-    stacks = filled()
-    before = list(stacks.buffers)
-
-    def fails_at_last(buffer: torch.Tensor) -> torch.Tensor:
-        if buffer.dtype == torch.float32:
-            raise MemoryError
-        return buffer[:, :2].clone()
-
-    with pytest.raises(MemoryError):
-        stacks.change(fails_at_last)
-    assert all(now is old for now, old in zip(stacks.buffers, before, strict=True))
-    assert (stacks.rows, stacks.slots) == (ROWS, SLOTS)
-
-
 def test_a_row_that_is_dropped_is_empty_and_no_memory_moves() -> None:
     stacks = filled()
     cache = StackedCache(stacks, 3)
@@ -374,14 +333,6 @@ def test_a_row_that_is_dropped_is_empty_and_no_memory_moves() -> None:
     assert cache.row_order == [0, 1, 2] and cache.book.rows == 3
     assert addresses(stacks) == before
     assert all(torch.equal(a, b) for a, b in zip(stacks.buffers, held, strict=True))
-
-
-def test_those_in_line_begin_at_the_first_place() -> None:
-    cache = StackedCache(filled(), 4)
-    cache.book.lengths = [1, 2, 3, 4]
-    assert sorted(cache.line_up([2, 3])) == [2, 3]
-    assert cache.book.first == 0
-    assert {cache.length(row) for row in (2, 3)} == {3, 4}
 
 
 @pytest.mark.parametrize("rows", [1, 3])
