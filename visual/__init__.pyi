@@ -11,6 +11,7 @@ from .models.target import ConditionTable as ConditionTable
 from .models.target import ImageTarget as ImageTarget
 from .models.transformers_targets import ChameleonTarget as ChameleonTarget
 from .models.transformers_targets import Emu3Target as Emu3Target
+from .models.transformers_targets import ImageGPTTarget as ImageGPTTarget
 from .models.transformers_targets import JanusTarget as JanusTarget
 from .models.vq import VQTokenizer as VQTokenizer
 from .pipeline.base import ImageOutput as ImageOutput

@@ -347,15 +347,11 @@ def _check_room(engine: Engine, prefix: Prompt, token_range: Part | None) -> Non
     limit, length = engine.target.max_length, len(prefix.token_ids)
     first = token_range[0] if token_range else 0
     if limit is not None and length + QUESTION_ROOM > limit:
-        fits = max(1, limit - QUESTION_ROOM - (length - _document_tokens(prefix)))
+        spanned = sum(end - start for start, end, _, _ in prefix.spans) or length
+        fits = max(1, limit - QUESTION_ROOM - (length - spanned))
         raise PromptTooLongError(
             f"the document takes {length:,} tokens of a context of {limit:,}, {QUESTION_ROOM} of "
             f"which question and answer need; {fits:,} fit: read a part of it "
             f"(token_range=({first}, {first + fits}), --token-range {first}:{first + fits}), "
             "or ask DocQA, which searches it."
         )
-
-
-def _document_tokens(prefix: Prompt) -> int:
-    """Return how many tokens of the beginning are the document's own."""
-    return sum(end - start for start, end, _, _ in prefix.spans) or len(prefix.token_ids)

@@ -221,7 +221,8 @@ class PoolRouter:
                     prompt, settings, tenant, options
                 )
             except RayTaskError as error:
-                last = _local(error)
+                cause = getattr(error, "cause", None)
+                last = cause if isinstance(cause, RagspecError) else error  # raised in an actor
                 if not isinstance(last, QueueFullError):
                     raise last from error
             except RayActorError as error:
@@ -302,12 +303,6 @@ def pools_app(
     router = serve.deployment(PoolRouter).options(max_ongoing_requests=pools * most)
     app: Application = router.bind(*parts, uneven=max_batch_size if uneven is None else uneven)
     return app
-
-
-def _local(error: Exception) -> Exception:
-    """Return the error of ours that was raised in an actor, or what Ray made of another."""
-    cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, RagspecError) else error
 
 
 def _refusal(error: Exception) -> dict[str, Any]:

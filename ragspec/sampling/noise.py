@@ -97,7 +97,7 @@ class NoiseStream:
         return ((word >> 12) + 0.5) * 2.0**-52
 
     def keys(self, indices: Tensor, stream: NoiseUse = NoiseUse.TARGET) -> Tensor:
-        """Return the keys of generated indices i64 [...] for `gumbel_of_keys`, where those are."""
+        """Return the keys of generated indices i64 [...], for `exponential_of_keys`."""
         counters = (indices << 3) + _signed(int(stream) + 3 * _GOLDEN)
         return _mixed(_mixed(counters) ^ _signed(self._local()))
 
@@ -108,16 +108,11 @@ class NoiseStream:
         return _mix(_mix(self.seed + _GOLDEN) ^ _mix(self.sample + 2 * _GOLDEN))
 
 
-def gumbel_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Return Gumbel noise f64 on any device, by operations of torch alone.
-
-    keys i64, see `NoiseStream.keys`, and tokens i64 are of shapes that broadcast.
-    """
-    return -exponential_of_keys(keys, tokens)
-
-
 def exponential_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Return the logarithm of exponential noise f64, which is Gumbel noise but for its sign."""
+    """Return the logarithm of exponential noise f64: Gumbel noise but for its sign.
+
+    keys i64, see `NoiseStream.keys`, and tokens i64 are of shapes that broadcast, on any device.
+    """
     return _uniform_of_keys(keys, tokens).log_().neg_().log_()
 
 

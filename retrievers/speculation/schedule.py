@@ -99,7 +99,7 @@ class StrideSchedule:
     overlap: bool | None = None
     search: SearchCost = field(default_factory=SearchCost)
     strides: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    shared: float = field(default_factory=lambda: SHARED if _cores() > 1 else 0.0)
+    shared: float = field(default_factory=lambda: SHARED if (os.cpu_count() or 1) > 1 else 0.0)
     hits: float = 0.0
     guesses: float = 0.0
     searched: float = 0.0
@@ -213,8 +213,3 @@ def expected(strides: int, chance: float, a: float, b: float, shared: float) -> 
     whole = chance**strides
     selected = (1.0 - whole) / (1.0 - chance)
     return selected, strides * a + b - whole * shared * min(a, b)
-
-
-def _cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -413,25 +413,3 @@ def test_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [[counts.Event(*each) for each in those] for those in (host, ran)]
     expected = {"launches": 2, "graphs": 1, "copies": 1, "waits": 1, "kernels": 2}
     assert counts.on_cuda(*events) == {**expected, "busy_ms": 50 / 1e6}
-
-
-def test_gpu_cells_that_do_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(SCRIPTS)
-    measure = importlib.import_module("gpu_measure")
-    steps = importlib.import_module("gpu_steps")
-
-    def reason(seconds: float, work: Any = measure.timed, modes: Any = ("off",)) -> str:
-        probe = measure.Probe(torch.device("cpu"), tmp_path, 1, seconds, small=True)
-        probe.began("compile", 40.0)
-        (row,) = probe.rows(probe.cells[0], modes, work)
-        return str(row.get("skipped"))
-
-    def failing(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    assert reason(60.0) == "None"
-    assert reason(60.0, failing) == "memory ended"
-    assert reason(0.0) == "0 s are left (--seconds)"
-    assert "and it takes some 60 to compile" in reason(50.0, modes=("compile",))
-    monkeypatch.setattr(steps, "free_bytes", lambda device: 10_000)
-    assert reason(60.0).endswith("GB and 0.0 GB are free")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
-from ragspec.visual.checks import whole
+from ragspec.visual.checks import checked_count, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,10 @@ class Raster:
     height: int
     width: int
     ends: int = 0
+
+    def __post_init__(self) -> None:
+        checked_count(self.height, "height")
+        checked_count(self.width, "width")
 
     @property
     def line(self) -> int:

@@ -1,4 +1,4 @@
-"""Image models of transformers as targets: Janus, Janus-Pro, Emu3, Chameleon, Anole.
+"""Image models of transformers as targets: Janus, Janus-Pro, Emu3, Chameleon, Anole, ImageGPT.
 
 The models are used as they are: each class here says what stands for a code, which part of the
 model runs, which head speaks of codes and which codes may stand where. Prompts are token ids of the
@@ -11,6 +11,7 @@ Tokens that come out are codes 0 .. V - 1, the numbers that the model's own VQ d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
@@ -19,8 +20,11 @@ from torch import Tensor
 
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import input_device
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import keep_best
+from ragspec.verification.causal import TreeSession
 from ragspec.verification.kv_cache import SlotCache
-from ragspec.visual.checks import checked_count, whole
+from ragspec.visual.checks import whole
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
@@ -159,29 +163,28 @@ class _InText(_Foreign):
 
 
 class Emu3Target(_InText):
-    """Emu3 (`Emu3ForConditionalGeneration`) drawing `height` rows of `width` codes.
+    """Emu3 (`Emu3ForConditionalGeneration`) drawing the rows of a raster.
 
     Every row of codes is followed by the line end, the last code of the vocabulary here (V - 1), as
     the model has it; nothing else may stand there and it nowhere else.
 
     Args:
         prompts: Token ids that end with the image wrapper token.
+        raster: Rows and codes of a row; `ends` is set to 1.
     """
 
     def __init__(
         self,
         model: Any,
         prompts: Sequence[Ids],
-        height: int,
-        width: int,
         unconditional: Unconditional = None,
         guidance_scale: float = 3.0,
         guidance_interval: tuple[int, int] | None = None,
         *,
+        raster: Raster,
         fixed: Tensor | None = None,
     ) -> None:
         _expect(model, "emu3")
-        height, width = checked_count(height, "height"), checked_count(width, "width")
         known = model.vocabulary_mapping
         super().__init__(
             model,
@@ -191,10 +194,10 @@ class Emu3Target(_InText):
             guidance_scale,
             guidance_interval,
             outputs=[*_in_order(known.img2bpe), known.eol_token_id],
-            raster=Raster(height, width, ends=1),
+            raster=replace(raster, ends=1),
             fixed=fixed,
         )
-        self.width = width
+        self.width = raster.width
         self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
 
     def allowed(self, index: Tensor) -> Tensor:
@@ -210,7 +213,7 @@ class Emu3Target(_InText):
 
 
 class ChameleonTarget(_InText):
-    """Chameleon or Anole (`ChameleonForConditionalGeneration`) drawing `count` codes, or a raster.
+    """Chameleon or Anole (`ChameleonForConditionalGeneration`) drawing 1,024 codes, or a raster.
 
     The model's own forward forbids codes, so its decoder and head are asked.
 
@@ -226,7 +229,6 @@ class ChameleonTarget(_InText):
         guidance_scale: float = 1.0,
         guidance_interval: tuple[int, int] | None = None,
         *,
-        count: int = 1024,
         raster: Raster | None = None,
         fixed: Tensor | None = None,
     ) -> None:
@@ -239,9 +241,46 @@ class ChameleonTarget(_InText):
             guidance_scale,
             guidance_interval,
             outputs=_in_order(model.model.vocabulary_mapping.img2bpe),
-            raster=raster or _square(checked_count(count, "count")),
+            raster=raster or Raster(32, 32),
             fixed=fixed,
         )
+
+
+class ImageGPTTarget(_Foreign):
+    """ImageGPT (`ImageGPTForCausalImageModeling`), which draws clusters of colours.
+
+    It has no conditions: its one prompt, `prompt(0)`, is the start token. Its attention knows no
+    slot beyond the image: drafts are cut to what fits, and a draft model of this class stops
+    drafting a few codes before the end.
+    """
+
+    def __init__(self, model: Any) -> None:
+        _expect(model, "imagegpt")
+        start = model.config.vocab_size - 1
+        super().__init__(
+            model,
+            model.transformer,
+            [[start]],
+            None,
+            1.0,
+            None,
+            codes=start,
+            raster=_square(int(model.config.n_positions)),
+        )
+        self.max_length = model.config.n_positions + 1  # the last code is drawn and never read
+
+    def open(self, rows: int, capacity: int) -> TreeSession:
+        """Return an empty session whose drafts fit the model's own causal mask."""
+        return _Bounded(self, rows, capacity)
+
+
+class _Bounded(TreeSession):
+    """A session in which committed tokens and draft together never exceed the positions."""
+
+    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the nodes for which there is room behind the root; see `tree.keep_best`."""
+        room = self.target.model.config.n_positions - self.cache.book.extent - 1
+        return keep_best(tree, max(room, 0))
 
 
 def prompt_table(

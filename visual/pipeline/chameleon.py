@@ -10,13 +10,11 @@ from torch import Tensor
 
 from ragspec.errors import ModelError, TokenizerMismatchError
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import ChameleonTarget
 from ragspec.visual.models.vq import BookAlone, VQTokenizer
 from ragspec.visual.models.vq_checkpoint import JANUS
-from ragspec.visual.pipeline.prompt_parts import PromptConditions, mark, text_ids
+from ragspec.visual.pipeline.prompt_parts import mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
-from ragspec.visual.pipeline.request import ImageConfig
 
 _ROUNDED = 0.05  # of the size of its numbers, by which a code-book in half precision may be off
 
@@ -35,6 +33,7 @@ class ChameleonPipeline(PromptPipeline):
     """
 
     kind = "chameleon"
+    target_kind = ChameleonTarget
     guidance = 3.0
 
     def _vq(self, model: Any, inputs: Any) -> Any:
@@ -80,18 +79,6 @@ class ChameleonPipeline(PromptPipeline):
     def _nothing(self, ids: list[int], raster: Raster) -> list[int]:
         begin = self._begin()
         return text_ids(self.text_tokenizer, begin, begin)
-
-    @staticmethod
-    def _target(model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
-        return ChameleonTarget(
-            model,
-            conditions.prompts,
-            conditions.unconditional,
-            image.guidance_scale,
-            image.guidance_interval,
-            raster=image.raster,
-            fixed=image.fixed,
-        )
 
 
 def _differ(book: Tensor, known: Tensor) -> bool:

@@ -7,12 +7,10 @@ from typing import Any
 
 from ragspec.errors import InputError
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import Emu3Target
 from ragspec.visual.models.vq import Emu3VQ
-from ragspec.visual.pipeline.prompt_parts import PromptConditions, mark, text_ids
+from ragspec.visual.pipeline.prompt_parts import mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
-from ragspec.visual.pipeline.request import ImageConfig
 
 AREA = 518_400  # pixels of an image where no size is asked for, as the model's processor has it
 
@@ -27,6 +25,7 @@ class Emu3Pipeline(PromptPipeline):
     """
 
     kind = "emu3"
+    target_kind = Emu3Target
     guidance = 3.0
 
     def _vq(self, model: Any, inputs: Any) -> Any:
@@ -50,15 +49,3 @@ class Emu3Pipeline(PromptPipeline):
 
     def _nothing(self, ids: list[int], raster: Raster) -> list[int]:
         return self._ids("", raster)
-
-    @staticmethod
-    def _target(model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
-        return Emu3Target(
-            model,
-            conditions.prompts,
-            *image.raster.shape,
-            conditions.unconditional,
-            image.guidance_scale,
-            image.guidance_interval,
-            fixed=image.fixed,
-        )

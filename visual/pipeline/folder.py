@@ -45,7 +45,12 @@ _CLASSES = {
     LATENTS: ("ragspec.visual.latents.model", "LatentModel"),
     MASKED: ("ragspec.visual.masked.model", "MaskedModel"),
 }
-_TARGETS = {"janus": "JanusTarget", "emu3": "Emu3Target", "chameleon": "ChameleonTarget"}
+_TARGETS = {
+    "janus": "JanusTarget",
+    "emu3": "Emu3Target",
+    "chameleon": "ChameleonTarget",
+    "imagegpt": "ImageGPTTarget",
+}
 _UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
 
 

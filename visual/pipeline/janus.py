@@ -6,16 +6,14 @@ from typing import Any
 
 from ragspec.errors import InputError
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import (
     JanusTarget,
     janus_raster,
     janus_unconditional,
 )
 from ragspec.visual.models.vq import JanusVQ
-from ragspec.visual.pipeline.prompt_parts import PromptConditions, mark, text_ids
+from ragspec.visual.pipeline.prompt_parts import mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
-from ragspec.visual.pipeline.request import ImageConfig
 
 TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"  # the published one, where the tokenizer has none
 
@@ -30,6 +28,7 @@ class JanusPipeline(PromptPipeline):
     """
 
     kind = "janus"
+    target_kind = JanusTarget
     guidance = 5.0
 
     def _vq(self, model: Any, inputs: Any) -> Any:
@@ -89,16 +88,4 @@ class JanusPipeline(PromptPipeline):
         raise InputError(
             "got a negative prompt; Janus is guided away from its own prompt with padding for "
             "words, as it was trained. Leave negative_prompt out."
-        )
-
-    @staticmethod
-    def _target(model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
-        return JanusTarget(
-            model,
-            conditions.prompts,
-            conditions.unconditional,
-            image.guidance_scale,
-            image.guidance_interval,
-            raster=image.raster,
-            fixed=image.fixed,
         )

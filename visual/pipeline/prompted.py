@@ -72,6 +72,7 @@ class PromptPipeline(CodePipeline):
     """
 
     kind: ClassVar[str]  # the model_type of its models
+    target_kind: ClassVar[Any]
     guidance: ClassVar[float]  # the scale that is usual
 
     def __init__(
@@ -317,10 +318,19 @@ class PromptPipeline(CodePipeline):
         """Return what the prompt of these ids is guided from where no negative one is given."""
         raise NotImplementedError
 
-    @staticmethod
-    def _target(model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
+    @classmethod
+    def _target(cls, model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
         """Return the target of one call over a model."""
-        raise NotImplementedError
+        target: ImageTarget = cls.target_kind(
+            model,
+            conditions.prompts,
+            conditions.unconditional,
+            image.guidance_scale,
+            image.guidance_interval,
+            raster=image.raster,
+            fixed=image.fixed,
+        )
+        return target
 
 
 def _each(beside: list[list[int]], count: int) -> list[list[int]]:

@@ -21,7 +21,6 @@ from ragspec.pipelines.bench.measure import (
     BenchRow,
     Measurement,
     interval,
-    is_timed,
     run_benchmark,
     summarise,
 )
@@ -121,13 +120,6 @@ def test_other_tokens_than_plain_decoding_are_visible() -> None:
     assert shares[("qa", "bad")] == pytest.approx(1 / 3)  # the loop alone is the same
     assert shares[("free", "bad")] == 0.0
     assert shares[("qa", "plain")] == 1.0
-
-
-def test_items_with_the_same_letters_are_not_taken_for_each_other() -> None:
-    items = [BenchItem("xb", "a", (1, 5), 30), BenchItem("x", "ba", (2, 5), 30)]
-    result = benchmark([], items=items)
-    runs = [result.measurements[(item.category, item.id)]["plain"] for item in items]
-    assert [is_timed(run.outcome.tokens) for run in runs] == [True, False]
 
 
 def test_the_json_holds_one_row_for_each_category_and_mode(tmp_path: Path) -> None:

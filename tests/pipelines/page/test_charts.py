@@ -62,11 +62,6 @@ def mixed(steps: int) -> list[Step]:
     return [early] * half + [late] * half
 
 
-def test_no_steps_make_empty_charts() -> None:
-    chart = step_chart([], {})
-    assert not chart.bars and not chart.columns and inside(chart)
-
-
 def test_steps_that_emitted_nothing_make_charts() -> None:
     instance = [Step(DraftTree.chain([1], "context"), (), ())]
     chart = step_chart(instance, colours_of(instance))
@@ -125,11 +120,6 @@ def test_no_two_of_a_page_look_alike(names: list[str]) -> None:
     assert set(slots) == set(names)
     assert len(set(slots.values())) == len(names)
     assert slots == slots_of(names[::-1])
-
-
-def test_more_sources_than_colours_are_still_displayed() -> None:
-    slots = slots_of([f"source {i}" for i in range(3 * COLOURS)])
-    assert set(slots.values()) == set(range(COLOURS))
 
 
 def test_the_source_that_gave_most_comes_first() -> None:

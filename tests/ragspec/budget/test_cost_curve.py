@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from ragspec.budget.cost_curve import ROWS, CostCurve, CostLine, cached, context_lengths, measure
 from ragspec.errors import InputError
 from ragspec.storage import json_cache
-from ragspec.storage.filesystem import cache_directory
 
 LENGTHS = (128, 1000, 1900)
 KEY: dict[str, str | int] = {
@@ -333,16 +332,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     curve = cached(tmp_path / "file", KEY, Timer(), LENGTHS)
     assert curve.seconds(1, 128) == pytest.approx(true_seconds(1, 128))
-
-
-def test_cache_directory_follows_the_platform(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / "ragspec"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / ".cache" / "ragspec"
 
 
 def test_context_lengths_fit_the_limit() -> None:

@@ -90,14 +90,6 @@ def test_dearer_verification_never_takes_a_larger_tree(dear: tuple[float, float]
     assert sizes[0] > sizes[1]
 
 
-def test_a_gain_within_the_margin_is_left() -> None:
-    tree = DraftTree.chain([1], "a", accept_prob=[0.065])
-    for margin, size in ((0.03, 0), (0.02, 1)):
-        session = AutoBudget(margin=margin).open(linear(row=0.4))
-        session.allowance(128)
-        assert len(session.fit(tree, 128)) == size
-
-
 class Drafter:
     """Proposes chains that claim much; whether they are right is up to the test."""
 

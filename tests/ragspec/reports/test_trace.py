@@ -99,13 +99,6 @@ def test_a_drafted_token_is_written_once(tmp_path: Path) -> None:
     ]
 
 
-def test_a_cut_trace_knows_the_words_so_far(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    write_trace(path, run(), letters)
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
-    assert read_trace(path).vocabulary == {101: "e"}
-
-
 def test_a_piece_keeps_the_space_that_a_tokenizer_drops_at_the_beginning() -> None:
     words = {1: " the", 2: "y", 3: "", 4: " a"}
 

@@ -30,6 +30,7 @@ from tests.retrievers.indexes.test_segment import (
     longest,
     paths,
 )
+from tests.support.reference_lookup import ReferenceLookup
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,16 @@ def test_a_function_is_compiled_without_a_cache_where_none_can_be_written(
 
 LOOKUP_VOCAB = 4
 LookupText = list[int]
+lookup_documents = st.lists(st.lists(st.integers(0, LOOKUP_VOCAB - 1), max_size=40), max_size=8)
+lookup_contexts = st.lists(st.integers(0, LOOKUP_VOCAB - 1), max_size=20)
+options = st.builds(
+    DraftOptions,
+    max_match=st.integers(1, 16),
+    max_depth=st.integers(1, 8),
+    rows=st.integers(1, 80),
+    contexts=st.integers(1, 4),
+    shorter=st.sampled_from([(), (1,), (3, 1), (6, 4, 3, 2, 1)]),
+)
 
 
 def arrays(texts: list[LookupText], wide: bool = False, vocab: int = LOOKUP_VOCAB) -> Arrays:
@@ -149,6 +160,47 @@ def arrays(texts: list[LookupText], wide: bool = False, vocab: int = LOOKUP_VOCA
     for array in instance:
         array.flags.writeable = False
     return instance
+
+
+def assert_equal_answers(
+    inputs: Arrays, context: LookupText, budget: int, depth: int, request: DraftOptions
+) -> None:
+    plain, fast = ReferenceLookup(inputs), SegmentLookup(inputs)
+    tail = context[-request.max_match :]
+    assert fast.longest_match(tail, request.max_match) == plain.longest_match(
+        tail, request.max_match
+    )
+    expected = plain.draft(tail, budget, depth, request)
+    got = fast.draft(tail, budget, depth, request)
+    assert got.length == expected.length
+    for name in ("tokens", "parents", "accept_prob", "counts", "depths", "origin"):
+        a, b = getattr(got, name), getattr(expected, name)
+        assert a.dtype == b.dtype, name
+        np.testing.assert_array_equal(a, b, err_msg=name)  # bit for bit, reach too
+
+
+@settings(max_examples=1000)
+@given(lookup_documents, lookup_contexts, st.integers(0, 40), options, st.booleans())
+def test_compiled_and_plain_look_ups_agree_bit_for_bit(
+    texts: list[LookupText], context: LookupText, budget: int, request: DraftOptions, wide: bool
+) -> None:
+    depth = min(5, request.max_depth)
+    assert_equal_answers(arrays(texts, wide), context, budget, depth, request)
+
+
+def test_they_agree_on_a_longer_text() -> None:
+    rng = np.random.default_rng(0)
+    vocab, phrases = 300, [np.minimum(rng.zipf(1.4, 12), 300) - 1 for _ in range(40)]
+    texts = [
+        np.concatenate([phrases[k] for k in rng.integers(0, 40, 30)]).tolist() for _ in range(60)
+    ]
+    inputs = arrays(texts, vocab=vocab)
+    for _ in range(200):
+        text = texts[int(rng.integers(60))]
+        at = int(rng.integers(1, len(text)))
+        context = [*text[max(0, at - 12) : at - 3], *text[at - 2 : at]]
+        for budget in (4, 64):
+            assert_equal_answers(inputs, context, budget, 16, DraftOptions(contexts=4))
 
 
 @pytest.mark.parametrize("damaged", ["suffixes", "buckets", "starts"])

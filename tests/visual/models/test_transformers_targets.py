@@ -14,6 +14,8 @@ from transformers import (
     ChameleonForConditionalGeneration,
     Emu3Config,
     Emu3ForConditionalGeneration,
+    ImageGPTConfig,
+    ImageGPTForCausalImageModeling,
     JanusConfig,
     JanusForConditionalGeneration,
 )
@@ -22,10 +24,12 @@ from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.sampling.settings import Sampling
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.models.transformers_targets import (
     ChameleonTarget,
     Emu3Target,
+    ImageGPTTarget,
     JanusTarget,
     janus_unconditional,
 )
@@ -34,6 +38,7 @@ from tests.support.synthetic import SyntheticDrafter
 BOOK, PAD, BOS, BOI, LINE = 24, 0, 1, 3, 6
 COUNT = 12  # codes of a picture
 PROMPTS = [[BOS, 9, 11, 12, BOI], [BOS, 13, 9, 10, BOI]]
+SQUARE = Raster(3, 3)
 NOTHING = [BOS, PAD, PAD, PAD, BOI]
 TEXT: dict[str, Any] = {
     "vocab_size": 60,
@@ -54,7 +59,12 @@ VQ: dict[str, Any] = {"base_channels": 32, "channel_multiplier": [1], "num_res_b
 @cache
 def model(kind: str, seed: int = 0) -> Any:
     """Return a float64 model with random weights; the same object for equal calls."""
-    makers: dict[str, Callable[[], Any]] = {"janus": _janus, "emu3": _emu3, "chameleon": _chameleon}
+    makers: dict[str, Callable[[], Any]] = {
+        "janus": _janus,
+        "emu3": _emu3,
+        "chameleon": _chameleon,
+        "imagegpt": _imagegpt,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return makers[kind]().double().eval()
@@ -103,12 +113,21 @@ def _chameleon() -> Any:
     )
 
 
+def _imagegpt() -> Any:
+    sizes = {"n_positions": COUNT, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    return ImageGPTForCausalImageModeling(
+        ImageGPTConfig(vocab_size=BOOK + 1, initializer_range=0.4, **sizes)
+    )
+
+
 def target(kind: str, seed: int = 0, scale: float = 3.0) -> ImageTarget:
     instance = model(kind, seed)
+    if kind == "imagegpt":
+        return ImageGPTTarget(instance)
     if kind == "emu3":
-        return Emu3Target(instance, PROMPTS, 3, 3, NOTHING, scale)
+        return Emu3Target(instance, PROMPTS, NOTHING, scale, raster=SQUARE)
     if kind == "chameleon":
-        return ChameleonTarget(instance, PROMPTS, NOTHING, scale, count=COUNT)
+        return ChameleonTarget(instance, PROMPTS, NOTHING, scale, raster=SQUARE)
     return JanusTarget(instance, PROMPTS, janus_unconditional(PROMPTS[0], BOS, BOI, PAD), scale)
 
 
@@ -166,7 +185,21 @@ def local_chameleon(row: int) -> list[int]:
     return codes
 
 
-OF_MODEL = {"janus": local_janus, "emu3": local_emu3, "chameleon": local_chameleon}
+def local_imagegpt(row: int) -> list[int]:
+    start = torch.tensor([[BOOK]])
+    instance = model("imagegpt")
+    sample = instance.generate(
+        start, attention_mask=torch.ones_like(start), do_sample=False, max_new_tokens=COUNT
+    )
+    return list(sample[0, 1:].tolist())
+
+
+OF_MODEL = {
+    "janus": local_janus,
+    "emu3": local_emu3,
+    "chameleon": local_chameleon,
+    "imagegpt": local_imagegpt,
+}
 KINDS = pytest.mark.parametrize("kind", OF_MODEL)
 
 
@@ -177,19 +210,24 @@ def draw(engine: Engine, rows: list[int], sampling: Sampling) -> list[list[int]]
     return [each.tokens for each in results]
 
 
+def rows_of(kind: str) -> list[int]:
+    return [0] if kind == "imagegpt" else [0, 1]
+
+
 @KINDS
 def test_greedy_decoding_is_the_models_its(kind: str) -> None:
-    rows = [0, 1]
+    rows = rows_of(kind)
     result = draw(Engine(target(kind), None, drafter=None), rows, Sampling())
     assert result == [OF_MODEL[kind](row) for row in rows]
     assert len({tuple(tokens) for tokens in result}) == len(rows)  # the prompt matters
     assert all(len(set(tokens)) > 3 for tokens in result)
 
 
+@pytest.mark.filterwarnings("ignore:drafter 'model' is switched off")  # ImageGPT's last codes
 @KINDS
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_k=9, seed=2)])
 def test_trees_draw_what_plain_decoding_draws(kind: str, sampling: Sampling) -> None:
-    instance, rows = target(kind), [0, 1]
+    instance, rows = target(kind), rows_of(kind)
     plain = draw(Engine(instance, None, drafter=None), rows, sampling)
     truth = {tuple(instance.prompt(row)): codes for row, codes in zip(rows, plain, strict=True)}
     drafters = [SyntheticDrafter(0.6, truth, seed) for seed in range(2)]
@@ -233,9 +271,9 @@ def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> Non
 
     def instance(rows: list[list[int]], beside: list[list[int]]) -> ImageTarget:
         if kind == "emu3":
-            return Emu3Target(model(kind), rows, 3, 3, beside)
+            return Emu3Target(model(kind), rows, beside, raster=SQUARE)
         if kind == "chameleon":
-            return ChameleonTarget(model(kind), rows, beside, 3.0, count=COUNT)
+            return ChameleonTarget(model(kind), rows, beside, 3.0, raster=SQUARE)
         return JanusTarget(model(kind), rows, beside, 3.0)
 
     sampling = Sampling(temperature=1.0, seed=[1, 2, 3, 4])
@@ -287,13 +325,10 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 3.5, None])
 def test_sizes_of_a_picture_are_counts(wrong: Any) -> None:
-    emu3, chameleon = model("emu3"), model("chameleon")
     with pytest.raises(InputError, match="height is"):
-        Emu3Target(emu3, PROMPTS, wrong, 3, NOTHING)
+        Raster(wrong, 3)
     with pytest.raises(InputError, match="width is"):
-        Emu3Target(emu3, PROMPTS, 3, wrong, NOTHING)
-    with pytest.raises(InputError, match="count is"):
-        ChameleonTarget(chameleon, PROMPTS, NOTHING, count=wrong)
+        Raster(3, wrong)
 
 
 def test_the_prompts_of_an_offloaded_model_are_read_where_it_runs() -> None:

@@ -249,7 +249,7 @@ def test_all_models_move_together(folder: Path) -> None:
     assert torch.equal(one.codes, two.codes) and one.stats.forwards < two.stats.forwards
 
 
-@pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon"])
+@pytest.mark.parametrize("kind", ["janus", "emu3", "chameleon", "imagegpt"])
 def test_models_of_others_are_refused_with_the_name_of_what_draws_them(kind: str) -> None:
     vq, instance = tiny_images.tokenizer(), published.target(kind)
     with pytest.raises(UnsupportedModelError, match=rf"Engine\({type(instance).__name__}\(model"):

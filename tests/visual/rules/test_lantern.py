@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ragspec.drafters.base import check_pairing
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError
-from ragspec.rules.base import ALL_KINDS, Rule, open_rule
+from ragspec.rules.base import ALL_KINDS, Rule
 from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
@@ -134,11 +134,6 @@ def test_what_is_gain_it_bounds_as_before() -> None:
         assert 0.0 <= picky <= free + 1e-12
 
 
-def test_a_negative_gain_is_refused() -> None:
-    with pytest.raises(InputError, match="least_gain=-1"):
-        Lantern(TABLE, least_gain=-1)
-
-
 def test_kinds_choose_the_same_codes() -> None:
     # The shortcut for coupled drafts decides as the full reckoning does.
     for seed, rule in itertools.product(range(80), RELAXED):
@@ -197,13 +192,6 @@ def test_a_relaxed_rule_says_so(rule: RelaxedWalk) -> None:
     assert rule.accepts == rule.open().accepts == ALL_KINDS
     for kind in DraftKind:
         check_pairing(rule, Fixed(kind))
-
-
-def test_rows_are_opened_separately() -> None:
-    rule = Lantern(TABLE, tv_budget=0.5)
-    one, two = open_rule(rule), open_rule(rule)
-    assert one is not two
-    assert open_rule(walk := Walk()) is walk
 
 
 @pytest.mark.parametrize("instance", [Lantern, LanternPlus, GSD])
