@@ -31,7 +31,7 @@ from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
-from ragspec.sampling.row_laws import BatchRows, RowCriterion, RowProcessors
+from ragspec.sampling.batch_distribution import BatchRows, RowCriterion, RowProcessors
 from ragspec.sampling.settings import Sampling
 
 _HARMLESS = frozenset({"past_key_values", "use_cache", "logits_to_keep", "cache_position"})

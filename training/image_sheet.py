@@ -56,7 +56,7 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Draw codes i64 [B, n] for conditions `inputs`, all rows together, code by code.
 
-    Also gives the entropy of every law that was drawn from, f32 [B, n] in nats.
+    Also gives the entropy of every distribution that was drawn from, f32 [B, n] in nats.
     """
     from transformers import DynamicCache
 

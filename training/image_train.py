@@ -1,8 +1,8 @@
 """Train target and draft of the starter image sets on a CPU, resumable, ending at a given time.
 
 Target and draft of a set share their rows: the target learns the codes of the pictures, the draft
-the law that the target gives to the same row in the same step, so that one pass of the target pays
-for both. With several sets the steps alternate. Weights are bfloat16, where that is fast, and
+the distribution that the target gives to the same row in the same step, so that one pass of the
+target pays for both. With several sets the steps alternate. Weights are bfloat16, where that is fast, and
 follow float32 masters; Muon moves the hidden matrices, AdamW embeddings, heads and norms. A running
 mean of the masters is what gets exported: it is usable at any time.
 """
@@ -47,7 +47,7 @@ MISREAD = {"emoji": 0.25, "tiles": 0.2}
 GROUPED = 0.15  # names replaced by that of the subgroup
 DROPPED = 0.1  # conditions replaced by none
 KEEP = 0.99  # of the running mean, per step
-CODE_SHARE = 0.1  # of the draft's loss: the codes themselves, beside the target's law
+CODE_SHARE = 0.1  # of the draft's loss: the codes themselves, beside the target's distribution
 
 
 class Rows:

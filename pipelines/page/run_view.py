@@ -25,9 +25,9 @@ from ragspec.rules.rejection import EXACT_FOR_LABEL
 MEANINGS = {
     "exact": "token for token the text that plain decoding gives with the same seed",
     "exact up to rounding": "that of plain decoding, save where two choices are a rounding apart",
-    "exact-for up to rounding": "the law of plain decoding, up to rounding; another sample from it",
-    "exact-for": "the same law of outputs as plain decoding; another sample from it",
-    "bounded": "close to the target's law, within the stated distance",
+    "exact-for up to rounding": "the distribution of plain decoding up to rounding; another sample",
+    "exact-for": "the distribution of plain decoding; another sample from it",
+    "bounded": "close to the target's distribution, within the stated distance",
     "approximate": "the text may differ from what the target alone would write",
 }
 

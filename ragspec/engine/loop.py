@@ -386,7 +386,7 @@ def _keep_hidden(session: TargetSession, rows: Sequence[Row]) -> None:
         session.keep_hidden()
     elif any(row.transform_reads for row in rows):
         raise UnsupportedModelError(
-            "this model's last hidden states cannot be read, which the transform of its law needs; "
+            "this model's last hidden states cannot be read, which its transform needs; "
             "expected a model that verifies trees or chains. Leave transform out."
         )
 

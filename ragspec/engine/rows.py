@@ -320,7 +320,7 @@ def _distribution_of(request: Transform | None, drafter: Drafter | None) -> Tran
     current: Transform | None = required_transform(drafter)
     if current is not None and request is not None and current is not request:
         raise InputError(
-            f"got transform={request.name!r} with a drafter that changes the law itself "
+            f"got transform={request.name!r} with a drafter that changes the distribution itself "
             f"({current.name!r}); expected one of them."
         )
     return current if request is None else request

@@ -38,7 +38,7 @@ from ragspec.verification.reading import (
     read_in_chunks,
 )
 from ragspec.verification.rotary_tables import rereads, table_border
-from ragspec.verification.row_texts import Place, RowTexts
+from ragspec.verification.row_prefixes import Place, RowPrefixes
 from ragspec.verification.tree_attention import Configs, TreeView, model_configs, tree_view
 
 FIRST_BYTES = 256 << 20  # of keys and values that a session for texts of any length begins with
@@ -200,7 +200,7 @@ class TreeSession:
     def __init__(self, target: CausalTarget, rows: int, capacity: int) -> None:
         self.target = target
         self.cache = SlotCache(rows, capacity, target.copies)
-        self._texts = RowTexts(rows)
+        self._texts = RowPrefixes(rows)
         self._inputs: list[tuple[Sequence[int], DraftTree]] = []
         self.hidden: list[Tensor] = []
         self.width = 1  # positions that a forward has at least, after the prompt

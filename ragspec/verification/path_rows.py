@@ -14,7 +14,7 @@ from torch import Tensor
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth
 from ragspec.verification.causal import CausalTarget, TreeSession
-from ragspec.verification.row_texts import RowTexts
+from ragspec.verification.row_prefixes import RowPrefixes
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class ListedRows(Generic[T]):
         self._make, self._copy = make, copy
         self._all = [make() for _ in range(rows)]
         self._line = list(range(rows))
-        self._taken = RowTexts(rows)
+        self._taken = RowPrefixes(rows)
 
     @property
     def active_rows(self) -> list[T]:

@@ -84,7 +84,7 @@ class Rapid:
         if model is None:
             raise InputError(
                 f"got the drafter {self.drafter.name!r} with mode='steered'; expected a draft "
-                "model, whose law steers."
+                "model, whose distribution steers."
             )
         return Steering(model, eta)
 

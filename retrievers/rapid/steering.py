@@ -51,7 +51,7 @@ def eta_of(mode: str, eta: float | None) -> float:
         return checked(ETA if eta is None else eta, ALPHA)[0]
     if eta:
         raise InputError(
-            f"got eta={eta} with mode='exact', where the law is the target's; expected "
+            f"got eta={eta} with mode='exact', where the distribution is the target's; expected "
             "mode='steered', or no eta."
         )
     return 0.0

@@ -119,7 +119,7 @@ def test_filters_become_settings_only_where_the_order_is_ours() -> None:
     assert (sampling.temperature, sampling.top_p, rest) == (1.0, 1.0, careful)
 
 
-def test_a_dictionary_where_it_is_requested_for(model: Any, spec: Speculation) -> None:
+def test_a_dictionary_where_it_is_requested(model: Any, spec: Speculation) -> None:
     ours, theirs = both(model, spec, input_ids=IDS, return_dict_in_generate=True)
     assert type(ours) is type(theirs)
     assert torch.equal(ours.sequences, theirs.sequences)

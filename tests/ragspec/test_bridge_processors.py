@@ -106,7 +106,7 @@ def test_negative_prompts_are_those_of_their_rows(use_cache: bool, model: Any) -
         generate(model, **padded(PROMPTS), **COMMON, **request | {"negative_prompt_ids": three})
 
 
-def test_allowed_tokens_are_requested_for_by_row(model: Any) -> None:
+def test_allowed_tokens_are_requested_by_row(model: Any) -> None:
     rows: set[int] = set()
 
     def allowed(row: int, ids: torch.Tensor) -> list[int]:
@@ -270,7 +270,7 @@ def test_the_distribution_of_sampled_text_is_that_of_transformers(
     assert len(result) == sum(len(generation.tokens) for generation in spec.generations)
 
 
-def test_several_sequences_have_processors_of_their_its(model: Any) -> None:
+def test_several_sequences_have_separate_processors(model: Any) -> None:
     """Each of them, computed in a batch, is what its row is for transformers' processors alone."""
     arguments = {**padded(PROMPTS), **COMMON, "do_sample": True, "num_return_sequences": 2}
     for name in ("guidance_scale", "watermarking_config, synthid", "encoder_repetition_penalty"):

@@ -109,7 +109,7 @@ def test_fingerprints_are_of_what_is_passed() -> None:
     }
 
 
-def test_a_store_of_nobody_fits_all_and_others_only_their_its() -> None:
+def test_a_store_of_documents_fits_all_models_and_answers_only_theirs() -> None:
     check_prints("it", {}, {"model": "a"})
     check_prints("it", {"model": None}, {"model": "a"})
     check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a"})

@@ -110,7 +110,7 @@ def test_one_failed_stage_fails_the_run_and_the_rest_still_runs(
 @pytest.mark.parametrize(
     ("body", "code"), [("def test_it():\n    pass\n", 0), ("def test_it():\n    assert 0\n", 1)]
 )
-def test_the_summary_is_pytests_its(
+def test_the_summary_is_that_of_pytest(
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, body: str, code: int
 ) -> None:
     monkeypatch.setattr(dev, "PYTHON", sys.executable)

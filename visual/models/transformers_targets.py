@@ -32,7 +32,7 @@ Ids = Sequence[int]
 Unconditional = Ids | Sequence[Ids] | None
 
 
-class _Foreign(ImageTarget):
+class _MultimodalTarget(ImageTarget):
     """What the models here have in common: an inner model and a head over (more than) the codes.
 
     inner: gives the last hidden states. codes: V. raster, fixed: see `ImageTarget`.
@@ -82,7 +82,7 @@ class _Foreign(ImageTarget):
         return self.head(states[:, -keep:] if isinstance(keep, int) else states[:, keep])
 
 
-class JanusTarget(_Foreign):
+class JanusTarget(_MultimodalTarget):
     """Janus or Janus-Pro (`JanusForConditionalGeneration`) drawing an image.
 
     Args:
@@ -145,7 +145,7 @@ def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
     return [token if token in (bos, boi) else pad for token in prompt]
 
 
-class _InText(_Foreign):
+class _TextCodesTarget(_MultimodalTarget):
     """Codes that are tokens of the text's vocabulary. outputs: the text id of each code, [V]."""
 
     def __init__(self, *inputs: Any, outputs: Ids, **settings: Any) -> None:
@@ -162,7 +162,7 @@ class _InText(_Foreign):
         return super().head(states)[..., self.outputs]
 
 
-class Emu3Target(_InText):
+class Emu3Target(_TextCodesTarget):
     """Emu3 (`Emu3ForConditionalGeneration`) drawing the rows of a raster.
 
     Every row of codes is followed by the line end, the last code of the vocabulary here (V - 1), as
@@ -212,7 +212,7 @@ class Emu3Target(_InText):
         return [list(tokens[i : i + self.width]) for i in range(0, len(tokens), step)]
 
 
-class ChameleonTarget(_InText):
+class ChameleonTarget(_TextCodesTarget):
     """Chameleon or Anole (`ChameleonForConditionalGeneration`) drawing 1,024 codes, or a raster.
 
     The model's own forward forbids codes, so its decoder and head are asked.
@@ -246,7 +246,7 @@ class ChameleonTarget(_InText):
         )
 
 
-class ImageGPTTarget(_Foreign):
+class ImageGPTTarget(_MultimodalTarget):
     """ImageGPT (`ImageGPTForCausalImageModeling`), which draws clusters of colours.
 
     It has no conditions: its one prompt, `prompt(0)`, is the start token. Its attention knows no

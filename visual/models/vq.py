@@ -225,7 +225,7 @@ class VQTokenizer:
         return codes.reshape(-1, side, side)
 
 
-class StarterVQ:
+class ModelVQ:
     """A model's own code-book and decoder. model: its `vqmodel`.
 
     normalised: whether codes are looked up by their directions alone, see `CodeNeighbours.build`.
@@ -260,7 +260,7 @@ class StarterVQ:
         raise NotImplementedError
 
 
-class JanusVQ(StarterVQ):
+class JanusVQ(ModelVQ):
     """That of Janus, whose codes are made unit length (`JanusVQVAE`)."""
 
     normalised = True
@@ -276,7 +276,7 @@ class JanusVQ(StarterVQ):
         return pictures
 
 
-class Emu3VQ(StarterVQ):
+class Emu3VQ(ModelVQ):
     """That of Emu3 (`Emu3VQVAE`)."""
 
     def _pictures(self, codes: Tensor) -> Tensor:
@@ -284,5 +284,5 @@ class Emu3VQ(StarterVQ):
         return pictures
 
 
-class BookAlone(StarterVQ):
+class BookAlone(ModelVQ):
     """A code-book without a decoder, as that of Chameleon in transformers (`ChameleonVQVAE`)."""

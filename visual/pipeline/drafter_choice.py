@@ -68,7 +68,7 @@ class Conditions:
         return ImageTarget(model, table, scale, interval, raster=like.raster)
 
 
-class DrafterSource(Protocol):
+class ImageConditions(Protocol):
     """What the images of a call are of."""
 
     def table(self, model: Any) -> ConditionTable:
@@ -266,7 +266,7 @@ def prompt_source(
 def model_source(model: Any, mode: str, min_expected_gain: float | None = None) -> DraftSource:
     """Return what drafts with a smaller model of the same codes, guided as the target is."""
 
-    def make(target: ImageTarget, conditions: DrafterSource) -> Drafter:
+    def make(target: ImageTarget, conditions: ImageConditions) -> Drafter:
         from ragspec.drafters.model.drafter import ModelDrafter
 
         draft = conditions.target(model, target)
@@ -278,7 +278,7 @@ def model_source(model: Any, mode: str, min_expected_gain: float | None = None) 
 def _head_source(head: FeatureHead, mode: str, min_expected_gain: float | None) -> DraftSource:
     """Return what drafts with a feature head of the target of a call."""
 
-    def make(target: ImageTarget, conditions: DrafterSource) -> Drafter:
+    def make(target: ImageTarget, conditions: ImageConditions) -> Drafter:
         from ragspec.drafters.eagle.drafter import HeadDrafter
 
         return HeadDrafter(head, target, mode=mode, min_expected_gain=min_expected_gain)
@@ -302,7 +302,7 @@ def jacobi_source(mode: str, width: int | None = None) -> DraftSource:
             "'starter' or 'head', or leave tv_budget out."
         )
 
-    def make(target: ImageTarget, conditions: DrafterSource) -> Drafter:
+    def make(target: ImageTarget, conditions: ImageConditions) -> Drafter:
         from ragspec.visual.drafting.jacobi import JacobiDrafter
 
         form: Literal["coupled", "sampled"] = "coupled" if mode == "coupled" else "sampled"

@@ -58,7 +58,7 @@ class MaskedDrafts:
         raise InputError(
             f"got the rule {self.rule.name!r} with {lacking}; expected noise in the last denoising "
             "step: without any, a latent has no density and no draft can be judged. Set floor=0.1 "
-            "(for plain drawing too, as it is another law) and a temperature above 0, or "
+            "(for plain drawing too, as it is another distribution) and a temperature above 0, or "
             "rule='near'."
         )
 

@@ -24,7 +24,7 @@ def iterations_of(inputs: int | None, places: int, drafted: bool) -> int:
     if drafted and inputs != places:
         raise InputError(
             f"got {inputs} iterations with a drafter; expected {places}, one a latent: drafts are "
-            "judged under the law of one after the other. Leave iterations out, or the drafter."
+            "judged as if drawn one after the other. Leave iterations out, or the drafter."
         )
     return inputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from ragspec.sampling.row_laws import BatchDistribution
+from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.verification.static.buffers import Stacks
 from ragspec.verification.static.layout import MOST_QUERIES
 from ragspec.verification.static.step import FixedStep, RequestDistributions

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.models.device import Stopwatch
+from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import Beginning

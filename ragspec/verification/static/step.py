@@ -1,8 +1,8 @@
-"""A step of one shape over an unmodified model: what is given is copied in, one packet comes out.
+"""A step of one shape over an unmodified model: inputs are copied in, one packet comes out.
 
-    given i64 [B, 3 n + 2]: tokens, parents, ancestors (bits), slot of the last committed token,
+    inputs i64 [B, 3 n + 2]: tokens, parents, ancestors (bits), slot of the last committed token,
         generated index of the root; FRESH columns more where texts matter to distributions: see
-        `text_laws`
+        `RequestDistributions`
     packet i64 [B, 2 n]: whether each query was kept, and the target's own token after it, below 0
         where it is not certain: see `again`
 
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.models.supported import AttentionWindow
+from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.row_laws import BatchDistribution, DistributionShape
 from ragspec.verification.static.buffers import Stacks, Staging, compact, step_cache
 from ragspec.verification.static.layout import (
     MOST_QUERIES,

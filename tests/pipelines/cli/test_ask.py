@@ -127,7 +127,7 @@ def test_options_that_do_not_go_together_are_refused(
     assert expected in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_prompt_of_ones_its_is_requested_and_what_was_not_quoted_is_said(
+def test_a_prompt_file_is_used_and_an_answer_without_a_quotation_says_so(
     index: str, model: str, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "own.jinja").write_text("{{ passages[0].text }} {{ question }}")
@@ -203,9 +203,7 @@ def test_people_get_text_quotations_and_figures(index: str, model: str, capsys: 
     assert "tokens in" in streamed.err and "label exact" in whole.err
 
 
-def test_bad_input_has_its_its_code(
-    index: str, model: str, tmp_path: Path, capsys: Capture
-) -> None:
+def test_bad_input_has_its_code(index: str, model: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["ask", "why?", "--docs", str(tmp_path / "empty"), "--model", model]) == 7
     assert main(["ask", "why?", "--index", str(tmp_path / "no.idx"), "--model", model]) == 8

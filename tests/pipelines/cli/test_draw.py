@@ -137,7 +137,7 @@ def test_the_same_request_may_be_repeated_and_another_is_refused(
     assert picture.read_bytes() == b"no picture"
 
 
-def test_rules_have_files_of_their_its(tmp_path: Path) -> None:
+def test_each_rule_has_its_file(tmp_path: Path) -> None:
     saved = tiny_images.save(tmp_path / "classes")
     for rule in ("lantern", "lantern++"):
         subject = ("--class", "green/leaf", "--model", saved, "--seed", "1")

@@ -70,9 +70,7 @@ def test_texts_become_a_head(model: str, texts: Path, tmp_path: Path, capsys: Ca
     assert any(len(step.tree) for step in result.steps)
 
 
-def test_a_person_is_reported_how_good_it_is(
-    model: str, texts: Path, tmp_path: Path, capsys: Capture
-) -> None:
+def test_the_agreement_is_printed(model: str, texts: Path, tmp_path: Path, capsys: Capture) -> None:
     code, printed, err = run(capsys, *small(model, texts, tmp_path / "head"))
     assert code == 0
     assert "after 4 steps" in printed
@@ -161,7 +159,7 @@ def test_a_head_of_another_model_is_not_taken_for_one(tmp_path: Path) -> None:
         check_out(tmp_path / "model")
 
 
-def test_some_texts_are_preserved_separately_where_there_are_many(tmp_path: Path) -> None:
+def test_some_texts_are_held_out_where_there_are_many(tmp_path: Path) -> None:
     """And texts that the model could not read at once are cut to its context."""
     model, data = tmp_path / "model", tmp_path / "rows.jsonl"
     tiny.model(max_position_embeddings=40).save_pretrained(model)
@@ -266,7 +264,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_head(
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_the_best_head_on_texts_preserved_separately_is_written(
+def test_the_best_head_on_held_out_texts_is_written(
     some: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ragspec.training import run as train_head_run

@@ -54,7 +54,7 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
         EngineOptions(str(tmp_path), None, "none", "0", "cpu", "auto").load_engine()
 
 
-def test_steps_of_fixed_shape_are_requested_for_by_name() -> None:
+def test_steps_of_fixed_shape_are_requested_by_name() -> None:
     def options(static: str) -> EngineOptions:
         return EngineOptions("starter-draft", None, "none", "0", "cpu", "float32", static=static)
 

@@ -461,7 +461,7 @@ def test_rounds_that_cannot_be_are_refused(index: PassageIndex) -> None:
         IterativeRag(engine(), index, rounds=2, flare=0.5)
 
 
-def test_listeners_receive_of_the_answer_that_stays_alone(index: PassageIndex) -> None:
+def test_listeners_receive_the_answer_that_stays_alone(index: PassageIndex) -> None:
     request, heard = engine(), list[Any]()
     request.on_finish(heard.append)
     for options in ({"speculate": 8}, {"rounds": 3}):

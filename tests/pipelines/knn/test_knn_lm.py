@@ -71,7 +71,7 @@ def test_an_interrupt_keeps_what_was_displayed(
     assert whole.text.startswith(result.text[:-1])
 
 
-def test_listeners_receive_of_the_text_that_stays(store: Datastore) -> None:
+def test_listeners_receive_the_text_that_stays(store: Datastore) -> None:
     request, heard = engine(), list[Generation]()
     request.on_finish(heard.append)
     lm = KnnLM(request, store, k=8, speculate=6)

@@ -186,7 +186,7 @@ def test_a_preserved_document_of_something_else_is_refused(selected: Path, tmp_p
         LongDocument.open(tmp_path, engine())
 
 
-def test_a_model_with_cache_cannot_be_preserved_is_refused(tmp_path: Path) -> None:
+def test_a_model_whose_cache_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     request = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
     with pytest.raises(RagspecError, match="cannot be kept"):
         LongDocument.open(text_file(tmp_path), request)
@@ -209,7 +209,7 @@ def test_damage_to_any_file_is_a_typed_error(selected: Path, tmp_path: Path) -> 
         shutil.rmtree(twin)
 
 
-def test_a_drafter_with_a_context_of_its_its_reads_what_the_question_finds(
+def test_a_drafter_with_a_separate_context_reads_what_the_question_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sample = random.Random(3)

@@ -252,7 +252,7 @@ def test_answers_are_those_of_the_target_alone(
         assert result.report.drafted_by_source["head"] > 0 and not result.report.faults
 
 
-def test_states_are_the_targets_its(opened: LongDocument) -> None:
+def test_states_are_those_of_the_target(opened: LongDocument) -> None:
     states = opened._about.states
     assert states is not None and states.shape[1] == opened.tokens
     expected = heads.states(opened.engine.target, opened.prefix.token_ids)

@@ -181,7 +181,7 @@ def test_leading_space_gets_no_colour() -> None:
     ("document", "name", "place"),
     [(PREDICTION, "prediction", " · token 4–5"), (LAYOUT, "layout", "")],
 )
-def test_what_was_copied_from_no_document_has_its_its_colour(
+def test_what_was_copied_from_no_document_has_its_colour(
     document: int, name: str, place: str
 ) -> None:
     origin = [(document, 4), (document, 5), (0, 7)]
@@ -211,8 +211,8 @@ def test_what_was_copied_from_no_document_has_its_its_colour(
     ("label", "said"),
     [
         ("exact", "that plain decoding gives"),
-        ("exact-for(distribution)", "another sample from it"),
-        ("exact-for(distribution) up to rounding", "another sample from it"),
+        ("exact-for(distribution)", "another sample"),
+        ("exact-for(distribution) up to rounding", "another sample"),
         ("exact-for(knn)", "plain decoding by the distribution 'knn' gives"),
         ("exact-for(knn) up to rounding", "a rounding apart"),
         ("bounded(tv<=0.5)", "within the stated distance"),

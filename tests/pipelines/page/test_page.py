@@ -91,7 +91,7 @@ def test_page_is_self_contained_and_runs_nothing(tmp_path: Path) -> None:
     assert EVIL in "".join(Elements(page).text)
 
 
-def test_page_with_drafts_runs_its_its_script_alone(tmp_path: Path) -> None:
+def test_page_with_drafts_runs_its_script_alone(tmp_path: Path) -> None:
     page = trace_page(sample_trace(tmp_path, question=EVIL))
     policy = refuses_all(page)
     scripts = re.findall("<script>(.*?)</script>", page, re.DOTALL)

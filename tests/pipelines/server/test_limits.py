@@ -190,7 +190,7 @@ def test_stores_are_added_while_running(instance: Engine, tmp_path: Path) -> Non
             assert bad.status_code == 400 and bad.json()["error"]["message"]
 
 
-def test_tenants_have_drafters_of_their_its(instance: Engine) -> None:
+def test_each_tenant_has_a_drafter(instance: Engine) -> None:
     with served(instance) as (client, serving):
         body = {**LONG, "max_tokens": 40, "drafter": "recycling", "budget": 6}
 
@@ -287,7 +287,7 @@ def test_a_text_that_cannot_be_reported_fails_alone(
         assert serving.pool.live == 0
 
 
-def test_callers_receive_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:
+def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:
     settings = ServerSettings(drain=0.05)
     serving = Serving(instance, NAME)
     app = build_app(serving, settings)

@@ -37,7 +37,7 @@ def client() -> Iterator[httpx.Client]:
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
     ],
 )
-def test_the_field_is_the_callers_its(
+def test_an_error_names_the_field_of_the_request(
     client: httpx.Client, body: dict[str, Any], param: str
 ) -> None:
     whole = {"model": NAME, "messages": MESSAGES, **body}

@@ -133,13 +133,13 @@ def test_special_tokens_of_callers_stay_text(client: httpx.Client, instance: Eng
     assert result["usage"]["prompt_tokens"] > shorter["usage"]["prompt_tokens"] + 1
 
 
-def test_half_of_a_surrogate_pair_is_reported_of(client: httpx.Client) -> None:
+def test_half_of_a_surrogate_pair_is_reported(client: httpx.Client) -> None:
     raw = b'{"model": "tiny", "messages": [{"role": "user", "content": "a \\ud83d b"}]}'
     result = client.post("/v1/chat/completions", content=raw, headers=JSON)
     assert result.status_code == 400 and "unicode" in result.json()["error"]["message"]
 
 
-def test_a_body_of_another_type_is_reported_of(client: httpx.Client) -> None:
+def test_a_body_of_another_type_is_reported(client: httpx.Client) -> None:
     result = client.post("/v1/completions", content=b'{"model": "tiny", "prompt": "a"}')
     assert result.status_code == 400 and "application/json" in result.json()["error"]["message"]
 

@@ -41,7 +41,7 @@ def test_the_snippet_of_a_host_runs(host: str, tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-def test_a_host_that_is_missing_is_reported_of_by_its_extra() -> None:
+def test_a_host_that_is_missing_is_named_by_its_extra() -> None:
     """As if none were installed: a module cannot be imported, and says what brings its host."""
     code = (
         "import sys\n"

@@ -241,7 +241,7 @@ def test_another_worker_is_refused_by_name(
     factory(arguments())
 
 
-def test_no_sglang_is_reported_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_sglang_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, ALGORITHMS, None)
     with pytest.raises(HostError, match="Install"):
         register()

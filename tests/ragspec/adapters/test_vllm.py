@@ -201,7 +201,7 @@ def test_a_call_by_keywords_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyP
     check_host()
 
 
-def test_no_vllm_is_reported_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_vllm_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(HostError, match="Install"):
         Proposer(config())

@@ -13,7 +13,7 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
-def test_text_is_that_of_plain_vllm_and_chains_are_accepted_as_our_its(root: Path) -> None:
+def test_text_is_that_of_plain_vllm_and_chains_are_accepted(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(root / "benchmarks" / "vllm_chains.py"), "--items", "4"],
         capture_output=True, encoding="utf-8", check=False,

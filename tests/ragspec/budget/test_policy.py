@@ -130,7 +130,7 @@ def test_other_policies_decide_for_themselves() -> None:
     assert [len(tree) for tree in fit_together(budgets, trees, [1, 1, 1])] == [5, 0, 0]
 
 
-def test_a_forward_teaches_once_and_at_its_its_width() -> None:
+def test_a_forward_teaches_once_and_at_its_width() -> None:
     curve, forward = linear(), SharedForward()
     cost = SharedCost(curve, forward)
     forward.begin(4)

@@ -95,7 +95,7 @@ def test_what_a_source_adds_is_counted_beyond_what_there_was() -> None:
     assert experience.source("model").gains[len(OUTLOOKS)].mean == 1.0
 
 
-def test_a_cheap_source_is_always_requested_for_all() -> None:
+def test_a_cheap_source_is_always_asked_for_all() -> None:
     adviser = choice(Experience())
     requests = [ask(adviser, NONE, NONE, (7,), milliseconds=0.001 * PLAIN) for _ in range(20)]
     assert requests == [32] * 20

@@ -184,7 +184,7 @@ def test_no_proposals_are_reported_separately_from_poor_ones() -> None:
     assert session.reason is None, "a draft was verified"
 
 
-def test_never_more_than_the_maximum_is_requested_for_or_preserved() -> None:
+def test_never_more_than_the_maximum_is_requested_or_preserved() -> None:
     session = AutoBudget(maximum=6).open(linear())
     drafter = Drafter(claim=1.0, milliseconds=0.0)
     play(drafter, session, [64] * 40)

@@ -192,7 +192,7 @@ def test_a_source_that_cannot_open_is_off_at_once() -> None:
     assert session.faults == {"synthetic": 1}
 
 
-def test_sources_receive_of_steps() -> None:
+def test_sources_receive_steps() -> None:
     sources = [Fixed(DraftTree.chain([3], "a")), Fixed(DraftTree.chain([4], "b"))]
     session = Fuse(sources).open(REQUEST)
     step = Step(session.propose(PLACE, 5), (0,), (3, 9))

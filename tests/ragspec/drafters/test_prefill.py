@@ -128,7 +128,7 @@ def generate(drafter: Drafter) -> None:
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_each_is_reported_of_the_prompt_what_it_requested_for(holder: str) -> None:
+def test_each_drafter_receives_of_the_prompt_what_it_needs(holder: str) -> None:
     best, hidden = Asking("best", top_logits=2), Asking("hidden", needs_hidden=True)
     generate(HOLDERS[holder](best, hidden))
     ((first, *steps), (second, *more)) = best.heard, hidden.heard
@@ -206,7 +206,7 @@ def test_of_several_rows_those_are_reported_that_requested() -> None:
         SuffixDrafter(NeighbourDrafter()),
     ],
 )
-def test_the_librarys_its_sessions_understand_what_they_requested_for(drafter: Drafter) -> None:
+def test_the_sessions_of_the_library_understand_what_they_request(drafter: Drafter) -> None:
     session = drafter.open(DraftRequest((1, 2), 9))
     best = TopTokens.of(torch.tensor([[3], [4]]).expand(2, 8))
     prefill = Prefill(np.array([1, 2]), best, torch.zeros(1, 2, 4))

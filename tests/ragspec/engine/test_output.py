@@ -52,7 +52,7 @@ def test_a_logprob_is_a_value() -> None:
         TokenLogprob(3, -0.5).token = 4  # type: ignore[misc]
 
 
-def test_no_logprobs_unless_requested_for() -> None:
+def test_no_logprobs_unless_requested() -> None:
     engine = Engine(tiny.model("llama"), drafter=None)
     assert engine.generate([1, 2], max_new_tokens=2).logprobs is None
     bare = engine.generate([1, 2], max_new_tokens=2, logprobs=True)

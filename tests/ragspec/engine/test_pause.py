@@ -74,7 +74,7 @@ def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -
         assert all(whole.tokens[: len(part.tokens)] == part.tokens for part in parts)
 
 
-def test_a_stride_has_as_many_tokens_as_were_requested_for() -> None:
+def test_a_stride_has_as_many_tokens_as_were_requested() -> None:
     request = engine("auto")
     first = request.generate(tiny.prompt(), stop_after=4, max_new_tokens=20, ignore_eos=True)
     assert (len(first.tokens), first.finish_reason) == (4, "paused")
@@ -138,7 +138,7 @@ def test_streams_with_pauses_give_the_text_without_any_part_of_a_stop_string() -
     assert written == whole.tokens
 
 
-def test_listeners_receive_of_whole_texts_alone() -> None:
+def test_listeners_receive_whole_texts_alone() -> None:
     request, heard = engine(), list[Generation]()
     request.on_finish(heard.append)
     parts = in_strides(request, tiny.prompt(), Sampling(), random.Random(1), max_new_tokens=12)

@@ -27,7 +27,7 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.causal import CausalTarget, TreeSession
 from ragspec.verification.kv_cache import SlotCache
 from ragspec.verification.path_rows import PathTarget
-from ragspec.verification.row_texts import Place, RowTexts
+from ragspec.verification.row_prefixes import Place, RowPrefixes
 from tests.support import tiny
 from tests.support.architectures import build
 
@@ -197,20 +197,20 @@ def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engi
     assert texts == [plain.generate(p, max_new_tokens=6).tokens for p in prompts]
 
 
-def wrong_scope(self: RowTexts, tokens: Sequence[int], scope: str) -> Place:
+def wrong_scope(self: RowPrefixes, tokens: Sequence[int], scope: str) -> Place:
     for held in self._rows:
         held.scope = scope
     return TRUE_JOIN(self, tokens, scope)
 
 
-TRUE_JOIN = RowTexts.join
+TRUE_JOIN = RowPrefixes.join
 
 
 def test_a_prefix_of_another_tenant_is_noticed(
     plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = tiny.prompt(30, seed=3)
-    monkeypatch.setattr(RowTexts, "join", wrong_scope)
+    monkeypatch.setattr(RowPrefixes, "join", wrong_scope)
     with Pool(plain, max_batch_size=3) as pool:
         assert [read_of(pool, prompt, tenant=name) for name in "ab"] == [0, 29]
 
@@ -257,7 +257,7 @@ def test_what_is_wrong_with_the_cache_is_noticed(
     assert results != expected
 
 
-class Sampled(DraftSession):
+class Copying(DraftSession):
     """Proposes what its text ends with; `known` is what it must not share."""
 
     def __init__(self) -> None:
@@ -270,24 +270,24 @@ class Sampled(DraftSession):
         return DraftTree.chain(context.tokens[-3:], "sampled")
 
 
-class ImageConfig:
+class Sharing:
     """A drafter whose sessions are one of their own for each text, or one for all."""
 
     name, kind = "sampled", DraftKind.DETERMINISTIC
 
     def __init__(self, shared: bool) -> None:
-        self.session = Sampled() if shared else None
+        self.session = Copying() if shared else None
 
     def open(self, request: DraftRequest) -> DraftSession:
-        return self.session or Sampled()
+        return self.session or Copying()
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.filterwarnings("ignore:drafter 'drawn'")
+@pytest.mark.filterwarnings("ignore:drafter 'sampled'")
 def test_state_of_a_drafter_that_texts_share_is_noticed(
     shared: bool, target: CausalTarget, requests: list[Requests], expected: list[list[int]]
 ) -> None:
-    with Pool(Engine(target, tiny.tokenizer(), drafter=ImageConfig(shared), budget=4)) as pool:
+    with Pool(Engine(target, tiny.tokenizer(), drafter=Sharing(shared), budget=4)) as pool:
         results = [handle.result() for handle in submit(pool, requests)]
     assert [each.tokens for each in results] == expected, "a fault of a drafter changes no text"
     assert any(each.report.faults for each in results) == shared
@@ -522,7 +522,7 @@ def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
     assert list(handle) == [] and handle.result(timeout=1).text == tiny.tokenizer().decode(tokens)
 
 
-def test_who_watches_a_handle_is_reported_of_its_end_and_let_go(plain: Engine) -> None:
+def test_a_watcher_of_a_handle_is_notified_of_its_end_and_released(plain: Engine) -> None:
     class Watcher:
         times = 0
 
@@ -578,7 +578,7 @@ def test_a_handle_streams_text(plain: Engine) -> None:
         pool.submit([1], max_new_tokens=1).stream()
 
 
-def test_a_device_that_stays_away_is_requested_for_by_callers_alone(
+def test_a_device_that_stays_away_is_requested_by_callers_alone(
     target: CausalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[int] = []

@@ -327,7 +327,7 @@ def test_it_is_joined_only_where_nothing_else_reads_it_and_the_rule_can_judge_bo
     assert with_prediction(sample, chain) is sample
 
 
-def test_each_prompt_of_a_batch_has_its_its() -> None:
+def test_each_prompt_of_a_batch_has_its_prediction() -> None:
     model = tiny.model("llama", dtype=torch.float64)
     prompts = [tiny.prompt(9, seed=seed) for seed in range(3)]
     plain = Engine(model, drafter=None).generate(prompts, max_new_tokens=NEW, ignore_eos=True)

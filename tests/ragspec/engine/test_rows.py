@@ -158,7 +158,7 @@ def test_a_range_of_seeds_is_a_noise_for_each() -> None:
     assert [texts(seed)[0] for seed in range(7, 10)] == result
 
 
-def test_without_a_seed_each_prompt_draws_its_its() -> None:
+def test_without_a_seed_each_prompt_draws_one() -> None:
     assert len(set(map(tuple, texts(None)))) == 3
 
 

@@ -76,7 +76,7 @@ def test_a_hybrid_without_its_attention_layers_is_refused() -> None:
         check_config(config)
 
 
-def test_an_encoder_that_was_created_a_decoder_passes() -> None:
+def test_an_encoder_configured_as_a_decoder_passes() -> None:
     check_config(AutoConfig.for_model("bert", is_decoder=True, **SMALL))
 
 

@@ -170,7 +170,7 @@ def test_host_and_devices_make_the_same_noise(shape: tuple[int, ...]) -> None:
     )
 
 
-def test_normal_numbers_are_normal_and_of_their_its() -> None:
+def test_normal_numbers_are_normal_and_unrelated() -> None:
     lanes = torch.arange(COUNT).expand(2, -1)
     sample = NoiseStream(3).normal_rows([0, 1], lanes)
     for row in sample:

@@ -119,7 +119,7 @@ def test_a_processor_of_the_user_is_called_as_plain_decoding_calls_it() -> None:
     torch.testing.assert_close(result, logits(2) + 1)
 
 
-def test_only_what_was_requested_for_is_built() -> None:
+def test_only_what_was_requested_is_built() -> None:
     assert build_processors(Sampling(), 3, [1]) == []
     assert build_processors(Sampling(min_new_tokens=3), 3, []) == []  # nothing could end it
     everything = Sampling(

@@ -91,7 +91,7 @@ def test_steps_and_prompts_come_with_the_best_tokens(batch: int) -> None:
     assert all(step.top is None for result in results for step in result.steps)
 
 
-def test_samples_of_one_prompt_all_receive_of_it() -> None:
+def test_samples_of_one_prompt_all_receive_it() -> None:
     model, drafter = tiny.model("llama", dtype=torch.float64), Learner()
     engine = Engine(model, drafter=drafter, budget=3)
     engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)
@@ -207,7 +207,7 @@ def test_the_last_tokens_of_a_ragged_vocabulary_are_detected() -> None:
     assert best_tokens(logits, 2)[1].tolist() == [[size - 1, 4]] * len(logits)
 
 
-def test_no_more_tokens_are_requested_for_than_there_are() -> None:
+def test_no_more_tokens_are_requested_than_there_are() -> None:
     assert best_tokens(torch.tensor([0.0, 2.0, 1.0]), 8)[1].tolist() == [1, 2, 0]
 
 

@@ -257,7 +257,7 @@ def test_unchanged_files_are_carried_over(
     assert (store.file("inner/more.txt").stat().st_ino == inode) is links
 
 
-def test_damage_to_a_carried_file_is_not_created_official(tmp_path: Path) -> None:
+def test_damage_to_a_carried_file_is_not_published(tmp_path: Path) -> None:
     first = build(tmp_path, "one")
     damage_flip(first.path / "inner/more.txt")
     carried_on(tmp_path, "two")

@@ -211,7 +211,7 @@ def by_slot(count: int, visible: np.ndarray[Any, Any] | None) -> np.ndarray[Any,
 @pytest.mark.parametrize(
     ("part", "mutant"), [("_related", chains_only), ("_places", by_slot)], ids=["mask", "position"]
 )
-def test_a_mutant_is_visible(part: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_is_detected(part: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = build("llama"), [1, 2, 3, 4]
     tree = DraftTree.build([5, 6, 7], [-1, -1, 1], "test")
     with CausalTarget(model).open(1, 32) as session:

@@ -246,7 +246,7 @@ def test_packs_go_with_the_model(model: Two) -> None:
 
 
 @pytest.mark.usefixtures("borrowed")
-def test_a_copy_created_meanwhile_uses_its_its_weights(model: Two) -> None:
+def test_a_copy_created_meanwhile_uses_its_weights(model: Two) -> None:
     states = torch.randn(1, 8, WIDTH)
     with Packed(pack(model)):
         other = copy.deepcopy(model)

@@ -153,7 +153,7 @@ def test_the_distributions_of_a_view_belong_to_its_tokens() -> None:
         assert all(distributions[i, token] > 0 for i, token in enumerate(chosen))
 
 
-def test_samples_of_one_prompt_all_receive_of_it() -> None:
+def test_samples_of_one_prompt_all_receive_it() -> None:
     watcher = Watcher()
     engine = Engine(model(), drafter=watcher, budget=3)
     engine.generate(PROMPTS[:2], Sampling(temperature=1.0, n=2, seed=1), max_new_tokens=3)

@@ -16,7 +16,7 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import LAG, PathTarget, snapshot
-from ragspec.verification.row_texts import RowTexts
+from ragspec.verification.row_prefixes import RowPrefixes
 from tests.ragspec.verification.test_causal import assert_right, path_to, random_text, random_tree
 from tests.support import architectures_sweep as sweep
 from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB, build
@@ -245,9 +245,9 @@ def ids(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-def left(*texts: tuple[str, str]) -> RowTexts:
+def left(*texts: tuple[str, str]) -> RowPrefixes:
     """Return rows, one more than the texts, that held these texts of a scope and were left."""
-    rows = RowTexts(len(texts) + 1)
+    rows = RowPrefixes(len(texts) + 1)
     for text, scope in texts:
         row, _, known = rows.join(ids(text), scope)
         rows.grow(row, ids(text)[known:])
@@ -269,14 +269,14 @@ def test_empty_rows_are_taken_first_and_then_those_left_longest_ago() -> None:
 
 
 def test_a_row_that_is_being_written_shares_its_beginning_too() -> None:
-    rows = RowTexts(2)
+    rows = RowPrefixes(2)
     first = rows.join([1, 2, 3], "").row
     rows.grow(first, [1, 2, 3, 4])
     assert rows.join([1, 2, 3, 9], "") == (1, first, 3)
 
 
-def test_a_text_may_go_on_in_its_its_row() -> None:
-    rows = RowTexts(1)
+def test_a_text_may_go_on_in_its_row() -> None:
+    rows = RowPrefixes(1)
     rows.grow(rows.join([1, 2], "").row, [1, 2, 3])
     rows.leave(0)
     assert rows.join([1, 2, 7], "") == (0, 0, 2)
@@ -286,7 +286,7 @@ def test_a_text_may_go_on_in_its_its_row() -> None:
 
 
 def test_what_was_forgotten_serves_nobody() -> None:
-    rows = RowTexts(2)
+    rows = RowPrefixes(2)
     rows.grow(rows.join([1, 2], "").row, [1, 2])
     rows.forget(0)
     assert rows.join([1, 2], "").known == 0

@@ -53,7 +53,7 @@ def test_over_the_same_prompt_it_is_the_draft_model() -> None:
         assert result.report.draft_acceptance_rate > 0.4  # its own noise: the same choices
 
 
-def test_what_it_reads_is_its_its_prompt_and_what_was_written() -> None:
+def test_what_it_reads_is_its_prompt_and_what_was_written() -> None:
     read: list[list[int]] = []
 
     class Spy(ModelDrafter):

@@ -190,7 +190,7 @@ def test_bad_settings_are_refused(inputs: dict[str, Any], error: Any, message: s
 
 
 def test_what_cannot_steer_is_refused() -> None:
-    with pytest.raises(InputError, match="expected a draft model, whose law steers"):
+    with pytest.raises(InputError, match="expected a draft model, whose distribution steers"):
         Rapid(ContextDrafter(), mode="steered")
     with pytest.raises(UnsupportedModelError):
         Steering(tiny.model("qwen3_next"))

@@ -202,7 +202,7 @@ def test_encodings_and_line_ends(tmp_path: Path, data: bytes) -> None:
     assert load_document(tmp_path / "a.txt").text == "Größe – 5 µm\nZeile"
 
 
-def test_equal_names_from_two_folders_are_preserved_separately(tmp_path: Path) -> None:
+def test_equal_names_from_two_folders_are_separate(tmp_path: Path) -> None:
     for folder in ("x", "y"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(folder)

@@ -113,7 +113,7 @@ def test_damaged_index_is_refused(
         PassageIndex.open(tmp_path / "idx")
 
 
-def test_file_created_by_somebody_else_under_a_right_manifest_is_refused(
+def test_a_foreign_file_under_a_right_manifest_is_refused(
     index: PassageIndex, tmp_path: Path
 ) -> None:
     from ragspec.storage.store import publish

@@ -266,7 +266,7 @@ def test_a_path_that_is_gone_keeps_its_documents_until_it_is_removed(
     assert not change and not change.missing
 
 
-def test_files_with_names_are_no_utf_8_are_refreshed_and_preserved_separately(
+def test_files_whose_names_are_no_utf_8_are_refreshed_separately(
     embedder: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "foreign"

@@ -20,7 +20,7 @@ def seeded() -> torch.Generator:
 
 
 @pytest.mark.parametrize("condition", ["class", "features"])
-def test_a_picture_stands_below_its_its_condition(condition: str) -> None:
+def test_a_picture_stands_below_its_condition(condition: str) -> None:
     model = image_models.model(condition)
     inputs = image_models.given(model)[[2, 0, 2, 1]]
     target, texts = code_texts(model, CODES, inputs, seeded(), dropped=0.0)

@@ -44,7 +44,7 @@ def test_a_head_learns_what_the_target_will_say() -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_rounds_teach_the_head_to_go_on_from_its_its_guesses(depth: int) -> None:
+def test_rounds_teach_the_head_to_go_on_from_its_guesses(depth: int) -> None:
     instance, inputs = target(), texts(24, 24)
     read = StateReader(instance, texts(8, 40)).read(range(8))
     settings = replace(FEW, steps=120, batch_size=8)
@@ -262,7 +262,7 @@ def states_target() -> CausalTarget:
     return CausalTarget(heads.model(torch.float32))
 
 
-def test_states_are_the_targets_its_and_padding_is_reported(states_target: CausalTarget) -> None:
+def test_states_are_those_of_the_target_and_padding_is_marked(states_target: CausalTarget) -> None:
     read = StateReader(states_target, MIXED).read([3, 1, 2])
     assert read.real.sum(1).tolist() == [17, 24, 5]
     for row, number in enumerate((3, 1, 2)):
@@ -276,7 +276,7 @@ def test_states_are_the_targets_its_and_padding_is_reported(states_target: Causa
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_copies_are_rows_of_their_its(scale: float) -> None:
+def test_copies_are_separate_rows(scale: float) -> None:
     instance = image_models.target(copy.deepcopy(image_models.model("class")).float(), scale)
     codes = [tiny.prompt(15, vocab_size=heads.VOCAB, seed=seed) for seed in range(3)]
     prompts = [[*instance.prompt(row), *some] for row, some in enumerate(codes)]

@@ -15,7 +15,7 @@ from ragspec.visual.drafting.jacobi import JacobiDrafter
 from ragspec.visual.latents.model import LatentConfig, LatentModel
 from ragspec.visual.latents.target import LatentView
 from tests.support import tiny_latents as models
-from tests.support.latent_laws import Pair, differs, emitted, pair, plain
+from tests.support.latent_distributions import Pair, differs, emitted, pair, plain
 from tests.support.latent_mixture import MixtureHead, MixtureSampler, MixtureTarget
 from tests.support.mixture_rule import MixtureRule
 

@@ -126,7 +126,7 @@ def test_a_seed_fixes_the_latents_whatever_else_is_sampled(model: MaskedModel) -
     assert sorted(order_of(noises[0], PLACES).tolist()) == list(range(PLACES))
 
 
-def test_a_latents_noise_is_its_its(model: MaskedModel) -> None:
+def test_each_latent_has_separate_noise(model: MaskedModel) -> None:
     sampler, seed = MaskedSampler(model, LearnedSchedule(8), 4), NoiseStream(3)
     noise = sampler.noise(seed, range(PLACES))
     assert noise.shape == (PLACES, 9, plain_mar.WIDTH)

@@ -16,7 +16,7 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
 from tests.support import plain_mar, tiny_masked
-from tests.support.masked_laws import FLOOR, SCALE, STEPS, accepted, model, plain, sampled
+from tests.support.masked_distributions import FLOOR, SCALE, STEPS, accepted, model, plain, sampled
 
 RULES = (Near(0.3), Aligned(), Horizon(2), Path(), CspdPaper())
 
@@ -39,7 +39,7 @@ def test_prefixes_of_unequal_length_are_those_that_are_read_alone(tmp_path: Any)
 def test_the_engine_draws_what_the_sampler_draws(
     scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for where in ("tests.support.masked_laws.SCALE", f"{__name__}.SCALE"):
+    for where in ("tests.support.masked_distributions.SCALE", f"{__name__}.SCALE"):
         monkeypatch.setattr(where, scale)
     expected = plain(3, first=0, side=3)
     result, message = sampled("walk", None, 3, side=3)

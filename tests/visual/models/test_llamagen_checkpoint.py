@@ -135,7 +135,7 @@ def test_weights_of_two_models_are_reported(tmp_path: Path) -> None:
         load_llamagen(tmp_path / "c.pt", **SIZES)
 
 
-def test_sizes_that_cannot_be_known_are_requested_for(tmp_path: Path) -> None:
+def test_sizes_that_cannot_be_known_are_requested(tmp_path: Path) -> None:
     torch.save({"model": published(image_models.model())}, tmp_path / "c.pt")
     with pytest.raises(InputError, match="num_attention_heads"):
         load_llamagen(tmp_path / "c.pt", grid_size=4)
@@ -195,7 +195,7 @@ def test_weights_that_are_not_finite_are_refused(value: float, tmp_path: Path) -
         load_llamagen(tmp_path / "c.pt", **SIZES)
 
 
-def test_a_dtype_may_be_requested_for(tmp_path: Path) -> None:
+def test_a_dtype_may_be_requested(tmp_path: Path) -> None:
     model = copy.deepcopy(image_models.model()).bfloat16()
     torch.save({"model": published(model)}, tmp_path / "c.pt")
     assert load_llamagen(tmp_path / "c.pt", **SIZES).dtype == torch.bfloat16

@@ -215,7 +215,7 @@ def rows_of(kind: str) -> list[int]:
 
 
 @KINDS
-def test_greedy_decoding_is_the_models_its(kind: str) -> None:
+def test_greedy_decoding_is_that_of_the_model(kind: str) -> None:
     rows = rows_of(kind)
     result = draw(Engine(target(kind), None, drafter=None), rows, Sampling())
     assert result == [OF_MODEL[kind](row) for row in rows]

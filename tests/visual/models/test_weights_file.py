@@ -69,7 +69,7 @@ class Command:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-def test_nobody_is_reported_how_to_run_what_a_file_holds(tmp_path: Path) -> None:
+def test_no_message_says_how_to_run_what_a_file_holds(tmp_path: Path) -> None:
     file = tmp_path / "c.pt"
     torch.save({"model": Command()}, file)
     contents = {

@@ -56,7 +56,7 @@ def test_an_exact_rule_draws_what_plain_decoding_draws(
     assert fast.stats.tv_excess == 0.0
 
 
-def test_an_image_depends_on_its_its_seed_alone(folder: Path) -> None:
+def test_an_image_depends_on_its_seed_alone(folder: Path) -> None:
     pipe = opened(folder)
     four = pipe(class_labels=[1, 2], generator=dice(), num_images_per_prompt=2)
     one = pipe(class_labels=1, generator=dice())
@@ -212,7 +212,7 @@ def test_without_a_generator_the_global_seed_decides(folder: Path) -> None:
     assert sample[0].stats.seeds == sample[1].stats.seeds != later.stats.seeds
 
 
-def test_a_dtype_may_be_requested_for_by_both_names(folder: Path) -> None:
+def test_a_dtype_may_be_requested_by_both_names(folder: Path) -> None:
     for name in ("dtype", "torch_dtype"):
         assert opened(folder, **{name: torch.bfloat16}).model.dtype == torch.bfloat16
     assert opened(folder, torch_dtype=None).model.dtype == torch.float32
@@ -323,7 +323,7 @@ def test_passed_codes_stand_and_the_rest_is_sampled_after_them(folder: Path, dra
             pipe(class_labels=0, codes=wrong)
 
 
-def test_every_truncation_of_the_distribution_can_be_requested_for(folder: Path) -> None:
+def test_every_truncation_of_the_distribution_can_be_requested(folder: Path) -> None:
     greedy = opened(folder, None)(class_labels=[1], temperature=0.0).codes
     for name, value in (("top_k", 1), ("top_p", 1e-9), ("min_p", 1.0)):
         for drafter in (None, "jacobi"):

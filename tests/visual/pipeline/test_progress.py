@@ -39,7 +39,7 @@ def test_a_pass_ends_when_an_image_comes_again_or_the_batch_is_another() -> None
     assert {each[0] for each in message} == {"pipe"}
 
 
-def test_nothing_is_reported_of_a_run_without_steps_or_without_a_callback() -> None:
+def test_nothing_is_reported_for_a_run_without_steps_or_without_a_callback() -> None:
     message: list[Any] = []
     Progress(None, Bar(), 1, 3, 1, lambda *inputs: message.append(inputs)).finish()
     assert message == []

@@ -86,7 +86,7 @@ def local_janus(pipe: Any, sampling: Sampling, seeds: list[int]) -> torch.Tensor
     return sample
 
 
-def test_janus_draws_what_its_its_generate_draws() -> None:
+def test_janus_draws_what_its_generate_draws() -> None:
     pipe = opened("janus")
     out = pipe(PROMPTS, temperature=0.0, guidance_scale=SCALE, output_type="pt")
     read = pipe.text_tokenizer(
@@ -102,7 +102,7 @@ def test_janus_draws_what_its_its_generate_draws() -> None:
     assert out.label == "exact" and out.stats.forwards < len(PROMPTS) * SIDE**2
 
 
-def test_sampled_janus_has_the_distribution_of_its_its_generate() -> None:
+def test_sampled_janus_has_the_distribution_of_its_generate() -> None:
     for inputs in (Sampling(temperature=1.0), Sampling(temperature=0.7, top_k=5)):
         pipe = opened("janus")
         request = {"temperature": inputs.temperature, "top_k": inputs.top_k}
@@ -151,7 +151,7 @@ def local_emu3(
 
 @pytest.mark.parametrize("size", [(SIDE, SIDE), (2, 5), (4, 1)])
 @pytest.mark.parametrize("negative", ["", "blue cat a tree"])
-def test_emu3_draws_what_its_its_generate_draws(size: tuple[int, int], negative: str) -> None:
+def test_emu3_draws_what_its_generate_draws(size: tuple[int, int], negative: str) -> None:
     pipe = opened("emu3")
     record = {"temperature": 0.0, "guidance_scale": SCALE, **sized("emu3", *size)}
     out = pipe(PROMPTS, negative_prompt=negative, output_type="pt", **record)
@@ -168,7 +168,7 @@ def test_emu3_draws_what_its_its_generate_draws(size: tuple[int, int], negative:
         assert torch.equal(pipe(PROMPTS, **record).codes, out.codes)
 
 
-def test_sampled_emu3_has_the_distribution_of_its_its_generate() -> None:
+def test_sampled_emu3_has_the_distribution_of_its_generate() -> None:
     pipe, size = opened("emu3"), (2, 3)
     request = {"temperature": 0.9, "top_k": 7, "guidance_scale": SCALE, **sized("emu3", *size)}
     out = pipe(PROMPTS, negative_prompt="cat", generator=dice(), **request)

@@ -169,7 +169,7 @@ def test_frequent_tokens_come_first_and_low_ids_fill_up() -> None:
         frequent_tokens(texts, 13, 12)
 
 
-def test_logits_are_rows_of_the_targets_its(target: CausalTarget) -> None:
+def test_logits_are_rows_of_those_of_the_target(target: CausalTarget) -> None:
     few = DraftVocabulary(target, torch.tensor([2, 5, 11]))
     states = torch.randn(2, 3, 32, generator=seeded(0, 0, 0))
     whole, instance = target.output_head(states), few.spread(few(states))

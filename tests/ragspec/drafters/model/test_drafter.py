@@ -285,7 +285,7 @@ def test_a_higher_rate_makes_smaller_drafts() -> None:
 
 
 @pytest.mark.parametrize("mode", ["coupled", "sampled", "sampled-without-replacement"])
-def test_distributions_are_reported_of_the_last_proposal_only(mode: str) -> None:
+def test_distributions_are_those_of_the_last_proposal(mode: str) -> None:
     prompt = tiny.prompt()
     settings = distribution(SAMPLINGS["sampled"], prompt)
     drafter = ModelDrafter(alike(), width=2, mode=mode, min_expected_gain=0.0)

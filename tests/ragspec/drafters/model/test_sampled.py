@@ -72,7 +72,7 @@ def test_distinct_draws_follow_what_the_ones_before_left() -> None:
     check_counts(Counter(orders.index((draw[0], draw[1])) for draw in draws), expected)
 
 
-def test_every_node_draws_with_noise_of_its_its() -> None:
+def test_every_node_draws_with_separate_noise() -> None:
     """All draws of a step are independent: by enumeration, which refuses to serve noise twice."""
     q = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
 

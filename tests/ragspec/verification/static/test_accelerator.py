@@ -11,9 +11,9 @@ from transformers import DynamicCache
 
 from ragspec.drafters.base import DraftContext
 from ragspec.engine.engine import Engine
+from ragspec.sampling.batch_distribution import DistributionShape
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.row_laws import DistributionShape
 from ragspec.sampling.row_penalties import PenaltyShape
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree

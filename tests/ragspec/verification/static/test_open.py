@@ -204,7 +204,7 @@ def test_who_cannot_is_verified_as_before_and_says_why(architecture: str, why: s
     assert text.report.static.startswith("off: " if why else "eager") and why in text.report.static
 
 
-def test_a_model_that_reads_masks_its_its_variant_fails_the_trial(
+def test_a_model_that_reads_masks_otherwise_fails_the_trial(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = copy.deepcopy(architectures.build("llama"))
@@ -222,7 +222,7 @@ def test_a_model_that_reads_masks_its_its_variant_fails_the_trial(
     assert "goes wrong here (logits are off by" in target.static
 
 
-def test_a_target_that_is_ready_is_taken_as_requested(model: Any) -> None:
+def test_a_target_that_is_ready_is_used_as_it_is(model: Any) -> None:
     assert isinstance(Engine(CausalTarget(model), budget=3, static="eager").target, StaticTarget)
     assert type(Engine(CausalTarget(model), budget=3).target) is CausalTarget
 

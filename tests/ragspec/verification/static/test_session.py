@@ -11,9 +11,9 @@ import torch
 
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
+from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import StopState
 from ragspec.trees.draft_tree import DraftTree
@@ -242,7 +242,7 @@ def test_buffers_and_steps_outlive_a_session() -> None:
         static.take_back(again)
 
 
-def test_two_sessions_at_once_have_buffers_of_their_its() -> None:
+def test_two_sessions_at_once_have_separate_buffers() -> None:
     plain, static = targets()
     rng = np.random.default_rng(1)
     openings = static.open(1, 40), static.open(1, 40), plain.open(1, 40)

@@ -11,9 +11,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from ragspec.models.supported import AttentionWindow
+from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.row_laws import BatchDistribution
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget

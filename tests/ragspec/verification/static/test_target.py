@@ -222,7 +222,7 @@ def test_a_step_that_cannot_be_compiled_is_reported_and_the_text_goes_on() -> No
     assert text.tokens == written(local_model(), static="off")
 
 
-def test_an_error_of_the_model_is_its_its(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_model_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is as it was found, and the next text is right."""
     model = local_model()
     before = state_of(model)

@@ -7,7 +7,7 @@ import pytest
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, log_factor
-from tests.support.latent_laws import Pair, differs, emitted, pair, plain, view_of
+from tests.support.latent_distributions import Pair, differs, emitted, pair, plain, view_of
 
 SAMPLES = 600
 

@@ -18,7 +18,7 @@ from ragspec.visual.latents.rules.by_name import Near, make_latent_rule
 from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
 from tests.support import tiny
 from tests.support import tiny_latents as models
-from tests.support.latent_laws import view_of
+from tests.support.latent_distributions import view_of
 
 CODES = models.SIDE**2
 RULES = (Near(0.3), Aligned(), Horizon(3), Path(), CspdPaper())

@@ -12,8 +12,8 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
 from ragspec.visual.latents.target import LatentView
 from ragspec.visual.masked.target import MaskedTarget
-from tests.support.latent_laws import differs
-from tests.support.masked_laws import OTHER_SEEDS, accepted, plain, sampled
+from tests.support.latent_distributions import differs
+from tests.support.masked_distributions import OTHER_SEEDS, accepted, plain, sampled
 
 SAMPLES = 240
 SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ

@@ -15,7 +15,7 @@ from ragspec.visual.drafting.latent_model import LatentDrafter
 from ragspec.visual.latents.rules.coupling import Aligned, CspdPaper, Horizon, Path
 from ragspec.visual.latents.target import LatentTarget, LatentView
 from tests.support import tiny_latents as models
-from tests.support.latent_laws import differs, emitted, pair, plain
+from tests.support.latent_distributions import differs, emitted, pair, plain
 
 SAMPLES = 600
 SAME, OTHER = 1e-4, 1e-5  # p-values above which two laws pass for one, and below which they differ

@@ -12,10 +12,10 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.processors import HFProcessor, MinimumLength, Processor, TokenBias
-from ragspec.sampling.row_laws import BatchDistribution, DistributionShape
 from ragspec.sampling.settings import Sampling
 
 LONGEST = 600

@@ -37,7 +37,7 @@ class _Held:
     dropped: bool = False
 
 
-class RowTexts:
+class RowPrefixes:
     """The texts of `count` rows: who joins gets one, and who leaves gives it back."""
 
     def __init__(self, count: int) -> None:
