@@ -2,9 +2,9 @@
 
 Target and draft of a set share their rows: the target learns the codes of the pictures, the draft
 the distribution that the target gives to the same row in the same step, so that one pass of the
-target pays for both. With several sets the steps alternate. Weights are bfloat16, where that is fast, and
-follow float32 masters; Muon moves the hidden matrices, AdamW embeddings, heads and norms. A running
-mean of the masters is what gets exported: it is usable at any time.
+target pays for both. With several sets the steps alternate. Weights are bfloat16, where that is
+fast, and follow float32 masters; Muon moves the hidden matrices, AdamW embeddings, heads and norms.
+A running mean of the masters is what gets exported: it is usable at any time.
 """
 
 from __future__ import annotations

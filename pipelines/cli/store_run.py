@@ -249,7 +249,7 @@ def show_info(info: CorpusInfo, terminal: Terminal) -> None:
         f"{info.bytes:,} bytes ({each})"
     )
     terminal.line(f"vocabulary {info.vocab_size:,}, sorted to {info.depth} tokens")
-    model = info.model[:PREFIX] if info.model else "none: nobody's outputs"
+    model = info.model[:PREFIX] if info.model else "none (documents)"
     tokenizer = info.tokenizer[:PREFIX] if info.tokenizer else "unknown"
     terminal.line(f"tokenizer {tokenizer}, outputs of model {model}")
     if info.segments:

@@ -51,9 +51,9 @@ class Adviser:
     @property
     def rested(self) -> dict[str, str]:
         """For how many steps of the text a source was left alone, and why."""
-        text = "the whole text, as it brings less than to teach it costs"
+        text = "the whole text, as its training costs more time than it saves"
         return {
-            name: f"{steps} steps, as it adds less than its time is worth" if steps else text
+            name: f"{steps} steps, as it costs more time than it saves" if steps else text
             for name, steps in self._alone.items()
         }
 

@@ -64,7 +64,7 @@ class GoodputSession:
         """Why speculation was off; None where a draft was verified, or none was ever proposed."""
         if self._verified or (self.adviser.bucket and not self._proposed):
             return None
-        return "no draft was expected to be worth its time on this text and device"
+        return "no draft was expected to save time on this text and device"
 
     def allowance(self, length: int) -> int:
         """Return how many nodes may be asked for; the adviser says how many are worth it."""

@@ -278,10 +278,10 @@ class Report:
             self.retrieval.summary() if self.retrieval else "": self.retrieval,
             f"Milliseconds: {spent}.": spent,
             f"Relaxed by {self.tv_excess or 0:.3f} total variation a token.": self.tv_excess,
-            f"The law drifts by {self.drift or 0:.3f} total variation a token.": self.drift,
+            f"Steering drifts by {self.drift or 0:.3f} total variation a token.": self.drift,
             f"{self.loop_share:.0%} of the output repeats itself.": self.loop_share > 0.2,
             f"Drafters that failed: {failed}.": failed,
-            f"Left alone: {rested}.": rested,
+            f"Not used: {rested}.": rested,
             f"No gain from speculation: {self.reason}.": self.reason,
         }
         return " ".join(sentence for sentence, applies in sentences.items() if applies)

@@ -82,7 +82,7 @@ def check_returned(returned: Any, name: str, stands: Tensor) -> None:
     result = returned.get(name) if isinstance(returned, dict) else None
     if result is not None and not torch.equal(torch.as_tensor(result).cpu(), stands.cpu()):
         raise InputError(
-            f"callback_on_step_end returned other {name} than it was told; {name} that stand "
+            f"callback_on_step_end returned other {name} than it received; {name} that stand "
             "cannot be changed. Return them as they are, or nothing, and set "
             "pipe._interrupt = True to end."
         )

@@ -155,7 +155,7 @@ def _checked(part: KnownStates, hidden: Tensor) -> Tensor:
     if part.states.shape[::2] != hidden.shape[::2]:
         raise InputError(
             f"got known states {tuple(part.states.shape)} for a target whose states are "
-            f"{tuple(hidden.shape)}; expected the same first and last size. Keep them anew."
+            f"{tuple(hidden.shape)}; expected the same first and last size. Compute them again."
         )
     return part.states.to(hidden)
 

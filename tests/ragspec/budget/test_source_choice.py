@@ -227,11 +227,13 @@ def test_who_was_left_alone_is_reported_with_the_reason() -> None:
     assert adviser.rested == {}
     requests = [ask(adviser, SURE, NONE, (1, 2, 3)) for _ in range(20)]
     assert adviser.rested == {
-        "model": f"{requests.count(0)} steps, as it adds less than its time is worth"
+        "model": f"{requests.count(0)} steps, as it costs more time than it saves"
     }
     resting = taught(experience, TAUGHT)
     assert resting.rests("learner")
-    assert resting.rested == {"learner": "the whole text, as it brings less than to teach it costs"}
+    assert resting.rested == {
+        "learner": "the whole text, as its training costs more time than it saves"
+    }
     assert Adviser(Calibration()).rested == {}
 
 

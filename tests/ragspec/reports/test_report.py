@@ -210,11 +210,11 @@ def test_loop_share_equals_the_definition(tokens: list[int]) -> None:
 
 def test_who_was_left_alone_is_in_the_summary_and_in_the_json() -> None:
     builder = ReportBuilder("exact", 0, 3)
-    why = {"model": "12 steps, as it adds less than its time is worth"}
+    why = {"model": "12 steps, as it costs more time than it saves"}
     report = builder.build([9], 0.1, "length", rested=why)
-    assert "Left alone: model for 12 steps, as it adds less" in report.summary()
+    assert "Not used: model for 12 steps, as it costs more time" in report.summary()
     assert Report.from_dict(json.loads(json.dumps(report.to_dict()))).rested == why
-    assert "Left alone" not in builder.build([9], 0.1, "length").summary()
+    assert "Not used" not in builder.build([9], 0.1, "length").summary()
 
 
 CPU = torch.device("cpu")

@@ -101,5 +101,5 @@ def test_what_a_callback_returns_is_not_ignored(make: Maker, tmp_path: Path) -> 
     def change(pipe: Any, step: int, count: int, message: dict[str, Any]) -> dict[str, Any]:
         return {name: message[name] + 1}
 
-    with pytest.raises(InputError, match=f"other {name} than it was told"):
+    with pytest.raises(InputError, match=f"other {name} than it received"):
         sampled(pipe, callback_on_step_end=change)
