@@ -80,12 +80,12 @@ class Speculation:
 
     def engine(self, model: Any) -> Engine:
         """Return the engine for a model; made on first use and kept while the fields stay."""
-        selection = (model, self.tokenizer, self.drafter, self.draft_model, self.budget)
-        same = len(self._engine_key) == len(selection) and all(
-            mine is theirs for mine, theirs in zip(self._engine_key, selection, strict=True)
+        key = (model, self.tokenizer, self.drafter, self.draft_model, self.budget)
+        same = len(self._engine_key) == len(key) and all(
+            mine is theirs for mine, theirs in zip(self._engine_key, key, strict=True)
         )
         if self._engine is None or not same:
-            self._engine, self._engine_key = Engine(*selection), selection
+            self._engine, self._engine_key = Engine(*key), key
         return self._engine
 
 

@@ -36,10 +36,10 @@ def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
     if isinstance(inputs, str) and re.fullmatch(r"-?\d{1,18}", inputs.strip()):
         inputs = int(inputs)
     if isinstance(inputs, str):
-        selection = inputs.strip().lower()
-        results = [number for number, name in enumerate(names) if name.lower() == selection]
+        label = inputs.strip().lower()
+        results = [number for number, name in enumerate(names) if name.lower() == label]
         results = results or [
-            n for n, name in enumerate(names) if name.lower().endswith(f"/{selection}")
+            n for n, name in enumerate(names) if name.lower().endswith(f"/{label}")
         ]
         if len(results) == 1:
             return results[0]

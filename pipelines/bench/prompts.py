@@ -143,5 +143,5 @@ def turn_ids(tokenizer: Any, text: str) -> list[int]:
     """Return a user's turn as a chat model reads it, for other models the text itself."""
     if getattr(tokenizer, "chat_template", None) is None:
         return list(tokenizer(text)["input_ids"])
-    message = [{"role": "user", "content": text}]
-    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True)["input_ids"])
+    turns = [{"role": "user", "content": text}]
+    return list(tokenizer.apply_chat_template(turns, add_generation_prompt=True)["input_ids"])

@@ -172,14 +172,14 @@ def short_quotes(
     answer: str, short: tuple[int, int], texts: Sequence[str], chosen: Sequence[Quote]
 ) -> Iterator[Quote]:
     """Yield the answer proper where the passage that was quoted for it has it, word for word."""
-    selection = answer[short[0] : short[1]]
-    pattern = re.compile(rf"(?<!\w){re.escape(selection)}(?!\w)")
+    quotation = answer[short[0] : short[1]]
+    pattern = re.compile(rf"(?<!\w){re.escape(quotation)}(?!\w)")
     for quote in sorted(chosen, key=lambda quote: -quote.length):
         text = texts[quote.hit]
         match = pattern.search(text, quote.start, quote.start + quote.length)
         match = match or pattern.search(text)
-        if selection and match:
-            yield Quote(short[0], quote.hit, match.start(), len(selection), "match")
+        if quotation and match:
+            yield Quote(short[0], quote.hit, match.start(), len(quotation), "match")
             return
 
 

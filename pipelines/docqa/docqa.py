@@ -304,22 +304,22 @@ class DocQA:
         if refused is not None and refuse:
             milliseconds = (time.perf_counter() - began) * 1000
             return self.refusal(question, hits, refused, milliseconds)
-        instance = self._prompt(question, hits, template, max_new_tokens)
+        filled = self._prompt(question, hits, template, max_new_tokens)
         milliseconds = (time.perf_counter() - began) * 1000
         options = {
             "stop": template.stop,
-            "stopping_criteria": [EndRepetition(len(instance.token_ids))],
+            "stopping_criteria": [EndRepetition(len(filled.token_ids))],
             **options,
             "max_new_tokens": max_new_tokens,
-            "spans": instance.spans,
-            "texts": (*instance.layout, *options.get("texts", ())),
+            "spans": filled.spans,
+            "texts": (*filled.layout, *options.get("texts", ())),
         }
-        ids = list(instance.token_ids)
+        ids = list(filled.token_ids)
         if stream is None:
             generation = self.engine.generate(ids, sampling, **options)
         else:
             generation = drain(self.engine.stream(ids, sampling, **options), stream)
-        return answer_of(question, instance, template, generation, milliseconds, self._decode)
+        return answer_of(question, filled, template, generation, milliseconds, self._decode)
 
     @staticmethod
     def refusal(question: str, hits: Sequence[Hit], why: str, milliseconds: float) -> Answer:

@@ -225,8 +225,8 @@ class IterativeRag:
         hits = tuple(result.hit for result in loop.answers)
         final = prompts.of(loop.answers[-1])
         prompt = Prompt(final.text, final.ids, hits, (), ())
-        instance = list({id(each): each for each in strides}.values())  # a round may be had twice
-        report = joined([each.generation.report for each in instance], last.tokens, seconds)
+        unique = list({id(each): each for each in strides}.values())  # a round may be had twice
+        report = joined([each.generation.report for each in unique], last.tokens, seconds)
         searching = sum(e.milliseconds for e in loop.report.events if e.what in ("search", "guess"))
         report = replace(
             report,

@@ -212,14 +212,14 @@ class LongDocument:
             raise InputError(f"The question is empty or no text ({question!r}); ask something.")
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
-        instance = self.prompt(question)
+        prompt = self.prompt(question)
         options = {
             "stop": self.template.stop,
-            "stopping_criteria": [EndRepetition(len(instance.token_ids))],
+            "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
             **options,
             "max_new_tokens": max_new_tokens,
-            "spans": instance.spans,
-            "texts": (*instance.layout, *options.get("texts", ())),
+            "spans": prompt.spans,
+            "texts": (*prompt.layout, *options.get("texts", ())),
             "prefix": self.tokens,
         }
         result = self._matches(question)
@@ -229,14 +229,14 @@ class LongDocument:
             options.setdefault("transform", self._writer.transform)
         if self._about.states is not None and needs_hidden([self.engine.drafter]):
             options.setdefault("known_states", self._known_states(question, self._about.states))
-        ids = list(instance.token_ids)
+        ids = list(prompt.token_ids)
         with self._context() as selected:
             if stream is None:
                 generation = self.engine.generate(ids, sampling, **options, prefix_cache=selected)
             else:
                 chunks = self.engine.stream(ids, sampling, **options, prefix_cache=selected)
                 generation = drain(chunks, stream)
-        answer = answer_of(question, instance, self.template, generation, 0.0, self._decode)
+        answer = answer_of(question, prompt, self.template, generation, 0.0, self._decode)
         return self._measured(answer, () if result is None else result.chunks)
 
     def _measured(self, answer: Answer, chunks: tuple[Hit, ...]) -> Answer:
@@ -274,9 +274,9 @@ class LongDocument:
 
     def _read(self, on_read: OnRead | None) -> None:
         """Read the document, and keep its keys and values; no text is written."""
-        selection = needs_hidden([self.engine.drafter])
+        keeps_states = needs_hidden([self.engine.drafter])
         ids, context = self.prefix.token_ids, self._context()
-        result = read_document(self.engine, ids, context, states=selection, on_read=on_read)
+        result = read_document(self.engine, ids, context, states=keeps_states, on_read=on_read)
         self._about = replace(self._about, states=result)
 
     @contextmanager

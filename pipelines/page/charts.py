@@ -44,10 +44,10 @@ def colours_of(steps: Sequence[Step]) -> dict[str, str]:
 
 def slots_of(sources: Iterable[str]) -> dict[str, int]:
     """Return the number of each name's colour; up to as many names as colours get one each."""
-    selection, liked = dict.fromkeys(sources), preferred()
-    known = [name for name in liked if name in selection]
+    names, liked = dict.fromkeys(sources), preferred()
+    known = [name for name in liked if name in names]
     slots: dict[str, int] = {}
-    for name in (*known, *sorted(selection.keys() - set(known))):
+    for name in (*known, *sorted(names.keys() - set(known))):
         first = liked.get(name, crc32(name.encode("utf-8", "replace")) % COLOURS)
         free = ((first + i) % COLOURS for i in range(COLOURS))
         slots[name] = next((slot for slot in free if slot not in slots.values()), first)

@@ -43,9 +43,9 @@ def write_page(trace: Path | str, out: Path | str) -> None:
     """
     from jinja2 import UndefinedError
 
-    instance = read_trace(trace)
+    parsed = read_trace(trace)
     try:
-        page = trace_page(instance)
+        page = trace_page(parsed)
     except (*DAMAGE, UndefinedError) as error:
         raise damaged(trace, error) from error
     save(page, out)

@@ -59,8 +59,8 @@ class OpenAIReply:
 
     def piece(self, index: int, text: str, placed: Sequence[Placed] | None) -> dict[str, Any]:
         """Return a choice of a stream that holds a piece of text."""
-        message = None if placed is None else self.logprobs(placed)
-        record: dict[str, Any] = {"index": index, "logprobs": message, "finish_reason": None}
+        logprobs = None if placed is None else self.logprobs(placed)
+        record: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": None}
         return {**record, "delta": {"content": text}} if self.chat else {**record, "text": text}
 
     def end(

@@ -93,8 +93,8 @@ class Routes:
         """Return whether requests are served."""
         if self.serving is None or self.stopping:
             failed = self.failure is not None
-            message = "stopping" if self.stopping else "failed" if failed else "loading"
-            return JSONResponse({"status": message}, 503)
+            status = "stopping" if self.stopping else "failed" if failed else "loading"
+            return JSONResponse({"status": status}, 503)
         pool = self.serving.pool
         return JSONResponse(
             {

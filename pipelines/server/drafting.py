@@ -65,12 +65,12 @@ class TenantDrafting:
             if key in self._selection:
                 self._selection.move_to_end(key)
                 return self._selection[key]
-        instance = self._create(tenant, names, nodes, stores)
+        engine = self._create(tenant, names, nodes, stores)
         with self._lock:
-            self._selection[key] = instance
+            self._selection[key] = engine
             if len(self._selection) > MOST:
                 self._selection.popitem(last=False)
-        return instance
+        return engine
 
     def add(self, name: str, store: CorpusIndex) -> None:
         """Let requests draft from a store from now on; raises InputError for a name that is taken.
@@ -111,11 +111,11 @@ class TenantDrafting:
                 raise UnknownNameError(unknown("drafter", name, ["none", *sorted(known)]))
         methods = [name for name in requests if name != "model"]
         composed: Any = compose(methods, Sources(), self.base.model) if methods else []
-        instance = [*composed] if isinstance(composed, list) else [composed]
-        instance += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
+        drafters = [*composed] if isinstance(composed, list) else [composed]
+        drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         if self._draft_model is not None:
-            instance.append(self._draft_model)
-        return self.base.drafting(instance, budget)
+            drafters.append(self._draft_model)
+        return self.base.drafting(drafters, budget)
 
 
 def _measured(engine: Engine) -> Engine:

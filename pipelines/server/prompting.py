@@ -78,12 +78,12 @@ def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> 
     if refused is not None:
         return _template(request, "", options, alternatives, refused=refused)
     if hits and not is_chat(engine.tokenizer):
-        instance = _question(turns, hits, engine, options)
+        prompt = _question(turns, hits, engine, options)
     else:
-        instance = _conversation(turns, hits, engine)
-    options["spans"], options["texts"] = instance.spans, instance.layout
+        prompt = _conversation(turns, hits, engine)
+    options["spans"], options["texts"] = prompt.spans, prompt.layout
     return _template(
-        request, list(instance.token_ids), options, alternatives, instance if hits else None
+        request, list(prompt.token_ids), options, alternatives, prompt if hits else None
     )
 
 

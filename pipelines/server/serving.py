@@ -70,10 +70,10 @@ class Serving:
         Raises QueueFullError and what `Pool.submit` does.
         """
         handles: list[RequestHandle] = []
-        selection = sum(each.samples for each in request)
-        if selection > self.most:
+        samples = sum(each.samples for each in request)
+        if samples > self.most:
             raise InputError(
-                f"got {selection} texts in one request; expected {self.most} at most, which is all "
+                f"got {samples} texts in one request; expected {self.most} at most, which is all "
                 "that this server holds. Ask in several requests."
             )
         try:
@@ -173,5 +173,5 @@ def tenant_of(key: str | None, user: str | None) -> str:
     """
     if key is None and user is None:
         return ""
-    message = "\0".join((key or "", user or ""))
-    return "tenant-" + hashlib.sha256(message.encode()).hexdigest()[:32]
+    identity = "\0".join((key or "", user or ""))
+    return "tenant-" + hashlib.sha256(identity.encode()).hexdigest()[:32]

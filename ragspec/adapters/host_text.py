@@ -65,20 +65,20 @@ class HostOptions:
                 raise InputError(f"got {name} {value!r}; expected a whole number from {least} on.")
 
     @classmethod
-    def read(cls, message: object) -> Self:
+    def read(cls, options: object) -> Self:
         """Return the options in a mapping of JSON types; None is none. Raises InputError."""
-        if message is None:
+        if options is None:
             return cls()
-        if not isinstance(message, Mapping):
-            raise InputError(f"got the options {message!r}; expected a mapping of names to values.")
+        if not isinstance(options, Mapping):
+            raise InputError(f"got the options {options!r}; expected a mapping of names to values.")
         known = [field.name for field in fields(cls)]
-        for name in message:
+        for name in options:
             if name not in known:
                 raise InputError(
                     f"got the option {name!r}.{did_you_mean(str(name), known)} Known: "
                     f"{', '.join(known)}."
                 )
-        return cls(**{name: _read(name, value) for name, value in message.items()})
+        return cls(**{name: _read(name, value) for name, value in options.items()})
 
 
 def _read(name: str, value: Any) -> Any:
@@ -103,10 +103,10 @@ def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 
     """
     opened = open_sources(options.store, options.history, tokenizer=tokenizer, scope=options.scope)
     sources = Sources(opened.corpus, opened.history, None, opened.scope, top_k_feedback=False)
-    instance = compose(
+    composed = compose(
         options.drafter if isinstance(options.drafter, str) else list(options.drafter), sources
     )
-    parts: list[Drafter] = instance if isinstance(instance, list) else [instance]
+    parts: list[Drafter] = composed if isinstance(composed, list) else [composed]
     for part in parts:
         _check_by_text(part)
     check_fits(parts, tokenizer=tokenizer)

@@ -65,15 +65,12 @@ class AnswerBatch:
                 f"got the columns {', '.join(sorted(batch))}; expected {self._column!r} among "
                 "them. Name the one with the questions: column=."
             )
-        message = [
+        body = [
             _columns(self._docqa.ask(str(each), self._sampling, **self._options))
             for each in batch[self._column]
         ]
-        names = list(message[0]) if message else []
-        return {
-            **batch,
-            **{name: np.array([row[name] for row in message], object) for name in names},
-        }
+        names = list(body[0]) if body else []
+        return {**batch, **{name: np.array([row[name] for row in body], object) for name in names}}
 
 
 def answer_questions(
@@ -176,17 +173,17 @@ class PoolActor:
         """Return a text and what is told of it; raises as `Pool.submit` does."""
         handle = self._pool.submit(prompt, Sampling(**sampling), tenant=tenant, **options)
         try:
-            instance = await asyncio.wrap_future(handle.future)
+            generation = await asyncio.wrap_future(handle.future)
         except asyncio.CancelledError:
             handle.cancel()
             raise
         return {
-            "text": instance.text,
-            "tokens": list(instance.tokens),
-            "finish_reason": instance.finish_reason,
-            "label": instance.label,
-            "prompt_tokens": len(instance.prompt_tokens),
-            "mean_accepted_length": instance.report.mean_accepted_length,
+            "text": generation.text,
+            "tokens": list(generation.tokens),
+            "finish_reason": generation.finish_reason,
+            "label": generation.label,
+            "prompt_tokens": len(generation.prompt_tokens),
+            "mean_accepted_length": generation.report.mean_accepted_length,
         }
 
 
@@ -217,7 +214,7 @@ class PoolRouter:
             pool = self._routes.choose(prompt, tenant, tried)
             tried.add(pool)
             try:
-                instance = await self._pools[pool].generate.remote(
+                generation = await self._pools[pool].generate.remote(
                     prompt, settings, tenant, options
                 )
             except RayTaskError as error:
@@ -228,7 +225,7 @@ class PoolRouter:
             except RayActorError as error:
                 last = error
             else:
-                return {**instance, "pool": pool, "seed": settings["seed"]}
+                return {**generation, "pool": pool, "seed": settings["seed"]}
             finally:
                 self._routes.done(pool)
         if isinstance(last, QueueFullError):
@@ -243,10 +240,10 @@ class PoolRouter:
         from starlette.responses import JSONResponse
 
         try:
-            message = await request.json()
-            if not isinstance(message, dict) or "prompt" not in message:
+            body = await request.json()
+            if not isinstance(body, dict) or "prompt" not in body:
                 raise InputError("got no prompt; expected JSON with one: {'prompt': 'Text'}.")
-            return JSONResponse(await self.generate(**message))
+            return JSONResponse(await self.generate(**body))
         except QueueFullError as error:
             return JSONResponse(_refusal(error), 429, headers={"Retry-After": "1"})
         except PoolError as error:

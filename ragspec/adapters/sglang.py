@@ -43,22 +43,24 @@ def register(name: str = "RAGSPEC", **options: Any) -> None:
     processes. Raises InputError for options, HostError where SGLang's registry is another one.
     """
     known = HostOptions.read(options)
-    for message in ("nodes", "stats"):
-        if message in options:
+    for option in ("nodes", "stats"):
+        if option in options:
             raise InputError(
-                f"got the option {message!r}; expected none. SGLang has its own: "
+                f"got the option {option!r}; expected none. SGLang has its own: "
                 "--speculative-num-draft-tokens, and its metrics."
             )
     algorithms, base = (
         _matches(ALGORITHMS, "SpeculativeAlgorithm"),
         _matches(REGISTRY, "CustomSpecAlgo"),
     )
-    selection = ("name", "supports_overlap", "validate_server_args", "spec_class")
+    expected = ("name", "supports_overlap", "validate_server_args", "spec_class")
     result = tuple(inspect.signature(algorithms.register).parameters)
-    if result != selection:
-        raise HostError(_other("SpeculativeAlgorithm.register", result, selection))
-    instance = algorithms.register(name, supports_overlap=True, spec_class=algorithm_over(base))
-    instance(partial(_worker, known))
+    if result != expected:
+        raise HostError(_other("SpeculativeAlgorithm.register", result, expected))
+    register_worker = algorithms.register(
+        name, supports_overlap=True, spec_class=algorithm_over(base)
+    )
+    register_worker(partial(_worker, known))
 
 
 def algorithm_over(base: type[Any]) -> type[Any]:
@@ -125,12 +127,12 @@ def _worker(options: HostOptions, server_args: Any) -> type[Any]:
 
 def check_worker(module: Any) -> None:
     """Raise HostError where SGLang's n-gram worker or its corpus have another interface."""
-    for name, selection in CALLED.items():
+    for name, expected in CALLED.items():
         owner, _, method = name.partition(".")
         of = getattr(getattr(module, owner, None), method, None)
         result = () if of is None else tuple(inspect.signature(of).parameters)
-        if result != selection:
-            raise HostError(_other(name, result, selection))
+        if result != expected:
+            raise HostError(_other(name, result, expected))
     public = {each for each in vars(module.NgramCorpus) if not each.startswith("_")} - UNUSED
     if strange := sorted(public - set(dir(TreeCorpus))):
         raise HostError(
@@ -184,10 +186,10 @@ def _matches(module: str, name: str) -> Any:
         ) from error
 
 
-def _other(name: str, result: Sequence[str], selection: Sequence[str]) -> str:
+def _other(name: str, result: Sequence[str], expected: Sequence[str]) -> str:
     version = getattr(import_module("sglang"), "__version__", "unknown")
     return (
         f"SGLang {version} has {name}({', '.join(result)}); expected "
-        f"{name}({', '.join(selection)}), "
+        f"{name}({', '.join(expected)}), "
         f"as SGLang {WRITTEN_FOR} has. Install that one, or another ragspec."
     )

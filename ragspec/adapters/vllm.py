@@ -49,10 +49,10 @@ class Proposer:
     def __init__(self, vllm_config: Any) -> None:
         check_host()
         model = vllm_config.model_config
-        message = vllm_config.additional_config
-        if message is not None and not hasattr(message, "get"):
-            raise InputError(f"got additional_config {message!r}; expected a mapping.")
-        options = HostOptions.read((message or {}).get("ragspec"))
+        additional = vllm_config.additional_config
+        if additional is not None and not hasattr(additional, "get"):
+            raise InputError(f"got additional_config {additional!r}; expected a mapping.")
+        options = HostOptions.read((additional or {}).get("ragspec"))
         self._longest: int = vllm_config.speculative_config.num_speculative_tokens
         self._nodes = options.nodes or WIDTH * self._longest
         self._limit: int = model.max_model_len

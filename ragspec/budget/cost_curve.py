@@ -145,8 +145,8 @@ class CostCurve:
         if known is None:
             wide = [CostLine(row) for row in self.table]
             table = [[line.at(n * batch) for n in ROWS] for line in wide]
-            instance = CostCurve(self.lengths, table, self.widths)
-            known = self._batches.setdefault(batch, instance)  # texts at once must share one
+            curve = CostCurve(self.lengths, table, self.widths)
+            known = self._batches.setdefault(batch, curve)  # texts at once must share one
         return known
 
     def seconds(self, rows: int, length: int) -> float:

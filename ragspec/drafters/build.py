@@ -67,8 +67,8 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
 
 def _create(item: Any) -> Sequence[Drafter]:
     if isinstance(item, str):
-        instance = build(item, Sources())
-        return instance if isinstance(instance, list) else [instance]
+        built = build(item, Sources())
+        return built if isinstance(built, list) else [built]
     expect_drafter(item)
     return [item]
 

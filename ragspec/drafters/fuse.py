@@ -193,8 +193,8 @@ class FuseSession:
 
     def expected_acceptance(self, context: DraftContext) -> float | None:
         """Return the best of the sources' outlooks; None where none can tell."""
-        message = [source.expected_acceptance(context) for source in self._sources]
-        return max((each for each in message if each is not None), default=None)
+        expectations = [source.expected_acceptance(context) for source in self._sources]
+        return max((each for each in expectations if each is not None), default=None)
 
     def observe(self, feedback: Feedback) -> None:
         """Tell every source; `Step.tree` is the fused tree as it was verified."""

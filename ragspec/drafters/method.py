@@ -96,15 +96,15 @@ def build(name: str, sources: Sources) -> Drafters:
     result, method = resolve("drafter", name), describe(name)
     for missing in sorted(method.needs - sources.available()):
         raise InputError(f"drafter {name!r} got no {missing}; expected one: {NEEDS[missing]}.")
-    instance: Drafters = result() if method.make is None else method.make(sources)
-    return instance
+    drafters: Drafters = result() if method.make is None else method.make(sources)
+    return drafters
 
 
 def one(name: str, sources: Sources) -> Drafter:
     """Return the fresh drafter of a method that is a single one; raises as `build` does."""
-    instance = build(name, sources)
-    assert not isinstance(instance, list), f"{name} is several drafters"
-    return instance
+    drafter = build(name, sources)
+    assert not isinstance(drafter, list), f"{name} is several drafters"
+    return drafter
 
 
 def listed() -> dict[str, Method]:

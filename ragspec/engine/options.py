@@ -58,11 +58,11 @@ class RowSettings:
     def extra_of(self, row: int, shared: Sequence[Any]) -> list[HFCallable]:
         """Return the processors of row number `row`: a `ByRow`'s, or a copy that holds `shared`."""
         memo = {id(thing): thing for thing in shared}  # one for all: they may share what they know
-        instance: list[tuple[Any, Any]] = [(inputs, _of_row(inputs, row)) for inputs in self.extra]
+        extra: list[tuple[Any, Any]] = [(inputs, _of_row(inputs, row)) for inputs in self.extra]
         if self.alone:
-            return [current for _, current in instance]
+            return [current for _, current in extra]
         return [
-            copied(current, memo) if current is inputs else current for inputs, current in instance
+            copied(current, memo) if current is inputs else current for inputs, current in extra
         ]
 
     def settings_of(self, prompt: Tensor, vocab_size: int) -> list[Processor]:

@@ -197,8 +197,8 @@ def read_message(message: Message, number: int) -> dict[str, Any]:
             f"message {number + 1} has no role ({dict(message)!r}); expected {{'role': 'user', "
             "'content': ...}."
         )
-    instance: dict[str, Any] = _well_formed(dict(message))
-    content = instance.get("content")
+    turn: dict[str, Any] = _well_formed(dict(message))
+    content = turn.get("content")
     if isinstance(content, list):
         results = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         texts = [text for text in results if isinstance(text, str)]
@@ -208,8 +208,8 @@ def read_message(message: Message, number: int) -> dict[str, Any]:
                 f"message {number + 1} has parts of the types {kinds}; expected text parts alone: "
                 "this engine reads text."
             )
-        instance["content"] = "".join(texts)
-    return instance
+        turn["content"] = "".join(texts)
+    return turn
 
 
 def _well_formed(messages: Any) -> Any:

@@ -67,9 +67,9 @@ class PrefillJob:
         best, states = _joined(self.top_tokens), None
         if self.hidden:
             states = self.hidden[0] if len(self.hidden) == 1 else torch.cat(self.hidden, 1)
-        message = len(best) if best is not None else 0 if states is None else states.shape[1]
-        if row.drafter is not None and message:
-            tokens = np.asarray(row.context.tokens[-message:], dtype=np.int64)
+        count = len(best) if best is not None else 0 if states is None else states.shape[1]
+        if row.drafter is not None and count:
+            tokens = np.asarray(row.context.tokens[-count:], dtype=np.int64)
             reads = row.top > 0 and row.reads_prompt
             notify_prefill(row.drafter, Prefill(tokens, best, states), reads, row.hidden)
 
@@ -115,8 +115,8 @@ def read(
 
 def hidden_of(session: TargetSession, rows: Sequence[Row]) -> Sequence[Tensor | None]:
     """Return the hidden states of the last forward, row by row; None where none are kept."""
-    selection = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
-    selected = session.hidden if selection and isinstance(session, CachedSession) else []
+    needed = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
+    selected = session.hidden if needed and isinstance(session, CachedSession) else []
     return selected or [None] * len(rows)
 
 

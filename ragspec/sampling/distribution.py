@@ -148,10 +148,10 @@ class TokenDistribution:
         if not self._filters:
             return self._everything(scores)
         total = None
-        for selection in _CANDIDATES:
-            if sampling.top_k + 16 > selection or 4 * selection >= size:
+        for count in _CANDIDATES:
+            if sampling.top_k + 16 > count or 4 * count >= size:
                 continue
-            values, tokens = best_tokens(scores, selection)
+            values, tokens = best_tokens(scores, count)
             scaled = values.double() / sampling.temperature
             if total is None and sampling.top_p < 1.0 and not sampling.top_k:
                 total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)

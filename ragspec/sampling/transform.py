@@ -150,5 +150,5 @@ def default_processors(
         ),
     }
     request = ((make, getattr(config, name, None)) for name, make in makers.items())
-    instance = [make(value) for make, value in request if value is not None]
-    return [processor for processor in instance if processor is not None]
+    processors = [make(value) for make, value in request if value is not None]
+    return [processor for processor in processors if processor is not None]

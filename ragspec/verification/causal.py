@@ -283,14 +283,14 @@ class TreeSession:
         tokens, view = self._lay_out(pending, trees, self.width if any(book.lengths) else 1)
         unused = book.read(tokens.shape[1]) - book.extent - tokens.shape[1]
         view = replace(view, unused=unused) if unused else view
-        selection = max(len(tree) for tree in trees) + 1
+        width = max(len(tree) for tree in trees) + 1
         firsts = [count - 1 for count in self._pending]
         n = tokens.shape[1]
         if len(set(firsts)) == 1:
             logits, states = self._forward(tokens, view, n - firsts[0])
-            self.hidden = [] if states is None else list(states[:, :, :selection].unbind(1))
-            return logits[:, :selection]
-        index = torch.tensor(firsts)[:, None] + torch.arange(selection)
+            self.hidden = [] if states is None else list(states[:, :, :width].unbind(1))
+            return logits[:, :width]
+        index = torch.tensor(firsts)[:, None] + torch.arange(width)
         index = index.clamp(max=n - 1)
         selected, where = torch.unique(index, return_inverse=True)
         logits, states = self._forward(tokens, view, selected.to(self.target.device))
@@ -330,10 +330,10 @@ class TreeSession:
         index = torch.tensor(selected, device=device)
         logits, states = self._forward(tokens, view, index)
         first = selected.index(start) if start < n else n
-        message = [max(0, count - start) for count in counts]
+        remaining = [max(0, count - start) for count in counts]
         if states is not None:
-            self.hidden = [states[:, row, first : first + t] for row, t in enumerate(message)]
-        top_tokens = TopTokens.rows(best_tokens(logits[:, first:], k)[1], message) if k else []
+            self.hidden = [states[:, row, first : first + t] for row, t in enumerate(remaining)]
+        top_tokens = TopTokens.rows(best_tokens(logits[:, first:], k)[1], remaining) if k else []
         ends = torch.searchsorted(index, torch.tensor(counts, device=device) - 1)
         return logits[torch.arange(rows, device=device), ends][:, None], top_tokens
 

@@ -226,16 +226,14 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         """
         if sorted(rows) != sorted(self.line):
             self._put_aside()
-            book, selection = self.book, set(rows)
-            book.first = self._window(selection)
-            here = range(book.first, book.first + len(selection))
-            away = [
-                p for p in range(book.rows) if p not in here and self._row_order[p] in selection
-            ]
-            strange = [place for place in here if self._row_order[place] not in selection]
+            book, chosen = self.book, set(rows)
+            book.first = self._window(chosen)
+            here = range(book.first, book.first + len(chosen))
+            away = [p for p in range(book.rows) if p not in here and self._row_order[p] in chosen]
+            strange = [place for place in here if self._row_order[place] not in chosen]
             for one, other in zip(away, strange, strict=True):
                 self._swap(one, other)
-            self._recall(len(selection))
+            self._recall(len(chosen))
         return self.line
 
     def length(self, row: int) -> int:
@@ -271,8 +269,8 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def _make(self, row: int) -> None:
         """Give a sequence a place in the buffers, where it was dropped."""
         if row not in self._row_order:
-            instance = [layer.added() if layer.is_initialized else None for layer in self.layers]
-            for layer, buffers in zip(self.layers, instance, strict=True):  # all of them, or none
+            added = [layer.added() if layer.is_initialized else None for layer in self.layers]
+            for layer, buffers in zip(self.layers, added, strict=True):  # all of them, or none
                 if buffers is not None:
                     layer.keys, layer.values = buffers
             self._row_order.append(row)

@@ -100,8 +100,8 @@ class Trial:
             raise
         except Exception as raised:  # whatever a foreign model may raise is its verdict
             return ProbeAttempt(float("inf"), tolerance, f"{type(raised).__name__}: {raised}"[:200])
-        selection = [self._expected(case) for case in cases]
-        worst = torch.cat([_difference(a, b) for a, b in zip(result, selection, strict=True)])
+        expected = [self._expected(case) for case in cases]
+        worst = torch.cat([_difference(a, b) for a, b in zip(result, expected, strict=True)])
         half = torch.finfo(self.target.dtype).bits < 32
         error = float(worst.quantile(QUANTILE) if half else worst.max())
         return ProbeAttempt(error if error == error else float("inf"), tolerance)

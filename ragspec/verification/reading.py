@@ -59,13 +59,13 @@ def read_in_chunks(
     where the forward gives them, states [C, B, k, H].
     """
     n = tokens.shape[1]
-    selection = torch.arange(n - keep, n) if isinstance(keep, int) else keep
+    positions = torch.arange(n - keep, n) if isinstance(keep, int) else keep
     logits: list[Tensor] = []
     states: list[Tensor] = []
     if on_read is not None:
         on_read(0, n)
     for start, end in chunks(n, most):
-        current = selection[(selection >= start) & (selection < end)] - start
+        current = positions[(positions >= start) & (positions < end)] - start
         part = replace(
             view,
             positions=view.positions[:, start:end],

@@ -161,9 +161,9 @@ class CorpusIndex:
         expected = {} if tokenizer is None else {TOKENIZER: tokenizer_fingerprint(tokenizer)}
         root = Path(path)
         view = open_view(root, verify, expected=expected)
-        selection = _print_of(model)
-        if selection is not None:
-            check_model(root, view.catalogue.model, selection)
+        fingerprint = _print_of(model)
+        if fingerprint is not None:
+            check_model(root, view.catalogue.model, fingerprint)
         return cls(root, view, verify, flush_tokens, max_tokens)
 
     @property

@@ -42,9 +42,9 @@ class NeighbourCache:
     def add(self, result: Neighbours) -> None:
         """Keep what a search found, and what follows it."""
         most = min(ADDED, len(self._numbers))
-        selection = self._store.following(result.numbers[:most], AHEAD)[:most]
-        selection = selection[np.sort(np.unique(selection, return_index=True)[1])]
-        new = selection[~self._known[selection]]
+        following = self._store.following(result.numbers[:most], AHEAD)[:most]
+        following = following[np.sort(np.unique(following, return_index=True)[1])]
+        new = following[~self._known[following]]
         if not len(new):
             return
         places = (self._next + np.arange(len(new))) % len(self._numbers)

@@ -124,8 +124,8 @@ def opened(database: Database | None) -> HasDrafter | NGramPool | Drafter | None
 
 
 def _prints(store: Any) -> dict[str, str | None]:
-    message = store.info() if hasattr(store, "info") else None
-    return {name: getattr(message, name, None) for name in ("model", "tokenizer")}
+    info = store.info() if hasattr(store, "info") else None
+    return {name: getattr(info, name, None) for name in ("model", "tokenizer")}
 
 
 def answers_in(store: Any) -> Iterator[Sequence[int]]:

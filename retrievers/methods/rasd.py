@@ -79,8 +79,8 @@ class Rasd(Fuse):
         drafter = NeighbourDrafter() if drafter is None else drafter
         retrievers = [ContextDrafter()] if retrievers is None else retrievers
         if not isinstance(retrievers, Sequence) or not retrievers:
-            message = "no retriever" if isinstance(retrievers, Sequence) else repr(retrievers)
-            raise InputError(f"got {message}; expected a list of at least one drafter over text.")
+            got = "no retriever" if isinstance(retrievers, Sequence) else repr(retrievers)
+            raise InputError(f"got {got}; expected a list of at least one drafter over text.")
         shares = (prune_probability, grace or 0.0)
         if prune_rank < 0 or not all(0.0 <= share <= 1.0 for share in shares):
             raise InputError(

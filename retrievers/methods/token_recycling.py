@@ -92,9 +92,9 @@ class NeighbourSession:
             if feedback.best is not None:
                 self._table.learn_prompt(feedback.tokens, feedback.best)
             return
-        message = Step(feedback.tree, feedback.path, feedback.tokens, best=feedback.best)
-        self._untold.append(message)
-        if len(message.tree) or len(self._untold) >= self._patience:
+        step = Step(feedback.tree, feedback.path, feedback.tokens, best=feedback.best)
+        self._untold.append(step)
+        if len(step.tree) or len(self._untold) >= self._patience:
             self._catch_up()
 
     def _catch_up(self) -> None:

@@ -78,8 +78,8 @@ class SparseIndex:
 
     def scores(self, query: str, numbers: Sequence[int]) -> list[float]:
         """Return the scores of some passages (ascending numbers), bit for bit those of `search`."""
-        selection, known = np.asarray(numbers, np.int64), self._scorer.vocab_dict
-        total = np.zeros(len(selection), np.float32)
+        chosen, known = np.asarray(numbers, np.int64), self._scorer.vocab_dict
+        total = np.zeros(len(chosen), np.float32)
         parts = self._scorer.scores
         for word in words_of(query):
             number = known.get(word)
@@ -87,10 +87,8 @@ class SparseIndex:
                 continue
             have = slice(parts["indptr"][number], parts["indptr"][number + 1])
             passages, added = parts["indices"][have], parts["data"][have]
-            places = np.minimum(np.searchsorted(passages, selection), max(len(passages) - 1, 0))
-            result = (
-                passages[places] == selection if len(passages) else np.zeros(len(selection), bool)
-            )
+            places = np.minimum(np.searchsorted(passages, chosen), max(len(passages) - 1, 0))
+            result = passages[places] == chosen if len(passages) else np.zeros(len(chosen), bool)
             total[result] += added[places[result]]
         return [float(score) for score in total]
 

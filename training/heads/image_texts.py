@@ -73,9 +73,9 @@ def read_codes(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
         if isinstance(error, InputError):
             raise
         # NumPy's own text advises to open files that can run code.
-        message = str(error) if isinstance(error, OSError) else type(error).__name__
+        reason = str(error) if isinstance(error, OSError) else type(error).__name__
         raise InputError(
-            f"{path} cannot be read ({message}); expected what numpy.savez writes, with the arrays "
+            f"{path} cannot be read ({reason}); expected what numpy.savez writes, with the arrays "
             "'codes' and either 'labels' or 'features'."
         ) from None
     if conditions == ["labels"]:

@@ -28,8 +28,8 @@ def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
     weights = {name: value.detach() for name, value in module.named_parameters()}
 
     def logits(states: torch.Tensor) -> torch.Tensor:
-        instance: torch.Tensor = functional_call(module, weights, (states.to(target.dtype),))
-        return instance.float()
+        output: torch.Tensor = functional_call(module, weights, (states.to(target.dtype),))
+        return output.float()
 
     return logits
 

@@ -80,9 +80,9 @@ class HeadTraining:
         wrong = [n for n, low in counts.items() if not _reaches(getattr(self, n), low, Integral)]
         wrong += [n for n, low in least.items() if not _reaches(getattr(self, n), low, Real)]
         if wrong:
-            message = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
+            got = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise InputError(
-                f"got {message}; expected at least one step, text a step, round and token, "
+                f"got {got}; expected at least one step, text a step, round and token, "
                 f"texts of "
                 f"{SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, and "
                 "nothing infinite or below 0."

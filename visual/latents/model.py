@@ -68,8 +68,8 @@ class _LatentLayer(nn.Module):
         self.first = nn.Linear(width, width)
         self.second = nn.Linear(width, width)
 
-    def forward(self, states: Tensor, message: Tensor) -> Tensor:
-        shift, scale, gate = self.told(functional.silu(message)).chunk(3, dim=-1)
+    def forward(self, states: Tensor, conditioning: Tensor) -> Tensor:
+        shift, scale, gate = self.told(functional.silu(conditioning)).chunk(3, dim=-1)
         inner = self.norm(states) * (1.0 + scale) + shift
         out: Tensor = states + gate * self.second(functional.silu(self.first(inner)))
         return out
@@ -91,7 +91,7 @@ class DiffusionHead(nn.Module):
         """Return clean latents [N, D] of noisy ones [N, D], times [N] or [1], states [N, H]."""
         return self.denoise(noisy, times, self.state(states))
 
-    def denoise(self, noisy: Tensor, times: Tensor, message: Tensor) -> Tensor:
+    def denoise(self, noisy: Tensor, times: Tensor, conditioning: Tensor) -> Tensor:
         """Return the same of states that `state` has read, which all steps share.
 
         noisy [..., D], times [...], told [..., width]: broadcast against each other, so that what
@@ -99,10 +99,10 @@ class DiffusionHead(nn.Module):
         """
         scales = torch.exp(torch.arange(_WAVES, device=noisy.device) * (math.log(1000.0) / _WAVES))
         angles = times[..., None] * scales.to(noisy.dtype)
-        message = message + self.time(torch.cat([angles.sin(), angles.cos()], dim=-1))
+        conditioning = conditioning + self.time(torch.cat([angles.sin(), angles.cos()], dim=-1))
         states = self.read(noisy)
         for layer in self.layers:
-            states = layer(states, message)
+            states = layer(states, conditioning)
         out: Tensor = self.write(self.norm(states))
         return out.clamp(-MOST, MOST)
 

@@ -119,7 +119,7 @@ class Sampler:
         result: Tensor = self.head.state(states)
         return result
 
-    def draw(self, message: Tensor, noise: Tensor, start: int | None = None) -> LatentSample:
+    def draw(self, conditioning: Tensor, noise: Tensor, start: int | None = None) -> LatentSample:
         """Return latents of places [n, C, width] and noise [n, T + 1, D], by step.
 
         message: [1, C, width] where all n are of one place, which the head then reads once. start:
@@ -128,28 +128,28 @@ class Sampler:
         last = int(self.schedule.steps) if start is None else start
         path, means, deviations = [noise[:, last]], [], []
         for step in range(last, 0, -1):
-            mean, deviation = self.gaussian(message, path[-1], torch.tensor([step]))
+            mean, deviation = self.gaussian(conditioning, path[-1], torch.tensor([step]))
             means.append(mean)
             deviations.append(deviation.expand(len(mean), -1))
             path.append(mean + (deviation * noise[:, step - 1]).to(mean))
         parts = (torch.stack(each[::-1], 1) for each in (path, means, deviations))
-        return LatentSample(next(parts), next(parts), message, next(parts))
+        return LatentSample(next(parts), next(parts), conditioning, next(parts))
 
-    def gaussian(self, message: Tensor, noisy: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def gaussian(self, conditioning: Tensor, noisy: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return means [n, D] and deviations of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
 
         Deviations [n, 1] or [1, 1] here, as they hang on the step alone.
         """
         kind = torch.promote_types(noisy.dtype, torch.float32)
         deviations = self.deviations[steps - 1, None].to(noisy.device, kind)
-        return self.means(message, noisy, steps), deviations
+        return self.means(conditioning, noisy, steps), deviations
 
-    def means(self, message: Tensor, noisy: Tensor, steps: Tensor) -> Tensor:
+    def means(self, conditioning: Tensor, noisy: Tensor, steps: Tensor) -> Tensor:
         """Return the means [n, D] of x_(t - 1) given x_t [n, D], for steps t i64 [n] or [1]."""
         times = (steps.to(noisy.dtype) / self.schedule.steps).to(noisy.device)
-        clean = self.head.denoise(noisy[:, None], times[:, None], message)
+        clean = self.head.denoise(noisy[:, None], times[:, None], conditioning)
         guided = clean[:, 0]
-        if message.shape[1] == 2:
+        if conditioning.shape[1] == 2:
             guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
         to_clean, to_noisy = self.factors[steps - 1].to(noisy).unbind(-1)
         result: Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy

@@ -76,8 +76,8 @@ class LatentDraws:
     @torch.no_grad()
     def add(self, states: Tensor, noise: Tensor, indices: Sequence[int]) -> range:
         """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
-        message = self.sampler.conditioning(states.reshape(len(states), self.copies, -1))
-        sample = self.sampler.draw(message, noise.to(message))
+        conditioning = self.sampler.conditioning(states.reshape(len(states), self.copies, -1))
+        sample = self.sampler.draw(conditioning, noise.to(conditioning))
         return self.table.add(sample, indices, [self.sampler] * len(indices))
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
@@ -89,11 +89,11 @@ class LatentDraws:
 
 def expect_steps(table: LatentTable, steps: int, width: int) -> None:
     """Raise InputError for a table of latents of another width, or in another number of steps."""
-    selection = table.means.shape
-    if selection[1:] != (steps, width):
+    shape = table.means.shape
+    if shape[1:] != (steps, width):
         raise InputError(
-            f"got latents of {width} numbers in {steps} steps; expected {selection[2]} in "
-            f"{selection[1]}, as the target's. Draft with a model of the same latents, on the "
+            f"got latents of {width} numbers in {steps} steps; expected {shape[2]} in "
+            f"{shape[1]}, as the target's. Draft with a model of the same latents, on the "
             "target's schedule."
         )
 

@@ -113,9 +113,9 @@ def _check_kind(weights: Tensors, origin: str) -> None:
     """Raise ModelError for weights of something else."""
     lacking = [n for n, axes in _NEEDED.items() if n not in weights or weights[n].ndim != axes]
     if lacking:
-        message = ", ".join(sorted(weights)[:3]) or "no tensors"
+        names = ", ".join(sorted(weights)[:3]) or "no tensors"
         raise ModelError(
-            f"{origin} is no MAR model: it holds {message}, and no {lacking[0]} of "
+            f"{origin} is no MAR model: it holds {names}, and no {lacking[0]} of "
             f"{_NEEDED[lacking[0]]} axes; expected the weights of one under "
             f"{', '.join(_PLACES)} or at the top."
         )

@@ -58,9 +58,9 @@ class _HeadBlock(nn.Module):
         self.mlp = _mlp(width, width)
         self.adaLN_modulation = _modulation(width, 3)
 
-    def forward(self, states: Tensor, message: Tensor) -> Tensor:
+    def forward(self, states: Tensor, conditioning: Tensor) -> Tensor:
         """Return states [n, width] after the block, moved by what is told [n, width]."""
-        shift, scale, gate = self.adaLN_modulation(message).chunk(3, dim=-1)
+        shift, scale, gate = self.adaLN_modulation(conditioning).chunk(3, dim=-1)
         out: Tensor = states + gate * self.mlp(self.in_ln(states) * (1.0 + scale) + shift)
         return out
 
@@ -72,9 +72,9 @@ class _Last(nn.Module):
         self.linear = Still(width, out)
         self.adaLN_modulation = _modulation(width, 2)
 
-    def forward(self, states: Tensor, message: Tensor) -> Tensor:
+    def forward(self, states: Tensor, conditioning: Tensor) -> Tensor:
         """Return [n, out] of states [n, width]."""
-        shift, scale = self.adaLN_modulation(message).chunk(2, dim=-1)
+        shift, scale = self.adaLN_modulation(conditioning).chunk(2, dim=-1)
         out: Tensor = self.linear(self.norm_final(states) * (1.0 + scale) + shift)
         return out
 
@@ -90,16 +90,16 @@ class NoiseHead(nn.Module):
         self.res_blocks = nn.ModuleList(_HeadBlock(width) for _ in range(layers))
         self.final_layer = _Last(width, 2 * latent_dim)
 
-    def forward(self, noisy: Tensor, times: Tensor, message: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, noisy: Tensor, times: Tensor, conditioning: Tensor) -> tuple[Tensor, Tensor]:
         """Return the noise [n, D] and where variances lie, -1 to 1, of noisy latents [n, D].
 
         times [n] or [1]: of 0 to 999. told [n, width]: by `cond_embed`, which all steps share.
         """
-        message = message + self.time_embed(times)
+        conditioning = conditioning + self.time_embed(times)
         states = self.input_proj(noisy)
         for block in self.res_blocks:
-            states = block(states, message)
-        noise, variance = self.final_layer(states, message).chunk(2, dim=-1)
+            states = block(states, conditioning)
+        noise, variance = self.final_layer(states, conditioning).chunk(2, dim=-1)
         return noise, variance
 
 
@@ -168,10 +168,10 @@ class MaskedConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
                 f"{self.hidden_size}; expected a number of heads that divides it."
             )
         for name in ("mean", "deviation"):
-            message = getattr(self, name)
-            if isinstance(message, list) and len(message) != self.latent_dim:
+            values = getattr(self, name)
+            if isinstance(values, list) and len(values) != self.latent_dim:
                 raise InputError(
-                    f"got {len(message)} numbers as {name}; expected {self.latent_dim}, or one for "
+                    f"got {len(values)} numbers as {name}; expected {self.latent_dim}, or one for "
                     "all numbers of a latent."
                 )
 

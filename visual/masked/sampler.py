@@ -49,17 +49,17 @@ class NoiseSampler(Sampler):
         result: Tensor = self.head.cond_embed(states)
         return result
 
-    def gaussian(self, message: Tensor, noisy: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    def gaussian(self, conditioning: Tensor, noisy: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and deviations [n, D] of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
 
         told [n or 1, C, width]: by the conditional row, and with guidance by the other after it.
         """
-        copies, size = message.shape[1], len(noisy)
+        copies, size = conditioning.shape[1], len(noisy)
         times = self._times[steps - 1].to(noisy.device)
-        rows = noisy.to(message.dtype).repeat(copies, 1)
+        rows = noisy.to(conditioning.dtype).repeat(copies, 1)
         times = times.repeat(copies) if len(times) > 1 else times
-        message = message.expand(size, -1, -1).transpose(0, 1).flatten(0, 1)
-        noise, variance = self.head(rows, times, message)
+        conditioning = conditioning.expand(size, -1, -1).transpose(0, 1).flatten(0, 1)
+        noise, variance = self.head(rows, times, conditioning)
         noise, variance = noise.to(noisy), variance[:size].to(noisy)
         if copies == 2:
             noise = noise[size:] + self.scale * (noise[:size] - noise[size:])
@@ -124,11 +124,9 @@ class MaskedSampler:
             known = orders[:, :done].sort(-1).values.to(model.device)
             inputs = latents.to(model.dtype).repeat(self.copies, 1, 1)
             states = model.states(inputs, known.repeat(self.copies, 1), condition)
-            selection = orders[:, done:now]
-            sample = self._denoised(
-                states, selection, noises, guidance_at(self.scale, places, left)
-            )
-            there = selection.to(model.device)[..., None].expand_as(sample)
+            order = orders[:, done:now]
+            sample = self._denoised(states, order, noises, guidance_at(self.scale, places, left))
+            there = order.to(model.device)[..., None].expand_as(sample)
             latents.scatter_(1, there, sample.to(kind))
             done = now
             if on_iteration is not None and not on_iteration(done, latents):
@@ -150,10 +148,10 @@ class MaskedSampler:
             ]
         ).to(states.device, kind)
         sampler = self.open_sampler(scale)
-        message = sampler.conditioning(
+        conditioning = sampler.conditioning(
             result.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3)
         )
-        return sampler.draw(message.flatten(0, 1), noise).latents.reshape(rows, count, -1)
+        return sampler.draw(conditioning.flatten(0, 1), noise).latents.reshape(rows, count, -1)
 
     def open_sampler(self, scale: float) -> NoiseSampler:
         """Return what denoises latents under a scale of guidance."""

@@ -112,8 +112,8 @@ def masked_counts(places: int, iterations: int) -> list[int]:
         )
     left, counts = places, []
     for done in range(1, count):
-        selection = math.floor(places * math.cos(math.pi / 2.0 * done / count))
-        left = max(1, min(left - 1, selection))
+        masked = math.floor(places * math.cos(math.pi / 2.0 * done / count))
+        left = max(1, min(left - 1, masked))
         counts.append(left)
     return [*counts, 0]
 

@@ -112,8 +112,8 @@ class MaskedTarget(LatentDraws, CausalTarget):
             whole, places = whole.repeat(2, 1, 1), places.repeat(2, 1)
             counts = None if counts is None else counts.repeat(2)
         states = model.states(whole, places, condition, counts)
-        message: Tensor = states.reshape(self.copies, rows, model.places, -1).permute(1, 2, 0, 3)
-        return message
+        by_row: Tensor = states.reshape(self.copies, rows, model.places, -1).permute(1, 2, 0, 3)
+        return by_row
 
     def at(self, states: Tensor, picture: int, indices: Sequence[int]) -> Tensor:
         """Return the states [n, C * H] of the latents at some indices, of all places [N, C, H]."""
@@ -147,15 +147,15 @@ class MaskedTarget(LatentDraws, CausalTarget):
     def add(self, states: Tensor, noise: Tensor, indices: Sequence[int]) -> range:
         """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
         samplers = [self.sampler_at(index) for index in indices]
-        message = samplers[0].conditioning(states.reshape(len(states), self.copies, -1))
-        sample = self._samples(message, noise.to(self.table.paths), indices)
+        conditioning = samplers[0].conditioning(states.reshape(len(states), self.copies, -1))
+        sample = self._samples(conditioning, noise.to(self.table.paths), indices)
         return self.table.add(sample, indices, samplers)
 
-    def _samples(self, message: Tensor, noise: Tensor, indices: Sequence[int]) -> LatentSample:
+    def _samples(self, conditioning: Tensor, noise: Tensor, indices: Sequence[int]) -> LatentSample:
         listed = [[self.scale_at(each)] for each in indices]
         scales = torch.tensor(listed, dtype=torch.float64).to(noise)
         sampler = NoiseSampler(self.model, self.schedule, scales, self.temperature)
-        return sampler.draw(message, noise)
+        return sampler.draw(conditioning, noise)
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
         """Return the normal numbers of latents, which go by their places: f64 [n, T + 1, D]."""

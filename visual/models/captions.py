@@ -108,14 +108,14 @@ class TextEncoder:
         folder = resolve_model(str(name)).folder
         try:
             config = AutoConfig.from_pretrained(folder)
-            instance = AutoModelForTextEncoding.from_pretrained(folder, config=config, dtype=dtype)
+            encoder = AutoModelForTextEncoding.from_pretrained(folder, config=config, dtype=dtype)
             tokenizer = AutoTokenizer.from_pretrained(folder)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
                 f"{folder} holds no text encoder that transformers can load ({error}); expected "
                 "one such as T5 with its tokenizer, the one that the image model was trained with."
             ) from error
-        return cls(tokenizer, instance.to(device).eval(), length)
+        return cls(tokenizer, encoder.to(device).eval(), length)
 
     @property
     def width(self) -> int:

@@ -160,8 +160,8 @@ def _check_kind(published: Tensors, origin: str) -> None:
     """Raise ModelError for weights of something else."""
     lacking = [name for name in _NEEDED if not is_convolution(published, name)]
     if lacking:
-        message = ", ".join(sorted(published)[:3]) or "no tensors"
+        names = ", ".join(sorted(published)[:3]) or "no tensors"
         raise ModelError(
-            f"{origin} is no KL autoencoder in the published layout: it holds {message}, and no "
+            f"{origin} is no KL autoencoder in the published layout: it holds {names}, and no "
             f"{lacking[0]}; expected encoder and decoder under model or at the top."
         )

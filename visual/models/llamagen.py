@@ -293,11 +293,11 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
                 )
             labelled: Tensor = self.class_embedding(inputs.to(self._place))[:, None]
             return labelled
-        selection = (config.condition_length, config.caption_dim)
-        if not inputs.is_floating_point() or inputs.ndim != 3 or inputs.shape[1:] != selection:
+        shape = (config.condition_length, config.caption_dim)
+        if not inputs.is_floating_point() or inputs.ndim != 3 or inputs.shape[1:] != shape:
             raise InputError(
                 f"got caption features of {inputs.dtype} with shape {list(inputs.shape)}; expected "
-                f"floats [B, {selection[0]}, {selection[1]}]. Pad or cut the caption."
+                f"floats [B, {shape[0]}, {shape[1]}]. Pad or cut the caption."
             )
         captioned: Tensor = self.caption(inputs.to(self._place, self.dtype))
         return captioned

@@ -98,9 +98,9 @@ def load_llamagen(
 def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
     """Return the weights by our names, and those that a model does not need by their own."""
     if "tok_embeddings.weight" not in weights:
-        message = ", ".join(sorted(weights)[:3]) or "no tensors"
+        names = ", ".join(sorted(weights)[:3]) or "no tensors"
         raise ModelError(
-            f"{file.name} is no LlamaGen generator: it holds {message}; expected "
+            f"{file.name} is no LlamaGen generator: it holds {names}; expected "
             f"tok_embeddings.weight"
             f" under {', '.join(PLACES)} or at the top."
         )
@@ -127,10 +127,10 @@ def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
     selection += ["output.weight", "norm.weight"]
     lacking = [name for name in selection if name not in weights]
     if unknown or lacking:
-        message = ", ".join((unknown or lacking)[:3])
+        names = ", ".join((unknown or lacking)[:3])
         raise ModelError(
             f"{file.name} is no LlamaGen generator that can be read here: it "
-            f"{'also holds' if unknown else 'lacks'} {message}. Expected the weights of one of the "
+            f"{'also holds' if unknown else 'lacks'} {names}. Expected the weights of one of the "
             "published class- or text-conditional models."
         )
     _check_shapes({name: value for name, value in weights.items() if name not in dropped}, file)

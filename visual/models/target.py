@@ -271,10 +271,10 @@ class ImageTarget(CausalTarget):
         fixed = self._fixed
         if fixed is None:
             return None
-        selection = fixed[index.clamp(0, len(fixed) - 1)]
-        free = (selection < 0) | (index < 0) | (index >= len(fixed))
+        required = fixed[index.clamp(0, len(fixed) - 1)]
+        free = (required < 0) | (index < 0) | (index >= len(fixed))
         every = torch.arange(self.vocab_size, device=fixed.device)
-        return free[..., None] | (every == selection[..., None])
+        return free[..., None] | (every == required[..., None])
 
     def _embedded(self, tokens: Tensor, partners: Tensor | None) -> Tensor:
         """Return embeddings [B, n, hidden] of ids, conditions replaced by their partners if any."""

@@ -225,10 +225,10 @@ def _check_kind(weights: Tensors, published: Tensors, origin: str) -> None:
     book = weights.get("quantize.embedding.weight")
     lacking = [name for name in _NEEDED if not is_convolution(weights, name)]
     if lacking or book is None or book.ndim != _BOOK:
-        message = ", ".join(sorted(published)[:3]) or "no tensors"
+        names = ", ".join(sorted(published)[:3]) or "no tensors"
         generator = "tok_embeddings.weight" in published
         raise ModelError(
-            f"{origin} is no LlamaGen tokenizer: it holds {message}; expected encoder, decoder and "
+            f"{origin} is no LlamaGen tokenizer: it holds {names}; expected encoder, decoder and "
             f"quantize.embedding.weight under {', '.join(PLACES)} or at the top."
             + (" It is a generator: open it with load_llamagen." if generator else "")
         )

@@ -84,9 +84,9 @@ def _open_pickle(file: Path, allow_namespace: bool) -> Any:
         # Torch's own text reports how to run what the file holds: it is shown to nobody.
         result = _REFUSED.search(str(error))
         if result is None:
-            message = str(error) if isinstance(error, OSError) else type(error).__name__
+            reason = str(error) if isinstance(error, OSError) else type(error).__name__
             raise ModelError(
-                f"{file.name} cannot be read as a torch file of tensors ({message}); expected what "
+                f"{file.name} cannot be read as a torch file of tensors ({reason}); expected what "
                 "torch.save writes, whole. Copy it again, or save its weights as safetensors."
             ) from None
         what = result.group(1)

@@ -75,10 +75,10 @@ def chosen_rule(
         return expect_rule(rule), rule.name, {}
     there = relaxation if relaxation is not None and relaxation.is_file() else None
     settings = settings or settings_of(there, rule)
-    instance = make_rule(
+    created = make_rule(
         rule, codebook, positions=positions, normalised=normalised, marks=marks, **settings
     )
-    return instance, rule, settings
+    return created, rule, settings
 
 
 class CodePipeline(DiffusersMixin):

@@ -40,15 +40,15 @@ class ChameleonPipeline(PromptPipeline):
         current = BookAlone(model.model.vqmodel)
         if inputs is None:
             return current
-        instance = inputs if isinstance(inputs, VQTokenizer) else _opened(inputs)
-        book, known = instance.model.quantize.embedding.weight, current.codebook()
+        tokenizer = inputs if isinstance(inputs, VQTokenizer) else _opened(inputs)
+        book, known = tokenizer.model.quantize.embedding.weight, current.codebook()
         if book.shape != known.shape or _differ(book, known):
             raise TokenizerMismatchError(
                 f"got a decoder with a code-book of {list(book.shape)} that is not the model's, of "
                 f"{list(known.shape)}; expected the one that it was trained with."
             )
-        instance.model.to(model.device)
-        return instance
+        tokenizer.model.to(model.device)
+        return tokenizer
 
     def _raster_of(self, model: Any) -> Raster:
         config = model.model.vqmodel.config
@@ -96,19 +96,19 @@ def _opened(inputs: Any) -> VQTokenizer:
         from transformers.models.janus.modeling_janus import JanusVQVAE
 
         try:
-            instance = JanusVQVAE.from_pretrained(config.parent, local_files_only=True)
+            vqvae = JanusVQVAE.from_pretrained(config.parent, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ModelError(
                 f"{inputs} does not load as a JanusVQVAE ({error}); expected what its "
                 "save_pretrained wrote."
             ) from error
-        return VQTokenizer(instance, normalised=False)
+        return VQTokenizer(vqvae, normalised=False)
     return VQTokenizer.from_pretrained(Path(inputs).expanduser(), normalised=False)
 
 
 def _model_type(config: Path) -> Any:
     try:
-        message = json.loads(config.read_text(encoding="utf-8"))
+        record = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return message.get("model_type") if isinstance(message, dict) else None
+    return record.get("model_type") if isinstance(record, dict) else None

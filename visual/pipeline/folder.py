@@ -146,10 +146,10 @@ def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | tor
 def kind_of(folder: Path) -> Any:
     """Return what the configuration of a folder says that its model is; None without one."""
     try:
-        message = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return message.get("model_type") if isinstance(message, dict) else None
+    return config.get("model_type") if isinstance(config, dict) else None
 
 
 def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
@@ -161,9 +161,9 @@ def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
             f"no tokenizer was found for {folder.name}: expected a diffusers VQModel in "
             f"{folder.target.parent / 'tokenizer'}, or give tokenizer=PATH."
         )
-    instance = VQTokenizer.from_pretrained(folder.tokenizer)
-    instance.model.to(device)
-    return instance
+    tokenizer = VQTokenizer.from_pretrained(folder.tokenizer)
+    tokenizer.model.to(device)
+    return tokenizer
 
 
 def check_model(model: Any) -> None:
@@ -172,17 +172,15 @@ def check_model(model: Any) -> None:
     kind = getattr(getattr(owner, "config", None), "model_type", None)
     if kind == CODES and owner is model:
         return
-    instance = (
-        f"{_TARGETS.get(str(kind), 'JanusTarget')}(model, ...)" if owner is model else "target"
-    )
+    usage = f"{_TARGETS.get(str(kind), 'JanusTarget')}(model, ...)" if owner is model else "target"
     advice = (
         "Give the target's model."
         if kind == CODES
-        else f"{_pipeline_of(kind)} codes of other models with Engine({instance}, None, drafter), "
+        else f"{_pipeline_of(kind)} codes of other models with Engine({usage}, None, drafter), "
         "whose targets are in ragspec.visual.models.transformers_targets."
     )
-    message = type(model).__name__ + (f" of type {kind!r}" if kind else "")
-    raise UnsupportedModelError(f"got a {message}; expected a LlamaGenModel. {advice}")
+    described = type(model).__name__ + (f" of type {kind!r}" if kind else "")
+    raise UnsupportedModelError(f"got a {described}; expected a LlamaGenModel. {advice}")
 
 
 def _pipeline_of(kind: Any) -> str:
@@ -259,23 +257,23 @@ def _checked_encoder(model: Any, inputs: Any, kind: type[TextEncoder]) -> Captio
         inputs = kind.from_pretrained(inputs, length, model.device, model.dtype)
     width = getattr(inputs, "width", model.config.caption_dim)
     if not callable(inputs) or width != model.config.caption_dim:
-        message = f"one of {width} numbers a token" if callable(inputs) else repr(inputs)
+        got = f"one of {width} numbers a token" if callable(inputs) else repr(inputs)
         raise InputError(
-            f"got text_encoder {message}; expected a name, a folder or a function of texts with "
+            f"got text_encoder {got}; expected a name, a folder or a function of texts with "
             f"{model.config.caption_dim} numbers a token, what the image model was trained with."
         )
-    instance: Captions = inputs
-    return instance
+    encoder: Captions = inputs
+    return encoder
 
 
 def _expect_ours(folder: Path, ours: str, name: str) -> None:
     """Raise UnsupportedModelError for a folder that says it holds a model of another kind."""
     try:
-        message = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
+        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return  # which loading will report
     names = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
-    result = (message.get(name) for name in names) if isinstance(message, dict) else ()
+    result = (config.get(name) for name in names) if isinstance(config, dict) else ()
     kind = next((each for each in result if each), None)
     if kind not in (None, ours):
         other = f" Draw with {_PIPELINES[kind]}." if kind in _PIPELINES else ""

@@ -52,10 +52,10 @@ class JanusPipeline(PromptPipeline):
         # Templates of processors read parts of a message, those of tokenizers a text.
         parts = "'text'" in chat or '"text"' in chat or ".text" in chat
         content: Any = [{"type": "text", "text": prompt}] if parts else prompt
-        message: str = self.processor.apply_chat_template(
+        text: str = self.processor.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
-        return message
+        return text
 
     def _nothing(self, ids: list[int], raster: Raster) -> list[int]:
         request = self.model.generation_config

@@ -119,7 +119,7 @@ class LatentPipeline(ImagePipeline):
         inputs = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         nothing = dict.fromkeys(("guidance_interval", "codes", "height", "width"))
         for name, only in (inputs | nothing).items():
-            if (message := kwargs.get(name, only)) is not only and message != only:
+            if (value := kwargs.get(name, only)) is not only and value != only:
                 raise InputError(
                     f"got {name}={kwargs[name]!r}; latents are drawn from densities, which have "
                     "none of it. Leave it out, or set guidance_scale."
@@ -147,12 +147,12 @@ class LatentPipeline(ImagePipeline):
         self, sample: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> LatentOutput:
         assert isinstance(target, WatchedTarget)
-        instance = super()._output(sample, seconds, "latent", target)
-        stats = latent_stats(instance.stats, sample, target, self.rule, self.side)
-        latents = self.model.restored(target.table.latents[instance.codes])
+        output = super()._output(sample, seconds, "latent", target)
+        stats = latent_stats(output.stats, sample, target, self.rule, self.side)
+        latents = self.model.restored(target.table.latents[output.codes])
         images = self.decode(latents, output_type)
         return LatentOutput(
-            **{**dict(instance.items()), "images": images, "stats": stats}, latents=latents
+            **{**dict(output.items()), "images": images, "stats": stats}, latents=latents
         )
 
 

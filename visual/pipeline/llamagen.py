@@ -84,5 +84,5 @@ def _published(
 ) -> Any:
     """Return the model of a published file on the device."""
     kind = pick_dtype(dtype, device)
-    selection = kind if isinstance(kind, torch.dtype) else None
-    return load_llamagen(Path(path), dtype=selection, **opening).to(device)
+    chosen = kind if isinstance(kind, torch.dtype) else None
+    return load_llamagen(Path(path), dtype=chosen, **opening).to(device)

@@ -268,8 +268,8 @@ class MaskedLatentPipeline(DiffusersMixin):
             self.drafts.check(self.schedule, temperature)
         began = time.perf_counter()
         sample = self._samples(sampler, labels, seeds, callback)
-        instance = self._output(sample, seeds, time.perf_counter() - began, output_type)
-        return instance if return_dict else instance.to_tuple()
+        output = self._output(sample, seeds, time.perf_counter() - began, output_type)
+        return output if return_dict else output.to_tuple()
 
     def label_of(self, inputs: int | str) -> int:
         """Return the number of a class given by number or by name; raises InputError."""

@@ -186,8 +186,8 @@ class Batch:
         follow.finish()
         latents = latents_of(target, [torch.tensor(each.tokens) for each in result])
         maps = acceptance_of(result, Raster(pipe.side, pipe.side)).reshape(count, -1)
-        message = fates(result, target, pipe.rule, places)
-        return SampledLatents(latents, maps, *message, target.prefixes, result)
+        outcome = fates(result, target, pipe.rule, places)
+        return SampledLatents(latents, maps, *outcome, target.prefixes, result)
 
 
 def joined(parts: Sequence[SampledLatents], count: int) -> SampledLatents:

@@ -118,8 +118,8 @@ def _surprises(generation: Generation, codes: Container[int]) -> list[float]:
     """Return the NLL gap of each token that was measured and is a code."""
     result, first = [], 0
     for step in generation.steps:
-        message = enumerate(step.nll_gap, first)
-        result += [value for index, value in message if index in codes]
+        gaps = enumerate(step.nll_gap, first)
+        result += [value for index, value in gaps if index in codes]
         first += len(step.tokens)
     return result
 

@@ -243,8 +243,8 @@ class ImagePipeline(CodePipeline):
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
         )
         target = self._target(conditions.table(self.trunk), config)
-        instance = self._create(target, conditions, rows, sampling, callback, output_type)
-        return instance if return_dict else instance.to_tuple()
+        output = self._create(target, conditions, rows, sampling, callback, output_type)
+        return output if return_dict else output.to_tuple()
 
     @property
     def trunk(self) -> Any:
@@ -275,10 +275,10 @@ class ImagePipeline(CodePipeline):
         inputs = {"prompt": prompt, "class_labels": labels}
         named = [name for name, value in inputs.items() if value is not None]
         classes = self.trunk.config.condition == "class"
-        selection = "class_labels" if classes else "prompt"
-        if named != [selection]:
+        expected = "class_labels" if classes else "prompt"
+        if named != [expected]:
             raise InputError(
-                f"got {' and '.join(named) or 'nothing to draw'}; expected {selection}."
+                f"got {' and '.join(named) or 'nothing to draw'}; expected {expected}."
             )
         if classes:
             if negative is not None:

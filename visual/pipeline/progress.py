@@ -66,8 +66,8 @@ class Progress:
         if self._callback is not None:
             first = self._last // self._side_by_side * self._side_by_side
             least = min(self._counts[first : first + self._side_by_side])
-            message, codes = self.step_tensors(first), self._raster.codes_in(least)
-            returned = self._callback(self._pipeline, self._passes, codes, message)
+            tensors, codes = self.step_tensors(first), self._raster.codes_in(least)
+            returned = self._callback(self._pipeline, self._passes, codes, tensors)
             for name, stands in self.step_tensors(first).items():
                 check_returned(returned, name, stands)
         self._passes += 1

@@ -39,8 +39,8 @@ def load_part(folder: Path, kind: str, device: torch.device, dtype: str | torch.
     import transformers
 
     _expect(folder, kind)
-    instance = getattr(transformers, f"{kind.capitalize()}ForConditionalGeneration")
-    return load_weights(instance, folder, device, dtype)
+    model_class = getattr(transformers, f"{kind.capitalize()}ForConditionalGeneration")
+    return load_weights(model_class, folder, device, dtype)
 
 
 def load_processor(folder: Path) -> Any:
@@ -53,8 +53,8 @@ def load_processor(folder: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         if tokenizer.chat_template is None and (folder / _TEMPLATE).is_file():
-            message = json.loads((folder / _TEMPLATE).read_text(encoding="utf-8"))
-            tokenizer.chat_template = message.get("chat_template")
+            template = json.loads((folder / _TEMPLATE).read_text(encoding="utf-8"))
+            tokenizer.chat_template = template.get("chat_template")
     except Exception as error:  # a damaged tokenizer.json raises the bare class
         raise ModelError(
             f"{folder} holds no tokenizer that transformers can load ({error}); expected the "
@@ -77,9 +77,9 @@ def mark(tokenizer: Any, attribute: str, *names: str) -> str:
 
     Raises InputError where it knows none.
     """
-    message = getattr(tokenizer, attribute, None)
-    if isinstance(message, str):
-        return message
+    token = getattr(tokenizer, attribute, None)
+    if isinstance(token, str):
+        return token
     known = tokenizer.get_vocab()
     result = next((name for name in names if name in known), None)
     if result is None:
@@ -106,8 +106,8 @@ def _expect(folder: Path, kind: str) -> None:
     """Raise ModelNotFoundError or UnsupportedModelError for what holds no model of the kind."""
     config = folder / "config.json"
     try:
-        message = json.loads(config.read_text(encoding="utf-8"))
-        result = message.get("model_type")
+        record = json.loads(config.read_text(encoding="utf-8"))
+        result = record.get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         target = (folder / "target" / "config.json").is_file()
         raise ModelNotFoundError(
@@ -156,9 +156,9 @@ def check_prompt_draft(target: Any, draft: Any) -> None:
     ):
         ours, theirs = of(target), of(draft)
         if ours != theirs:
-            message = "others" if isinstance(ours, dict) else theirs
+            got = "others" if isinstance(ours, dict) else theirs
             raise TokenizerMismatchError(
-                f"got a draft model with the {what} {message}; expected "
+                f"got a draft model with the {what} {got}; expected "
                 f"{'those' if isinstance(ours, dict) else ours} of the target. Draft with a model "
                 "that shares its prompts and codes."
             )

@@ -266,8 +266,8 @@ class PromptPipeline(CodePipeline):
         sampling = Sampling(
             temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
         )
-        instance = self._create(target, conditions, rows, sampling, callback, output_type)
-        return instance if return_dict else instance.to_tuple()
+        output = self._create(target, conditions, rows, sampling, callback, output_type)
+        return output if return_dict else output.to_tuple()
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
         """Return how the codes of an image of so many pixels lie; raises InputError."""

@@ -108,15 +108,15 @@ def read_setup(path: Path | None) -> Setup | None:
         ) from error
 
 
-def setup_of(message: dict[str, Any]) -> Setup:
+def setup_of(record: dict[str, Any]) -> Setup:
     """Return the setup that an index tells."""
-    rule = dict(message.pop("rule", None) or {"name": ""})
-    drafting = {key: message.pop(key) for key in _DRAFTING if key in message}
-    drafter = message.pop("drafter", AUTO)
+    rule = dict(record.pop("rule", None) or {"name": ""})
+    drafting = {key: record.pop(key) for key in _DRAFTING if key in record}
+    drafter = record.pop("drafter", AUTO)
     if not isinstance(drafter, str) or not isinstance(rule["name"], str):
         raise TypeError(f"drafter {drafter!r}, rule {rule!r}")
     name = str(rule.pop("name"))
-    return Setup(name, rule, None if drafter == "none" else drafter, drafting, message)
+    return Setup(name, rule, None if drafter == "none" else drafter, drafting, record)
 
 
 def as_saved(

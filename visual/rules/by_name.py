@@ -97,8 +97,8 @@ def make_rule(
     inputs = {key: value for key, value in inputs.items() if value is not None}
     if name != EXACT and name not in names("rule"):
         raise UnknownNameError(unknown("rule", name, [EXACT, *names("rule")]))
-    instance = resolve("rule", "walk" if name == EXACT else name)
-    known = settings_of(instance)
+    rule_class = resolve("rule", "walk" if name == EXACT else name)
+    known = settings_of(rule_class)
     foreign = sorted(inputs.keys() - known)
     if foreign:
         raise InputError(
@@ -118,7 +118,7 @@ def make_rule(
         inputs["tv_budget"] = TVBudget(float(tv_budget), positions)
     elif tv_budget is not None and not isinstance(tv_budget, TVBudget):
         raise InputError(f"got tv_budget={tv_budget!r}; expected a number, a TVBudget or None.")
-    rule: Rule = instance(**inputs)
+    rule: Rule = rule_class(**inputs)
     return rule
 
 

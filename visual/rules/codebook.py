@@ -169,11 +169,11 @@ class CodePartition:
     def with_marks(self, count: int) -> CodePartition:
         """Return the partition with as many ids behind it that are no codes, each by itself."""
         marks = np.arange(count, dtype=np.int32) + self.clusters.max() + np.int32(1)
-        instance = CodePartition(np.concatenate([self.clusters, marks]).astype(np.int32))
+        partition = CodePartition(np.concatenate([self.clusters, marks]).astype(np.int32))
         if self._units is not None:
             rows = np.zeros((count, self._units.shape[1]))
-            instance._units = np.concatenate([self._units, rows])
-        return instance
+            partition._units = np.concatenate([self._units, rows])
+        return partition
 
     @cached_property
     def mates(self) -> list[Codes]:

@@ -53,13 +53,13 @@ class NearestCodes:
     """
 
     def __init__(self, neighbours: CodeNeighbours, k: int | None = None) -> None:
-        selection = neighbours.k if k is None else whole(k)
-        if selection is None or not 0 <= selection <= neighbours.k:
+        count = neighbours.k if k is None else whole(k)
+        if count is None or not 0 <= count <= neighbours.k:
             raise InputError(
                 f"got k={k!r}; the table holds {neighbours.k} neighbours of each code. Give a whole"
                 " number of at most that, or build a table with more."
             )
-        self.k = selection
+        self.k = count
         self.neighbours = neighbours
         self._rows = neighbours.rows[:, : self.k]
 

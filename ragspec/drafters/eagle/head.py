@@ -182,7 +182,7 @@ class FeatureHead(nn.Module):
         hidden = _states_size(target)
         heads = int(getattr(config, "num_attention_heads", 0) or 1)
         first = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
-        instance = cls(
+        head = cls(
             HeadConfig(
                 embedding_size=target.embed(first).shape[-1],
                 hidden_size=hidden,
@@ -193,18 +193,18 @@ class FeatureHead(nn.Module):
                 draft_vocab_size=None if tokens is None else len(tokens),
             )
         )
-        instance.reset(generator)
+        head.reset(generator)
         if tokens is not None:
-            instance.tokens = torch.tensor(tokens)
-        return instance.to(target.device)
+            head.tokens = torch.tensor(tokens)
+        return head.to(target.device)
 
     def reset(self, generator: torch.Generator) -> None:
         """Draw all weights again; a fresh head repeats the state that it is given."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.dim() > 1:
-                    instance = torch.randn(weight.shape, generator=generator) * _STD
-                    weight.copy_(instance)
+                    initial = torch.randn(weight.shape, generator=generator) * _STD
+                    weight.copy_(initial)
                 elif name.endswith("bias"):
                     weight.zero_()
             width = self.config.hidden_size
@@ -278,15 +278,15 @@ class FeatureHead(nn.Module):
                 "train-head` writes them."
             )
         try:
-            instance = cls(_read_config(folder / CONFIG))
-            instance.load_state_dict(load_file(folder / WEIGHTS))
-            instance._check_tokens()
+            head = cls(_read_config(folder / CONFIG))
+            head.load_state_dict(load_file(folder / WEIGHTS))
+            head._check_tokens()
         except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
             raise ModelError(
                 f"{folder} holds no feature head that can be read ({error}); train it again with "
                 "`ragspec train-head`."
             ) from error
-        return instance.eval()
+        return head.eval()
 
     def _check_tokens(self) -> None:
         """Raise ValueError for tokens that are not increasing ids of the vocabulary."""

@@ -227,8 +227,10 @@ class CoupledGrowth:
         missing = sorted(set(indices) - self._noise.keys())
         if missing:
             tokens = torch.arange(like.shape[-1], device=like.device)
-            instance = self.distribution.noise.gumbel_rows(missing, tokens.expand(len(missing), -1))
-            self._noise.update(zip(missing, instance.to(like.dtype), strict=True))
+            noise_rows = self.distribution.noise.gumbel_rows(
+                missing, tokens.expand(len(missing), -1)
+            )
+            self._noise.update(zip(missing, noise_rows.to(like.dtype), strict=True))
         if len(set(indices)) == 1:
             return self._noise[indices[0]]
         return torch.stack([self._noise[index] for index in indices])

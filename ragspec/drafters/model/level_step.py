@@ -241,8 +241,8 @@ class LevelCache(DraftCache):
         self.forwards += 1 + len(places.bounds)
         self._cache.book.lengths[0] = len(tokens)
         self._cache.abandon()
-        message: Tensor = packet.cpu()
-        return PlaceChoices(places.rows, message[0], message[1].view(torch.float64))
+        received: Tensor = packet.cpu()
+        return PlaceChoices(places.rows, received[0], received[1].view(torch.float64))
 
     def _before(self, n: int) -> None:
         self._reserve(self._cache.book.read(n))

@@ -28,17 +28,17 @@ def open_static(
     `target.static.target`; "auto" is "graph" on CUDA, else "off". backend: of torch.compile.
     Raises InputError for an unknown mode and for "graph" without CUDA.
     """
-    selection = _expect_mode(mode, target.device)
-    if selection == "off" or isinstance(target, StaticTarget):
+    chosen = _expect_mode(mode, target.device)
+    if chosen == "off" or isinstance(target, StaticTarget):
         return target
-    result, reason = _tried(target, selection, backend)
+    result, reason = _tried(target, chosen, backend)
     if result is None:
         target.static = f"off: {reason}"
         return target
     return result
 
 
-def _tried(target: CausalTarget, selection: str, backend: str) -> tuple[StaticTarget | None, str]:
+def _tried(target: CausalTarget, chosen: str, backend: str) -> tuple[StaticTarget | None, str]:
     """Return the target that passed a trial, or None and why there is none."""
     if reason := _hindrance(target):
         return None, reason
@@ -54,7 +54,7 @@ def _tried(target: CausalTarget, selection: str, backend: str) -> tuple[StaticTa
         result = StaticTarget(target.model, "eager", Masks(windows, by_name), layers, backend)
         attempt = trial.attempt(result.open, TREES)
         if attempt.passed:
-            result.static = selection
+            result.static = chosen
             return result, ""
         stories.append(attempt.story)
     return None, f"a step of fixed shape goes wrong here ({stories[0]})"

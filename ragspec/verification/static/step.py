@@ -69,13 +69,13 @@ class Masks:
 
     def of(self, make: Callable[[AttentionWindow], Any]) -> Any:
         """Return what the model is given as `attention_mask`."""
-        instance: dict[AttentionWindow, Any] = {}
+        masks: dict[AttentionWindow, Any] = {}
         for window in self.windows.values():
-            if window not in instance:
-                instance[window] = make(window)
+            if window not in masks:
+                masks[window] = make(window)
         if self.by_name:
-            return {name: instance[window] for name, window in self.windows.items()}
-        return next(iter(instance.values()))
+            return {name: masks[window] for name, window in self.windows.items()}
+        return next(iter(masks.values()))
 
 
 class FixedStep(Protocol):

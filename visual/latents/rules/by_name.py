@@ -73,7 +73,7 @@ def make_latent_rule(name: str, **settings: Any) -> Rule:
     """
     if name not in RULES:
         raise UnknownNameError(unknown("latent rule", name, list(RULES)))
-    instance, known = RULES[name]
+    kind, known = RULES[name]
     inputs = {key: value for key, value in settings.items() if value is not None}
     foreign = sorted(inputs.keys() - known)
     if foreign:
@@ -81,7 +81,7 @@ def make_latent_rule(name: str, **settings: Any) -> Rule:
             f"rule {name!r} has no {', '.join(foreign)}; it takes "
             f"{', '.join(sorted(known)) or 'no settings'}."
         )
-    return instance(**inputs)
+    return kind(**inputs)
 
 
 def latent_rule(rule: str | Rule, settings: Mapping[str, Any]) -> tuple[Rule, str]:

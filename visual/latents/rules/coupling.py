@@ -133,8 +133,8 @@ def left_of_paths(
     def propose(tries: range) -> tuple[Tensor, Tensor]:
         fresh = fresh_noise(view, index, tries, s).to(table.paths)
         start = table.paths[current][s].expand(len(tries), 1, width)
-        message = table.conditioning[current][None]
-        sample = table.sampler(current).draw(message, torch.cat([fresh, start], 1), s)
+        conditioning = table.conditioning[current][None]
+        sample = table.sampler(current).draw(conditioning, torch.cat([fresh, start], 1), s)
         by_target = log_density(sample.path[:, :s], sample.means, sample.deviations)
         by_draft = log_density(sample.path[:, :s], *gaussians_of(table, drafted, sample.path, s))
         return sample.latents, log_factor + by_target - by_draft
