@@ -1,4 +1,4 @@
-"""A feature head over a kept document: with the states of what a question finds, and without.
+"""A feature head over a saved document: with the states of what a question finds, and without.
 
     OMP_NUM_THREADS=1 python benchmarks/long_heads.py --data DIR --head HEAD [--tokens 6000]
 

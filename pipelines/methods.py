@@ -36,9 +36,9 @@ def build_method(name: str, sources: Sources) -> Drafters | None:
         raise UnknownNameError(unknown("method", name, ["plain", *known]))
     missing = known[name].needs - sources.available()
     if missing:
-        inputs = " and ".join(OPTION_OF_NEED[what] for what in sorted(missing))
+        flags = " and ".join(OPTION_OF_NEED[what] for what in sorted(missing))
         raise InputError(
-            f"{name} got no {', '.join(sorted(missing))}; expected one. Give it with {inputs}."
+            f"{name} got no {', '.join(sorted(missing))}; expected one. Give it with {flags}."
         )
     return build(name, sources)
 

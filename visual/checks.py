@@ -13,22 +13,22 @@ import torch
 from ragspec.errors import InputError
 
 
-def whole(inputs: Any) -> int | None:
+def whole(value: Any) -> int | None:
     """Return what is a whole number by its type (of NumPy and torch too) as one, else None.
 
     A truth value is none, though Python counts with them.
     """
-    if isinstance(inputs, bool) or getattr(inputs, "dtype", None) == torch.bool:
+    if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
         return None
     try:
-        return index(inputs)
+        return index(value)
     except TypeError:
         return None
 
 
-def is_number(inputs: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Tell whether this is a real number by its type; truth values are none."""
-    return isinstance(inputs, Real) and not isinstance(inputs, bool)
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:

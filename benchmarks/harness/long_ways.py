@@ -101,7 +101,7 @@ class Variant(Protocol):
 
 
 class DraftingVariant:
-    """An engine of this project over the kept document."""
+    """An engine of this project over the saved document."""
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.name = name

@@ -78,14 +78,14 @@ for command in (ask, ask_long, ask_iterative, generate, chat, draw, serve, train
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `--debug` may stand anywhere."""
-    inputs = list(sys.argv[1:] if arguments is None else arguments)
-    if "--debug" in inputs:
-        inputs = ["--debug", *(word for word in inputs if word != "--debug")]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--debug" in words:
+        words = ["--debug", *(word for word in words if word != "--debug")]
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a character shows "?"
     try:
-        app(args=inputs, prog_name="ragspec")
+        app(args=words, prog_name="ragspec")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0

@@ -67,8 +67,8 @@ def ask(
     from ragspec.pipelines.docqa.docqa import DocQA
 
     def answer(qa: DocQA, engine: Engine, plain: bool, *args: Any, **options: Any) -> Answer:
-        current = DocQA(qa.retriever, engine=engine, skipped=qa.skipped)
-        return current.ask(
+        qa_over = DocQA(qa.retriever, engine=engine, skipped=qa.skipped)
+        return qa_over.ask(
             *args,
             prompt=documents.prompt,
             system=documents.system,

@@ -136,10 +136,10 @@ def _load(
     if long.mode == "exact" and RAPID not in names:
         return options.load_engine(stores), modes
     others = [name for name in names if name != RAPID]
-    current = replace(options, draft_model=None, drafter=",".join(others) or "none")
+    plain_options = replace(options, draft_model=None, drafter=",".join(others) or "none")
     if RAPID in names:
         modes["drafter"] = RAPID
-    engine = current.load_engine(stores)
+    engine = plain_options.load_engine(stores)
     if modes.get("drafter") == RAPID and engine.drafter is not None:
         modes["drafter"] = [engine.drafter, RAPID]
     if options.draft_model is not None:

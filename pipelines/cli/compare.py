@@ -137,9 +137,9 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     config, start = engine.target.generation_config, len(plain.prompt_tokens)
     ends = end_tokens(engine.model, engine.tokenizer)
     limit = start + len(plain.tokens)
-    current = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
+    processors = default_processors(config, ids[:, :start], limit, ends, engine.target.vocab_size)
     distribution = TokenDistribution(
-        with_defaults(sampling, config), noise, start, ends, current=current
+        with_defaults(sampling, config), noise, start, ends, current=processors
     )
     scores = distribution.process(logits, context, [()])
     if sampling.greedy:

@@ -82,10 +82,10 @@ def serve(documents: o.SearchOptions, server: ServerOptions, engine: o.EngineOpt
     listen(served, settings, on_progress=lambda line: said(line, settings, terminal))
 
 
-def stores_of(inputs: Sequence[str]) -> dict[str, Path]:
+def stores_of(pairs: Sequence[str]) -> dict[str, Path]:
     """Return folders by name; raises InputError."""
     record: dict[str, Path] = {}
-    for each in inputs:
+    for each in pairs:
         name, result_sign, path = each.partition("=")
         if not result_sign or not name or not path or name in record:
             raise InputError(f"got --store {each}; expected NAME=FOLDER, each name once.")

@@ -131,12 +131,12 @@ def evict(
 ) -> None:
     """Drop the oldest documents until at most so many tokens are left."""
     terminal = Terminal(quiet=json)
-    selected = count_of(max_tokens, "--max-tokens")
+    limit = count_of(max_tokens, "--max-tokens")
     with _opened(path) as result:
         if tenant is not None:
             _check_held(result, tenant)
         with terminal.working("evicting"):
-            result.evict(selected, scope=tenant)
+            result.evict(limit, scope=tenant)
         _show(result.info(), terminal, json)
 
 

@@ -224,15 +224,15 @@ def words_in(answer: str, quote: Quote) -> int:
 
 def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
     """Keep the longest quotations that do not overlap in the answer."""
-    selected: list[Quote] = []
+    separate: list[Quote] = []
     order = sorted(
         quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start, q.matched_by != "draft")
     )
     for quote in order:
         clear = (
             quote.answer_end <= k.answer_start or k.answer_end <= quote.answer_start
-            for k in selected
+            for k in separate
         )
         if quote.length and all(clear):
-            selected.append(quote)
-    return selected
+            separate.append(quote)
+    return separate

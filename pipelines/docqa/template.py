@@ -96,10 +96,10 @@ class PromptTemplate:
         """
         if self.template is not None:
             return self._filled(question, passages, first)
-        display = "\n\n".join(
+        listing = "\n\n".join(
             f"[{number}] {title}\n{text}" for number, (title, text) in enumerate(passages, first)
         )
-        template = f"{display}\n\nQuestion: {question}"
+        template = f"{listing}\n\nQuestion: {question}"
         if not chat:
             return f"Context:\n{template}\n{self.opening}"
         closing = f"\n{self.closing}" if self.closing else ""
@@ -109,14 +109,14 @@ class PromptTemplate:
         from jinja2 import StrictUndefined, TemplateError
         from jinja2.sandbox import SandboxedEnvironment
 
-        display = [
+        turns = [
             {"number": number, "title": title, "text": text}
             for number, (title, text) in enumerate(passages, first)
         ]
         environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=False)
         try:
             template = environment.from_string(self.template or "")
-            return template.render(question=question, passages=display)
+            return template.render(question=question, passages=turns)
         except TemplateError as error:
             raise InputError(
                 f"the prompt template {self.name} cannot be filled: {error}. Expected Jinja over "
@@ -147,10 +147,10 @@ def templated(
 
     template: Jinja source in place of the tokenizer's own. Raises InputError where it refuses them.
     """
-    current = {} if template is None else {"chat_template": template}
+    options = {} if template is None else {"chat_template": template}
     try:
         text = tokenizer.apply_chat_template(
-            turns, tokenize=False, add_generation_prompt=True, **current
+            turns, tokenize=False, add_generation_prompt=True, **options
         )
         return str(text)
     except Exception as error:  # a template raises whatever its author wrote

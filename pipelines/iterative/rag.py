@@ -255,5 +255,5 @@ class IterativeRag:
 
 
 def _logprobs(strides: Sequence[Stride]) -> list[Any] | None:
-    selected = [stride.generation.logprobs for stride in strides]
-    return None if selected[0] is None else [item for each in selected for item in each or ()]
+    logprobs = [stride.generation.logprobs for stride in strides]
+    return None if logprobs[0] is None else [item for each in logprobs for item in each or ()]

@@ -107,8 +107,8 @@ class Stride:
     @property
     def least(self) -> float:
         """The probability of its least probable token, where log-probabilities were kept."""
-        selected = self.generation.logprobs or ()
-        return min((math.exp(token.logprob) for token in selected), default=0.0)
+        logprobs = self.generation.logprobs or ()
+        return min((math.exp(token.logprob) for token in logprobs), default=0.0)
 
     def cancelled(self) -> Stride:
         """Return the stride as the last of a text that was interrupted."""
@@ -175,12 +175,12 @@ class RoundWriter:
     def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the answer over a passage, and whether it is the last one."""
         if answer not in self._known:
-            current = self.strides
-            options = current.options_over(answer, len(before))
-            if before and current.engine.drafter is not None:
+            strides = self.strides
+            options = strides.options_over(answer, len(before))
+            if before and strides.engine.drafter is not None:
                 options.setdefault("prediction", before[-1].generation.tokens)
-            prompt = list(current.prompts.of(answer).ids)
-            generation = current.engine.generate(prompt, current.sampling, **options)
+            prompt = list(strides.prompts.of(answer).ids)
+            generation = strides.engine.generate(prompt, strides.sampling, **options)
             self._known[answer] = Stride(tuple(generation.tokens), generation)
         return self._known[answer], len(before) + 1 >= self.rounds
 

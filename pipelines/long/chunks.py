@@ -83,9 +83,9 @@ class Chunks:
         prompt = build_prompt(
             tokenizer, question, self._hits(question), room=self.room, template=template
         )
-        selected = sorted(prompt.hits, key=lambda hit: hit.passage.start)
-        ids = build_prompt(tokenizer, question, selected, template=template).token_ids
-        return ChunkHits(tuple(map(self._placed, selected)), ids)
+        ordered = sorted(prompt.hits, key=lambda hit: hit.passage.start)
+        ids = build_prompt(tokenizer, question, ordered, template=template).token_ids
+        return ChunkHits(tuple(map(self._placed, ordered)), ids)
 
     def spans(self, question: str, prompt: Prompt) -> list[tuple[int, int]]:
         """Return where the chunks that fit stand in a prompt over the document, in its order.

@@ -65,7 +65,7 @@ class LongDocument:
     def __init__(
         self,
         writer: AnswerWriter,
-        selected: SavedDocument,
+        saved: SavedDocument,
         hit: Hit,
         prefix: Prompt,
         chunks: ChunkSearch,
@@ -73,15 +73,15 @@ class LongDocument:
         self.engine = writer.engine
         self._writer = writer
         self._search = chunks
-        self.document = selected.document
-        self.token_range = selected.part
-        self.template = selected.template
-        self._about = replace(selected, beginning=())
+        self.document = saved.document
+        self.token_range = saved.part
+        self.template = saved.template
+        self._about = replace(saved, beginning=())
         self.hit = hit
         self.prefix = prefix
         self._beginnings = SharedPrefixes(most_bytes=1 << 62)
-        if selected.beginning:
-            self._beginnings.keep(self.engine.target, prefix.token_ids, selected.beginning)
+        if saved.beginning:
+            self._beginnings.keep(self.engine.target, prefix.token_ids, saved.beginning)
         self._idle: list[PrefixCache] = []
         self._chunks: Chunks | None = None
         self._using = threading.Lock()
@@ -130,26 +130,25 @@ class LongDocument:
         if not isinstance(path, Document) and Path(path).is_dir() and is_store(Path(path)):
             if token_range is not None or prompt is not None or system is not None:
                 raise InputError(
-                    f"got token_range, prompt or system with {path}, which was kept with its own; "
+                    f"got token_range, prompt or system with {path}, which was saved with its own; "
                     "expected none of them, or the document itself."
                 )
-            selected = open_document(Path(path), engine)
-            hit, prefix = _laid(engine, selected.document, selected.characters, selected.template)
-            if prefix.token_ids != selected.tokens:
+            saved = open_document(Path(path), engine)
+            hit, prefix = _laid(engine, saved.document, saved.characters, saved.template)
+            if prefix.token_ids != saved.tokens:
                 raise InputError(
-                    f"{path} was kept over {len(selected.tokens)} tokens that its text does not "
-                    f"give "
-                    "now; the tokenizer or chat template has changed. Keep the document again."
+                    f"{path} was saved over {len(saved.tokens)} tokens that its text does not give "
+                    "now; the tokenizer or chat template has changed. Save the document again."
                 )
-            return cls(writer, selected, hit, prefix, chunks)
+            return cls(writer, saved, hit, prefix, chunks)
         document = path if isinstance(path, Document) else load_document(path)
         template = find_template(suited(engine.tokenizer) if prompt is None else prompt, system)
         token_range = _checked_range(token_range)
         characters = _characters(engine.tokenizer, document, token_range)
         hit, prefix = _laid(engine, document, characters, template)
         _check_room(writer.engine, prefix, token_range)
-        selected = SavedDocument(document, template, prefix.token_ids, token_range, characters, ())
-        result = cls(writer, selected, hit, prefix, chunks)
+        saved = SavedDocument(document, template, prefix.token_ids, token_range, characters, ())
+        result = cls(writer, saved, hit, prefix, chunks)
         result._read(on_read)
         return result
 

@@ -31,7 +31,7 @@ from ragspec.verification.base import Beginning, CachedSession, TargetSession
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
-KIND = "kept document"
+KIND = "saved document"
 LAYERS, DOCUMENT, STATES = "layers.bin", "document.json", "states.bin"
 
 
@@ -53,21 +53,21 @@ class SavedDocument:
     states: Tensor | None = None
 
 
-def save_document(path: Path, selected: SavedDocument, engine: Engine) -> None:
+def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
     """Write what was read of a document; raises StoreError."""
 
     def fill(folder: Path) -> Contents:
-        layers = [part for pair in selected.beginning for part in pair]
-        states = [] if selected.states is None else [selected.states]
+        layers = [part for pair in saved.beginning for part in pair]
+        states = [] if saved.states is None else [saved.states]
         try:
             shapes = _write(folder / LAYERS, layers)
             shape = _write(folder / STATES, states) if states else []
             facts = {
-                "document": asdict(selected.document),
-                "template": asdict(selected.template),
-                "tokens": list(selected.tokens),
-                "part": selected.part,
-                "characters": selected.characters,
+                "document": asdict(saved.document),
+                "template": asdict(saved.template),
+                "tokens": list(saved.tokens),
+                "part": saved.part,
+                "characters": saved.characters,
             }
             text = json.dumps(facts, ensure_ascii=False)
             (folder / DOCUMENT).write_text(text, encoding="utf-8")
@@ -81,8 +81,8 @@ def save_document(path: Path, selected: SavedDocument, engine: Engine) -> None:
             "dtype": str(engine.target.dtype),
             "shapes": shapes,
             "states": shape,
-            "name": selected.document.name,
-            "prompt_tokens": len(selected.tokens),
+            "name": saved.document.name,
+            "prompt_tokens": len(saved.tokens),
         }
         return Contents(parameters, prints_of(engine.model, engine.tokenizer))
 
@@ -104,7 +104,7 @@ def open_document(path: Path, engine: Engine, verify: Verify = "full") -> SavedD
     Raises StoreError where it is missing, damaged, of another model, tokenizer or type of numbers.
     """
     store = open_store(Path(path), KIND, verify=verify)
-    what = f"the kept document {path}"
+    what = f"the saved document {path}"
     check_prints(what, store.manifest.fingerprints, prints_of(engine.model, engine.tokenizer))
     try:
         return _read(store, engine, what)
@@ -181,7 +181,7 @@ def read_document(
         prefixes = selected.prefixes
     if prefixes.find(engine.target, tokens) is None:
         raise UnsupportedModelError(
-            f"what {type(engine.model).__name__} makes of a document cannot be kept: its "
+            f"what {type(engine.model).__name__} makes of a document cannot be saved: its "
             "cache cannot be cut, or its positions depend on the prompt's length. Ask it with "
             "DocQA over passages."
         )

@@ -36,9 +36,9 @@ def preferred() -> Mapping[str, int]:
 
 def colours_of(steps: Sequence[Step]) -> dict[str, str]:
     """Return the class of colour of every source that drafted, the most useful first."""
-    drafted, selected = count_sources(steps)
+    drafted, accepted = count_sources(steps)
     slots = slots_of(drafted)
-    ranked = sorted(drafted, key=lambda name: (-selected[name], -drafted[name], name))
+    ranked = sorted(drafted, key=lambda name: (-accepted[name], -drafted[name], name))
     return {name: f"s{slots[name]}" for name in ranked}
 
 
@@ -183,9 +183,9 @@ def _kind(event: Event) -> tuple[str, str]:
 
 def _givers(step: Step) -> Iterator[str]:
     """Yield who gave each emitted token."""
-    names, selected = sources_of(step), accepted_of(step)
-    yield from (names[node] for node in selected)
-    yield from [TARGET] * (len(step.tokens) - len(selected))
+    names, accepted = sources_of(step), accepted_of(step)
+    yield from (names[node] for node in accepted)
+    yield from [TARGET] * (len(step.tokens) - len(accepted))
 
 
 def _stacked(

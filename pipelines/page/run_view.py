@@ -106,7 +106,7 @@ def run_view(trace: Trace) -> RunView:
     report, header = trace.report, trace.header
     looked = report.retrieval
     colours = colours_of(trace.steps)
-    _, selected = count_sources(trace.steps)
+    _, accepted = count_sources(trace.steps)
     spent = {name: ms for name, ms in report.milliseconds.items() if ms > 0}
     whole = max(report.seconds * 1000, sum(spent.values()), 1e-9)
     if whole - sum(spent.values()) > 0.005 * whole:
@@ -117,7 +117,7 @@ def run_view(trace: Trace) -> RunView:
         meaning=_meaning(trace),
         figures=_figures(trace),
         spans=list(_spans(trace, colours)),
-        legend=[*((name, css) for name, css in colours.items() if selected[name]), (TARGET, "own")],
+        legend=[*((name, css) for name, css in colours.items() if accepted[name]), (TARGET, "own")],
         drafters=[*colours.items(), (TARGET, "own")],
         chart=step_chart(trace.steps, colours),
         searches=search_chart(looked.events) if looked and looked.events else None,
@@ -189,9 +189,9 @@ def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
             tip = f"{source}{place}\nstep {number}: {accepted}"
             yield Span.of("".join(texts[begin:i]), colours[source], tip, number)
             begin = i
-        current = "".join(texts[len(path) :])
-        if current:
-            yield Span.of(current, "own", f"{TARGET}\nstep {number}", number)
+        added = "".join(texts[len(path) :])
+        if added:
+            yield Span.of(added, "own", f"{TARGET}\nstep {number}", number)
 
 
 def _continues(step: Step, before: int, node: int) -> bool:
@@ -205,14 +205,14 @@ def _continues(step: Step, before: int, node: int) -> bool:
 
 
 def _sources(trace: Trace, colours: dict[str, str]) -> list[Share]:
-    drafted, selected = count_sources(trace.steps)
+    drafted, accepted = count_sources(trace.steps)
     tokens = max(trace.report.tokens, 1)
     rows = []
     for name, css in colours.items():
-        more = (str(drafted[name]), f"{selected[name] / drafted[name]:.0%}")
-        rows.append(Share(name, css, selected[name], 100 * selected[name] / tokens, more))
-    current = trace.report.tokens - selected.total()
-    return [*rows, Share(TARGET, "own", current, 100 * current / tokens, ("", ""))]
+        more = (str(drafted[name]), f"{accepted[name] / drafted[name]:.0%}")
+        rows.append(Share(name, css, accepted[name], 100 * accepted[name] / tokens, more))
+    by_target = trace.report.tokens - accepted.total()
+    return [*rows, Share(TARGET, "own", by_target, 100 * by_target / tokens, ("", ""))]
 
 
 def _documents(trace: Trace) -> list[Share]:

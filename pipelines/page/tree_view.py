@@ -127,27 +127,23 @@ def _view(
 ) -> DraftView:
     tree = step.tree
     tokens, parents = tree.tokens.tolist(), [*tree.parents.tolist()]
-    current = step.tokens[len(step.path) :]  # what the target added: one token, none after a stop
-    texts = [words[token] for token in (*tokens, *current)]
-    parents += [step.path[-1] if step.path else ROOT] * len(current)
+    added = step.tokens[len(step.path) :]  # what the target added: one token, none after a stop
+    texts = [words[token] for token in (*tokens, *added)]
+    parents += [step.path[-1] if step.path else ROOT] * len(added)
     css, tips = _looks(trace, step, texts, colours)
     # From the root on: node i is box i + 1.
     parents = [-1, *(parent + 1 for parent in parents)]
     first = [0, *(node + 1 for node in step.path), *range(len(tokens) + 1, len(parents))]
-    rank = [
-        0.0,
-        *(-float(accept_prob) for accept_prob in tree.accept_prob),
-        *(-2.0 for _ in current),
-    ]
+    rank = [0.0, *(-float(accept_prob) for accept_prob in tree.accept_prob), *(-2.0 for _ in added)]
     for box in first:
         rank[box] = -2.0
-    display = [printed(text) for text in (before, *texts)]
-    nodes = _placed(parents, rank, display, ["root", *css], ["the text before this draft", *tips])
+    labels = [printed(text) for text in (before, *texts)]
+    nodes = _placed(parents, rank, labels, ["root", *css], ["the text before this draft", *tips])
     bold = set(first)
     return DraftView(
         number=number,
         accepted=len(accepted_of(step)),
-        caption=_caption(step, [words[token] for token in current if token != words.end]),
+        caption=_caption(step, [words[token] for token in added if token != words.end]),
         nodes=nodes,
         edges=_edges(nodes, parents, [i for i in range(1, len(nodes)) if i not in bold]),
         path=_edges(nodes, parents, first[1:]),
@@ -163,11 +159,11 @@ def _looks(
     tree, path = step.tree, set(step.path)
     css, tips = [], []
     for node, name in enumerate(sources_of(step)):
-        selected = node in path
-        css.append(f"{colours[name]} kept" if selected else colours[name])
+        accepted = node in path
+        css.append(f"{colours[name]} kept" if accepted else colours[name])
         origin = where(trace.header.documents, tree.origin[node].tolist())
         accept_prob = f"{tree.accept_prob[node]:.2g}"
-        fate = "accepted" if selected else "not accepted"
+        fate = "accepted" if accepted else "not accepted"
         tips.append(
             f"“{printed(texts[node], LINE)}” · {name}{origin}\nclaimed reach {accept_prob} · {fate}"
         )
@@ -177,23 +173,21 @@ def _looks(
     return css, tips
 
 
-def _caption(step: Step, current: Sequence[str]) -> str:
-    selected = len(accepted_of(step))
+def _caption(step: Step, added: Sequence[str]) -> str:
+    accepted = len(accepted_of(step))
     drafted = (
-        f"{len(step.tree)} drafted, {selected} accepted" if len(step.tree) else "nothing drafted"
+        f"{len(step.tree)} drafted, {accepted} accepted" if len(step.tree) else "nothing drafted"
     )
-    return drafted + (
-        f", then “{printed(current[0])}” by the target" if current else ", then the end"
-    )
+    return drafted + (f", then “{printed(added[0])}” by the target" if added else ", then the end")
 
 
 def printed(text: str, most: int = LETTERS) -> str:
     """Return a token's text on one short line: spaces and ends of lines seen, nothing unseen."""
-    display = [UNSEEN if category(c) in HIDDEN else c for c in text.translate(MOST_LISTED)]
-    ends = list(accumulate(map(_cells, display)))
+    characters = [UNSEEN if category(c) in HIDDEN else c for c in text.translate(MOST_LISTED)]
+    ends = list(accumulate(map(_cells, characters)))
     if not ends or ends[-1] <= most:
-        return "".join(display)
-    return "".join(c for c, end in zip(display, ends, strict=True) if end <= 3 * most // 4) + "…"
+        return "".join(characters)
+    return "".join(c for c, end in zip(characters, ends, strict=True) if end <= 3 * most // 4) + "…"
 
 
 def _cells(letter: str) -> int:
@@ -203,17 +197,17 @@ def _cells(letter: str) -> int:
 def _placed(
     parents: Sequence[int],
     rank: Sequence[float],
-    display: Sequence[str],
+    labels: Sequence[str],
     css: Sequence[str],
     tips: Sequence[str],
 ) -> list[Node]:
     """Return the boxes; those of smallest rank come first below a parent."""
-    widths = [ceil(max(sum(map(_cells, text)), 1) * CELL) + 2 * PAD for text in display]
+    widths = [ceil(max(sum(map(_cells, text)), 1) * CELL) + 2 * PAD for text in labels]
     nodes: dict[int, Node] = {}
     for box, row in _rows(parents, rank):
         x = nodes[parents[box]].right + GAP if box else MARGIN
         y = MARGIN + row * ROW_HEIGHT
-        nodes[box] = Node(x, y, widths[box], css[box], display[box], tips[box])
+        nodes[box] = Node(x, y, widths[box], css[box], labels[box], tips[box])
     return [nodes[box] for box in range(len(parents))]
 
 

@@ -20,40 +20,40 @@ class Metrics:
     """Counters over the texts of a pool, in a registry of their own."""
 
     def __init__(self, pool: Pool) -> None:
-        current = CollectorRegistry()
-        self.registry = current
+        registry = CollectorRegistry()
+        self.registry = registry
         for name, what, value in (
             ("waiting", "Requests that wait for a slot.", lambda: pool.waiting),
             ("live", "Requests that have a slot.", lambda: pool.live),
             ("max_batch_size", "Texts that are decoded at once.", lambda: pool.max_batch_size),
         ):
-            Gauge(f"ragspec_{name}", what, registry=current).set_function(value)
+            Gauge(f"ragspec_{name}", what, registry=registry).set_function(value)
         self.requests = Counter(
-            "ragspec_requests", "Requests answered.", ["route", "status"], registry=current
+            "ragspec_requests", "Requests answered.", ["route", "status"], registry=registry
         )
-        self.texts = Counter("ragspec_texts", "Texts ended.", ["reason"], registry=current)
+        self.texts = Counter("ragspec_texts", "Texts ended.", ["reason"], registry=registry)
         self.prompt_tokens = Counter(
-            "ragspec_prompt_tokens", "Tokens of prompts.", registry=current
+            "ragspec_prompt_tokens", "Tokens of prompts.", registry=registry
         )
         self.cached = Counter(
-            "ragspec_cached_tokens", "Of these, not read again.", registry=current
+            "ragspec_cached_tokens", "Of these, not read again.", registry=registry
         )
-        self.tokens = Counter("ragspec_tokens", "Tokens written.", registry=current)
-        self.forwards = Counter("ragspec_forwards", "Forwards of the model.", registry=current)
+        self.tokens = Counter("ragspec_tokens", "Tokens written.", registry=registry)
+        self.forwards = Counter("ragspec_forwards", "Forwards of the model.", registry=registry)
         self.drafted = Counter(
-            "ragspec_drafted_tokens", "Tokens drafted, by source.", ["source"], registry=current
+            "ragspec_drafted_tokens", "Tokens drafted, by source.", ["source"], registry=registry
         )
         self.accepted = Counter(
-            "ragspec_accepted_tokens", "Drafts accepted, by source.", ["source"], registry=current
+            "ragspec_accepted_tokens", "Drafts accepted, by source.", ["source"], registry=registry
         )
         self.first = Histogram(
             "ragspec_first_token_seconds",
             "From a request to its first token.",
             buckets=FIRST,
-            registry=current,
+            registry=registry,
         )
         self.each = Histogram(
-            "ragspec_token_seconds", "Of a token after the first.", buckets=EACH, registry=current
+            "ragspec_token_seconds", "Of a token after the first.", buckets=EACH, registry=registry
         )
 
     def ended(self, handle: RequestHandle) -> None:

@@ -120,7 +120,7 @@ def _template(
 
 def _sampling(request: TextRequest) -> Sampling:
     """Return the settings; what is left out is as OpenAI has it: temperature 1 over all tokens."""
-    inputs: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_p": request.top_p,
         "top_k": None if request.top_k is None else max(0, request.top_k),
@@ -131,16 +131,16 @@ def _sampling(request: TextRequest) -> Sampling:
         "logit_bias": _bias(request.logit_bias),
         "seed": request.seed,
     }
-    return Sampling(**{name: value for name, value in inputs.items() if value is not None})
+    return Sampling(**{name: value for name, value in settings.items() if value is not None})
 
 
-def _bias(inputs: Mapping[str, float] | None) -> dict[int, float] | None:
-    if not inputs:
+def _bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
+    if not bias:
         return None
-    for token in inputs:
+    for token in bias:
         if not (token.isdecimal() and token.isascii() and len(token) < 12):
             raise InputError(f"logit_bias has the token {token[:20]!r}; expected token ids.")
-    return {int(token): value for token, value in inputs.items()}
+    return {int(token): value for token, value in bias.items()}
 
 
 def _options(request: TextRequest, engine: Engine, most: int | None) -> Options:
@@ -208,16 +208,16 @@ def _conversation(turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine:
     """
     tokenizer = engine.tokenizer
     special = special_of(tokenizer)
-    display = [
+    escaped = [
         ("system" if role == "developer" else role, escape_special_tokens(text, special))
         for role, text in turns
     ]
     if not is_chat(tokenizer):
-        return placed(tokenizer, "\n\n".join(text for _, text in display), hits)
+        return placed(tokenizer, "\n\n".join(text for _, text in escaped), hits)
     if hits:
         template = find_template(suited(tokenizer))
-        display[-1] = ("user", template.content(display[-1][1], passages_of(hits, special)))
-    messages = [{"role": role, "content": text} for role, text in display]
+        escaped[-1] = ("user", template.content(escaped[-1][1], passages_of(hits, special)))
+    messages = [{"role": role, "content": text} for role, text in escaped]
     return placed(tokenizer, templated(tokenizer, messages), hits)
 
 

@@ -140,10 +140,10 @@ def check_host() -> None:
             f"{WRITTEN_FOR} does; expected one of these. Install one, or another ragspec."
         )
     for names, keywords in results:
-        inputs = [*names, *keywords]
-        if tuple(inputs[:3]) != PASSED or not {*inputs[3:]} <= OPTIONAL:
+        arguments = [*names, *keywords]
+        if tuple(arguments[:3]) != PASSED or not {*arguments[3:]} <= OPTIONAL:
             raise HostError(
-                f"vLLM {version} calls propose({', '.join(inputs)}); expected propose("
+                f"vLLM {version} calls propose({', '.join(arguments)}); expected propose("
                 f"{', '.join((*PASSED, *sorted(OPTIONAL)))}), as vLLM {WRITTEN_FOR} does. Install "
                 "one of these, or another ragspec."
             )

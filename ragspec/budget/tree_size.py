@@ -154,8 +154,8 @@ class GoodputSession:
     def _rate(self) -> float:
         """Return the tokens per millisecond of all rows now, at least those of plain decoding."""
         known = self.experience
-        current = max(known.tokens / known.time if known.time > 0.0 else 0.0, 1.0 / self._plain)
-        return current * self.cost.alive
+        rate = max(known.tokens / known.time if known.time > 0.0 else 0.0, 1.0 / self._plain)
+        return rate * self.cost.alive
 
 
 def fit_together(

@@ -196,8 +196,8 @@ def reads_prompts(drafters: Iterable[Drafter | None]) -> bool:
 def wants_draft_prompt(drafter: Any) -> bool:
     """Tell whether a drafter, or one that it holds, reads `DraftRequest.draft_prompt`."""
     inner = [*getattr(drafter, "drafters", ()), getattr(drafter, "drafter", None)]
-    current = bool(getattr(drafter, "wants_draft_prompt", False))
-    return current or any(wants_draft_prompt(each) for each in inner if each is not None)
+    wanting = bool(getattr(drafter, "wants_draft_prompt", False))
+    return wanting or any(wants_draft_prompt(each) for each in inner if each is not None)
 
 
 def needs_hidden(drafters: Iterable[Drafter | None]) -> bool:

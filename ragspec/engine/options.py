@@ -305,7 +305,7 @@ def _prefix(options: Options, prompts: Sequence[Sequence[int]]) -> int:
             "tokens, the last of which is always read"
         )
     if count and options.get("prefix_cache") is None:
-        raise InputError("got prefix without kept; expected a PrefixCache, which keeps it.")
+        raise InputError("got prefix without prefix_cache; expected a PrefixCache beside it.")
     return int(count)
 
 
@@ -320,20 +320,20 @@ def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str
     return tuple(strings)
 
 
-def _of_row(inputs: Any, row: int) -> Any:
+def _of_row(processor: Any, row: int) -> Any:
     """Return the processor or criterion of row number `row`: what a `ByRow` says, or the object."""
-    current = getattr(inputs, "of_row", None)
-    return inputs if current is None else current(row)
+    of_row = getattr(processor, "of_row", None)
+    return processor if of_row is None else of_row(row)
 
 
-def _callables(name: str, inputs: Sequence[Any] | None) -> tuple[Any, ...]:
-    if inputs is None:
+def _callables(name: str, values: Sequence[Any] | None) -> tuple[Any, ...]:
+    if values is None:
         return ()
-    if not isinstance(inputs, Sequence) or not all(
-        callable(each) or hasattr(each, "of_row") for each in inputs
+    if not isinstance(values, Sequence) or not all(
+        callable(each) or hasattr(each, "of_row") for each in values
     ):
-        raise InputError(f"{name} is {inputs!r}; expected a list of callables, or None")
-    return tuple(inputs)
+        raise InputError(f"{name} is {values!r}; expected a list of callables, or None")
+    return tuple(values)
 
 
 def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:

@@ -117,7 +117,7 @@ class PrefixCache:
         """
         if not self._using.acquire(blocking=False):
             raise InputError(
-                "this kept context is in use by another call; expected one call at a time. Make a "
+                "this PrefixCache is in use by another call; expected one call at a time. Make a "
                 "PrefixCache for each conversation."
             )
         try:

@@ -107,11 +107,11 @@ def _from_encoding(encoding: Mapping[str, Any], mask: Any) -> tuple[Any, Any]:
     return [[t for t, keep in zip(*row, strict=True) if keep] for row in rows], None
 
 
-def _from_tensor(inputs: Any, mask: Any) -> EncodedPrompts:
-    ids = inputs if isinstance(inputs, Tensor) else _as_ids(inputs)
+def _from_tensor(prompt: Any, mask: Any) -> EncodedPrompts:
+    ids = prompt if isinstance(prompt, Tensor) else _as_ids(prompt)
     if ids.dtype not in (torch.int64, torch.int32) or ids.ndim not in (1, 2) or not len(ids):
         raise InputError(
-            f"got a tensor of {inputs.dtype} with shape {list(inputs.shape)} as a prompt; expected "
+            f"got a tensor of {prompt.dtype} with shape {list(prompt.shape)} as a prompt; expected "
             "token ids, int64, shape [T] or [B, T]"
         )
     rows = ids[None] if ids.ndim == 1 else ids
@@ -124,8 +124,8 @@ def _from_tensor(inputs: Any, mask: Any) -> EncodedPrompts:
             f"got an attention_mask with shape {list(marks.shape)} for token ids with shape "
             f"{list(rows.shape)}; expected the same shape"
         )
-    selected = [row[keep].tolist() for row, keep in zip(rows, marks, strict=True)]
-    return EncodedPrompts(selected, len(rows) == 1)
+    rows_of_ids = [row[keep].tolist() for row, keep in zip(rows, marks, strict=True)]
+    return EncodedPrompts(rows_of_ids, len(rows) == 1)
 
 
 def _from_list(prompts: Sequence[Any], tokenizer: Any) -> EncodedPrompts:
@@ -242,11 +242,9 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, Mapping) and "input_ids" not in value
 
 
-def _as_ids(inputs: np.ndarray[Any, Any]) -> Tensor:
+def _as_ids(array: np.ndarray[Any, Any]) -> Tensor:
     """Return an array of any integers as i64, another as an empty tensor of another type."""
-    return (
-        torch.from_numpy(inputs.astype(np.int64)) if inputs.dtype.kind in "iu" else torch.empty(0)
-    )
+    return torch.from_numpy(array.astype(np.int64)) if array.dtype.kind in "iu" else torch.empty(0)
 
 
 def _described(value: Any) -> str:

@@ -116,8 +116,8 @@ def read(
 def hidden_of(session: TargetSession, rows: Sequence[Row]) -> Sequence[Tensor | None]:
     """Return the hidden states of the last forward, row by row; None where none are kept."""
     needed = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
-    selected = session.hidden if needed and isinstance(session, CachedSession) else []
-    return selected or [None] * len(rows)
+    states = session.hidden if needed and isinstance(session, CachedSession) else []
+    return states or [None] * len(rows)
 
 
 def _joined(top_tokens: Sequence[TopTokens]) -> TopTokens | None:

@@ -317,10 +317,10 @@ class Run:
 
 def _distribution_of(request: Transform | None, drafter: Drafter | None) -> Transform | None:
     """Return the transform of a call: the one that is asked for, or that the drafter brings."""
-    current: Transform | None = required_transform(drafter)
-    if current is not None and request is not None and current is not request:
+    transform: Transform | None = required_transform(drafter)
+    if transform is not None and request is not None and transform is not request:
         raise InputError(
             f"got transform={request.name!r} with a drafter that changes the distribution itself "
-            f"({current.name!r}); expected one of them."
+            f"({transform.name!r}); expected one of them."
         )
-    return current if request is None else request
+    return transform if request is None else request

@@ -145,15 +145,15 @@ def ratio(p: Tensor, q: Tensor, token: int) -> float:
 
     Raises RuleError where q is zero (or no number): such a token was not drawn from q.
     """
-    sample = float(q[token])
-    if not sample > 0.0:
+    chance = float(q[token])
+    if not chance > 0.0:
         raise RuleError(
-            f"draft token {token} has probability {sample} in the law that it is said to be drawn "
+            f"draft token {token} has probability {chance} in the law that it is said to be drawn "
             "from; expected a positive one. Pass the law that was used for drawing as q (after "
             "temperature and cuts), with distinct siblings if they exclude each other, or use "
             "rule='walk', which needs no q."
         )
-    return float(p[token]) / sample
+    return float(p[token]) / chance
 
 
 def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:

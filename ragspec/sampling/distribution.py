@@ -115,28 +115,28 @@ class TokenDistribution:
             values, tokens = scores.topk(k, dim=-1)
             logp = values.double() - scores.double().logsumexp(-1, keepdim=True)
             return tokens, logp.exp()
-        selected, tokens = self._survivors(scores)
-        perturbed = selected + self.noise.gumbel_rows(indices, tokens)
+        survivors, tokens = self._survivors(scores)
+        perturbed = survivors + self.noise.gumbel_rows(indices, tokens)
         places = perturbed.topk(min(k, tokens.shape[1]), dim=-1).indices
-        return tokens.gather(-1, places), selected.softmax(-1).gather(-1, places)
+        return tokens.gather(-1, places), survivors.softmax(-1).gather(-1, places)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Return the distributions of R nodes: processed scores [R, V] -> f64 [R, V]."""
         if self.sampling.greedy:
             return torch.nn.functional.one_hot(best_token(scores), scores.shape[-1]).double()
-        selected, tokens = self._survivors(scores)
+        survivors, tokens = self._survivors(scores)
         if not self._filters:
-            return selected.softmax(-1)
+            return survivors.softmax(-1)
         full = torch.full(scores.shape, _NEVER, dtype=torch.float64, device=scores.device)
-        return full.scatter_(-1, tokens, selected).softmax(-1)
+        return full.scatter_(-1, tokens, survivors).softmax(-1)
 
     def _perturbed(self, scores: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return log p + g (up to a constant of the row) and the tokens they belong to.
 
         Shapes: [R, V] -> f64 [R, K] and i64 [R, K]; filtered candidates are at -inf.
         """
-        selected, tokens = self._survivors(scores)
-        return selected + self.noise.gumbel_rows(indices, tokens), tokens
+        survivors, tokens = self._survivors(scores)
+        return survivors + self.noise.gumbel_rows(indices, tokens), tokens
 
     def _survivors(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return scaled scores f64 [R, K] of candidate tokens i64 [R, K], filtered at -inf.
@@ -155,13 +155,13 @@ class TokenDistribution:
             scaled = values.double() / sampling.temperature
             if total is None and sampling.top_p < 1.0 and not sampling.top_k:
                 total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)
-            selected = self._filter(scaled, total)
-            beyond = selected[:, -1] > _NEVER  # a survivor may lie beyond, or a tie that weighs
+            survivors = self._filter(scaled, total)
+            beyond = survivors[:, -1] > _NEVER  # a survivor may lie beyond, or a tie that weighs
             if sampling.top_k:
                 last, kth = scaled[:, -1], scaled[:, sampling.top_k - 1]
                 beyond |= (last == kth) & last.isfinite()
             if not bool(beyond.any()):
-                return selected, tokens
+                return survivors, tokens
         return self._everything(scores)
 
     def _everything(self, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -219,15 +219,15 @@ def remove_leftovers(root: Path) -> None:
     for path in root.glob(BUILD_PREFIX + "*"):
         shutil.rmtree(path, ignore_errors=True)
     try:
-        current = str(json.loads((root / POINTER).read_bytes())["generation"])
+        generation = str(json.loads((root / POINTER).read_bytes())["generation"])
     except FileNotFoundError:
-        current = ""
+        generation = ""
     except (OSError, ValueError, KeyError, TypeError):
         return  # a damaged pointer: delete nothing that a person may want to look at
     names = generations(root)
-    if current and current not in names:
+    if generation and generation not in names:
         return  # the generation in use is gone: an older one may be all that is left
-    for name in names[names.index(current) + 1 if current else 0 :]:
+    for name in names[names.index(generation) + 1 if generation else 0 :]:
         shutil.rmtree(root / name, ignore_errors=True)
 
 

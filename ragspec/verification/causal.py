@@ -292,8 +292,8 @@ class TreeSession:
             return logits[:, :width]
         index = torch.tensor(firsts)[:, None] + torch.arange(width)
         index = index.clamp(max=n - 1)
-        selected, where = torch.unique(index, return_inverse=True)
-        logits, states = self._forward(tokens, view, selected.to(self.target.device))
+        unique, where = torch.unique(index, return_inverse=True)
+        logits, states = self._forward(tokens, view, unique.to(self.target.device))
         rows = torch.arange(len(firsts))[:, None]
         self.hidden = [] if states is None else list(states[:, rows, where].unbind(1))
         return logits[rows, where]
@@ -326,10 +326,10 @@ class TreeSession:
         tokens, view = self._lay_out(pending, [DraftTree.empty()] * rows)
         counts, n = self._pending, tokens.shape[1]
         start = max(0, n - MOST_LOGITS // (rows * self.target.vocab_size))
-        selected = sorted({*range(start, n), *(count - 1 for count in counts)})
-        index = torch.tensor(selected, device=device)
+        columns = sorted({*range(start, n), *(count - 1 for count in counts)})
+        index = torch.tensor(columns, device=device)
         logits, states = self._forward(tokens, view, index)
-        first = selected.index(start) if start < n else n
+        first = columns.index(start) if start < n else n
         remaining = [max(0, count - start) for count in counts]
         if states is not None:
             self.hidden = [states[:, row, first : first + t] for row, t in enumerate(remaining)]

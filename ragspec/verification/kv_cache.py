@@ -122,8 +122,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     def move(self, row: int, source: Tensor, target: slice) -> None:
         """Copy slots `source` i64 [A] of a sequence in line to the slots of `target`."""
         for buffer in (self.keys, self.values):
-            current = buffer[self.book.first + row :: self.book.rows]
-            current[:, :, target] = current.index_select(2, source)
+            slots_of_row = buffer[self.book.first + row :: self.book.rows]
+            slots_of_row[:, :, target] = slots_of_row.index_select(2, source)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first slots of one sequence to another; both by their places of R."""
@@ -135,23 +135,23 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         """Let two sequences change places; lengths: the committed slots of each."""
         for buffer in (self.keys, self.values):
             first, second = buffer[one :: self.book.rows], buffer[other :: self.book.rows]
-            selected = first[:, :, : lengths[0]].clone()
+            copied = first[:, :, : lengths[0]].clone()
             first[:, :, : lengths[1]] = second[:, :, : lengths[1]]
-            second[:, :, : lengths[0]] = selected
+            second[:, :, : lengths[0]] = copied
 
     def keep(self, places: Sequence[int]) -> None:
         """Keep the sequences at these places of R, in that order, and free the memory of others."""
-        selected = list(places)
-        self.keys = self._every(self.keys)[:, selected].flatten(0, 1)
-        self.values = self._every(self.values)[:, selected].flatten(0, 1)
+        rows = list(places)
+        self.keys = self._every(self.keys)[:, rows].flatten(0, 1)
+        self.values = self._every(self.values)[:, rows].flatten(0, 1)
 
     def added(self) -> tuple[Tensor, Tensor]:
         """Return keys and values with room for one more sequence behind the others."""
         results = []
         for buffer in (self.keys, self.values):
-            current = self._every(buffer)
-            more = current.new_zeros(current.shape[0], 1, *current.shape[2:])
-            results.append(torch.cat([current, more], 1).flatten(0, 1))
+            by_copy = self._every(buffer)
+            more = by_copy.new_zeros(by_copy.shape[0], 1, *by_copy.shape[2:])
+            results.append(torch.cat([by_copy, more], 1).flatten(0, 1))
         return results[0], results[1]
 
     def _every(self, buffer: Tensor) -> Tensor:

@@ -236,11 +236,11 @@ def _without_beginnings(sequences: list[list[int]]) -> tuple[list[list[int]], li
     results: list[list[int]] = []
     renamed: dict[int, int] = {}
     for i in sorted(range(len(sequences)), key=lambda i: -len(sequences[i])):
-        current = sequences[i]
-        known = (j for j, other in enumerate(results) if other[: len(current)] == current)
+        sequence = sequences[i]
+        known = (j for j, other in enumerate(results) if other[: len(sequence)] == sequence)
         renamed[i] = next(known, len(results))
         if renamed[i] == len(results):
-            results.append(current)
+            results.append(sequence)
     return results, [renamed[i] for i in range(len(sequences))]
 
 

@@ -115,11 +115,11 @@ def _write_tokens(
     starts = [1]
     with path.open("wb") as stream:
         for number, document in enumerate(documents):
-            inputs = np.asarray(document)
-            check_ids(inputs, separator, f"document {number}")
-            chunks += [inputs.astype(dtype), border]
-            waiting += len(inputs) + 1
-            at += len(inputs) + 1
+            ids = np.asarray(document)
+            check_ids(ids, separator, f"document {number}")
+            chunks += [ids.astype(dtype), border]
+            waiting += len(ids) + 1
+            at += len(ids) + 1
             starts.append(at)
             if at > _LONGEST:
                 raise InputError(f"got more than {_LONGEST} tokens; make several segments.")

@@ -14,18 +14,18 @@ from ragspec.errors import InputError
 def token_row(tokens: Any) -> NDArray[Any]:
     """Return token ids as an array [T]; raises InputError for anything else."""
     try:
-        inputs = np.asarray(tokens)
+        ids = np.asarray(tokens)
     except ValueError as error:
         raise InputError(
             "got rows of different lengths; expected one row of token ids for each document."
         ) from error
-    if inputs.ndim != 1 or (len(inputs) and inputs.dtype.kind not in "iu"):
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise InputError(
-            f"got tokens of shape {inputs.shape} and type {inputs.dtype}; expected one row of "
+            f"got tokens of shape {ids.shape} and type {ids.dtype}; expected one row of "
             f"token "
             "ids for each document."
         )
-    return inputs
+    return ids
 
 
 def check_ids(row: NDArray[Any], vocab_size: int, name: str) -> None:

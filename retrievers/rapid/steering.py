@@ -92,9 +92,9 @@ class Steering:
         """Return the steering of one text."""
         from ragspec.drafters.model.cache import DraftCache
 
-        current = start.prompt if start.draft_prompt is None else start.draft_prompt
-        cache = DraftCache(self.model, start.vocab_size, len(current) + 256)
-        return SteeredText(start, current, cache, self)
+        prompt = start.prompt if start.draft_prompt is None else start.draft_prompt
+        cache = DraftCache(self.model, start.vocab_size, len(prompt) + 256)
+        return SteeredText(start, prompt, cache, self)
 
 
 class SteeredText:

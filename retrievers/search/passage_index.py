@@ -219,13 +219,15 @@ class PassageIndex:
 
         None where a search would find none of them.
         """
-        current: dict[str, Ranking] = {}
+        rankings: dict[str, Ranking] = {}
         if mode is not SearchMode.SPARSE and query.vector is not None:
-            current["dense"] = _ordered(numbers, self._dense.scores(query.vector, numbers).tolist())
+            rankings["dense"] = _ordered(
+                numbers, self._dense.scores(query.vector, numbers).tolist()
+            )
         if mode is not SearchMode.DENSE:
             ranking = _ordered(numbers, self._sparse.scores(query.text, numbers))
-            current["sparse"] = [(number, score) for number, score in ranking if score > 0]
-        best = fuse_rankings(current, self.fusion)[:1]
+            rankings["sparse"] = [(number, score) for number, score in ranking if score > 0]
+        best = fuse_rankings(rankings, self.fusion)[:1]
         return best[0][0] if best else None
 
     def hits(self, ranked: Sequence[Ranked]) -> list[tuple[int, Hit]]:

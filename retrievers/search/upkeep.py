@@ -87,13 +87,13 @@ def add(
     def plan(index: PassageIndex) -> IndexPlan:
         result = load_documents(new, known=_known(index), on_progress=on_progress)
         read = {_place(document) for document in result.documents}
-        selected = [each for each in index.documents if _place(each) not in read]
+        stay = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
         removed = [each for each in origin.removed if not _within(each, new)]
         paths = list(dict.fromkeys((*origin.paths, *new)))
         paths = [each for each in paths if not _within(each, {*paths} - {each})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
-        documents = [*selected, *_as_before(index, result.documents)]
+        documents = [*stay, *_as_before(index, result.documents)]
         return IndexPlan(with_unique_names(documents), origin, result.skipped)
 
     return _change(path, plan, embedder, on_progress)
@@ -115,8 +115,8 @@ def remove(
 
     def plan(index: PassageIndex) -> IndexPlan:
         gone = {name for each in inputs for name in _named(index, each)}
-        selected = [each for each in index.documents if each.name not in gone]
-        if not selected:
+        stay = [each for each in index.documents if each.name not in gone]
+        if not stay:
             raise InputError(
                 f"removing all {len(gone)} documents would leave nothing to search in; delete the "
                 "folder of the index instead."
@@ -126,7 +126,7 @@ def remove(
         places = [_place(each) for each in index.documents if each.name in gone and each.path]
         places = [each for each in (*index.origin.removed, *places) if _within(each, paths)]
         removed = tuple(dict.fromkeys(places))
-        return IndexPlan(selected, replace(index.origin, paths=paths, removed=removed))
+        return IndexPlan(stay, replace(index.origin, paths=paths, removed=removed))
 
     return _change(path, plan, embedder, on_progress)
 
@@ -161,11 +161,9 @@ def refresh(
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
         lost = [each.path for each in missing]
-        selected = [
-            each for each in index.documents if not each.path or _within(_place(each), lost)
-        ]
+        stay = [each for each in index.documents if not each.path or _within(_place(each), lost)]
         new = [each for each in read if _place(each) not in origin.removed]
-        documents = with_unique_names([*selected, *_as_before(index, new)])
+        documents = with_unique_names([*stay, *_as_before(index, new)])
         return IndexPlan(documents, origin, skipped, missing)
 
     return _change(path, plan, embedder, on_progress)

@@ -18,7 +18,7 @@ DROPPED = 0.1
 def code_texts(
     model: Any,
     codes: torch.Tensor,
-    inputs: torch.Tensor,
+    conditions: torch.Tensor,
     generator: torch.Generator,
     dropped: float = DROPPED,
 ) -> tuple[ImageTarget, list[list[int]]]:
@@ -36,9 +36,9 @@ def code_texts(
             f"got codes of {codes.dtype} with shape {list(codes.shape)}; expected whole numbers "
             f"[n, C] with C from 1 to {most}."
         )
-    if not len(codes) or len(inputs) != len(codes):
+    if not len(codes) or len(conditions) != len(codes):
         raise InputError(
-            f"got {len(codes)} pictures with {len(inputs)} conditions; expected at least one "
+            f"got {len(codes)} pictures with {len(conditions)} conditions; expected at least one "
             "picture and one condition for each."
         )
     if int(codes.min()) < 0 or int(codes.max()) >= book:
@@ -46,7 +46,7 @@ def code_texts(
             f"got codes from {int(codes.min())} to {int(codes.max())}; expected 0 to {book - 1}. "
             "Encode the pictures with this model's own tokenizer."
         )
-    distinct, which = torch.unique(inputs, dim=0, return_inverse=True)
+    distinct, which = torch.unique(conditions, dim=0, return_inverse=True)
     with torch.no_grad():
         table = ConditionTable.of_rows(model.condition(distinct), model.unconditional(1)[0])
     target = ImageTarget(model, table)
@@ -68,7 +68,7 @@ def read_codes(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
                     f"{path} holds {', '.join(sorted(data)) or 'nothing'}; expected the arrays "
                     "'codes' and either 'labels' or 'features'."
                 )
-            codes, inputs = data["codes"], data[conditions[0]]
+            codes, labels = data["codes"], data[conditions[0]]
     except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
         if isinstance(error, InputError):
             raise
@@ -79,5 +79,5 @@ def read_codes(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
             "'codes' and either 'labels' or 'features'."
         ) from None
     if conditions == ["labels"]:
-        return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(inputs.astype(np.int64))
-    return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(inputs.astype(np.float32))
+        return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(labels.astype(np.int64))
+    return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(labels.astype(np.float32))

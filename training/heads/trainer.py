@@ -249,9 +249,9 @@ class HeadTrainer:
 
     def _marks(self) -> dict[str, Any]:
         """Return what has to be the same when a run goes on; the end may be put elsewhere."""
-        selected = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
+        settings = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
         texts = {"texts": self.batches.digest(), "conditions": self._begins()}
-        return {**selected, **texts, "model": asdict(self.head.config)}
+        return {**settings, **texts, "model": asdict(self.head.config)}
 
     def _begins(self) -> str:
         """Return a hash of what is embedded of first tokens: ids of conditions say nothing."""

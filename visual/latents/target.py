@@ -77,8 +77,8 @@ class LatentDraws:
     def add(self, states: Tensor, noise: Tensor, indices: Sequence[int]) -> range:
         """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
         conditioning = self.sampler.conditioning(states.reshape(len(states), self.copies, -1))
-        sample = self.sampler.draw(conditioning, noise.to(conditioning))
-        return self.table.add(sample, indices, [self.sampler] * len(indices))
+        latents = self.sampler.draw(conditioning, noise.to(conditioning))
+        return self.table.add(latents, indices, [self.sampler] * len(indices))
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
         """Return the normal numbers of latents: f64 [n, T + 1, D]."""

@@ -287,9 +287,9 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         return latents * deviation + mean
 
     def _scales(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = (self.config.mean, self.config.deviation)
+        scales = (self.config.mean, self.config.deviation)
         mean, deviation = (
-            torch.tensor(each, device=like.device, dtype=like.dtype) for each in inputs
+            torch.tensor(each, device=like.device, dtype=like.dtype) for each in scales
         )
         return mean, deviation
 

@@ -366,7 +366,7 @@ def _within(labels: Tensor, highest: int) -> bool:
     return not labels.numel() or (int(labels.min()) >= 0 and int(labels.max()) <= highest)
 
 
-def _summary(inputs: Tensor) -> str:
-    if inputs.ndim == 1 and len(inputs) <= 8:
-        return str(inputs.tolist())
-    return f"of {inputs.dtype} with shape {list(inputs.shape)}"
+def _summary(value: Tensor) -> str:
+    if value.ndim == 1 and len(value) <= 8:
+        return str(value.tolist())
+    return f"of {value.dtype} with shape {list(value.shape)}"

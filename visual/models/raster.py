@@ -77,8 +77,8 @@ def codes_along(pixels: Any, reduction: int, most: int | None, name: str) -> int
     most: the codes that a model has room for along it. Raises InputError for sides that are no
     multiple, or too long.
     """
-    inputs = whole(pixels)
-    codes, rest = divmod(inputs, reduction) if inputs is not None else (0, 0)
+    count = whole(pixels)
+    codes, rest = divmod(count, reduction) if count is not None else (0, 0)
     if codes < 1 or rest or (most is not None and codes > most):
         room = f", at most {most * reduction}" if most is not None else ""
         raise InputError(

@@ -87,8 +87,8 @@ class ConditionTable:
         """
         rows, length, hidden = conditions.shape
         embeddings = torch.cat([conditions, unconditional.to(conditions)]).reshape(-1, hidden)
-        current = torch.arange(rows * length, device=conditions.device)
-        partners = torch.cat([current + rows * length] * 2)
+        first_half = torch.arange(rows * length, device=conditions.device)
+        partners = torch.cat([first_half + rows * length] * 2)
         counts = torch.tensor([*padding, *unconditional_padding], device=conditions.device)
         hides = torch.arange(length, device=conditions.device) < counts[:, None]
         return cls(embeddings, partners, length, (), hides.reshape(-1) if any(counts) else None)
@@ -349,7 +349,7 @@ def _check(
         raise InputError(f"got conditions of {conditions.length} ids; expected 1 to {most}.")
 
 
-def _is_interval(inputs: Any) -> bool:
-    if not isinstance(inputs, Sequence) or len(inputs) != 2:
+def _is_interval(interval: Any) -> bool:
+    if not isinstance(interval, Sequence) or len(interval) != 2:
         return False
-    return all(isinstance(end, Integral) for end in inputs) and 0 <= inputs[0] < inputs[1]
+    return all(isinstance(end, Integral) for end in interval) and 0 <= interval[0] < interval[1]

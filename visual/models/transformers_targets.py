@@ -203,8 +203,8 @@ class Emu3Target(_TextCodesTarget):
     def allowed(self, index: Tensor) -> Tensor:
         """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]."""
         fitting = (index % (self.width + 1) == self.width)[..., None] == self._is_end
-        inputs = super().allowed(index)
-        return fitting if inputs is None else fitting & inputs
+        free = super().allowed(index)
+        return fitting if free is None else fitting & free
 
     def picture(self, tokens: Ids) -> list[list[int]]:
         """Return the rows of codes, without their ends, of the tokens of a whole image."""
@@ -310,14 +310,14 @@ def prompt_table(
     padded = [[row[0]] * pad + row for row, pad in zip([*rows, *beside], padding, strict=True)]
     with torch.no_grad():
         embedded = embedding(torch.tensor(padded, device=input_device(embedding)))
-    current, none = embedded.split(len(rows))
-    return ConditionTable.of_pairs(current, none, padding[: len(rows)], padding[len(rows) :])
+    prompted, none = embedded.split(len(rows))
+    return ConditionTable.of_pairs(prompted, none, padding[: len(rows)], padding[len(rows) :])
 
 
-def _partners(inputs: Any, count: int) -> list[list[int]]:
+def _partners(unconditional: Any, count: int) -> list[list[int]]:
     """Return the unconditional prompt of each of `count` prompts, given one for all or for each."""
-    each = len(inputs) > 0 and whole(inputs[0]) is None
-    rows = _ids(inputs if each else [inputs])
+    each = len(unconditional) > 0 and whole(unconditional[0]) is None
+    rows = _ids(unconditional if each else [unconditional])
     if len(rows) not in (1, count):
         raise InputError(
             f"got {len(rows)} unconditional prompts for {count} prompts; expected one, or one each."

@@ -140,8 +140,8 @@ class CodePipeline(DiffusersMixin):
         )
         prompts = [target.prompt(row) for row in rows]
         began = time.perf_counter()
-        sample = self._draw(engine, prompts, sampling, callback, self._raster(target))
-        return self._output(sample, time.perf_counter() - began, output_type, target)
+        generations = self._draw(engine, prompts, sampling, callback, self._raster(target))
+        return self._output(generations, time.perf_counter() - began, output_type, target)
 
     def _draw(
         self,
@@ -158,21 +158,21 @@ class CodePipeline(DiffusersMixin):
             options: dict[str, Any] = {"max_new_tokens": tokens, "ignore_eos": True}
             if callback is not None:
                 options["stopping_criteria"] = [lambda ids, scores: self._interrupt]
-            sample: list[Generation] = engine.generate(
+            generations: list[Generation] = engine.generate(
                 prompts, sampling, on_step=progress.step, **options
             )
             progress.finish()
-        return sample
+        return generations
 
     def _output(
-        self, sample: list[Generation], seconds: float, output_type: str, target: ImageTarget
+        self, generations: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> ImageOutput:
         raster = self._raster(target)
-        codes = codes_of(sample, raster)
+        codes = codes_of(generations, raster)
         return ImageOutput(
             images=self.decode(codes, output_type),
-            stats=stats_of(sample, seconds, raster, self._repeatable),
-            acceptance_map=acceptance_of(sample, raster),
-            label=label_for(sample, raster),
+            stats=stats_of(generations, seconds, raster, self._repeatable),
+            acceptance_map=acceptance_of(generations, raster),
+            label=label_for(generations, raster),
             codes=codes,
         )

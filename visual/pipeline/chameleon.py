@@ -36,11 +36,11 @@ class ChameleonPipeline(PromptPipeline):
     target_kind = ChameleonTarget
     guidance = 3.0
 
-    def _vq(self, model: Any, inputs: Any) -> Any:
+    def _vq(self, model: Any, vq: Any) -> Any:
         current = BookAlone(model.model.vqmodel)
-        if inputs is None:
+        if vq is None:
             return current
-        tokenizer = inputs if isinstance(inputs, VQTokenizer) else _opened(inputs)
+        tokenizer = vq if isinstance(vq, VQTokenizer) else _opened(vq)
         book, known = tokenizer.model.quantize.embedding.weight, current.codebook()
         if book.shape != known.shape or _differ(book, known):
             raise TokenizerMismatchError(
@@ -87,11 +87,11 @@ def _differ(book: Tensor, known: Tensor) -> bool:
     return bool((result - known).abs().mean() > _ROUNDED * known.abs().mean())
 
 
-def _opened(inputs: Any) -> VQTokenizer:
+def _opened(vq: Any) -> VQTokenizer:
     """Return the tokenizer of a model, a file or a folder; codes are told by plain distance."""
-    if not isinstance(inputs, str | Path):
-        return VQTokenizer(inputs, normalised=False)
-    config = Path(inputs).expanduser() / "config.json"
+    if not isinstance(vq, str | Path):
+        return VQTokenizer(vq, normalised=False)
+    config = Path(vq).expanduser() / "config.json"
     if config.is_file() and _model_type(config) == JANUS:
         from transformers.models.janus.modeling_janus import JanusVQVAE
 
@@ -99,11 +99,11 @@ def _opened(inputs: Any) -> VQTokenizer:
             vqvae = JanusVQVAE.from_pretrained(config.parent, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ModelError(
-                f"{inputs} does not load as a JanusVQVAE ({error}); expected what its "
+                f"{vq} does not load as a JanusVQVAE ({error}); expected what its "
                 "save_pretrained wrote."
             ) from error
         return VQTokenizer(vqvae, normalised=False)
-    return VQTokenizer.from_pretrained(Path(inputs).expanduser(), normalised=False)
+    return VQTokenizer.from_pretrained(Path(vq).expanduser(), normalised=False)
 
 
 def _model_type(config: Path) -> Any:

@@ -50,16 +50,16 @@ class Conditions:
     def table(self, model: Any) -> ConditionTable:
         """Return what the condition ids stand for in a model; raises InputError."""
         with torch.no_grad():
-            current = model.condition(self.condition)
+            embedded = model.condition(self.condition)
             if self.negative is None:
-                return ConditionTable.of_rows(current, model.unconditional(1)[0], self.padding)
+                return ConditionTable.of_rows(embedded, model.unconditional(1)[0], self.padding)
             none = model.condition(self.negative)
-        rows = len(current)
+        rows = len(embedded)
         padding = self.padding or (0,) * rows
         beside = self.negative_padding or (0,) * len(none)
         repeated = none.expand(rows, -1, -1) if len(none) == 1 else none
         every = beside * rows if len(none) == 1 else beside
-        return ConditionTable.of_pairs(current, repeated, padding, every)
+        return ConditionTable.of_pairs(embedded, repeated, padding, every)
 
     def target(self, model: Any, like: ImageTarget) -> ImageTarget:
         """Return a target over another model, guided and laid out as `like`."""

@@ -28,8 +28,8 @@ class Emu3Pipeline(PromptPipeline):
     target_kind = Emu3Target
     guidance = 3.0
 
-    def _vq(self, model: Any, inputs: Any) -> Any:
-        if inputs is not None:
+    def _vq(self, model: Any, vq: Any) -> Any:
+        if vq is not None:
             raise InputError("got vq for Emu3, which has a decoder of its own; leave it out.")
         return Emu3VQ(model.model.vqmodel)
 

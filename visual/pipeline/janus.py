@@ -31,8 +31,8 @@ class JanusPipeline(PromptPipeline):
     target_kind = JanusTarget
     guidance = 5.0
 
-    def _vq(self, model: Any, inputs: Any) -> Any:
-        if inputs is not None:
+    def _vq(self, model: Any, vq: Any) -> Any:
+        if vq is not None:
             raise InputError("got vq for Janus, which has a decoder of its own; leave it out.")
         return JanusVQ(model.model.vqmodel)
 

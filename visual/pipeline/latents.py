@@ -81,9 +81,9 @@ class LatentPipeline(ImagePipeline):
     ) -> None:
         CodePipeline.__init__(self)
         _check(model, tokenizer)
-        current = model.config
+        config = model.config
         self.schedule = NoiseSchedule(
-            current.steps if steps is None else steps, current.floor if floor is None else floor
+            config.steps if steps is None else steps, config.floor if floor is None else floor
         )
         self.tokenizer = tokenizer
         self.side = int(model.trunk.config.grid_size)
@@ -116,9 +116,9 @@ class LatentPipeline(ImagePipeline):
         There is no temperature but 1, no top_k, no guidance interval and no other size than the
         model's own over latents (InputError).
         """
-        inputs = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         nothing = dict.fromkeys(("guidance_interval", "codes", "height", "width"))
-        for name, only in (inputs | nothing).items():
+        for name, only in (settings | nothing).items():
             if (value := kwargs.get(name, only)) is not only and value != only:
                 raise InputError(
                     f"got {name}={kwargs[name]!r}; latents are drawn from densities, which have "
@@ -144,11 +144,11 @@ class LatentPipeline(ImagePipeline):
 
     @torch.no_grad()
     def _output(
-        self, sample: list[Generation], seconds: float, output_type: str, target: ImageTarget
+        self, generations: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> LatentOutput:
         assert isinstance(target, WatchedTarget)
-        output = super()._output(sample, seconds, "latent", target)
-        stats = latent_stats(output.stats, sample, target, self.rule, self.side)
+        output = super()._output(generations, seconds, "latent", target)
+        stats = latent_stats(output.stats, generations, target, self.rule, self.side)
         latents = self.model.restored(target.table.latents[output.codes])
         images = self.decode(latents, output_type)
         return LatentOutput(

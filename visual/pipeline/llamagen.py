@@ -62,11 +62,11 @@ class LlamaGenPipeline(ImagePipeline):
             drafter = _published(drafter, place, dtype, opening)
         path = Path(name or "").expanduser()
         if not path.is_file():
-            inputs: dict[str, Any] = {"tokenizer": book, "device": place, "dtype": dtype}
+            arguments: dict[str, Any] = {"tokenizer": book, "device": place, "dtype": dtype}
             if book is not None:
                 book.model.to(place)
-            inputs["local_files_only"] = offline
-            return super().from_pretrained(name, drafter, rule, **inputs, **settings)
+            arguments["local_files_only"] = offline
+            return super().from_pretrained(name, drafter, rule, **arguments, **settings)
         if book is None:
             raise InputError(
                 f"got the checkpoint {path.name} without a tokenizer of its codes; expected "

@@ -96,8 +96,10 @@ class MaskedDrafts:
         options: dict[str, Any] = {"max_new_tokens": target.model.places, "ignore_eos": True}
         options["stopping_criteria"] = [lambda ids, scores: interrupted()]
         prompts = [target.prompt(picture) for picture in range(count)]
-        sample: list[Generation] = engine.generate(prompts, sampling, on_step=on_step, **options)
-        return sample
+        generations: list[Generation] = engine.generate(
+            prompts, sampling, on_step=on_step, **options
+        )
+        return generations
 
 
 def window_of(budget: Any) -> int:
@@ -201,9 +203,9 @@ def joined(parts: Sequence[SampledLatents], count: int) -> SampledLatents:
         for row, fill in zip(rows, fills, strict=True)
     )
     latents = torch.cat([latents, latents.new_zeros(lacking, *latents.shape[1:])])
-    sample = [each for part in parts for each in part.generations]
+    generations = [each for part in parts for each in part.generations]
     return SampledLatents(
-        latents, maps, outcomes, distances, sum(part.prefixes for part in parts), sample
+        latents, maps, outcomes, distances, sum(part.prefixes for part in parts), generations
     )
 
 

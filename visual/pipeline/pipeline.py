@@ -182,9 +182,9 @@ class ImagePipeline(CodePipeline):
         if self.folder is not None and self.folder.relaxation is not None:
             shutil.copyfile(self.folder.relaxation, root / self.folder.relaxation.name)
         for name in ("draft", "head"):
-            selected = getattr(self.folder, name, None)
-            if selected is not None and not (root / name).exists():
-                shutil.copytree(selected, root / name)
+            part = getattr(self.folder, name, None)
+            if part is not None and not (root / name).exists():
+                shutil.copytree(part, root / name)
         write_setup(root, self, self._summary())
 
     def _summary(self) -> dict[str, Any]:
@@ -264,16 +264,16 @@ class ImagePipeline(CodePipeline):
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
         """Return how the codes of an image of so many pixels lie; raises InputError."""
-        inputs, side, reduction = (height, width), self.side, self.tokenizer.reduction
+        sides, side, reduction = (height, width), self.side, self.tokenizer.reduction
         rows, line = (
             side if pixels is None else codes_along(pixels, reduction, side, name)
-            for pixels, name in zip(inputs, ("height", "width"), strict=True)
+            for pixels, name in zip(sides, ("height", "width"), strict=True)
         )
         return Raster(rows, line)
 
     def _conditions(self, prompt: Any, labels: Any, negative: Any) -> Conditions:
-        inputs = {"prompt": prompt, "class_labels": labels}
-        named = [name for name, value in inputs.items() if value is not None]
+        sources = {"prompt": prompt, "class_labels": labels}
+        named = [name for name, value in sources.items() if value is not None]
         classes = self.trunk.config.condition == "class"
         expected = "class_labels" if classes else "prompt"
         if named != [expected]:
@@ -287,16 +287,16 @@ class ImagePipeline(CodePipeline):
                     "guidance leads away from the model's own class of nothing."
                 )
             return Conditions(torch.tensor([self.label_of(label) for label in some(labels)]))
-        current = self._features(prompt)
+        features = self._features(prompt)
         if negative is None:
-            return Conditions(*current)
+            return Conditions(*features)
         beside = self._features(negative)
-        if len(beside[0]) not in (1, len(current[0])):
+        if len(beside[0]) not in (1, len(features[0])):
             raise InputError(
-                f"got {len(beside[0])} negative prompts for {len(current[0])} prompts; expected "
+                f"got {len(beside[0])} negative prompts for {len(features[0])} prompts; expected "
                 "one for all, or one each."
             )
-        return Conditions(*current, *beside)
+        return Conditions(*features, *beside)
 
     def _features(self, texts: Any) -> tuple[Tensor, tuple[int, ...]]:
         """Return features [R, L, d] of texts, and how many first ones of each are padding."""

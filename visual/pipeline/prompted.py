@@ -131,9 +131,9 @@ class PromptPipeline(CodePipeline):
         self.batch_size = checked_count(batch_size, "batch_size")
         self.folder = folder
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.tokenizer.reduction)
-        inputs = None if vq is None else self.tokenizer.model
+        vqmodel = None if vq is None else self.tokenizer.model
         draft = self.source.model
-        self.register_modules(model=model, vq=inputs, draft=draft)
+        self.register_modules(model=model, vq=vqmodel, draft=draft)
         self._interrupt = False
 
     @classmethod
@@ -170,8 +170,8 @@ class PromptPipeline(CodePipeline):
     @property
     def components(self) -> dict[str, Any]:
         """The parts that further pipelines may share: `JanusPipeline(**pipe.components)`."""
-        inputs = None if self.vq is None else self.tokenizer
-        parts = {"model": self.model, "processor": self.processor, "vq": inputs}
+        vq = None if self.vq is None else self.tokenizer
+        parts = {"model": self.model, "processor": self.processor, "vq": vq}
         return {**parts, "folder": self.folder, "prompt_template": self.prompt_template}
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
@@ -271,12 +271,12 @@ class PromptPipeline(CodePipeline):
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
         """Return how the codes of an image of so many pixels lie; raises InputError."""
-        current, reduction = self.raster, self.tokenizer.reduction
+        usual, reduction = self.raster, self.tokenizer.reduction
         rows, line = (
             side if pixels is None else codes_along(pixels, reduction, None, name)
             for pixels, side, name in (
-                (height, current.height, "height"),
-                (width, current.width, "width"),
+                (height, usual.height, "height"),
+                (width, usual.width, "width"),
             )
         )
         most = self._most_codes()
@@ -285,7 +285,7 @@ class PromptPipeline(CodePipeline):
                 f"got {rows * reduction} x {line * reduction} pixels, "
                 f"{rows * line} codes; expected at most {most}, for which the model was made."
             )
-        return Raster(rows, line, current.ends)
+        return Raster(rows, line, usual.ends)
 
     def _check_negative(self) -> None:
         """Raise InputError where the model has no use for a negative prompt."""

@@ -26,10 +26,10 @@ class ImageConfig:
     fixed: Tensor | None = None
 
 
-def check_output_type(inputs: Any) -> None:
+def check_output_type(output_type: Any) -> None:
     """Raise InputError for an output_type that is none of `OUTPUTS`."""
-    if inputs not in OUTPUTS:
-        raise InputError(f"got output_type {inputs!r}; expected one of {', '.join(OUTPUTS)}.")
+    if output_type not in OUTPUTS:
+        raise InputError(f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}.")
 
 
 def seeds_of(
@@ -40,8 +40,8 @@ def seeds_of(
     None is torch's global generator. The seeds of the first images do not depend on how many
     follow. Raises InputError for a wrong number of generators, or for something else.
     """
-    inputs: Any = torch.default_generator if generator is None else generator
-    generators = [inputs] * count if _is_one(inputs) else [*inputs]
+    source: Any = torch.default_generator if generator is None else generator
+    generators = [source] * count if _is_one(source) else [*source]
     if not all(isinstance(each, torch.Generator) for each in generators):
         raise InputError(
             f"got generator={generator!r}; expected a torch.Generator, or a list of them. Pass "
@@ -56,19 +56,19 @@ def seeds_of(
     ]
 
 
-def some(inputs: Any) -> list[Any]:
+def some(value: Any) -> list[Any]:
     """Return what there is to draw, one thing as a list of one; raises InputError for nothing."""
-    many = [inputs] if _is_one(inputs) else list(inputs)
+    many = [value] if _is_one(value) else list(value)
     if not many:
         raise InputError("got an empty list; expected at least one prompt or class to draw.")
     return many
 
 
-def _is_one(inputs: Any) -> bool:
+def _is_one(value: Any) -> bool:
     """Tell one thing from a list of them; arrays of no dimension have an __iter__ that raises."""
-    if isinstance(inputs, str) or getattr(inputs, "ndim", None) == 0:
+    if isinstance(value, str) or getattr(value, "ndim", None) == 0:
         return True
-    return not hasattr(inputs, "__iter__")
+    return not hasattr(value, "__iter__")
 
 
 def padded_features(
@@ -105,26 +105,26 @@ def padded_features(
     return padded, tuple(length - size for size in sizes)
 
 
-def checked_codes(inputs: Any, count: int, size: int) -> Tensor | None:
+def checked_codes(codes: Any, count: int, size: int) -> Tensor | None:
     """Return the codes that are given i64 [n], -1 where one is to be drawn; None for none.
 
     inputs: a tensor of at most `count` whole numbers below `size`. Raises InputError for others.
     """
-    if inputs is None:
+    if codes is None:
         return None
-    whole = isinstance(inputs, Tensor) and inputs.dtype == torch.int64
-    flat = inputs.flatten() if whole else torch.zeros(0, dtype=torch.int64)
+    whole = isinstance(codes, Tensor) and codes.dtype == torch.int64
+    flat = codes.flatten() if whole else torch.zeros(0, dtype=torch.int64)
     if not (whole and 0 < len(flat) <= count and int(flat.min()) >= -1 and int(flat.max()) < size):
         raise InputError(
-            f"got codes {_shape(inputs)}; expected whole numbers i64 [h, w] or [n], at most "
+            f"got codes {_shape(codes)}; expected whole numbers i64 [h, w] or [n], at most "
             f"{count}, from 0 to {size - 1}, and -1 where one is to be drawn."
         )
     return flat
 
 
-def _shape(inputs: Any) -> str:
-    shape = getattr(inputs, "shape", None)
-    return f"{inputs!r}" if shape is None else f"of shape {list(shape)}"
+def _shape(codes: Any) -> str:
+    shape = getattr(codes, "shape", None)
+    return f"{codes!r}" if shape is None else f"of shape {list(shape)}"
 
 
 def checked_texts(texts: list[Any]) -> list[str]:

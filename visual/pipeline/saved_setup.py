@@ -131,9 +131,9 @@ def as_saved(
     result = read_setup(path)
     if result is None or not result.rule:
         return drafter, default, settings
-    selected = {**result.settings, **result.more}
+    saved = {**result.settings, **result.more}
     if isinstance(drafter, str) and drafter == AUTO:
-        drafter, selected = result.drafter, {**selected, **result.drafting}
+        drafter, saved = result.drafter, {**saved, **result.drafting}
         if drafter is not None and "+" in drafter:
             drafter = drafter.split("+")
-    return drafter, result.rule, {**selected, **settings}
+    return drafter, result.rule, {**saved, **settings}

@@ -29,9 +29,9 @@ class DraftFigures:
     @property
     def acceptance(self) -> float | None:
         """Drafts that stayed, of those that were judged; None without drafts."""
-        selected = int((self.outcomes == OUTCOMES.index("accepted")).sum())
+        accepted = int((self.outcomes == OUTCOMES.index("accepted")).sum())
         judged = int((self.outcomes > 0).sum())
-        return selected / judged if judged else None
+        return accepted / judged if judged else None
 
     @property
     def distance_mean(self) -> float | None:
@@ -48,7 +48,7 @@ class DraftFigures:
         if self.distance_mean is None:
             return ""
         return (
-            f", {self.acceptance:.0%} of drafts kept, {self.distance_mean:.4f} from the target's "
+            f", {self.acceptance:.0%} of drafts accepted, {self.distance_mean:.4f} from the target's "
             f"own on average, {self.distance_most:.4f} at most"
         )
 
@@ -71,11 +71,15 @@ class LatentStats(DraftFigures, ImageStats):
 
 
 def latent_stats(
-    stats: ImageStats, sample: Sequence[Generation], target: WatchedTarget, rule: Rule, side: int
+    stats: ImageStats,
+    generations: Sequence[Generation],
+    target: WatchedTarget,
+    rule: Rule,
+    side: int,
 ) -> LatentStats:
     """Return the figures of images of side * side latents, drawn with a rule."""
     known = {field.name: getattr(stats, field.name) for field in fields(ImageStats)}
-    outcomes, distances = fates(sample, target, rule, side * side)
+    outcomes, distances = fates(generations, target, rule, side * side)
     shape = (-1, side, side)
     return LatentStats(
         **known, outcomes=outcomes.reshape(shape), distances=distances.reshape(shape)
@@ -83,12 +87,12 @@ def latent_stats(
 
 
 def fates(
-    sample: Sequence[Generation], target: Watching, rule: Rule, places: int
+    generations: Sequence[Generation], target: Watching, rule: Rule, places: int
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return outcomes and distances of images by the index of their latents: [B, N] both."""
-    outcomes = np.full((len(sample), places), -1, dtype=np.int64)
+    outcomes = np.full((len(generations), places), -1, dtype=np.int64)
     distances = np.full(outcomes.shape, np.nan)
-    for row, generation in enumerate(sample):
+    for row, generation in enumerate(generations):
         numbers = list(generation.tokens)
         outcomes[row, : len(numbers)] = [target.outcome(number, rule) for number in numbers]
         if kind_of_label(generation.label) == APPROXIMATE and numbers:

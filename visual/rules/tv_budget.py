@@ -125,6 +125,6 @@ class Surprising(Around):
 def nll_gap_of(distributions: Tensor, codes: list[int]) -> tuple[float, ...]:
     """Return -log p(code) - H(p) of codes, each under its distribution f64 [n, V]."""
     logs = distributions.clamp_min(LEAST).log()
-    current = logs[torch.arange(len(codes)), codes]
-    result: list[float] = ((distributions * logs).sum(-1) - current).tolist()
+    chosen = logs[torch.arange(len(codes)), codes]
+    result: list[float] = ((distributions * logs).sum(-1) - chosen).tolist()
     return tuple(result)

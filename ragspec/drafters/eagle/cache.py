@@ -53,11 +53,11 @@ class HeadModel(CausalTarget):
             embedded = self.target.embed(tokens)
             self.guessed = self.head(embedded, self.states, view.positions, cache)
             cache.advance(tokens.shape[1])
-            selected = slice(-keep, None) if isinstance(keep, int) else keep
-            states = self.guessed[:, selected].to(self.dtype)
+            rows = slice(-keep, None) if isinstance(keep, int) else keep
+            states = self.guessed[:, rows].to(self.dtype)
             if self.vocabulary is not None:
                 return self.vocabulary.spread(self.vocabulary(states))
-            return self.target.head_logits(states, view.positions[:, selected] + self.first)
+            return self.target.head_logits(states, view.positions[:, rows] + self.first)
 
 
 class HeadCache(DraftCache):

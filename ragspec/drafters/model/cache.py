@@ -196,9 +196,9 @@ class DraftState:
 
 def fitted(logits: Tensor, size: int) -> Tensor:
     """Return logits [n, V] over the target's vocabulary: padding cut off, or put at -inf."""
-    current = logits.shape[-1]
-    if current == size:
+    width = logits.shape[-1]
+    if width == size:
         return logits
-    if current > size:
+    if width > size:
         return logits[:, :size]
-    return torch.nn.functional.pad(logits, (0, size - current), value=float("-inf"))
+    return torch.nn.functional.pad(logits, (0, size - width), value=float("-inf"))

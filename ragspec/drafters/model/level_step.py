@@ -164,16 +164,15 @@ class LevelStep:
         last: Tensor | None,
     ) -> Tensor:
         """Return the logits [n, V] of these queries of a layout, or those of the `last` i64 [1]."""
-        current = slice(*bounds)
-        self._columns[number].copy_(layout.columns[:, current])
+        span = slice(*bounds)
+        self._columns[number].copy_(layout.columns[:, span])
         masks = {
-            window: each[:, None, current]
-            for window, each in zip(self._windows, visible, strict=True)
+            window: each[:, None, span] for window, each in zip(self._windows, visible, strict=True)
         }
         keep = {"logits_to_keep": last} if self._keeps and last is not None else {}
         logits = self._model(
             input_ids=tokens,
-            position_ids=layout.positions[:, current],
+            position_ids=layout.positions[:, span],
             attention_mask=self._masks.of(masks.__getitem__),
             past_key_values=self._caches[number],
             use_cache=True,

@@ -180,7 +180,7 @@ def test_a_preserved_document_of_something_else_is_refused(selected: Path, tmp_p
     other = copy.deepcopy(tiny.model(dtype=torch.float64)).to(torch.float32)
     with pytest.raises(StoreError, match=r"holds numbers of torch.float64.*float32"):
         LongDocument.open(selected, Engine(other, tiny.tokenizer(), None))
-    with pytest.raises(InputError, match="kept with its own"):
+    with pytest.raises(InputError, match="saved with its own"):
         LongDocument.open(selected, engine(), token_range=(0, 3))
     with pytest.raises(RagspecError):
         LongDocument.open(tmp_path, engine())

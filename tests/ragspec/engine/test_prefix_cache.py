@@ -316,7 +316,7 @@ def test_keys_of_another_text_would_be_visible() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"prefix": 3}, "got prefix without kept"),
+        ({"prefix": 3}, "got prefix without prefix_cache"),
         (
             {"prefix": -1, "prefix_cache": PrefixCache()},
             "prefix is -1; expected a whole number below",
