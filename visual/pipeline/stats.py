@@ -48,7 +48,7 @@ class DraftFigures:
         if self.distance_mean is None:
             return ""
         return (
-            f", {self.acceptance:.0%} of drafts accepted, {self.distance_mean:.4f} from the target's "
+            f", {self.acceptance:.0%} of drafts accepted, {self.distance_mean:.4f} from the target "
             f"own on average, {self.distance_most:.4f} at most"
         )
 
