@@ -49,7 +49,7 @@ class DraftFigures:
             return ""
         return (
             f", {self.acceptance:.0%} of drafts accepted, {self.distance_mean:.4f} from the target "
-            f"own on average, {self.distance_most:.4f} at most"
+            f"on average, {self.distance_most:.4f} at most"
         )
 
 
