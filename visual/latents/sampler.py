@@ -122,7 +122,7 @@ class Sampler:
     def draw(self, conditioning: Tensor, noise: Tensor, start: int | None = None) -> LatentSample:
         """Return latents of places [n, C, width] and noise [n, T + 1, D], by step.
 
-        message: [1, C, width] where all n are of one place, which the head then reads once. start:
+        conditioning: [1, C, width] where all n are of one place, which the head then reads once. start:
         the first state is x_start, which stands in noise[:, start]; None is T.
         """
         last = int(self.schedule.steps) if start is None else start

@@ -108,7 +108,7 @@ def padded_features(
 def checked_codes(codes: Any, count: int, size: int) -> Tensor | None:
     """Return the codes that are given i64 [n], -1 where one is to be drawn; None for none.
 
-    inputs: a tensor of at most `count` whole numbers below `size`. Raises InputError for others.
+    codes: a tensor of at most `count` whole numbers below `size`. Raises InputError for others.
     """
     if codes is None:
         return None
