@@ -122,8 +122,8 @@ class Sampler:
     def draw(self, conditioning: Tensor, noise: Tensor, start: int | None = None) -> LatentSample:
         """Return latents of places [n, C, width] and noise [n, T + 1, D], by step.
 
-        conditioning: [1, C, width] where all n are of one place, which the head then reads once. start:
-        the first state is x_start, which stands in noise[:, start]; None is T.
+        conditioning: [1, C, width] where all n are of one place, which the head then reads once.
+        start: the first state is x_start, which stands in noise[:, start]; None is T.
         """
         last = int(self.schedule.steps) if start is None else start
         path, means, deviations = [noise[:, last]], [], []
