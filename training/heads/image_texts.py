@@ -24,10 +24,10 @@ def code_texts(
 ) -> tuple[ImageTarget, list[list[int]]]:
     """Return a target without guidance that knows all conditions, and the pictures as its texts.
 
-    codes i64 [n, C]: of n pictures, in raster order. conditions: what they are of, class labels
-    i64 [n] or caption features [n, L, d]. dropped: part of the pictures whose condition is left out, since
-    with guidance a head also runs on the row that has none (LANTERN, arXiv 2410.03355). Raises
-    InputError for codes and conditions that the model was not made for.
+    codes i64 [n, C]: of n pictures, in raster order. conditions: what they are of, class labels i64
+    [n] or caption features [n, L, d]. dropped: part of the pictures whose condition is left out,
+    since with guidance a head also runs on the row that has none (LANTERN, arXiv 2410.03355).
+    Raises InputError for codes and conditions that the model was not made for.
     """
     config = model.config
     most, book = config.grid_size**2, config.vocab_size
