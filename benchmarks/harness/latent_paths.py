@@ -13,9 +13,9 @@ from harness.latent_moments import PathMoments, PathTarget
 from harness.latent_ways import build_latent_variant
 from ragspec.engine.output import Generation
 from ragspec.visual.latents.judged import steps_of
-from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.pipeline.latents import LatentOutput, LatentPipeline
+from ragspec.visual.pipeline.request import ImageConfig
 
 if TYPE_CHECKING:
     from harness.image_timing import ImageConfig
@@ -36,15 +36,8 @@ class PathOutput(LatentOutput):
 class PathPipeline(LatentPipeline):
     """A `LatentPipeline` that tells how large the steps of all committed paths are."""
 
-    def _target(
-        self,
-        table: ConditionTable,
-        scale: float,
-        interval: tuple[int, int] | None,
-        fixed: torch.Tensor | None,
-        raster: Raster,
-    ) -> ImageTarget:
-        return PathTarget(self.model, table, scale, self.schedule)
+    def _target(self, table: ConditionTable, config: ImageConfig) -> ImageTarget:
+        return PathTarget(self.model, table, config.guidance_scale, self.schedule)
 
     def _output(
         self, sample: list[Generation], seconds: float, output_type: str, target: ImageTarget

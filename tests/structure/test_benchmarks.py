@@ -304,12 +304,12 @@ def test_image_sizes(tmp_path: Path) -> None:
 
 def test_server(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    inputs = ("--rounds", "2", "--requests", "24", "--json", out)
+    inputs = ("--rounds", "1", "--requests", "12", "--json", out)
     run("server.py", "--only", "stream,prediction,soak", *inputs)
     result = json.loads(out.read_text())
     assert result["stream"]["token_ratio"] > 0 < result["stream"]["first_ms"][1]
     assert result["prediction"]["right"] > 3 * result["prediction"]["none"] / 2
-    assert result["soak"]["requests"] == 24 and result["soak"]["threads"][0] > 1
+    assert result["soak"]["requests"] == 12 and result["soak"]["threads"][0] > 1
 
 
 def test_gpu_probe(tmp_path: Path) -> None:

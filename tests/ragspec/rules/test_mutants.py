@@ -81,7 +81,7 @@ BROKEN_RULES: list[tuple[ModuleType, str, Tokens, str, str]] = [
     # module, class, widths of the draft, the source, what it is broken into
     (rejection, "ChainRejection", (1,), "p = normalised(p - q, p)", "pass"),
     (rejection, "ChainRejection", (1, 1), "tree.q[node + 1]", "tree.q[node]"),
-    (rejection, "ChainRejection", (1,), "float(p[token]) / sample", "float(p[token])"),
+    (rejection, "ChainRejection", (1,), "float(p[token]) / chance", "float(p[token])"),
     (rejection, "MultiStep", (2,), "weights / total if", "weights if"),
     (rejection, "MultiStep", (2,), "weights.clamp(min=0.0)", "weights.abs()"),
     (rejection, "WithoutReplacement", (2,), "q = q / q.sum()", "pass"),

@@ -88,7 +88,7 @@ def test_it_is_the_text_of_the_equation(store: Datastore, drafter: Any, sampling
             assert result.label == result.report.label == "exact-for(knn)"
 
 
-@pytest.mark.parametrize("cases", [100, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [40, pytest.param(1500, marks=pytest.mark.slow)])
 def test_random_cases_are_the_text_of_waiting(store: Datastore, cases: int) -> None:
     sample, engines = random.Random(5), {name: engine(name) for name in (None, "context", "auto")}
     hits = wasted = 0

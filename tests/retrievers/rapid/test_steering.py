@@ -51,14 +51,14 @@ def naive(p: torch.Tensor, q: torch.Tensor, eta: float, z: torch.Tensor) -> torc
 
 @pytest.mark.parametrize("eta", [3.0, 20.0])
 def test_each_token_is_that_of_two_full_forwards(eta: float) -> None:
-    """Five hundred seeds in all: argmax(log p_hat + g), of every place of every text."""
+    """Two hundred seeds in all: argmax(log p_hat + g), of every place of every text."""
     reads_all = tiny.model(vocab_size=SMALL, dtype=torch.float64)
     reads_few = tiny.model(vocab_size=SMALL, seed=1, dtype=torch.float64)
     prompt, current = (tiny.prompt(n, vocab_size=SMALL, seed=n) for n in (20, 6))
     request = Engine(reads_all, None, Rapid(reads_few, mode="steered", eta=eta), budget=4)
     temperature, new = 0.8, 5
     moved = 0
-    for seed in range(250):
+    for seed in range(100):
         sampling = Sampling(temperature=temperature, seed=seed)
         result = request.generate(
             prompt, sampling, draft_prompt=current, max_new_tokens=new, ignore_eos=True
@@ -77,7 +77,7 @@ def test_each_token_is_that_of_two_full_forwards(eta: float) -> None:
         moved += int(((z + noise).argmax(-1) != (distribution + noise).argmax(-1)).sum())
         difference = 0.5 * (distribution.exp() - p).abs().sum(-1)
         assert result.report.drift == pytest.approx(float(difference.mean()), abs=1e-9)
-    assert moved > 30
+    assert moved > 12
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)

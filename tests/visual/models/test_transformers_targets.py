@@ -38,7 +38,7 @@ from tests.support.synthetic import SyntheticDrafter
 BOOK, PAD, BOS, BOI, LINE = 24, 0, 1, 3, 6
 COUNT = 12  # codes of a picture
 PROMPTS = [[BOS, 9, 11, 12, BOI], [BOS, 13, 9, 10, BOI]]
-SQUARE = Raster(3, 3)
+SQUARE, ROW = Raster(3, 3), Raster(1, COUNT)
 NOTHING = [BOS, PAD, PAD, PAD, BOI]
 TEXT: dict[str, Any] = {
     "vocab_size": 60,
@@ -127,7 +127,7 @@ def target(kind: str, seed: int = 0, scale: float = 3.0) -> ImageTarget:
     if kind == "emu3":
         return Emu3Target(instance, PROMPTS, NOTHING, scale, raster=SQUARE)
     if kind == "chameleon":
-        return ChameleonTarget(instance, PROMPTS, NOTHING, scale, raster=SQUARE)
+        return ChameleonTarget(instance, PROMPTS, NOTHING, scale, raster=ROW)
     return JanusTarget(instance, PROMPTS, janus_unconditional(PROMPTS[0], BOS, BOI, PAD), scale)
 
 
@@ -273,7 +273,7 @@ def test_prompts_of_several_lengths_draw_what_each_draws_alone(kind: str) -> Non
         if kind == "emu3":
             return Emu3Target(model(kind), rows, beside, raster=SQUARE)
         if kind == "chameleon":
-            return ChameleonTarget(model(kind), rows, beside, 3.0, raster=SQUARE)
+            return ChameleonTarget(model(kind), rows, beside, 3.0, raster=ROW)
         return JanusTarget(model(kind), rows, beside, 3.0)
 
     sampling = Sampling(temperature=1.0, seed=[1, 2, 3, 4])
