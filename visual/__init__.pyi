@@ -7,6 +7,7 @@ from .models.kl import KLAutoencoder as KLAutoencoder
 from .models.llamagen import LlamaGenConfig as LlamaGenConfig
 from .models.llamagen import LlamaGenModel as LlamaGenModel
 from .models.llamagen_checkpoint import load_llamagen as load_llamagen
+from .models.raster import Raster as Raster
 from .models.target import ConditionTable as ConditionTable
 from .models.target import ImageTarget as ImageTarget
 from .models.transformers_targets import ChameleonTarget as ChameleonTarget
