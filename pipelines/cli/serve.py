@@ -86,8 +86,8 @@ def stores_of(pairs: Sequence[str]) -> dict[str, Path]:
     """Return folders by name; raises InputError."""
     record: dict[str, Path] = {}
     for each in pairs:
-        name, result_sign, path = each.partition("=")
-        if not result_sign or not name or not path or name in record:
+        name, sign, path = each.partition("=")
+        if not sign or not name or not path or name in record:
             raise InputError(f"got --store {each}; expected NAME=FOLDER, each name once.")
         record[name] = Path(path)
     return record

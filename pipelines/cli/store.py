@@ -91,8 +91,8 @@ def from_answers(
 @app.command()
 def info(path: StoreArgument, json: o.JsonOption = False) -> None:
     """Say what a corpus holds."""
-    with _opened(path) as result:
-        _show(result.info(), Terminal(quiet=json), json)
+    with _opened(path) as corpus:
+        _show(corpus.info(), Terminal(quiet=json), json)
 
 
 @app.command()
@@ -116,10 +116,10 @@ def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
 def merge(path: StoreArgument, json: o.JsonOption = False) -> None:
     """Make one segment of all those of one scope and source: look-ups get faster."""
     terminal = Terminal(quiet=json)
-    with _opened(path) as result:
+    with _opened(path) as corpus:
         with terminal.working("merging"):
-            result.merge()
-        _show(result.info(), terminal, json)
+            corpus.merge()
+        _show(corpus.info(), terminal, json)
 
 
 @app.command()
@@ -132,32 +132,30 @@ def evict(
     """Drop the oldest documents until at most so many tokens are left."""
     terminal = Terminal(quiet=json)
     limit = count_of(max_tokens, "--max-tokens")
-    with _opened(path) as result:
+    with _opened(path) as corpus:
         if tenant is not None:
-            _check_held(result, tenant)
+            _check_held(corpus, tenant)
         with terminal.working("evicting"):
-            result.evict(limit, scope=tenant)
-        _show(result.info(), terminal, json)
+            corpus.evict(limit, scope=tenant)
+        _show(corpus.info(), terminal, json)
 
 
 def count_of(text: str, name: str) -> int:
     """Return a count such as 250000, 500k, 10M or 1.5G. Raises InputError for anything else."""
-    result = re.fullmatch(
-        r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower()
-    )
-    if result is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower())
+    if match is None:
         raise InputError(f"{name} is {text!r}; expected a number such as 250000, 500k or 10M.")
-    return int(float(result[1]) * UNITS[result[2]])
+    return int(float(match[1]) * UNITS[match[2]])
 
 
-def _check_held(result: Any, scope: str) -> None:
+def _check_held(corpus: Any, scope: str) -> None:
     """Raise InputError where no text has the scope: a tenant's would seem to be gone."""
     from ragspec.retrievers.corpus.index import checked_scope
 
-    scopes = result.info().scopes
+    scopes = corpus.info().scopes
     if checked_scope(scope) not in scopes:
         raise InputError(
-            f"no text of {result.path} has scope {scope!r}; it has "
+            f"no text of {corpus.path} has scope {scope!r}; it has "
             f"{', '.join(sorted(scopes)) or 'none'}: name one of these, or leave --tenant out."
         )
 
@@ -168,10 +166,10 @@ def _opened(path: Path) -> Any:
     return CorpusIndex.open(path, verify="size")
 
 
-def _show(result: Any, terminal: Terminal, json: bool) -> None:
+def _show(info: Any, terminal: Terminal, json: bool) -> None:
     from ragspec.pipelines.cli.store_run import show_info
 
     if json:
-        terminal.json(result.as_dict())
+        terminal.json(info.as_dict())
     else:
-        show_info(result, terminal)
+        show_info(info, terminal)
