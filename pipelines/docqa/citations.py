@@ -178,7 +178,7 @@ def short_quotes(
         text = texts[quote.hit]
         match = pattern.search(text, quote.start, quote.start + quote.length)
         match = match or pattern.search(text)
-        if quotation and match:
+        if match:
             yield Quote(short[0], quote.hit, match.start(), len(quotation), "match")
             return
 
