@@ -9,7 +9,8 @@ word changed), code (functions of the interpreter's own library, cut in the midd
 summarization, rag, qa, math, translation and chat (MT-Bench's categories together), and free text.
 All but docqa and edits write a fixed number of new tokens; code and Spec-Bench are sampled, as free
 text is, since small models loop when greedy (--temperature 0 for large ones). See
-`pipelines.bench.text` for how runs are compared.
+`pipelines.bench.measure` for how runs are compared. Of transformers' modes a small grid of settings
+is tried over the first prompts of each category, and the fastest is kept.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from harness.tasks import (
     library_files,
     quotation_items,
 )
+from harness.tuned_peers import peer_grid, run_tuned
 from rich.console import Console
 
 from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
-from ragspec.pipelines.bench.measure import by_category, run_benchmark
+from ragspec.pipelines.bench.measure import by_category, choose_baseline
 from ragspec.pipelines.bench.prompts import (
     DOCQA,
     FIXED_NEW_TOKENS,
@@ -48,13 +50,21 @@ from ragspec.pipelines.bench.prompts import (
     read_items,
 )
 from ragspec.pipelines.bench.results import make_table, write_json
-from ragspec.pipelines.bench.variants import DEFAULT_VARIANTS, build_variants
+from ragspec.pipelines.bench.variants import DEFAULT_VARIANTS, PEERS, build_variants
 from ragspec.pipelines.docqa.docqa import DocQA
 from ragspec.pipelines.methods import open_sources
 from ragspec.retrievers.search.passage_index import PassageIndex
 
 T = TypeVar("T")
 AROUND = 120  # tokens of a quotation's prompt that are not the document's
+# MT-Bench's eight categories count as one, and Spec-Bench's own name for one is long.
+POOLED = {
+    "math_reasoning": "math",
+    **dict.fromkeys(
+        ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),
+        "chat",
+    ),
+}
 
 
 def docqa(data: Path, engine: Engine, top_k: int) -> list[BenchItem]:
@@ -121,7 +131,10 @@ def collect(
     ]
     spec = data / "spec_bench" / "question_dev.jsonl"
     if not selection or set(selection) - set(makers):
-        results += read_items(spec, tokenizer, engine.target.max_length)
+        results += [
+            replace(item, category=POOLED.get(item.category, item.category))
+            for item in read_items(spec, tokenizer, engine.target.max_length)
+        ]
     greedy = (DOCQA, QUOTATION, EDITS)
     results = [
         item if item.category in greedy else replace(item, temperature=temperature)
@@ -173,12 +186,16 @@ def main() -> None:
         options.store, options.history, tokenizer=engine.tokenizer, model=engine.model
     )
     names = options.modes.split(",")
-    modes = build_variants(names, engine, draft, lambda: copy.deepcopy(engine.model), sources)
-    result = run_benchmark(
-        items, modes, repeats=options.repeats, on_progress=lambda line: print(line, flush=True)
+    peer = copy.deepcopy(engine.model)
+    modes = build_variants(names, engine, draft, lambda: peer, sources)
+    grids = {
+        name: peer_grid(name, peer, draft) if name in PEERS else {name: variant}
+        for name, variant in modes.items()
+    }
+    rows = run_tuned(
+        items, grids, repeats=options.repeats, on_progress=lambda line: print(line, flush=True)
     )
-    rows = result.rows("hf-greedy" if "hf-greedy" in modes else names[0])
-    Console(width=140).print(make_table(rows, "hf-greedy" if "hf-greedy" in modes else names[0]))
+    Console(width=140).print(make_table(rows, choose_baseline(modes)))
     if options.json:
         facts = {"model": options.model, "dtype": str(engine.target.dtype), "items": options.items}
         facts["budget"] = options.budget

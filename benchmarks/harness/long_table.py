@@ -145,10 +145,11 @@ def _row(kind: str, length: int, direction: str, group: Sequence[Requests]) -> L
     )
 
 
-def _per_forward(result: Sequence[Result]) -> float:
+def _per_forward(results: Sequence[Result]) -> float:
     """Return tokens by forwards of decoding, without the prompt's own and the token it gives."""
-    inputs = [tokens for each in result for tokens in each.outcome.step_tokens[1:]]
-    return sum(inputs) / max(1, len(inputs))
+    tokens = sum(len(each.outcome.tokens) - 1 for each in results)
+    forwards = sum(len(each.steps) or each.outcome.forwards - 1 for each in results)
+    return tokens / max(1, forwards)
 
 
 def _share(right: int, count: int) -> tuple[float, float, float]:

@@ -22,9 +22,9 @@ from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import Sources
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
+from ragspec.pipelines.bench.measure import Outcome
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.bench.variants import (
-    Outcome,
     TransformersVariant,
     check_variants,
     make_engine,
@@ -154,7 +154,6 @@ def _matches(answer: Answer, seconds: float, begun: int) -> Result:
         answer.generation.tokens[begun:],
         report.forward_passes,
         seconds,
-        [len(step.tokens) for step in steps],
         report.milliseconds["prefill"] / 1000.0,
     )
     return Result(
@@ -206,9 +205,8 @@ class PeerVariant:
         prompt = self._document.prompt(task.question).token_ids
         ids = (*prompt, *plain_ids(self.tokenizer, task.begun))
         clock = TokenClock()
-        mode = TransformersVariant(
-            *(PEER, self.model), past_key_values=copy.deepcopy(self._cache), streamer=clock
-        )
+        cache = copy.deepcopy(self._cache)
+        mode = TransformersVariant(self.model, past_key_values=cache, streamer=clock)
         item = BenchItem(task.id, task.kind, ids, new_tokens, fixed=True)
         outcome = mode.run(item, new_tokens)
         seconds = clock.times[-1] - clock.times[1]

@@ -43,8 +43,8 @@ def text(
     variants: Annotated[
         str,
         typer.Option(
-            help=f"Comma-separated: {', '.join(PEERS)}, plain, names of `ragspec drafters`, "
-            "folders of heads. A plus sign fuses drafters."
+            help=f"Comma-separated: {', '.join(PEERS)} (@N: N draft tokens a step), plain, names "
+            "of `ragspec drafters`, folders of heads. A plus sign fuses drafters."
         ),
     ] = ",".join(DEFAULT_VARIANTS),
     store: Annotated[
@@ -69,7 +69,7 @@ def text(
     from ragspec.engine.engine import Engine
     from ragspec.errors import InputError
     from ragspec.models.load import load_model
-    from ragspec.pipelines.bench.measure import by_category, run_benchmark
+    from ragspec.pipelines.bench.measure import by_category, choose_baseline, run_benchmark
     from ragspec.pipelines.bench.prompts import bundled_items, read_items
     from ragspec.pipelines.bench.results import show_results
     from ragspec.pipelines.bench.variants import build_variants, check_variants, known_variants
@@ -98,14 +98,13 @@ def text(
             "with a model need --draft-model."
         )
     with Console(stderr=True).status("measuring") as status:
-        result = run_benchmark(prompts, built, repeats=repeats, on_progress=status.update)
-    baseline = "hf-greedy" if "hf-greedy" in built else next(iter(built))
+        rows = run_benchmark(prompts, built, repeats=repeats, on_progress=status.update)
     facts = {
         **{"model": model, "draft_model": draft_model, "budget": budget, "repeats": repeats},
         **{"dtype": str(engine.model.dtype), "device": str(engine.model.device), "items": items},
     }
     facts |= {name: path.name for name, path in (("store", store), ("history", history)) if path}
-    show_results(result.rows(baseline), baseline, facts, json, html)
+    show_results(rows, choose_baseline(built), facts, json, html)
 
 
 @app.command()
@@ -149,16 +148,16 @@ def image(
     options = ImageOptions(number_or_name(budget), guidance, temperature, steps, device, dtype)
     items, built = build_images(model, _split(variants), images, seed, options)
     with Console(stderr=True).status("drawing") as status:
-        result = run_benchmark(items, built, skip_loops=False, on_progress=status.update)
+        rows = run_benchmark(items, built, skip_loops=False, on_progress=status.update)
     facts = {"model": model, "budget": budget, "images": images, "seed": seed}
     facts |= {"guidance": guidance, "temperature": temperature, "steps": steps}
-    show_results(result.rows("plain"), "plain", facts, json, html)
+    show_results(rows, "plain", facts, json, html)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run `ragspec bench ...` and return the exit code."""
-    result = app(list(arguments), standalone_mode=False, prog_name="ragspec bench")
-    return result if isinstance(result, int) else 0
+    code = app(list(arguments), standalone_mode=False, prog_name="ragspec bench")
+    return code if isinstance(code, int) else 0
 
 
 def _split(names: str) -> tuple[str, ...]:

@@ -10,31 +10,36 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from ragspec.errors import InputError, UnknownNameError
-from ragspec.pipelines.bench.variants import Outcome
+from ragspec.pipelines.bench.measure import Outcome
 from ragspec.registry import unknown
 
 FORM = re.compile(r"(?P<rule>[a-z+-]+?)(@(?P<value>[0-9.]+))?(:(?P<drafter>.+))?")
 EXACT_RULES = ("exact", "rejection", "without-replacement")
-LATENT_SETTINGS = {"near": "r", "horizon": "s"}
+LATENT_SETTINGS = {"near": "r", "horizon": "s", "fewer": "steps"}
 DEFAULT_CODES = ("exact", "lantern", "lantern++")
 DEFAULT_LATENTS = ("aligned", "near@0.02")
+MASKED_STEPS = 100  # as published
+FIGURES = ("tv_excess", "nll_gap", "distance_mean")
 # Names of the Unicode emoji list, for models that draw from a prompt.
-PROMPTS = (
-    "candle",
-    "tulip",
-    "red heart",
-    "sun",
-    "star",
-    "house",
-    "rose",
-    "pizza",
-    "rocket",
-    "fish",
-)
+PROMPTS = ("candle", "tulip", "red heart", "sun", "star", "house", "rose", "pizza", "fish")
+
+
+class ParsedVariant(NamedTuple):
+    """The parts of a variant's name, see the module."""
+
+    name: str
+    rule: str
+    value: float | None = None
+    drafter: str | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the variant speculates at all."""
+        return self.rule not in ("plain", "fewer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class ImageItem:
 
 @dataclass(frozen=True, slots=True)
 class ImageOptions:
-    """How pictures are drawn, for all variants alike."""
+    """Settings that all variants share."""
 
     budget: int | str = 12
     guidance: float = 2.0
@@ -59,12 +64,16 @@ class ImageOptions:
     device: str = "auto"
     dtype: str = "auto"
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """Arguments to load a model of latents: its rules compare densities in 32 bits."""
+        return {"device": self.device, "dtype": "float32" if self.dtype == "auto" else self.dtype}
+
 
 class ImageVariant:
     """A pipeline with one rule and one drafter."""
 
-    def __init__(self, name: str, pipe: Any, options: ImageOptions) -> None:
-        self.name = name
+    def __init__(self, pipe: Any, options: ImageOptions) -> None:
         self.pipe = pipe
         self.options = options
         pipe.set_progress_bar_config(disable=True)
@@ -80,18 +89,15 @@ class ImageVariant:
             generator=torch.Generator().manual_seed(item.seed),
             output_type="latent",
         )
-        figures = {}
-        for name in ("tv_excess", "nll_gap", "distance_mean"):
-            value = getattr(out.stats, name, None)
-            if value is not None:
-                figures[name] = float(value)
+        values = {name: getattr(out.stats, name, None) for name in FIGURES}
+        figures = {name: float(value) for name, value in values.items() if value is not None}
         seconds, forwards = out.stats.seconds, out.stats.forwards
-        return Outcome(_numbers(out), forwards, seconds, [], 0.0, out.label, figures)
+        return Outcome(_numbers(out), forwards, seconds, 0.0, out.label, figures)
 
 
 def build_images(
     source: str, names: Sequence[str], count: int, seed: int, options: ImageOptions
-) -> tuple[list[ImageItem], dict[str, list[ImageVariant]]]:
+) -> tuple[list[ImageItem], dict[str, ImageVariant]]:
     """Load a model and return the pictures to draw and the variants, plain first.
 
     Args:
@@ -99,7 +105,7 @@ def build_images(
         names: Variants; empty for a few usual ones.
         count: Pictures.
         seed: Seed of the first picture.
-        options: How pictures are drawn.
+        options: Settings that all variants share.
 
     Raises:
         InputError: A variant cannot be read or does not fit the model.
@@ -108,27 +114,24 @@ def build_images(
     from ragspec.visual.pipeline.folder import LATENTS, MASKED, find_folder, kind_of
 
     kind = kind_of(find_folder(source).target)
-    masked, latents = kind == MASKED, kind == LATENTS
-    usual = DEFAULT_LATENTS if masked or latents else DEFAULT_CODES
-    parsed = [parse_variant(name, masked or latents) for name in names or usual]
-    build = _masked_pipes if masked else _latent_pipes if latents else _code_pipes
-    pipes = build(source, [("plain", "plain", None, None), *parsed], options)
-    first = next(iter(pipes.values()))
-    by_class = first.trunk.config.condition == "class"
-    subjects = list(range(first.trunk.config.num_classes)) if by_class else list(PROMPTS)
-    items = []
-    for number in range(count):
-        subject = subjects[number % len(subjects)]
-        arguments = {"class_labels": [subject]} if by_class else {"prompt": [subject]}
-        items.append(ImageItem(str(number), arguments, seed + number))
-    return items, {name: [ImageVariant(name, pipe, options)] for name, pipe in pipes.items()}
+    latents = kind in (LATENTS, MASKED)
+    usual = DEFAULT_LATENTS if latents else DEFAULT_CODES
+    parsed = [parse_variant(name, latents) for name in names or usual]
+    build = {LATENTS: _latent_pipes, MASKED: _masked_pipes}.get(kind, _code_pipes)
+    pipes = build(source, [ParsedVariant("plain", "plain"), *parsed], options)
+    config = next(iter(pipes.values())).trunk.config
+    by_class = config.condition == "class"
+    argument = "class_labels" if by_class else "prompt"
+    subjects = range(config.num_classes) if by_class else PROMPTS
+    items = [
+        ImageItem(str(number), {argument: [subjects[number % len(subjects)]]}, seed + number)
+        for number in range(count)
+    ]
+    return items, {name: ImageVariant(pipe, options) for name, pipe in pipes.items()}
 
 
-Parsed = tuple[str, str, "float | None", "str | None"]  # name, rule, value, drafter
-
-
-def parse_variant(name: str, latents: bool = False) -> Parsed:
-    """Return name, rule, value and drafter of a variant, see the module.
+def parse_variant(name: str, latents: bool = False) -> ParsedVariant:
+    """Return the parts of a variant's name, see the module.
 
     Raises:
         InputError: The name has another form, or the rule takes no value.
@@ -148,7 +151,7 @@ def parse_variant(name: str, latents: bool = False) -> Parsed:
         raise InputError(f"Expected {rule!r} without a value, got {name!r}. Leave @... out.")
     if rule == "fewer" and (not value or match["drafter"]):
         raise InputError(f"Expected fewer@N with N of at least 1, got {name!r}.")
-    return name.strip(), rule, value, match["drafter"]
+    return ParsedVariant(name.strip(), rule, value, match["drafter"])
 
 
 def _rules(latents: bool) -> dict[str, str | None]:
@@ -156,91 +159,74 @@ def _rules(latents: bool) -> dict[str, str | None]:
     if latents:
         from ragspec.visual.latents.rules.by_name import RULES
 
-        named: dict[str, str | None] = {rule: LATENT_SETTINGS.get(rule) for rule in RULES}
-        return named | {"fewer": "steps"}
+        return {rule: LATENT_SETTINGS.get(rule) for rule in (*RULES, "fewer")}
     from ragspec.visual.rules.by_name import relaxed
 
     return dict.fromkeys(EXACT_RULES) | relaxed()
 
 
-def _settings(rule: str, value: float | None, latents: bool) -> dict[str, Any]:
-    setting = _rules(latents)[rule]
-    if value is None or setting is None:
+def _settings(variant: ParsedVariant, latents: bool) -> dict[str, Any]:
+    setting = _rules(latents)[variant.rule]
+    if variant.value is None or setting is None:
         return {}
-    return {setting: int(value) if setting in ("s", "partition", "steps") else value}
+    whole = setting in ("s", "partition")
+    return {setting: int(variant.value) if whole else variant.value}
 
 
-def _code_pipes(source: str, parsed: Sequence[Parsed], options: ImageOptions) -> dict[str, Any]:
+def _code_pipes(
+    source: str, variants: Sequence[ParsedVariant], options: ImageOptions
+) -> dict[str, Any]:
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    base = ImagePipeline.from_pretrained(source, None, device=options.device, dtype=options.dtype)
     if options.steps is not None:
         raise InputError(f"Expected no --steps for {source}, which draws codes. Leave it out.")
+    base = ImagePipeline.from_pretrained(source, None, device=options.device, dtype=options.dtype)
+    shared: dict[str, Any] = {"budget": options.budget, "folder": base.folder, "batch_size": 1}
     pipes: dict[str, Any] = {"plain": base}
-    for name, rule, value, drafter in parsed[1:]:
-        pipes[name] = ImagePipeline(
-            base.model,
-            base.tokenizer,
-            drafter or "auto",
-            rule,
-            budget=options.budget,
-            folder=base.folder,
-            batch_size=1,
-            **_settings(rule, value, False),
-        )
+    for each in variants[1:]:
+        settings = {**shared, "rule": each.rule, **_settings(each, False)}
+        drafter = each.drafter or "auto"
+        pipes[each.name] = ImagePipeline(base.model, base.tokenizer, drafter, **settings)
     return pipes
 
 
-def _latent_pipes(source: str, parsed: Sequence[Parsed], options: ImageOptions) -> dict[str, Any]:
+def _latent_pipes(
+    source: str, variants: Sequence[ParsedVariant], options: ImageOptions
+) -> dict[str, Any]:
     from ragspec.visual.pipeline.latents import LatentPipeline
 
-    # Rules compare densities, for which fewer than 32 bits are too few.
-    dtype = "float32" if options.dtype == "auto" else options.dtype
-    base = LatentPipeline.from_pretrained(
-        source, None, device=options.device, dtype=dtype, steps=options.steps
-    )
+    base = LatentPipeline.from_pretrained(source, None, steps=options.steps, **options.loading)
+    shared = {"floor": base.schedule.floor, "folder": base.folder, "batch_size": 1}
     pipes: dict[str, Any] = {}
-    for name, rule, value, drafter in parsed:
-        alone = rule in ("plain", "fewer")
-        pipes[name] = LatentPipeline(
-            base.model,
-            base.tokenizer,
-            None if alone else drafter or "auto",
-            "near" if alone else rule,
-            steps=int(value or 0) if rule == "fewer" else base.schedule.steps,
-            floor=base.schedule.floor,
-            budget=options.budget,
-            folder=base.folder,
-            batch_size=1,
-            **({"r": 0.0} if alone else _settings(rule, value, True)),
-        )
+    for each in variants:
+        settings: dict[str, Any] = {"drafter": None, "rule": "near", "r": 0.0}
+        if each.drafts:
+            settings = {"drafter": each.drafter or "auto", "rule": each.rule}
+            settings |= _settings(each, True)
+        steps = int(each.value or 0) if each.rule == "fewer" else base.schedule.steps
+        settings |= {"steps": steps, "budget": options.budget, **shared}
+        pipes[each.name] = LatentPipeline(base.model, base.tokenizer, **settings)
     return pipes
 
 
-def _masked_pipes(source: str, parsed: Sequence[Parsed], options: ImageOptions) -> dict[str, Any]:
+def _masked_pipes(
+    source: str, variants: Sequence[ParsedVariant], options: ImageOptions
+) -> dict[str, Any]:
     from ragspec.visual.masked.schedule import FLOOR
     from ragspec.visual.pipeline.masked import MaskedLatentPipeline
     from ragspec.visual.pipeline.masked_drafts import window_of
 
-    base = MaskedLatentPipeline.from_pretrained(
-        source,
-        device=options.device,
-        dtype="float32" if options.dtype == "auto" else options.dtype,
-        steps=options.steps or 100,  # as published
-        floor=FLOOR,  # the rules compare densities
-    )
+    # The rules compare densities, which FLOOR bounds.
+    steps: dict[str, Any] = {"steps": options.steps or MASKED_STEPS, "floor": FLOOR}
+    base = MaskedLatentPipeline.from_pretrained(source, **options.loading, **steps)
     pipes: dict[str, Any] = {}
-    for name, rule, value, drafter in parsed:
-        settings: dict[str, Any] = {"iterations": int(value or base.side**2)}
-        if rule not in ("plain", "fewer"):
-            settings = {"rule": rule, "window": window_of(options.budget)}
-            settings |= {"drafter": drafter or "jacobi", **_settings(rule, value, True)}
-        pipes[name] = MaskedLatentPipeline(
-            **base.components,
-            steps=base.schedule.steps,
-            floor=base.schedule.floor,
-            batch_size=1,
-            **settings,
+    for each in variants:
+        settings: dict[str, Any] = {"iterations": int(each.value or base.side**2)}
+        if each.drafts:
+            settings = {"rule": each.rule, "window": window_of(options.budget)}
+            settings |= {"drafter": each.drafter or "jacobi", **_settings(each, True)}
+        pipes[each.name] = MaskedLatentPipeline(
+            **base.components, **steps, **settings, batch_size=1
         )
     return pipes
 

@@ -13,22 +13,42 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from ragspec.pipelines.bench.variants import Outcome, Variant
-from ragspec.reports.report import distinct_share, loop_share
+from ragspec.reports.report import loop_share
 
 LOOPING = 0.3  # largest share of loops of a text that is timed
 SHORTEST = 6  # tokens of the shortest text that is timed
-TUNING_ITEMS = 4
 RESAMPLES = 2000
 PLAIN = ("plain", "hf-greedy")
+GREEDY = "hf-greedy"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run of one item.
+
+    Attributes:
+        tokens: Generated tokens, or a number for each code or latent of a picture.
+        forwards: Forward passes of the target, prefill included.
+        seconds: Wall time.
+        prefill: Seconds spent on the prompt; None if a run of one token has to measure it.
+        label: Exactness label of the result.
+        figures: Further numbers of the run by name.
+    """
+
+    tokens: list[int]
+    forwards: int
+    seconds: float
+    prefill: float | None = None
+    label: str = ""
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 class BenchTask(Protocol):
-    """What every variant runs: a prompt or a picture."""
+    """A prompt or a picture, which every variant runs."""
 
     @property
     def id(self) -> str:
@@ -40,7 +60,14 @@ class BenchTask(Protocol):
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens are generated at most."""
+        """The most tokens that are generated."""
+
+
+class Variant(Protocol):
+    """One configuration to measure, one item at a time."""
+
+    def run(self, item: Any, limit: int) -> Outcome:
+        """Return the outcome of an item with at most `limit` new tokens."""
 
 
 AnyItem = TypeVar("AnyItem", bound=BenchTask)
@@ -65,18 +92,21 @@ Runs = Sequence[Mapping[str, Measurement]]
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One category in one variant.
+    """One category in one variant. NaN stands for figures that were not measured.
 
-    items: all items; timed: those whose ratios count. tokens, forwards, seconds (decode),
-    prefill_seconds: sums over all items. ratio: median over timed items of baseline decode seconds
-    by this variant's; ratio_low, ratio_high: its 95 % bootstrap interval; ratio_end_to_end: the
-    same with prefill. equal_to_plain: share of items with the tokens of plain decoding (ours, else
-    transformers' greedy). figures: means of further numbers. NaN where nothing was measured.
+    Attributes:
+        items, timed: All items, and those whose ratios count.
+        tokens, forwards, seconds, prefill_seconds: Sums over all items, `seconds` of decoding.
+        ratio: Median over timed items of decode seconds, the baseline's by this variant's.
+        ratio_low, ratio_high: 95 % bootstrap interval of `ratio`.
+        ratio_end_to_end: As `ratio`, with prefill.
+        ratio_to_plain: As `ratio`, against plain decoding (ours, else transformers' greedy).
+        equal_to_plain: Share of items with the tokens of plain decoding.
+        figures: Means of further numbers.
     """
 
     category: str
     variant: str
-    setting: str
     label: str
     items: int
     timed: int
@@ -91,7 +121,6 @@ class BenchRow:
     ratio_end_to_end: float
     ratio_to_plain: float
     loop_share: float
-    distinct_4: float
     equal_to_plain: float
     figures: dict[str, float] = field(default_factory=dict)
 
@@ -102,96 +131,75 @@ class BenchRow:
         return {name: None if value != value else value for name, value in row.items()}
 
 
-@dataclass(slots=True)
-class Benchmark(Generic[AnyItem]):
-    """The measurements of a run, by (category, id) of the item and by variant."""
-
-    items: list[AnyItem]
-    measurements: dict[tuple[str, str], dict[str, Measurement]]
-    settings: dict[tuple[str, str], str]
-    skip_loops: bool = True
-
-    def rows(self, baseline: str = "hf-greedy") -> list[BenchRow]:
-        """Return one row for each category and variant."""
-        rows = []
-        for category, items in by_category(self.items).items():
-            runs = [self.measurements[(item.category, item.id)] for item in items]
-            timed = [run for run in runs if not self.skip_loops or is_timed(_plain_tokens(run))]
-            for variant in runs[0]:
-                setting = self.settings.get((category, variant), variant)
-                rows.append(summarise(category, variant, setting, runs, timed, baseline))
-        return rows
-
-
 def is_timed(tokens: Sequence[int]) -> bool:
     """Return whether a plain text is long enough to be timed and does not loop."""
     return len(tokens) >= SHORTEST and loop_share(tokens) <= LOOPING
 
 
+def choose_baseline(variants: Mapping[str, Any]) -> str:
+    """Return transformers' greedy decoding, or the first variant where it does not run."""
+    return GREEDY if GREEDY in variants else next(iter(variants))
+
+
 def run_benchmark(
     items: Sequence[AnyItem],
-    variants: Mapping[str, Sequence[Variant]],
+    variants: Mapping[str, Variant],
     *,
     repeats: int = 1,
     skip_loops: bool = True,
     on_progress: Callable[[str], None] = lambda line: None,
-) -> Benchmark[AnyItem]:
-    """Run every item in every variant, interleaved.
+) -> list[BenchRow]:
+    """Run every item in every variant, interleaved, and summarise each category and variant.
 
     Args:
         items: Prompts or pictures.
-        variants: For each name the settings to try; the fastest over the first items is kept.
+        variants: Variants by name. Ratios are against `choose_baseline`.
         repeats: Runs of each item in each variant.
         skip_loops: Leave looping and very short texts out of the ratios.
         on_progress: Called with a line for each item.
     """
-    measurements: dict[tuple[str, str], dict[str, Measurement]] = {}
-    settings: dict[tuple[str, str], str] = {}
+    baseline, rows = choose_baseline(variants), []
     for category, group in by_category(items).items():
-        chosen = {name: _tune(options, group) for name, options in variants.items()}
-        settings.update({(category, name): variant.name for name, variant in chosen.items()})
-        for variant in chosen.values():  # warm up
+        for variant in variants.values():  # warm up
             variant.run(group[0], min(16, group[0].new_tokens))
+        runs = []
         for number, item in enumerate(group):
             on_progress(f"{category} {number + 1}/{len(group)}")
-            measurements[(item.category, item.id)] = _measure(item, chosen, repeats, number)
-    return Benchmark(list(items), measurements, settings, skip_loops)
+            runs.append(_measure(item, variants, repeats, number))
+        timed = [run for run in runs if not skip_loops or is_timed(_plain_tokens(run))]
+        rows += [summarise(category, name, runs, timed, baseline) for name in variants]
+    return rows
 
 
-def summarise(
-    category: str, variant: str, setting: str, runs: Runs, timed: Runs, baseline: str
-) -> BenchRow:
+def summarise(category: str, variant: str, runs: Runs, timed: Runs, baseline: str) -> BenchRow:
     """Return the row of one variant from the runs of a category's items."""
     mine = [run[variant] for run in runs]
     plain = next((name for name in PLAIN if name in runs[0]), None)
-    base = baseline if baseline in runs[0] else next(iter(runs[0]))
-    ratios = [run[base].decode_seconds / run[variant].decode_seconds for run in timed]
-    whole = [_median(run[base].seconds) / _median(run[variant].seconds) for run in timed]
+    ratios = [run[baseline].decode_seconds / run[variant].decode_seconds for run in timed]
+    whole = [median(run[baseline].seconds) / median(run[variant].seconds) for run in timed]
     to_plain = [run[plain].decode_seconds / run[variant].decode_seconds for run in timed if plain]
     low, high = interval(ratios)
     tokens = sum(len(run.outcome.tokens) for run in mine)
     forwards = sum(run.outcome.forwards for run in mine)
     equal = [run[variant].outcome.tokens == run[plain].outcome.tokens for run in runs if plain]
-    names = mine[0].outcome.figures if mine else {}
+    names = mine[0].outcome.figures
     return BenchRow(
         category=category,
         variant=variant,
-        setting=setting,
-        label=mine[0].outcome.label if mine else "",
+        label=mine[0].outcome.label,
         items=len(runs),
         timed=len(timed),
         tokens=tokens,
         forwards=forwards,
         seconds=sum(run.decode_seconds for run in mine),
-        prefill_seconds=sum(_median(run.prefill) for run in mine),
+        prefill_seconds=sum(median(run.prefill) for run in mine),
         tokens_per_forward=tokens / max(1, forwards),
-        ratio=_median(ratios),
+        ratio=median(ratios) if ratios else math.nan,
         ratio_low=low,
         ratio_high=high,
-        ratio_end_to_end=_median(whole),
-        ratio_to_plain=_median(to_plain),
+        ratio_end_to_end=median(whole) if whole else math.nan,
+        ratio_to_plain=median(to_plain) if to_plain else math.nan,
         loop_share=_mean([loop_share(run.outcome.tokens) for run in mine]),
-        distinct_4=_mean([distinct_share(run.outcome.tokens, 4) for run in mine]),
         equal_to_plain=_mean(equal),
         figures={name: _mean([run.outcome.figures[name] for run in mine]) for name in names},
     )
@@ -234,23 +242,8 @@ def _measure(
     return {name: runs[name] for name in names}
 
 
-def _tune(options: Sequence[Variant], items: Sequence[BenchTask]) -> Variant:
-    """Return the setting that is fastest over the first items of a category."""
-    if len(options) == 1:
-        return options[0]
-    seconds = dict.fromkeys(range(len(options)), 0.0)
-    for item in items[:TUNING_ITEMS]:
-        for number, variant in enumerate(options):
-            seconds[number] += variant.run(item, item.new_tokens).seconds
-    return options[min(seconds, key=lambda number: seconds[number])]
-
-
 def _plain_tokens(run: Mapping[str, Measurement]) -> list[int]:
     return (run.get("plain") or next(iter(run.values()))).outcome.tokens
-
-
-def _median(values: Sequence[float]) -> float:
-    return float(np.median(values)) if len(values) else math.nan
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,15 +1,15 @@
-"""What a text benchmark runs on: prompts by category.
+"""Prompts of a text benchmark, by category.
 
-Three kinds are kept apart, since retrieval drafting lives on copying and barely gains on free
-text: questions over documents (category "docqa"), Spec-Bench rows (their own categories), and
-free text that goes on from a beginning ("free", a fixed number of new tokens).
+Retrieval drafting gains where an answer copies and little on free text, so that categories are
+compared apart: questions over documents ("docqa"), continuations of a text ("free", a fixed number
+of new tokens), and the categories of a user's file.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,23 +23,20 @@ FIXED_NEW_TOKENS = 96
 FREE_TEMPERATURE = 0.8
 DOCQA = "docqa"
 FREE = "free"
-CHAT = "chat"
-# Spec-Bench's own names; MT-Bench's eight categories count as one.
-SPEC_BENCH = {
-    "math_reasoning": "math",
-    **dict.fromkeys(
-        ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"),
-        CHAT,
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class BenchItem:
-    """One prompt. fixed: ignore end tokens and write exactly `new_tokens`.
+    """One prompt.
 
-    temperature: 0 is greedy. Free text is sampled: small models fall into loops when greedy, and
-    a loop says nothing about speed.
+    Attributes:
+        id, category: The prompt's name, unique in its category, and the group of its row.
+        prompt: Token ids.
+        new_tokens: The most tokens to generate.
+        fixed: Ignore end tokens and generate exactly `new_tokens`.
+        temperature: 0 is greedy. Free text is sampled: small models loop when greedy, and a loop
+            says nothing about speed.
+        spans, texts: Source texts, as `Engine.generate` takes them.
     """
 
     id: str
@@ -50,17 +47,15 @@ class BenchItem:
     temperature: float = 0.0
     spans: tuple[tuple[int, int, int, int], ...] = ()
     texts: tuple[SourceText, ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 def docqa_items(qa: DocQA, questions: Iterable[tuple[str, str]], top_k: int) -> list[BenchItem]:
     """Return items of (id, question) pairs, prompts built by DocQA's own retrieval."""
-    items = []
-    for name, question in questions:
-        prompt = qa.prompt(question, top_k=top_k)
-        item = BenchItem(name, DOCQA, prompt.token_ids, 160)
-        items.append(replace(item, spans=prompt.spans, texts=prompt.layout))
-    return items
+    prompts = [(name, qa.prompt(question, top_k=top_k)) for name, question in questions]
+    return [
+        BenchItem(name, DOCQA, each.token_ids, 160, spans=each.spans, texts=each.layout)
+        for name, each in prompts
+    ]
 
 
 def bundled_items(engine: Any, top_k: int = 3) -> list[BenchItem]:
@@ -79,7 +74,7 @@ def bundled_items(engine: Any, top_k: int = 3) -> list[BenchItem]:
 def free_items(
     tokenizer: Any, texts: Iterable[tuple[str, str]], length: int = 128
 ) -> list[BenchItem]:
-    """Return items that go on from the first `length` tokens of each (id, text)."""
+    """Return items that continue the first `length` tokens of each (id, text)."""
     items = []
     for name, text in texts:
         ids = tuple(tokenizer(text[: 8 * length])["input_ids"][:length])
@@ -88,12 +83,18 @@ def free_items(
     return items
 
 
-def read_items(path: Path, tokenizer: Any, room: int | None) -> list[BenchItem]:
-    """Return the items of a jsonl file: {id, category, prompt} or Spec-Bench rows.
+def read_items(path: Path, tokenizer: Any, max_length: int | None) -> list[BenchItem]:
+    """Return the items of JSON lines: {id, category, prompt}, or rows of Spec-Bench.
 
-    Of a Spec-Bench row the first turn counts; MT-Bench's categories are pooled as "chat", and
-    "math_reasoning" is called "math". Prompts keep their last tokens where they would not
-    fit. Raises DocumentError with the line that cannot be read or names a prompt twice.
+    The first turn of a Spec-Bench row counts.
+
+    Args:
+        path: UTF-8 file.
+        tokenizer: Tokenizer of the target.
+        max_length: Context of the target in tokens; longer prompts keep their last tokens.
+
+    Raises:
+        DocumentError: A line cannot be read, or names a prompt twice; the line is named.
     """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -101,24 +102,21 @@ def read_items(path: Path, tokenizer: Any, room: int | None) -> list[BenchItem]:
         raise DocumentError(
             f"{path} cannot be read ({error}); expected a UTF-8 file of JSON lines"
         ) from error
-    items: list[BenchItem] = []
-    known: set[tuple[str, str]] = set()
+    items: dict[tuple[str, str], BenchItem] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            item = _item(line, where := f"{path.name}, line {number}", tokenizer, room)
-            if (item.category, item.id) in known:
+            item = _item(line, where := f"{path.name}, line {number}", tokenizer, max_length)
+            if items.setdefault((item.category, item.id), item) is not item:
                 raise DocumentError(
                     f"{where}: the id {item.id!r} stands twice in category {item.category!r}; "
                     "expected each once"
                 )
-            known.add((item.category, item.id))
-            items.append(item)
     if not items:
         raise DocumentError(f"{path} holds no prompts; expected lines of {{id, category, prompt}}")
-    return items
+    return list(items.values())
 
 
-def _item(line: str, where: str, tokenizer: Any, room: int | None) -> BenchItem:
+def _item(line: str, where: str, tokenizer: Any, max_length: int | None) -> BenchItem:
     try:
         row = json.loads(line)
         text = row["prompt"] if "prompt" in row else row["turns"][0]
@@ -126,21 +124,19 @@ def _item(line: str, where: str, tokenizer: Any, room: int | None) -> BenchItem:
             raise TypeError(f"the prompt is {text!r}, not a text")
         name = str(row.get("id", row.get("question_id", where)))
         category = str(row["category"])
-        if "turns" in row:
-            category = SPEC_BENCH.get(category, category)
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise DocumentError(
             f"{where}: cannot be read ({error!r}); expected a JSON object with id, category and "
             "prompt, or a Spec-Bench row with question_id, category and turns"
         ) from error
     ids = turn_ids(tokenizer, text)
-    if room is not None:
-        ids = ids[-max(1, room - FIXED_NEW_TOKENS) :]
-    return BenchItem(name, category, tuple(ids), FIXED_NEW_TOKENS, fixed=True, extra=row)
+    if max_length is not None:
+        ids = ids[-max(1, max_length - FIXED_NEW_TOKENS) :]
+    return BenchItem(name, category, tuple(ids), FIXED_NEW_TOKENS, fixed=True)
 
 
 def turn_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return a user's turn as a chat model reads it, for other models the text itself."""
+    """Return the token ids of a user's turn, in the chat template where the model has one."""
     if getattr(tokenizer, "chat_template", None) is None:
         return list(tokenizer(text)["input_ids"])
     turns = [{"role": "user", "content": text}]

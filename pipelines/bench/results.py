@@ -26,7 +26,7 @@ def cells(row: BenchRow) -> list[str]:
     """Return a row for people, in the order of `HEADINGS` and its further figures."""
     return [
         row.category,
-        row.setting,
+        row.variant,
         f"{row.timed}/{row.items}",
         f"{row.tokens_per_forward:.2f}",
         _number(row.ratio),
@@ -95,7 +95,7 @@ def write_page(path: Path, rows: Sequence[BenchRow], facts: dict[str, Any]) -> N
     most = max((row.ratio_high for row in rows if row.timed), default=1.0)
     bars = [
         {
-            "name": f"{row.category}, {row.setting}",
+            "name": f"{row.category}, {row.variant}",
             "ratio": _number(row.ratio),
             "width": 100.0 * row.ratio / most,
             "low": 100.0 * row.ratio_low / most,

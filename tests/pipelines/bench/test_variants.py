@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ import torch
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
+from ragspec.pipelines.bench.measure import Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.bench.variants import (
     DEFAULT_VARIANTS,
-    DRAFT_LENGTHS,
-    NGRAMS,
     EngineVariant,
     TransformersVariant,
-    Variant,
     build_variants,
 )
 from tests.support import heads, tiny
@@ -36,46 +33,44 @@ def engine() -> Engine:
 
 
 @pytest.fixture(scope="module")
-def variants(engine: Engine) -> dict[str, list[Variant]]:
+def variants(engine: Engine) -> dict[str, Variant]:
     draft = tiny.model("llama", num_hidden_layers=1)
     return build_variants(DEFAULT_VARIANTS, engine, draft, lambda: copy.deepcopy(engine.model))
 
 
-def test_every_variant_writes_the_same_tokens(variants: dict[str, list[Variant]]) -> None:
+def test_every_variant_writes_the_same_tokens(variants: dict[str, Variant]) -> None:
     assert list(variants) == list(DEFAULT_VARIANTS)
-    plain = variants["plain"][0].run(ITEM, 12)
+    plain = variants["plain"].run(ITEM, 12)
     assert len(plain.tokens) == 12
-    for name, settings in variants.items():
-        result = settings[0].run(ITEM, 12)
-        assert result.tokens == plain.tokens, name
-        assert 0 < result.forwards <= 12, name
-        assert result.seconds > 0
-        assert sum(result.step_tokens) == 12, name
-        assert len(result.step_tokens) <= result.forwards, name
+    for name, variant in variants.items():
+        outcome = variant.run(ITEM, 12)
+        assert outcome.tokens == plain.tokens, name
+        assert 0 < outcome.forwards <= 12, name
+        assert outcome.seconds > 0
 
 
-def test_steps_show_what_drafts_saved(engine: Engine) -> None:
-    names = ("plain", "hf-greedy", "model", "hf-assistant")
-    result = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
-    plain, greedy, ours, theirs = (result[name][0].run(ITEM, 12).step_tokens for name in names)
-    assert plain == greedy == [1] * 12
-    assert theirs == [1 + DRAFT_LENGTHS[0]] * 2
-    assert sum(ours) == 12 and max(ours) > 1
+def test_forwards_show_what_drafts_saved(engine: Engine) -> None:
+    names = ("plain", "hf-greedy", "model", "hf-assistant@5")
+    built = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
+    plain, greedy, ours, theirs = (built[name].run(ITEM, 12).forwards for name in names)
+    assert plain == greedy == 12
+    assert theirs < 12
+    assert ours < 12
 
 
-def test_forwards_of_the_prompt_count_for_all_alike(variants: dict[str, list[Variant]]) -> None:
+def test_forwards_of_the_prompt_count_for_all_alike(variants: dict[str, Variant]) -> None:
     for name in ("plain", "hf-greedy"):
-        assert variants[name][0].run(ITEM, 12).forwards == 12
-        assert variants[name][0].run(ITEM, 1).forwards == 1
+        assert variants[name].run(ITEM, 12).forwards == 12
+        assert variants[name].run(ITEM, 1).forwards == 1
 
 
 def test_end_tokens_count_only_where_the_length_is_not_fixed(engine: Engine) -> None:
     peer, current = (copy.deepcopy(engine.model) for _ in range(2))
-    theirs = TransformersVariant("hf-greedy", peer)
+    theirs = TransformersVariant(peer)
     whole = theirs.run(ITEM, 12).tokens
     peer.generation_config.eos_token_id = current.generation_config.eos_token_id = whole[3]
     ending = BenchItem("1", "docqa", PROMPT, 12)
-    ours = build_variants(["plain"], Engine(current, drafter=None), None, lambda: None)["plain"][0]
+    ours = build_variants(["plain"], Engine(current, drafter=None), None, lambda: None)["plain"]
     short = whole[: whole.index(whole[3]) + 1]
     for variant in (theirs, ours):
         assert variant.run(ending, 12).tokens == short
@@ -83,45 +78,42 @@ def test_end_tokens_count_only_where_the_length_is_not_fixed(engine: Engine) -> 
     assert peer.generation_config.eos_token_id == whole[3]
 
 
-def test_the_peers_have_a_copy_and_a_grid(
-    engine: Engine, variants: dict[str, list[Variant]]
-) -> None:
-    peer = variants["hf-greedy"][0]
-    assert isinstance(peer, TransformersVariant)
-    assert peer.model is not engine.model
-    assert len(variants["hf-lookup"]) == len(DRAFT_LENGTHS) * len(NGRAMS)
-    grid = set()
-    for variant in variants["hf-assistant"]:
-        assert isinstance(variant, TransformersVariant)
-        config = variant.arguments["assistant_model"].generation_config
-        grid.add((config.num_assistant_tokens, config.assistant_confidence_threshold))
-    assert grid == set(itertools.product((5, 10, 20), (0.0, 0.4)))
-    assert len(variants["hf-assistant"]) == len(grid)
-    assert len({variant.name for settings in variants.values() for variant in settings}) == 17
+def test_the_peers_have_a_copy_and_their_names_set_the_draft_length(engine: Engine) -> None:
+    names = ("hf-greedy", "hf-lookup@7", "hf-lookup", "hf-assistant@3")
+    peers = build_variants(names, engine, engine.model, lambda: copy.deepcopy(engine.model))
+    greedy, seven, usual, assistant = peers.values()
+    for peer in (greedy, seven, usual, assistant):
+        assert isinstance(peer, TransformersVariant)
+        assert peer.model is not engine.model
+        if peer is seven or peer is usual:
+            tokens = 7 if peer is seven else 10
+            assert peer.arguments == {"prompt_lookup_num_tokens": tokens}
+        if peer is assistant:
+            config = peer.arguments["assistant_model"].generation_config
+            assert config.num_assistant_tokens == 3
+    for wrong in ("hf-greedy@3", "hf-lookup@0", "hf-lookup@", "hf-assistant@many"):
+        with pytest.raises(UnknownNameError, match="variant"):
+            build_variants([wrong], engine, engine.model, lambda: None)
 
 
 def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = copy.deepcopy(engine.model)
-    variants = [
-        TransformersVariant("greedy", peer),
-        TransformersVariant("lookup", peer, prompt_lookup_num_tokens=5),
-    ]
+    variants = [TransformersVariant(peer), TransformersVariant(peer, prompt_lookup_num_tokens=5)]
     assert not peer._forward_pre_hooks
-    known: list[int] = []
+    hooks: list[int] = []
     forward = peer.forward
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        known.append(len(peer._forward_pre_hooks))
+        hooks.append(len(peer._forward_pre_hooks))
         return forward(*arguments, **options)
 
     monkeypatch.setattr(peer, "forward", watched)
     for variant in (*variants, *variants):
-        known.clear()
-        result = variant.run(ITEM, 12)
-        assert known == [1] * result.forwards
-        assert sum(result.step_tokens) == 12
+        hooks.clear()
+        outcome = variant.run(ITEM, 12)
+        assert hooks == [1] * outcome.forwards
     monkeypatch.setattr(peer, "forward", None)
     with pytest.raises(TypeError):
         variants[0].run(ITEM, 12)
@@ -130,8 +122,8 @@ def test_a_forward_of_the_peers_runs_the_counter_of_one_mode(
 
 def test_variants_that_need_a_draft_model_are_left_out_without_one(engine: Engine) -> None:
     calls: list[Any] = []
-    result = build_variants(["plain", "model", "fused", "hf-assistant"], engine, None, calls.clear)
-    assert list(result) == ["plain"]
+    built = build_variants(["plain", "model", "fused", "hf-assistant"], engine, None, calls.clear)
+    assert list(built) == ["plain"]
 
 
 @pytest.mark.parametrize("name", ["hf-greedi", "contxt"])
@@ -147,11 +139,11 @@ def test_heads_and_methods_can_be_joined(tmp_path: Path) -> None:
     names = [folder, f"context+{folder}", "context"]
     variants = build_variants(names, engine, None, lambda: None)
     item = replace(ITEM, prompt=tuple(tiny.prompt(20, vocab_size=heads.VOCAB)))
-    record = {name: variant.run(item, 24) for name, (variant,) in variants.items()}
+    record = {name: variant.run(item, 24) for name, variant in variants.items()}
     assert len({tuple(outcome.tokens) for outcome in record.values()}) == 1
     fused = [
         variant.engine.drafter
-        for (variant,) in variants.values()
+        for variant in variants.values()
         if isinstance(variant, EngineVariant)
     ]
     sources = [[each.name for each in one.drafters] for one in fused if isinstance(one, Fuse)]
