@@ -1,18 +1,18 @@
-"""For people who live in transformers: the same engine behind `model.generate`.
+"""The engine behind transformers' `model.generate`.
 
     spec = Speculation(drafter="context", tokenizer=tokenizer, streamer=streamer)
     model.generate(**inputs, custom_generate=speculative, speculation=spec, max_new_tokens=200)
     spec.reports[0].summary()
 
-With a callable `custom_generate`, transformers drops `streamer`, `tokenizer`, `assistant_model`
-and `synced_gpus` without a word: a streamer given to `generate` waits for ever, and stop_strings
-fail for want of a tokenizer. They are fields of `Speculation` instead; `generate` of this module
+With a callable `custom_generate`, transformers silently drops `streamer`, `tokenizer`,
+`assistant_model` and `synced_gpus`: a streamer passed to `generate` waits forever, and stop_strings
+fail without a tokenizer. They are fields of `Speculation` instead. `generate` of this module
 accepts them, and stop_strings, in the usual place.
 
-Processors and criteria get what transformers gives them, the padding of a batch included, but one
-row at a time: where they are called with a batch, each row has a copy (`batch_rows`). So
-greedy text is that of transformers. One exception: without end tokens transformers goes on with a
-row that a criterion has ended until all rows are; here it is padded.
+Processors and criteria get the same ids as in transformers, including the padding of a batch, but
+one row at a time: in a batch, each row has a copy (`BatchRows`). So greedy text is that of
+transformers. One exception: without end tokens, transformers continues a row that a criterion has
+ended until all rows have ended; here it is padded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ragspec.sampling.settings import Sampling
 
 _HARMLESS = frozenset({"past_key_values", "use_cache", "logits_to_keep", "cache_position"})
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
-# What asks for another way of decoding, which custom_generate would drop without a word.
+# Settings of other decoding methods, which custom_generate would silently drop.
 _OTHER_WAYS = {
     "penalty_alpha": "contrastive search cannot be speculated",
     "dola_layers": "DoLa contrasts layers, which cannot be speculated",
@@ -54,13 +54,14 @@ _WARPERS = {
 
 @dataclass
 class Speculation:
-    """How to speculate under `model.generate`, and afterwards what came of it.
+    """Settings of speculation under `model.generate`, and the generations of the last call.
 
     Attributes:
-        drafter, draft_model, budget: As for Engine.
-        seed: None draws one.
+        drafter, draft_model, budget: As for `Engine`.
+        seed: None chooses one.
+        tokenizer: For stop_strings and checks.
         streamer: Any transformers streamer (batch of one).
-        tokenizer: For stop_strings and checks. generations, reports: filled by each call.
+        generations: Those of the last call, one per sequence.
     """
 
     drafter: str | Drafter | Sequence[str | Drafter] | None = "auto"
@@ -75,11 +76,11 @@ class Speculation:
 
     @property
     def reports(self) -> list[Report]:
-        """The reports of the last call, one a sequence."""
+        """The reports of the last call, one per sequence."""
         return [generation.report for generation in self.generations]
 
     def engine(self, model: Any) -> Engine:
-        """Return the engine for a model; made on first use and kept while the fields stay."""
+        """Return the engine for a model, a new one after a change of the fields."""
         key = (model, self.tokenizer, self.drafter, self.draft_model, self.budget)
         same = len(self._engine_key) == len(key) and all(
             mine is theirs for mine, theirs in zip(self._engine_key, key, strict=True)
@@ -100,10 +101,10 @@ def generate(
     stop_strings: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Return what `model.generate(inputs, ...)` returns, sooner.
+    """Return the output of `model.generate(inputs, ...)`, computed by speculative decoding.
 
-    streamer, tokenizer and assistant_model work as in transformers; the assistant becomes one
-    more drafter. stop_strings need the tokenizer, those of generation_config or the model too.
+    streamer, tokenizer and assistant_model work as in transformers; the assistant becomes a further
+    drafter. stop_strings need the tokenizer, also those of generation_config or of the model.
     """
     values = speculation or Speculation()
     spec = replace(
@@ -113,10 +114,10 @@ def generate(
         draft_model=assistant_model or values.draft_model,
     )
     kwargs = _with_stop_strings(stop_strings, spec.tokenizer, model.generation_config, kwargs)
-    result = model.generate(inputs, custom_generate=speculative, speculation=spec, **kwargs)
+    output = model.generate(inputs, custom_generate=speculative, speculation=spec, **kwargs)
     values.generations = spec.generations
     values._engine, values._engine_key = spec._engine, spec._engine_key
-    return result
+    return output
 
 
 def speculative(
@@ -130,14 +131,19 @@ def speculative(
 ) -> Any:
     """Decode for `model.generate(custom_generate=speculative, speculation=...)`.
 
-    Shapes: input_ids i64 [B, T] -> i64 [B, T + new], padded; a GenerateDecoderOnlyOutput where
-    return_dict_in_generate asks for it.
+    Shapes: input_ids i64 [B, T] -> i64 [B, T + new], padded; with return_dict_in_generate, a
+    GenerateDecoderOnlyOutput.
 
     Raises:
-        InputError: For model inputs other than text, and for position_ids that do not count the
+        InputError: There are model inputs other than text, or position_ids that do not count the
             tokens.
     """
-    spec = _checked(speculation)
+    if not isinstance(speculation, Speculation | None):
+        raise InputError(
+            f"got speculation={speculation!r}; expected a Speculation, or none of it for the "
+            "default one"
+        )
+    spec = speculation or Speculation()
     # Not named parameters: transformers would then pass them a second time.
     attention_mask = model_kwargs.pop("attention_mask", None)
     positions = model_kwargs.pop("position_ids", None)
@@ -151,7 +157,7 @@ def speculative(
     rows = BatchRows(input_ids, attention_mask, sampling.n, (model, spec.tokenizer))
     limit, ends, criteria = _ending(stopping_criteria, generation_config, engine.target.vocab_size)
     try:
-        results = engine.generate(
+        output = engine.generate(
             prompts,
             sampling,
             max_new_tokens=max(limit - input_ids.shape[1], 1),
@@ -159,37 +165,26 @@ def speculative(
             attention_mask=masks,
             stopping_criteria=[RowCriterion(rows, criterion) for criterion in criteria],
             stop_token_ids=ends,
-            ignore_eos=True,  # the model's own: the ones of this call may be others,
-            ignore_defaults=True,  # and the processors of this call hold all that they ask for
+            ignore_eos=True,  # the end tokens of this call are in `ends`,
+            ignore_defaults=True,  # and the model's defaults among its processors
             on_step=_streaming(spec.streamer, input_ids),
         )
     finally:
         if spec.streamer is not None:
             spec.streamer.end()
-    spec.generations = _flat(results)
+    spec.generations = _flat(output)
     return _sequences(input_ids, spec.generations, generation_config)
 
 
-def _checked(speculation: Any) -> Speculation:
-    if speculation is not None and not isinstance(speculation, Speculation):
-        raise InputError(
-            f"got speculation={speculation!r}; expected a Speculation, or none of it for the "
-            "default one"
-        )
-    return speculation or Speculation()
-
-
 def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling, list[Any]]:
-    """Turn transformers' own filters, where they come last, into settings; keep the rest."""
+    """Return settings for transformers' own filters at the end of the processors, and the rest."""
     rest = list(processors)
     record: dict[str, Any] = {}
     order = list(_WARPERS)
     while rest and (kind := type(rest[-1]).__name__) in order:
         if getattr(rest[-1], "min_tokens_to_keep", 1) > 1:
             break
-        order = order[
-            : order.index(kind)
-        ]  # only what the distribution of ragspec applies before it
+        order = order[: order.index(kind)]  # only filters that ragspec applies before this one
         record[_WARPERS[kind]] = getattr(rest.pop(), _WARPERS[kind])
     if not getattr(config, "do_sample", False):
         record = {"temperature": 0.0}
@@ -203,9 +198,9 @@ def _settings(config: Any, processors: Any, seed: int | None) -> tuple[Sampling,
 
 
 def _ending(criteria: Any, config: Any, vocab_size: int) -> tuple[int, list[int], list[Any]]:
-    """Return the most tokens of a row, its end tokens, and the criteria beside these two.
+    """Return the token limit of a row, its end tokens, and all other criteria.
 
-    A criterion of the caller stands in for the one of the same kind that transformers makes.
+    A criterion of the caller replaces the one of the same kind that transformers makes.
     """
     limit, ends, rest = int(config.max_length), [], []
     for criterion in criteria:
@@ -220,7 +215,7 @@ def _ending(criteria: Any, config: Any, vocab_size: int) -> tuple[int, list[int]
 
 
 def _streaming(streamer: Any, input_ids: Tensor) -> Any:
-    """Return what hands each step to the streamer; it expects the prompt first, to skip it."""
+    """Return a callback that puts each step to the streamer, which gets the prompt first."""
     if streamer is None:
         return None
     if len(input_ids) > 1:
@@ -234,33 +229,34 @@ def _streaming(streamer: Any, input_ids: Tensor) -> Any:
 
 
 def _with_stop_strings(
-    strings: Any, tokenizer: Any, current: Any, kwargs: dict[str, Any]
+    strings: Any, tokenizer: Any, defaults: Any, kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments with a criterion for the strings of the call, else of its config, else
-    of `current`, the model's config; transformers, which has no tokenizer here, is to see none of
-    them.
+    """Return the arguments with a criterion for the stop strings, which transformers may not see.
+
+    It has no tokenizer here. The strings are those of the call, else of its config, else of
+    `defaults`, the model's config.
     """
     from transformers import StoppingCriteriaList, StopStringCriteria
 
     config = kwargs.get("generation_config")
-    places = (strings, getattr(config, "stop_strings", None), current.stop_strings)
-    result = next((each for each in places if each is not None), None)
-    if result is None:
+    places = (strings, getattr(config, "stop_strings", None), defaults.stop_strings)
+    stops = next((each for each in places if each is not None), None)
+    if stops is None:
         return kwargs
     if tokenizer is None:
         raise InputError("stop_strings need a tokenizer; pass tokenizer=... as well")
-    criteria = [*(kwargs.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, result)]
+    criteria = [*(kwargs.get("stopping_criteria") or ()), StopStringCriteria(tokenizer, stops)]
     more: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList(criteria)}
     if config is not None:
         config = more["generation_config"] = copy(config)
         config.stop_strings = None
-    if current.stop_strings is not None:
-        more["stop_strings"] = None  # over the model's own, which would be filled in
+    if defaults.stop_strings is not None:
+        more["stop_strings"] = None  # replaces the model's own
     return {**kwargs, **more}
 
 
 def _refuse_positions(positions: Tensor | None, ids: Tensor, mask: Tensor | None) -> None:
-    """Refuse positions of the tokens that differ from the ones that transformers computes."""
+    """Raise InputError for token positions that differ from those that transformers computes."""
     if positions is None:
         return
     visible = torch.ones_like(ids) if mask is None else mask.long()
@@ -297,21 +293,21 @@ def _refuse_outputs(config: Any) -> None:
         )
 
 
-def _flat(results: Any) -> list[Generation]:
-    if isinstance(results, Generation):
-        return [results]
-    return [generation for item in results for generation in _flat(item)]
+def _flat(output: Any) -> list[Generation]:
+    if isinstance(output, Generation):
+        return [output]
+    return [generation for item in output for generation in _flat(item)]
 
 
-def _sequences(input_ids: Tensor, results: list[Generation], config: Any) -> Any:
-    longest = max(len(result.tokens) for result in results)
+def _sequences(input_ids: Tensor, generations: list[Generation], config: Any) -> Any:
+    longest = max(len(each.tokens) for each in generations)
     pad = config.pad_token_id
     if pad is None:
         ends = config.eos_token_id
         pad = 0 if ends is None else ends if isinstance(ends, int) else ends[0]
-    new = torch.full((len(results), longest), int(pad), device=input_ids.device)
-    for row, result in enumerate(results):
-        new[row, : len(result.tokens)] = torch.tensor(result.tokens, device=input_ids.device)
+    new = torch.full((len(generations), longest), int(pad), device=input_ids.device)
+    for row, each in enumerate(generations):
+        new[row, : len(each.tokens)] = torch.tensor(each.tokens, device=input_ids.device)
     sequences = torch.cat([input_ids, new], dim=1)
     if not getattr(config, "return_dict_in_generate", False):
         return sequences

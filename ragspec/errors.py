@@ -1,25 +1,25 @@
 """Every error the project raises on purpose.
 
 RagspecError
-├── InputError            (ValueError)    a request that cannot be served as asked
+├── InputError            (ValueError)    a request with an invalid argument or input
 │   ├── PromptTooLongError                the prompt and the new tokens exceed the context
 │   ├── SamplingError                     a sampling setting outside its range
-│   └── UnknownNameError                  a drafter, rule or model name that nothing answers to
+│   └── UnknownNameError                  no drafter, rule or model of this name
 ├── ModelError            (ValueError)    a model that cannot do what was asked of it
 │   ├── UnsupportedModelError             an architecture outside the scope, with the reason
 │   ├── ModelNotFoundError                no such path, bundled model or cached hub model
 │   └── TokenizerMismatchError            target and draft do not share a vocabulary
 ├── RuleError             (TypeError)     an acceptance rule that cannot judge this kind of draft
 ├── DocumentError         (ValueError)    a file or folder that holds no usable text
-├── PoolError             (RuntimeError)  a pool that takes no request at present
-│   ├── QueueFullError                    as many wait as may; try again later
+├── PoolError             (RuntimeError)  a pool that takes no requests
+│   ├── QueueFullError                    its queue is full; try again later
 │   └── PoolClosedError                   it was closed
-├── HostError             (RuntimeError)  another program that takes us in, of another interface
+├── HostError             (RuntimeError)  a host program with an unexpected interface
 ├── StoreError            (OSError)       an index on disk that is missing, damaged or foreign
 └── MissingExtraError     (ImportError)   an optional dependency that is not installed
 
-Each message says what was got, what was expected and what to do. `exit_code` is what the
-command line returns for it.
+Each message says what was received, what was expected and what to do. The command line exits with
+the error's `exit_code`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RagspecError(Exception):
 
 
 class InputError(RagspecError, ValueError):
-    """A request that cannot be served as asked."""
+    """A request with an invalid argument or input."""
 
     exit_code = 2
 
@@ -48,7 +48,7 @@ class SamplingError(InputError):
 
 
 class UnknownNameError(InputError):
-    """A name that nothing answers to; the message suggests the nearest ones."""
+    """An unknown drafter, rule or model name; the message suggests the nearest ones."""
 
 
 class ModelError(RagspecError, ValueError):
@@ -62,7 +62,7 @@ class UnsupportedModelError(ModelError):
 
 
 class ModelNotFoundError(ModelError):
-    """No local path, bundled model or cached hub model answers to the name."""
+    """No local path, bundled model or cached hub model has this name."""
 
     exit_code = 5
 
@@ -84,13 +84,13 @@ class DocumentError(RagspecError, ValueError):
 
 
 class HostError(RagspecError, RuntimeError):
-    """A program that is to take ragspec in has another interface than the one written for."""
+    """A host program, such as vLLM, has another interface than the supported one."""
 
     exit_code = 11
 
 
 class StoreError(RagspecError, OSError):
-    """An index on disk that is missing, half written, damaged or made for something else."""
+    """An index on disk that is missing, incomplete, damaged or of another kind."""
 
     exit_code = 8
 
@@ -102,14 +102,14 @@ class MissingExtraError(RagspecError, ImportError):
 
 
 class PoolError(RagspecError, RuntimeError):
-    """A pool that takes no request at present."""
+    """A pool that takes no requests."""
 
     exit_code = 10
 
 
 class QueueFullError(PoolError):
-    """As many requests wait as may; the same request can be served later."""
+    """The queue of a pool is full; the same request may be accepted later."""
 
 
 class PoolClosedError(PoolError):
-    """The pool was closed, and serves no request any more."""
+    """The pool was closed and accepts no more requests."""

@@ -1,6 +1,6 @@
-"""The table of names: what a string such as `drafter="context"` stands for.
+"""The table of names: resolves strings such as `drafter="context"` to classes.
 
-This is the one place where the core names the rooms, as strings that are imported on use.
+Only this module of the core names the rooms. The strings are imported on first use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import lazy_loader
 
 from ragspec.errors import MissingExtraError, UnknownNameError
 
-# The extra that brings a package which not every user needs.
+# Optional package -> the extra that installs it.
 EXTRAS = MappingProxyType(
     {
         "sentence_transformers": "rag",
@@ -101,10 +101,10 @@ GROUPS = MappingProxyType(
 
 
 def names(kind: str) -> Mapping[str, str]:
-    """Return the names of a kind and where each leads, as "module:attribute".
+    """Return the names of a kind, each with its object as "module:attribute".
 
     Other packages add names by entry points in the groups `ragspec.drafters`, `ragspec.rules` and
-    `ragspec.families`. A name of ours wins over one of theirs, with a warning.
+    `ragspec.families`. If a name exists here too, it wins over the entry point, with a warning.
 
     Args:
         kind: "drafter", "rule" or "family".
@@ -126,19 +126,19 @@ def names(kind: str) -> Mapping[str, str]:
 
 @lru_cache(maxsize=8)
 def _entry_points(group: str, path: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return the entry points of a group, for a search path."""
+    """Return the entry points of a group. The search path is only a key of the cache."""
     return tuple((point.name, point.value) for point in entry_points(group=group))
 
 
 def resolve(kind: str, name: str) -> Any:
-    """Return the object of a name, a class for the most part.
+    """Return the object of a name, in most cases a class.
 
     Args:
         kind: "drafter", "rule" or "family".
         name: One of `names(kind)`.
 
     Raises:
-        UnknownNameError: There is no such name; the message has the nearest ones.
+        UnknownNameError: There is no such name. The message suggests the nearest ones.
         MissingExtraError: The object needs a package that is not installed.
     """
     table = names(kind)
@@ -152,22 +152,22 @@ def resolve(kind: str, name: str) -> Any:
         raise for_extra(error) from error
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for a name that nothing answers to."""
-    names = sorted(known)
+def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
+    """Return the error message for an unknown name, with suggestions and all choices."""
+    names = sorted(choices)
     return f"unknown {kind} {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}."
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x' or 'y'?" with the nearest known names, "" where none is near."""
-    lowered = {candidate.lower(): candidate for candidate in sorted(known) if candidate != name}
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return " Did you mean 'x' or 'y'?" with the nearest choices, "" if none is near."""
+    lowered = {choice.lower(): choice for choice in sorted(choices) if choice != name}
     near = difflib.get_close_matches(name.lower(), lowered, n=2, cutoff=0.6)
-    hint = " or ".join(repr(lowered[candidate]) for candidate in near)
+    hint = " or ".join(repr(lowered[each]) for each in near)
     return f" Did you mean {hint}?" if hint else ""
 
 
 def for_extra(error: ModuleNotFoundError) -> ImportError:
-    """Return what a missing package means for the user: the extra that brings it, if one does."""
+    """Return the error that names the extra to install, or `error` itself if no extra does."""
     package = (error.name or "").partition(".")[0]
     if package not in EXTRAS:
         return error
@@ -182,8 +182,8 @@ def lazy_exports(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package with a stub beside it.
 
-    The stub (`__init__.pyi`) is the one list of public names: type checkers read it, and each name
-    is imported on first use.
+    The stub (`__init__.pyi`) is the only list of public names. Type checkers read it, and each
+    name is imported on first use.
     """
     attach, listing, exported = lazy_loader.attach_stub(package, file)
 

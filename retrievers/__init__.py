@@ -1,4 +1,4 @@
-"""Whatever proposes from, or looks things up in, text that already exists.
+"""Drafters over existing text, the indexes that they read, and search over documents.
 
 Importing this package is light: the public names are imported when they are first used.
 """

@@ -1,4 +1,4 @@
-"""Image tokens over the verification core; this room never meets `ragspec.retrievers`.
+"""Image generation over the verification core, independent of `ragspec.retrievers`.
 
 Importing this package is light: the public names are imported when they are first used.
 """

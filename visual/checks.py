@@ -1,4 +1,4 @@
-"""Numbers and classes as users give them, checked before any work is done."""
+"""Checks of counts, numbers and class labels that users pass."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ragspec.errors import InputError
 
 
 def whole(value: Any) -> int | None:
-    """Return what is a whole number by its type (of NumPy and torch too) as one, else None.
+    """Return the value as an int if its type is an integer type, else None.
 
-    A truth value is none, though Python counts with them.
+    Integers of NumPy and torch count; booleans do not.
     """
     if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
         return None
@@ -27,12 +27,20 @@ def whole(value: Any) -> int | None:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether this is a real number by its type; truth values are none."""
+    """Return whether the value's type is a real number's; booleans do not count."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
-    """Return the number of a class of a model; raises InputError for one that it has not."""
+    """Return the number of a class that is given by number or by name.
+
+    Args:
+        inputs: A number, also as text, or a name, of which the part after a slash may do.
+        names: Of all `count` classes in order; empty if the model has none.
+
+    Raises:
+        InputError: No class, or more than one, has this name or number.
+    """
     if isinstance(inputs, str) and re.fullmatch(r"-?\d{1,18}", inputs.strip()):
         inputs = int(inputs)
     if isinstance(inputs, str):
@@ -57,7 +65,11 @@ def class_number(inputs: int | str, names: Sequence[str], count: int) -> int:
 
 
 def checked_count(count: int, name: str) -> int:
-    """Return a count; raises InputError for one below 1 or not whole."""
+    """Return the count as an int.
+
+    Raises:
+        InputError: It is below 1 or not whole.
+    """
     number = whole(count)
     if number is None or number < 1:
         raise InputError(f"{name} is {count!r}; expected a whole number, at least 1.")

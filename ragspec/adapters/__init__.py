@@ -1,1 +1,1 @@
-"""ragspec inside other programs, one module a host."""
+"""Integrations of ragspec into other programs, one module for each."""

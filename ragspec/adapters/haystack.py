@@ -36,16 +36,17 @@ class RagspecChatGenerator:
     """A chat generator that drafts from its prompt, from documents and from any other source.
 
     Args:
-        model: Name or path, loaded by `warm_up` or by the first run; in its place an engine, or a
-            pool, which concurrent runs share. A pipeline with these cannot be saved.
+        model: Name or path, loaded by `warm_up` or by the first run. Alternatively pass an engine,
+            or a pool, which concurrent runs share; a pipeline with these cannot be saved.
         generation_kwargs: temperature (0, the default, is greedy), top_p, top_k, min_p, max_tokens,
             seed, stop, n, penalties, logprobs, top_logprobs, prediction, tenant (of a pool).
-        chat_template: Jinja, for models that come without one.
-        settings: max_batch_size, which makes a pool over the model; drafter, draft_model, budget:
-            see `Engine`; with model alone.
+        chat_template: Jinja source, for models without a chat template.
+        settings: `max_batch_size` makes a pool over the model. `drafter`, `draft_model` and
+            `budget` (see `Engine`) need `model`.
 
     Raises:
-        InputError, SamplingError: Also, once it is loaded, the errors of `Engine`.
+        InputError, SamplingError: Settings contradict each other or are out of range. Loading
+            raises the errors of `Engine`.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class RagspecChatGenerator:
             self.warm_up()  # loads nothing; contradictions are errors at once
 
     def warm_up(self) -> None:
-        """Load the model, if it is not loaded."""
+        """Load the model if it is not loaded."""
         if self._writer is None:
             template = self.chat_template
             self._writer = HostWriter(
@@ -79,7 +80,7 @@ class RagspecChatGenerator:
             )
 
     def close(self) -> None:
-        """End the pool that `max_batch_size` made, if any; the next run makes another."""
+        """Close the pool that `max_batch_size` made, if any; the next run makes another."""
         if self._writer is not None and self.settings.get("max_batch_size"):
             self._writer.close()
             self._writer = None
@@ -123,15 +124,17 @@ class RagspecChatGenerator:
         """Answer a conversation.
 
         Args:
-            messages: Or a text, which is a user's turn.
-            streaming_callback: Called with each piece; needs n=1.
-            documents: Drafted from and cited; the prompt may hold them or not.
+            messages: The conversation, or the text of a user's turn.
+            streaming_callback: Called with each piece of text; needs n=1.
+            documents: Documents to draft from and to cite, whether or not they are in the prompt.
 
         Returns:
             `replies`, as many as n; `meta` has finish reason, usage, acceptance and citations.
 
         Raises:
-            InputError, SamplingError, PromptTooLongError, UnsupportedModelError: Bad input.
+            InputError, SamplingError: A message, document or setting is invalid.
+            PromptTooLongError: The conversation does not fit the context.
+            UnsupportedModelError: There is no chat template.
         """
         callback = select_streaming_callback(
             self.streaming_callback, streaming_callback, requires_async=False
@@ -153,7 +156,7 @@ class RagspecChatGenerator:
 def _stream(
     writer: HostWriter, job: Job, callback: StreamingCallbackT, info: ComponentInfo
 ) -> Generation:
-    """Write a text, call the callback with each piece, and return the whole."""
+    """Write a text, call the callback with each piece, and return the generation."""
     meta: dict[str, Any] = {"model": writer.name}
     chunks = writer.stream(job)
     try:
@@ -175,13 +178,13 @@ def _reply(writer: HostWriter, job: Job, number: int, text: Generation) -> ChatM
 
 @component
 class HaystackRetriever:
-    """Our passages as Haystack's documents, best first.
+    """Retrieves passages of a `PassageIndex` as Haystack's documents, best first.
 
     Args:
         index: A PassageIndex, or the folder that its `save` wrote, opened by `warm_up` or the first
             run.
-        top_k: Passages.
-        mode: "dense", "sparse", "fused", None for the best that the index can do.
+        top_k: Number of passages.
+        mode: "dense", "sparse", "fused", or None for the best that the index supports.
 
     Raises:
         InputError, StoreError: See `IndexSearch` and `opened`.
@@ -195,7 +198,7 @@ class HaystackRetriever:
         self._opened: Any = None
 
     def warm_up(self) -> None:
-        """Open the index, if it is not open."""
+        """Open the index if it is not open."""
         if self._opened is None:
             self._opened = opened(self.index)
 
@@ -213,14 +216,14 @@ class HaystackRetriever:
 
     @component.output_types(documents=list[Document])  # type: ignore[untyped-decorator]
     def run(self, query: str, top_k: int | None = None) -> dict[str, list[Document]]:
-        """Return the passages for a query."""
+        """Return the best passages for a query."""
         search = IndexSearch(self.top_k if top_k is None else top_k, self.mode)
         self.warm_up()
         return {"documents": [_document(hit) for hit in search.run(self._opened, query)]}
 
 
 def _read_document(document: Any) -> HostDocument:
-    """Return a document of Haystack, or a text."""
+    """Return text, score and metadata of a document of Haystack or of a text."""
     if isinstance(document, str):
         return document, 0.0, {}
     if not isinstance(document, Document) or document.content is None:

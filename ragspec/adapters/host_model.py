@@ -1,4 +1,4 @@
-"""The settings that LangChain's and LlamaIndex's models have in common, as pydantic fields."""
+"""Settings shared by LangChain's and LlamaIndex's models, as pydantic fields."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class HostModel(BaseModel):
     """A model that drafts from its prompt, from documents and from any other source.
 
     Attributes:
-        model: Name or path; in its place an engine, or a pool, which concurrent calls share.
+        model: Name or path. Alternatively pass `engine`, or `pool`, which concurrent calls share.
         max_batch_size: Above 0, makes a pool over the model or engine.
-        drafter, draft_model, budget: See `Engine`; with model alone.
-        chat_template: Jinja, for models that come without one.
+        drafter, draft_model, budget: See `Engine`; they need `model`.
+        chat_template: Jinja source, for models without a chat template.
         temperature: 0, the default, is greedy. Calls take the sampling fields too, and n,
             logprobs, top_logprobs, prediction, tenant (of a pool) and documents, which are drafted
             from and cited.
@@ -69,5 +69,5 @@ class HostModel(BaseModel):
         return {name: getattr(self, name) for name in HostModel.model_fields if name in NAMES}
 
     def close(self) -> None:
-        """End the pool that `max_batch_size` made, if any."""
+        """Close the pool that `max_batch_size` made, if any."""
         self._writer.close()

@@ -1,7 +1,7 @@
-"""What drafting inside another engine has in common: options, the drafter, one text of the host.
+"""Drafting inside another engine, the host: options, the drafter, and one text of the host.
 
-A host owns the loop and the model. It tells what was written and takes what may come next; best
-tokens, hidden states and random noise of its target are not to be had.
+The host owns the model and the decoding loop. It passes the tokens of a text and receives drafts.
+The top logits, hidden states and random noise of its target are not available.
 """
 
 from __future__ import annotations
@@ -36,14 +36,20 @@ _WARM_UP = (0, 1, 0, 1, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """What to draft with inside a host.
+    """Options of drafting inside a host.
 
-    drafter: a name, or several that are fused, see `ragspec drafters`. store, history: folders of
-    stores, other text and the model's own answers. scope: whose text in them is drafted from,
-    beside everybody's. nodes: of the tree that is drafted for each text, None for what suits the
-    host. stats: a file that is written after every step with what was drafted and accepted. idle:
-    texts that are remembered while they are not decoded, None for as many as the host decodes at
-    once. idle_tokens: and their tokens in sum. Raises InputError for values out of range.
+    Attributes:
+        drafter: A name, or several that are fused; see `ragspec drafters`.
+        store, history: Folders of stores: of text, and of the model's own answers.
+        scope: Tenant whose text in the stores is used, in addition to shared text.
+        nodes: Nodes of each draft tree; None for the host's default.
+        stats: File that is rewritten after every step with the counts of drafted and accepted
+            tokens.
+        idle: Most texts to remember while they are not decoded; None for the host's batch size.
+        idle_tokens: Most tokens of these texts in total.
+
+    Raises:
+        InputError: A value is out of range.
     """
 
     drafter: str | tuple[str, ...] = "auto"
@@ -66,23 +72,27 @@ class HostOptions:
 
     @classmethod
     def read(cls, options: object) -> Self:
-        """Return the options in a mapping of JSON types; None is none. Raises InputError."""
+        """Return the options of a mapping of JSON types; None stands for an empty one.
+
+        Raises:
+            InputError: A name is unknown or a value is out of range.
+        """
         if options is None:
             return cls()
         if not isinstance(options, Mapping):
             raise InputError(f"got the options {options!r}; expected a mapping of names to values.")
-        known = [field.name for field in fields(cls)]
+        names = [field.name for field in fields(cls)]
         for name in options:
-            if name not in known:
+            if name not in names:
                 raise InputError(
-                    f"got the option {name!r}.{did_you_mean(str(name), known)} Known: "
-                    f"{', '.join(known)}."
+                    f"got the option {name!r}.{did_you_mean(str(name), names)} Known: "
+                    f"{', '.join(names)}."
                 )
         return cls(**{name: _read(name, value) for name, value in options.items()})
 
 
 def _read(name: str, value: Any) -> Any:
-    """Return an option as its field holds it."""
+    """Return the value of an option with the type of its field."""
     if name == "drafter" and isinstance(value, list):
         return tuple(value)
     if name in ("store", "history", "stats") and value is not None:
@@ -95,11 +105,18 @@ def _read(name: str, value: Any) -> Any:
 
 
 def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 2) -> Drafter:
-    """Return the drafter that the options name, guarded so that no fault of it reaches the host.
+    """Return the drafter of the options, which shields the host from errors of drafting.
 
-    tokenizer: the host's, which the stores must fit. vocab_size: that of the warm-up, by which what
-    is compiled or opened on first use is there before the first text. Raises InputError for a
-    drafter that cannot work from text alone, UnknownNameError, StoreError.
+    A warm-up compiles and opens everything before the first text.
+
+    Args:
+        tokenizer: The host's tokenizer, which the stores must fit.
+        vocab_size: Size of the host's vocabulary.
+
+    Raises:
+        InputError: A drafter cannot work from text alone.
+        UnknownNameError: There is no such drafter.
+        StoreError: A store is missing, damaged, or of another tokenizer.
     """
     opened = open_sources(options.store, options.history, tokenizer=tokenizer, scope=options.scope)
     sources = Sources(opened.corpus, opened.history, None, opened.scope, top_k_feedback=False)
@@ -116,7 +133,7 @@ def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 
 
 
 def _check_by_text(drafter: Drafter) -> None:
-    """Raise InputError for a drafter that cannot draft from text alone."""
+    """Raise InputError unless a drafter can draft from text alone."""
     leaves = [part for part in within(drafter) if not getattr(part, "drafters", ())]
     if all(top_logits_needed([leaf]) for leaf in leaves) and drafter.name != "ngrams":
         lacks = "the target's best tokens"
@@ -133,18 +150,14 @@ def _check_by_text(drafter: Drafter) -> None:
 
 
 class HostText:
-    """One text that a host decodes, and the session that drafts for it.
-
-    tokens: all that is known of it [T]. drafted: draft tokens that were offered, accepted: those
-    that the host took, steps: drafts that it judged.
-    """
+    """One text that a host decodes: its tokens so far [T], and its draft session."""
 
     def __init__(self, drafter: Drafter, prompt: Iterable[int], vocab_size: int) -> None:
         self.tokens = [int(token) for token in prompt]
         self._prompt_length = len(self.tokens)
         self._session = drafter.open(DraftRequest(tuple(self.tokens), vocab_size))
         self._offered: DraftTree | None = None
-        self._known = np.empty(0, dtype=np.int64)
+        self._buffer = np.empty(0, dtype=np.int64)
         self._filled = 0
 
     def __len__(self) -> int:
@@ -152,34 +165,35 @@ class HostText:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The tokens as an array, which grows in place [T]."""
+        """The tokens as an i64 array, a view of a buffer that grows [T]."""
         count = len(self.tokens)
-        if count > len(self._known):
+        if count > len(self._buffer):
             grown = np.empty(max(2 * count, 256), dtype=np.int64)
-            grown[: self._filled] = self._known[: self._filled]
-            self._known = grown
-        self._known[self._filled : count] = self.tokens[self._filled :]
+            grown[: self._filled] = self._buffer[: self._filled]
+            self._buffer = grown
+        self._buffer[self._filled : count] = self.tokens[self._filled :]
         self._filled = count
-        return self._known[:count]
+        return self._buffer[:count]
 
     def draft(self, nodes: int, remaining: int) -> DraftTree:
         """Return a tree of at most `nodes` nodes below the last token.
 
-        remaining: tokens that the text may still take.
+        Args:
+            remaining: Most further tokens of the text.
         """
         context = DraftContext(self.tokens, self._prompt_length, remaining)
-        tree = self._session.propose(context, nodes)
-        self._offered = tree
+        self._offered = tree = self._session.propose(context, nodes)
         return tree
 
     def offer(self, tree: DraftTree) -> None:
-        """Say which part of the drafted tree the host is given to judge."""
+        """Record the part of the draft tree that the host verifies."""
         self._offered = tree
 
     def refresh(self, tokens: Sequence[int]) -> tuple[int, int] | None:
-        """Go on with what the host wrote, and learn from it.
+        """Append the tokens that the host wrote, and pass the outcome to the drafter.
 
-        Returns how many draft tokens it was offered and took; None where nothing was offered.
+        Returns:
+            The numbers of drafted and accepted tokens, None without a draft.
         """
         offered, self._offered = self._offered, None
         self.tokens.extend(tokens)
@@ -191,7 +205,7 @@ class HostText:
 
 
 def followed(tree: DraftTree, tokens: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes along which tokens run from the root down, as far as they do."""
+    """Return the nodes that tokens follow from the root down, up to the first mismatch."""
     below, at, path = children(tree.parents), ROOT, []
     for token in tokens:
         step = next((node for node in below.get(at, ()) if tree.tokens[node] == token), None)

@@ -43,7 +43,7 @@ BOOKKEEPING = frozenset({"stream", "stream_usage", "ls_structured_output_format"
 class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
     """A chat model; for its settings see `HostModel`.
 
-    Documents that a tool returned as its artifact are drafted from and cited, too.
+    Documents in the artifact of a tool message are drafted from and cited too.
     """
 
     @property
@@ -52,7 +52,7 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        """The settings by which LangChain's caches tell models apart."""
+        """The settings that identify the model in LangChain's caches."""
         return {**self.settings, "model": self._writer.name, "chat_template": self.chat_template}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
@@ -123,12 +123,12 @@ class ChatRagspec(HostModel, BaseChatModel):  # type: ignore[misc]
 
 
 class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
-    """Our passages as LangChain's documents, best first.
+    """Retrieves passages of a `PassageIndex` as LangChain's documents, best first.
 
     Attributes:
         index: A PassageIndex, or the folder that its `save` wrote.
-        k: Passages.
-        mode: "dense", "sparse", "fused", None for the best that the index can do.
+        k: Number of passages.
+        mode: "dense", "sparse", "fused", or None for the best that the index supports.
 
     Raises:
         InputError, StoreError: See `IndexSearch` and `opened`.
@@ -154,7 +154,7 @@ class LangChainRetriever(BaseRetriever):  # type: ignore[misc]
 
 
 def _read_document(document: Any) -> HostDocument:
-    """Return a document of LangChain, or a text."""
+    """Return text, score and metadata of a document of LangChain or of a text."""
     if isinstance(document, str):
         return document, 0.0, {}
     if not isinstance(document, Document):
@@ -168,7 +168,7 @@ def _read_document(document: Any) -> HostDocument:
 
 
 def _artifacts(messages: Iterable[BaseMessage]) -> Iterator[Document]:
-    """Yield the documents that tools returned beside their text."""
+    """Yield the documents in the artifacts of tool messages."""
     for message in messages:
         artifact = message.artifact if isinstance(message, ToolMessage) else None
         if isinstance(artifact, list | tuple):

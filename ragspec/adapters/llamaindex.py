@@ -49,17 +49,17 @@ BOOKKEEPING = frozenset({"formatted", "tool_choice", "tools"})  # LlamaIndex's o
 class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
     """A language model; for its settings see `HostModel`.
 
-    `additional_kwargs` of a response has the figures of acceptance, citations and usage.
+    `additional_kwargs` of a response has acceptance figures, citations and usage.
     """
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name by which LlamaIndex knows it."""
+        """Return the name of the class in LlamaIndex."""
         return "RagspecLLM"
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex plans prompts by; num_output: room that it leaves, at least."""
+        """The sizes by which LlamaIndex plans prompts; it leaves `num_output` tokens free."""
         sizes = {
             "context_window": self._writer.engine.target.max_length,
             "num_output": self.max_tokens,
@@ -82,33 +82,33 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        """Return the text after a prompt; formatted: the chat template is left out."""
+        """Continue a prompt; with `formatted`, without the chat template."""
         return self._write(self._job(prompt, formatted, **kwargs))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        """Yield the text after a prompt as it grows."""
+        """Yield the continuation of a prompt as it grows."""
         return self._stream(self._job(prompt, formatted, **kwargs))
 
     @llm_chat_callback()  # type: ignore[untyped-decorator]
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        """Return the answer to a conversation from a thread."""
+        """Return the answer to a conversation, written in a thread."""
         return _as_chat(await asyncio.to_thread(self._write, self._job(messages, **kwargs)))
 
     @llm_completion_callback()  # type: ignore[untyped-decorator]
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        """Return the text after a prompt from a thread."""
+        """Continue a prompt, in a thread."""
         return await asyncio.to_thread(self._write, self._job(prompt, formatted, **kwargs))
 
     @llm_chat_callback()  # type: ignore[untyped-decorator]
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        """Yield the answer to a conversation as it grows, from a thread."""
+        """Yield the answer to a conversation as it grows, written in a thread."""
         job = self._job(messages, **kwargs)
         return (_as_chat(each) async for each in self._astream(job))
 
@@ -116,7 +116,7 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        """Yield the text after a prompt as it grows, from a thread."""
+        """Yield the continuation of a prompt as it grows, written in a thread."""
         return self._astream(self._job(prompt, formatted, **kwargs))
 
     def _job(
@@ -163,19 +163,19 @@ class RagspecLLM(HostModel, CustomLLM):  # type: ignore[misc]
         yield CompletionResponse(text=text, delta="", additional_kwargs=facts)
 
     def _figures(self, job: Job, text: Generation) -> dict[str, Any]:
-        """Return the figures of a text; the counts of tokens by the names that LlamaIndex reads."""
+        """Return the figures of a text, with token counts under the names that LlamaIndex reads."""
         facts = self._writer.metadata(job, text)
         counts = {k: v for k, v in facts["usage"].items() if isinstance(v, int)}
         return {**facts, **counts}
 
 
 class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]
-    """Our passages as LlamaIndex's nodes, best first.
+    """Retrieves passages of a `PassageIndex` as LlamaIndex's nodes, best first.
 
     Args:
         index: A PassageIndex, or the folder that its `save` wrote.
-        similarity_top_k: Passages.
-        mode: "dense", "sparse", "fused", None for the best that the index can do.
+        similarity_top_k: Number of passages.
+        mode: "dense", "sparse", "fused", or None for the best that the index supports.
 
     Raises:
         InputError, StoreError: See `IndexSearch` and `opened`.
@@ -194,7 +194,7 @@ class LlamaIndexRetriever(BaseRetriever):  # type: ignore[misc]
 
 
 def _read_node(node: Any) -> HostDocument:
-    """Return a node of LlamaIndex, with or without a score, or a text."""
+    """Return text, score and metadata of a node of LlamaIndex or of a text."""
     if isinstance(node, str):
         return node, 0.0, {}
     score = node.score if isinstance(node, NodeWithScore) else None
@@ -208,7 +208,7 @@ def _read_node(node: Any) -> HostDocument:
 
 
 def _node(hit: Hit) -> TextNode:
-    """Return a passage as a node, of whose metadata a prompt shows the title alone."""
+    """Return a passage as a node; prompts show only the title of its metadata."""
     facts = {name: value for name, value in facts_of(hit).items() if name != "score"}
     silent = [name for name in facts if name != "title"]
     return TextNode(

@@ -1,8 +1,8 @@
-"""lm-eval: its model of transformers, whose texts an engine writes.
+"""lm-eval: its transformers model, with texts from an engine.
 
     python -m ragspec.adapters.lm_eval run --model ragspec --model_args model=smollm2 --tasks gsm8k
 
-Likelihoods, encoding and chat templates are lm-eval's own (`HFLM`). Written against lm-eval 0.4.13.
+Likelihoods, encoding and chat templates are those of `HFLM`. Written against lm-eval 0.4.13.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 
 @register_model("ragspec")
 class RagspecLM(HFLM):  # type: ignore[misc]
-    """A model of lm-eval that generates by an engine.
+    """A model of lm-eval that generates with an engine.
 
     Args:
         model: Name or path, or an Engine.
-        drafter, draft_model, budget: See `Engine`. `drafter=None` decodes plainly, with the same
-            greedy texts.
+        drafter, draft_model, budget: See `Engine`. `drafter=None` decodes without speculation, with
+            the same greedy texts.
         device, dtype: See `load_model`.
-        batch_size: Texts decoded at once; 16 for "auto".
+        batch_size: Texts decoded in one batch; 16 for "auto".
         seed: The i-th sampled text has the seed `seed + i`.
         settings: Further arguments of `HFLM`, such as max_length, add_bos_token.
 
@@ -67,12 +67,13 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         for name in settings:
             if name not in self.KNOWN:
                 raise InputError(unknown("model argument", name, self.KNOWN))
-        size = 16 if str(batch_size or "auto").startswith("auto") else batch_size
-        if not str(size).isdecimal() or int(str(size)) < 1:
+        text = str(batch_size or "auto")
+        size = 16 if text.startswith("auto") else int(text) if text.isdecimal() else 0
+        if size < 1:
             raise InputError(f"batch_size is {batch_size!r}; expected a number from 1, or auto.")
         named = (drafter, draft_model, budget, _device(device), dtype)
         if not isinstance(model, Engine):
-            model = Engine.from_pretrained(str(model), *named, batch_size=int(str(size)))
+            model = Engine.from_pretrained(str(model), *named, batch_size=size)
         elif named != ("auto", None, "auto", "auto", "auto"):
             raise InputError("got an Engine and settings of one; expected it alone.")
         if model.tokenizer is None:
@@ -84,12 +85,10 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         self.engine, self.seed = model, seed
         self._texts = count()
         self.counts = dict.fromkeys(("tokens", "forward_passes", "drafted", "accepted", "steps"), 0)
-        super().__init__(
-            model.model, tokenizer=model.tokenizer, batch_size=int(str(size)), **settings
-        )
+        super().__init__(model.model, tokenizer=model.tokenizer, batch_size=size, **settings)
 
     def apply_chat_template(self, *args: Any, **kwargs: Any) -> str:
-        """Return a conversation in the chat template; raise InputError without one."""
+        """Return a conversation in the chat template; raise InputError without a template."""
         if not is_chat(self.tokenizer):
             raise InputError(
                 f"{self.tokenizer_name} has no chat template; expected a chat model. Leave "
@@ -107,32 +106,32 @@ class RagspecLM(HFLM):  # type: ignore[misc]
         do_sample: bool | None = None,
         **settings: Any,
     ) -> Tensor:
-        """Return contexts [B, S], padded on the left, with what follows them [B, max_length]."""
+        """Return contexts [B, S], padded on the left, with their continuations [B, max_length]."""
         if settings.get("num_beams") == 1:
             del settings["num_beams"]
         for name in settings:
             if name not in SETTINGS:
                 raise InputError(unknown("generation argument", name, ("do_sample", *SETTINGS)))
         if do_sample and "temperature" not in settings:
-            settings["temperature"] = 1.0  # as transformers has it
+            settings["temperature"] = 1.0  # the default of transformers
         if not do_sample:
             settings = {k: v for k, v in settings.items() if k == "repetition_penalty"}
         whole = torch.ones_like(context) if attention_mask is None else attention_mask
         prompts = [row[mask.bool()].tolist() for row, mask in zip(context, whole, strict=True)]
         sampling = Sampling(**settings, seed=[self.seed + next(self._texts) for _ in prompts])
-        result = torch.full((len(context), max_length), self.eot_token_id)
-        result[:, : context.shape[1]] = context
+        rows = torch.full((len(context), max_length), self.eot_token_id)
+        rows[:, : context.shape[1]] = context
         new = max_length - context.shape[1]
         stops = [text for text in stop if text]
         texts = self.engine.generate(prompts, sampling, max_new_tokens=new, stop=stops)
-        for row, text in zip(result, texts, strict=True):
+        for row, text in zip(rows, texts, strict=True):
             row[context.shape[1] :][: len(text.tokens)] = torch.tensor(text.tokens)
             for name in self.counts:
                 self.counts[name] += getattr(text.report, name)
-        return result
+        return rows
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return lm-eval's facts of the model, and what speculation did."""
+        """Return lm-eval's facts of the model, and the figures of speculation."""
         drafter, counts = self.engine.drafter, self.counts
         forwards, steps = counts["forward_passes"], counts["steps"]
         figures = {
@@ -145,12 +144,12 @@ class RagspecLM(HFLM):  # type: ignore[misc]
 
 
 def _device(name: str | None) -> str:
-    """Return the device to load to: lm-eval names a GPU by itself, which may not be there."""
+    """Return the device to load to; "auto" if lm-eval's default, a GPU, is not there."""
     if name is None:
         return "auto"
     try:
         is_there = torch.get_device_module(name.partition(":")[0]).is_available()
-    except RuntimeError:  # no kind of device; the engine says so
+    except RuntimeError:  # unknown kind of device; the engine reports it
         return name
     if not is_there:
         log.warning("%s cannot be used on this machine; the model goes to what can", name)
@@ -158,7 +157,7 @@ def _device(name: str | None) -> str:
 
 
 def main() -> None:
-    """Run lm-eval's command line, which knows the model "ragspec" by now."""
+    """Run lm-eval's command line with the model "ragspec" registered."""
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()

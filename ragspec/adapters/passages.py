@@ -1,4 +1,4 @@
-"""Documents of hosts as passages of ours, and passages as documents of hosts."""
+"""Conversion between documents of hosts and passages of ragspec."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ HostDocument = tuple[str, float, Mapping[str, Any]]  # text, score, metadata
 
 
 def hits_of(documents: Iterable[HostDocument]) -> tuple[Hit, ...]:
-    """Return documents of a host as hits, in their order, without those that have no text.
+    """Return documents of a host as hits, in their order, without empty ones.
 
-    Metadata that counts: source, name, title; start and end, characters of the whole document,
-    where they suit the text.
+    The metadata source, name and title are used. So are start and end, characters of the whole
+    document, if they fit the text.
     """
     records = [each for each in documents if not isinstance(each[0], str) or each[0].strip()]
     hits = FunctionRetriever(lambda query: records).search("", len(records))
@@ -34,7 +34,7 @@ def _placed(hit: Hit, meta: Mapping[str, Any]) -> Hit:
 
 
 def facts_of(hit: Hit) -> dict[str, Any]:
-    """Return what is known of a passage, as the metadata of a host's document."""
+    """Return the facts of a passage as metadata of a host's document."""
     document, passage = hit.document, hit.passage
     facts = {
         "source": document.path or document.name,
@@ -50,11 +50,14 @@ def facts_of(hit: Hit) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class IndexSearch:
-    """How a host's retriever searches a PassageIndex, or the folder of a saved one.
+    """Search settings of a host's retriever.
+
+    Attributes:
+        k: Number of passages.
+        mode: "dense", "sparse", "fused", or None for the best that the index supports.
 
     Raises:
-        InputError: k is below 1, the mode is unknown, or the index is none.
-        StoreError: The folder cannot be opened.
+        InputError: k is below 1, or the mode is unknown.
     """
 
     k: Any
@@ -64,8 +67,8 @@ class IndexSearch:
         if not isinstance(self.k, int) or isinstance(self.k, bool) or self.k < 1:
             raise InputError(f"got {self.k!r} as the number of passages; expected 1 or more.")
         if self.mode is not None and self.mode not in list(SearchMode):
-            known = ", ".join(SearchMode)
-            raise InputError(f"got the search mode {self.mode!r}; expected one of {known}.")
+            modes = ", ".join(SearchMode)
+            raise InputError(f"got the search mode {self.mode!r}; expected one of {modes}.")
 
     def run(self, index: PassageIndex, query: str) -> list[Hit]:
         """Return the hits of a query."""
@@ -73,7 +76,12 @@ class IndexSearch:
 
 
 def opened(index: PassageIndex | str | os.PathLike[str]) -> PassageIndex:
-    """Return an index, opened where its folder is named; raise InputError and `open`'s errors."""
+    """Return an index, or open the one of a folder.
+
+    Raises:
+        InputError: `index` is neither.
+        StoreError: The folder holds no index that can be opened.
+    """
     if isinstance(index, PassageIndex):
         return index
     if isinstance(index, str | os.PathLike):

@@ -1,6 +1,6 @@
-"""Which of several pools a prompt goes to: where most of its beginning was read before.
+"""Routing of prompts to the pool that has read most of their beginning.
 
-Affinity to prefixes with a bound on how unevenly work may lie, as in SGLang's router (Zheng et al.,
+Prefix affinity with a bound on the imbalance of load, as in SGLang's router (Zheng et al.,
 arXiv 2312.07104, and its cache-aware load balancing). The choice never changes a text.
 """
 
@@ -11,42 +11,44 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from typing import Any
 
-BLOCK = 64  # characters or token ids that are told apart together
-REMEMBERED_PROMPTS = 16_384  # beginnings that are remembered
+BLOCK = 64  # characters or token ids of one step between beginnings
+REMEMBERED_PROMPTS = 16_384  # most beginnings to remember
 
 
 class PrefixRoutes:
-    """Remembers which pool read which beginning, and what each has to do.
+    """Remembers which pool read which beginning, and the load of each pool.
 
-    pools: how many there are. uneven: texts that a pool may have more than the least busy one and
-    still be given what it knows.
+    Args:
+        pools: Number of pools.
+        uneven: A pool may run this many texts more than the least busy one and still be chosen for
+            its beginnings.
     """
 
     def __init__(self, pools: int, uneven: int) -> None:
         self.busy = [0] * pools
         self._uneven = uneven
-        self._known: OrderedDict[bytes, int] = OrderedDict()
+        self._pools: OrderedDict[bytes, int] = OrderedDict()
 
     def choose(self, prompt: Any, tenant: str = "", but: Collection[int] = ()) -> int:
         """Return the pool for a prompt and count the text there until `done`.
 
-        prompt: text, token ids, or what else tells its beginning by `str`. What was read for one
-        tenant never serves another, so it does not draw another's prompts either. but: pools that
-        are left out, not all of them.
+        Beginnings are remembered by tenant, since no tenant reuses the cache of another.
+
+        Args:
+            prompt: Text, token ids, or an object whose `str` has the beginning.
+            but: Pools to leave out, not all of them.
         """
         blocks = list(_beginnings(prompt, tenant))
         left = [pool for pool in range(len(self.busy)) if pool not in but]
         least = min(left, key=self.busy.__getitem__)
-        result = next(
-            (self._known[each] for each in reversed(blocks) if each in self._known), least
-        )
-        full = self.busy[result] - self.busy[least] > self._uneven
-        pool = least if full or result in but else result
+        pool = next((self._pools[each] for each in reversed(blocks) if each in self._pools), least)
+        if pool in but or self.busy[pool] - self.busy[least] > self._uneven:
+            pool = least
         for each in blocks:
-            self._known[each] = pool
-            self._known.move_to_end(each)
-        while len(self._known) > REMEMBERED_PROMPTS:
-            self._known.popitem(last=False)
+            self._pools[each] = pool
+            self._pools.move_to_end(each)
+        while len(self._pools) > REMEMBERED_PROMPTS:
+            self._pools.popitem(last=False)
         self.busy[pool] += 1
         return pool
 
@@ -58,7 +60,7 @@ class PrefixRoutes:
 def _beginnings(prompt: Any, tenant: str) -> Iterator[bytes]:
     """Yield a digest of each beginning of the prompt, by whole blocks, shortest first.
 
-    What is shorter than a block is a block.
+    A prompt shorter than a block is one block.
     """
     parts = prompt if isinstance(prompt, str | list | tuple) else str(prompt)
     digest = hashlib.blake2b(tenant.encode(), digest_size=16)

@@ -1,17 +1,12 @@
-"""Which of several pools a prompt goes to: where most of its beginning was read before.
-
-Affinity to prefixes with a bound on how unevenly work may lie, as in SGLang's router (Zheng et al.,
-arXiv 2312.07104, and its cache-aware load balancing). The choice never changes a text.
-"""
+"""Ray: answers to the questions of a Ray Data dataset, and a Ray Serve application of pools."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +18,7 @@ from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, PoolError, QueueFullError, RagspecError
 from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.registry import for_extra
+from ragspec.sampling.noise import seeded
 from ragspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
@@ -33,8 +29,6 @@ if TYPE_CHECKING:
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-SLOTS, QUEUE = 8, 64
-
 
 # --- Ray Data -----------------------------------------------------------------------------------
 
@@ -42,8 +36,10 @@ SLOTS, QUEUE = 8, 64
 class AnswerBatch:
     """Answers the questions of a batch; Ray Data makes one in each of its actors.
 
-    make: returns the DocQA, in the actor. column: of the questions. sampling, options: as for
-    `DocQA.ask`.
+    Args:
+        make: Returns the DocQA, in the actor.
+        column: Column of the questions.
+        sampling, options: See `DocQA.ask`.
     """
 
     def __init__(
@@ -86,15 +82,23 @@ def answer_questions(
     ray_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> ray.data.Dataset:
-    """Return the dataset with an answer to each question, each once, whatever becomes of actors.
+    """Return the dataset with one answer to each question, even if actors are lost.
 
-    documents: files and folders, which every actor reads, or a function that returns the DocQA and
-    then brings its own engine. actors: how many, each with an engine of its own. batch_size:
-    questions that an actor answers before it hands them on, and again where it is lost. model,
-    drafter: as for `Engine.from_pretrained`. sampling: without a seed it is given one, the same for
-    all. ray_options: further arguments of `Dataset.map_batches`, `num_gpus=1` say. options: of
-    `DocQA.ask`. New columns: answer, evidence, short_answer, refused, label, citations (JSON).
-    Raises InputError, MissingExtraError.
+    New columns: answer, evidence, short_answer, refused, label, citations (JSON).
+
+    Args:
+        documents: Files and folders, which every actor reads, or a function that returns the DocQA
+            with an engine.
+        actors: Number of actors, each with a separate engine.
+        batch_size: Questions of one batch; a lost actor's batch is answered again.
+        model, drafter: See `Engine.from_pretrained`.
+        sampling: Without a seed, one is chosen for all questions.
+        ray_options: Further arguments of `Dataset.map_batches`, such as `num_gpus=1`.
+        options: Further arguments of `DocQA.ask`.
+
+    Raises:
+        InputError: A number is below 1, or n is above 1.
+        MissingExtraError: Ray Data is not installed.
     """
     try:
         from ray.data import ActorPoolStrategy
@@ -108,7 +112,7 @@ def answer_questions(
     answerer: dict[str, Any] = {
         "make": make,
         "column": column,
-        "sampling": _seeded(sampling),
+        "sampling": None if sampling is None else seeded(sampling, "answer_questions()"),
         "options": options,
     }
     answered: ray.data.Dataset = dataset.map_batches(
@@ -123,7 +127,7 @@ def answer_questions(
 
 
 def _reader(documents: Paths, model: str, drafter: Any) -> Callable[[], DocQA]:
-    """Return what makes a DocQA in an actor, wherever that runs."""
+    """Return a function that makes the DocQA in an actor, whatever its working directory."""
     paths = [documents] if isinstance(documents, str | os.PathLike) else list(documents)
     absolute = [os.path.abspath(path) for path in paths]
 
@@ -132,13 +136,6 @@ def _reader(documents: Paths, model: str, drafter: Any) -> Callable[[], DocQA]:
         return DocQA.from_documents(absolute, engine=engine)
 
     return make
-
-
-def _seeded(sampling: Sampling | None) -> Sampling | None:
-    """Return the sampling with a seed, without which an answer given again would be another."""
-    if sampling is None or sampling.seed is not None:
-        return sampling
-    return replace(sampling, seed=secrets.randbits(31))
 
 
 def _columns(answer: Answer) -> dict[str, str]:
@@ -157,9 +154,11 @@ def _columns(answer: Answer) -> dict[str, str]:
 
 
 class PoolActor:
-    """One pool, alone in its actor.
+    """A pool in an actor.
 
-    make: returns the engine, in the actor. max_batch_size, max_queue_size, chunk: as for `Pool`.
+    Args:
+        make: Returns the engine, in the actor.
+        max_batch_size, max_queue_size: See `Pool`.
     """
 
     def __init__(
@@ -170,7 +169,7 @@ class PoolActor:
     async def generate(
         self, prompt: Any, sampling: Mapping[str, Any], tenant: str, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return a text and what is told of it; raises as `Pool.submit` does."""
+        """Return a text with its figures; raise the errors of `Pool.submit`."""
         handle = self._pool.submit(prompt, Sampling(**sampling), tenant=tenant, **options)
         try:
             generation = await asyncio.wrap_future(handle.future)
@@ -188,9 +187,9 @@ class PoolActor:
 
 
 class PoolRouter:
-    """Takes requests and hands each to a pool: where its beginning was read, if that has room.
+    """Routes each request to the pool that has read its beginning, if that has room.
 
-    Where a pool is lost or full, another one serves the request, from its start.
+    If a pool is lost or full, another one serves the request from its start.
     """
 
     def __init__(self, *pools: DeploymentHandle, uneven: int) -> None:
@@ -204,10 +203,11 @@ class PoolRouter:
         tenant: str = "",
         **options: Any,
     ) -> dict[str, Any]:
-        """Return a text with "pool", the number of the one that wrote it; see `pools_app`."""
+        """Return a text with its figures, the seed and the number of its pool; see `pools_app`."""
         from ray.exceptions import RayActorError, RayTaskError
 
-        settings = asdict(_seeded(Sampling(**(sampling or {}))) or Sampling())
+        # A request that is repeated in another pool needs the same seed.
+        settings = asdict(seeded(Sampling(**(sampling or {})), "generate()"))
         tried: set[int] = set()
         last: Exception | None = None
         while len(tried) < len(self._pools):
@@ -256,20 +256,27 @@ def pools_app(
     make: str | Callable[[], Engine] = "starter",
     *,
     pools: int = 2,
-    max_batch_size: int = SLOTS,
-    max_queue_size: int = QUEUE,
+    max_batch_size: int = 8,
+    max_queue_size: int = 64,
     uneven: int | None = None,
     actor_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Application:
-    """Return a Serve application: several pools, each in an actor, and a router before them.
+    """Return a Serve application of several pools, each in an actor, behind a router.
 
-    make: a model, then options go to `Engine.from_pretrained`; or a function that returns an
-    engine. max_batch_size, max_queue_size: of each pool. uneven: texts that a pool may have more
-    than the least busy one before prompts it knows go elsewhere, None for `max_batch_size`.
-    actor_options: of each pool's actor, {"num_gpus": 1} say. The handle's `generate` and a POST of
-    JSON take prompt, sampling (fields of `Sampling`), tenant and what `Engine.generate` takes.
-    Raises InputError, MissingExtraError.
+    The handle's `generate` and a POST of JSON take prompt, sampling (fields of `Sampling`), tenant
+    and the options of `Engine.generate`.
+
+    Args:
+        make: A model, with `options` for `Engine.from_pretrained`; or a function that returns an
+            engine.
+        max_batch_size, max_queue_size: See `Pool`; they hold for each pool.
+        uneven: See `PrefixRoutes`; None for `max_batch_size`.
+        actor_options: Options of each pool's actor, such as {"num_gpus": 1}.
+
+    Raises:
+        InputError: A number is below 1, or options come with a function.
+        MissingExtraError: Ray Serve is not installed.
     """
     try:
         from ray import serve
@@ -284,9 +291,8 @@ def pools_app(
         build = make
     else:
         build = lambda: Engine.from_pretrained(make, **options)  # noqa: E731
-    most = (
-        max_batch_size + max_queue_size + 1
-    )  # one more than may wait, so that the pool itself refuses it
+    # One more than the pool takes, so that the pool itself refuses it.
+    most = max_batch_size + max_queue_size + 1
     parts = [
         serve.deployment(PoolActor)
         .options(

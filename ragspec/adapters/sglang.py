@@ -4,8 +4,8 @@
         --speculative-num-draft-tokens 12
 
 SGLang finds `register` by the entry point group `sglang.srt.plugins`. The algorithm is its NGRAM
-with another corpus: what that corpus returns for a row is the draft tree. A plugin of one's own
-that calls `register("NAME", store=folder)` drafts from a store of ragspec's as well.
+with another corpus, which returns the draft tree of each row. Your own plugin that calls
+`register("NAME", store=folder)` drafts from a ragspec store as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITTEN_FOR = "0.5.23"
 ALGORITHMS = "sglang.srt.speculative.spec_info"
 REGISTRY = "sglang.srt.speculative.spec_registry"
 WORKER = "sglang.srt.speculative.ngram_worker"
-CALLED = {  # what the worker's corpus is called with, and what we build on in the worker
+CALLED = {  # parameters of the methods that the worker calls or we override
     "NgramCorpus.batch_get": ("self", "req_ids", "batch_tokens", "total_lens"),
     "NgramCorpus.erase_match_state": ("self", "req_ids"),
     "NGRAMWorker.__init__": ("self", "server_args", "gpu_id", "nccl_port", "target_worker"),
@@ -32,63 +32,69 @@ CALLED = {  # what the worker's corpus is called with, and what we build on in t
 }
 # Methods of SGLang's corpus that nothing but its own tests call.
 UNUSED = frozenset({"leaf_paths_from_mask", "debug_result"})
-NODES = 12  # of a draft, the root among them, where none are asked for
-REQUESTS = 48  # that run at once, where no number is asked for: both are SGLang's own for NGRAM
+# SGLang's defaults for NGRAM: nodes of a draft with its root, and running requests.
+NODES, REQUESTS = 12, 48
 
 
 def register(name: str = "RAGSPEC", **options: Any) -> None:
-    """Make ragspec's drafts known to SGLang as a speculative algorithm.
+    """Register ragspec's drafts in SGLang as a speculative algorithm.
 
-    options: those of `HostOptions`, `nodes` and `stats` left out. SGLang calls this in each of its
-    processes. Raises InputError for options, HostError where SGLang's registry is another one.
+    SGLang calls this in each of its processes.
+
+    Args:
+        options: Options of `HostOptions`, without `nodes` and `stats`.
+
+    Raises:
+        InputError: An option is unknown or out of range.
+        HostError: SGLang's registry has another interface.
     """
-    known = HostOptions.read(options)
+    parsed = HostOptions.read(options)
     for option in ("nodes", "stats"):
         if option in options:
             raise InputError(
                 f"got the option {option!r}; expected none. SGLang has its own: "
                 "--speculative-num-draft-tokens, and its metrics."
             )
-    algorithms, base = (
-        _matches(ALGORITHMS, "SpeculativeAlgorithm"),
-        _matches(REGISTRY, "CustomSpecAlgo"),
-    )
+    algorithms = _imported(ALGORITHMS, "SpeculativeAlgorithm")
+    algorithm = algorithm_over(_imported(REGISTRY, "CustomSpecAlgo"))
     expected = ("name", "supports_overlap", "validate_server_args", "spec_class")
-    result = tuple(inspect.signature(algorithms.register).parameters)
-    if result != expected:
-        raise HostError(_other("SpeculativeAlgorithm.register", result, expected))
-    register_worker = algorithms.register(
-        name, supports_overlap=True, spec_class=algorithm_over(base)
-    )
-    register_worker(partial(_worker, known))
+    parameters = tuple(inspect.signature(algorithms.register).parameters)
+    if parameters != expected:
+        raise HostError(_other("SpeculativeAlgorithm.register", parameters, expected))
+    register_worker = algorithms.register(name, supports_overlap=True, spec_class=algorithm)
+    register_worker(partial(_worker, parsed))
 
 
 def algorithm_over(base: type[Any]) -> type[Any]:
-    """Return SGLang's description of our algorithm, over its class for plugins.
+    """Return the description of our algorithm for SGLang, derived from its class for plugins.
 
-    It is NGRAM to whoever asks: the tree lies in the mask, and there is no draft model.
+    SGLang treats it as NGRAM: the tree is in the mask, and there is no draft model.
     """
 
     class RagspecAlgorithm(base):  # type: ignore[misc]
         """An n-gram algorithm whose trees come from ragspec."""
 
         def is_ngram(self) -> bool:
-            """Be served as NGRAM is."""
+            """Return True: SGLang serves it like NGRAM."""
             return True
 
         def has_draft_kv(self) -> bool:
-            """Have no keys and values of drafts."""
+            """Return False: drafts have no keys and values."""
             return False
 
         def handle_server_args(self, server_args: Any) -> None:
-            """Settle what SGLang settles for NGRAM."""
+            """Set the server's arguments as SGLang does for NGRAM."""
             settle(server_args)
 
     return RagspecAlgorithm
 
 
 def settle(args: Any) -> None:
-    """Settle the server's arguments as SGLang does for NGRAM. Raises InputError."""
+    """Set the server's arguments as SGLang does for NGRAM.
+
+    Raises:
+        InputError: An argument does not fit drafts from text.
+    """
     if getattr(args, "enable_dp_attention", False):
         raise InputError("got --enable-dp-attention; expected none with drafts from text.")
     if getattr(args, "speculative_ngram_external_corpus_path", None):
@@ -119,20 +125,20 @@ def settle(args: Any) -> None:
 
 
 def _worker(options: HostOptions, server_args: Any) -> type[Any]:
-    """Return the worker class, once SGLang's own is seen to be the one written for."""
+    """Return the worker class after a check of SGLang's own."""
     module = import_module(WORKER)
     check_worker(module)
     return worker_over(module.NGRAMWorker, options)
 
 
 def check_worker(module: Any) -> None:
-    """Raise HostError where SGLang's n-gram worker or its corpus have another interface."""
+    """Raise HostError if SGLang's n-gram worker or its corpus has another interface."""
     for name, expected in CALLED.items():
         owner, _, method = name.partition(".")
         of = getattr(getattr(module, owner, None), method, None)
-        result = () if of is None else tuple(inspect.signature(of).parameters)
-        if result != expected:
-            raise HostError(_other(name, result, expected))
+        parameters = () if of is None else tuple(inspect.signature(of).parameters)
+        if parameters != expected:
+            raise HostError(_other(name, parameters, expected))
     public = {each for each in vars(module.NgramCorpus) if not each.startswith("_")} - UNUSED
     if strange := sorted(public - set(dir(TreeCorpus))):
         raise HostError(
@@ -142,18 +148,18 @@ def check_worker(module: Any) -> None:
 
 
 def worker_over(base: type[Any], options: HostOptions) -> type[Any]:
-    """Return SGLang's n-gram worker with our corpus in the place of its own."""
+    """Return SGLang's n-gram worker with our corpus in place of its own."""
 
     class RagspecWorker(base):  # type: ignore[misc]
         """An n-gram worker that drafts whole trees from the text of each request."""
 
         @property
         def ngram_corpus(self) -> TreeCorpus:
-            """The corpus that drafts: ours, as soon as SGLang has made one."""
+            """The corpus of drafts: ours, which replaces the one that SGLang assigns."""
             return self._trees
 
         @ngram_corpus.setter
-        def ngram_corpus(self, current: object) -> None:
+        def ngram_corpus(self, replaced: object) -> None:
             config = self.model_runner.model_config
             tokenizer = getattr(self._target_worker, "tokenizer", None)
             self._trees = TreeCorpus(
@@ -166,7 +172,7 @@ def worker_over(base: type[Any], options: HostOptions) -> type[Any]:
             )
 
         def _prepare_draft_tokens(self, batch: Any) -> Any:
-            """Lend the corpus the whole texts, of which SGLang passes on the last tokens alone."""
+            """Lend the corpus the whole texts, as SGLang passes only their last tokens."""
             self._trees.lend({request.rid: _text(request) for request in batch.reqs})
             return super()._prepare_draft_tokens(batch)
 
@@ -177,7 +183,7 @@ def _text(request: Any) -> Callable[[], Sequence[int]]:
     return lambda: [*request.origin_input_ids_unpadded, *request.output_ids]
 
 
-def _matches(module: str, name: str) -> Any:
+def _imported(module: str, name: str) -> Any:
     try:
         return getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -186,10 +192,10 @@ def _matches(module: str, name: str) -> Any:
         ) from error
 
 
-def _other(name: str, result: Sequence[str], expected: Sequence[str]) -> str:
+def _other(name: str, parameters: Sequence[str], expected: Sequence[str]) -> str:
     version = getattr(import_module("sglang"), "__version__", "unknown")
     return (
-        f"SGLang {version} has {name}({', '.join(result)}); expected "
-        f"{name}({', '.join(expected)}), "
-        f"as SGLang {WRITTEN_FOR} has. Install that one, or another ragspec."
+        f"SGLang {version} has {name}({', '.join(parameters)}); expected {name}("
+        f"{', '.join(expected)}), as SGLang {WRITTEN_FOR} has. Install that one, or another "
+        "ragspec."
     )

@@ -6,8 +6,8 @@
         "num_speculative_tokens": 8,
     }, additional_config={"ragspec": {"drafter": "auto", "store": "folder"}})
 
-vLLM calls its custom proposers experimental: what its caller passes is read from its source when
-the proposer is made, and refused by name where it is not what this was written for.
+Custom proposers are experimental in vLLM. So the constructor reads the arguments of the call from
+vLLM's source, and refuses a version that passes others.
 """
 
 from __future__ import annotations
@@ -35,15 +35,24 @@ RUNNER = "vllm.v1.worker.gpu_model_runner"
 METHOD = "custom_class"
 PASSED = ("sampled_token_ids", "num_tokens_no_spec", "token_ids_cpu")
 OPTIONAL = frozenset({"slot_mappings"})
-WIDTH = 4  # nodes that are drafted for each token of the chain that is cut from them
+WIDTH = 4  # nodes of the draft tree for each token of the chain that is cut from it
 
 
 class Proposer:
-    """What vLLM asks for drafts; rows are told apart by their text alone.
+    """Drafts for the rows of vLLM, which it identifies by their text alone.
 
-    vllm_config: vLLM's, whose `additional_config["ragspec"]` has the `HostOptions`. steps: drafts
-    that were judged, drafted and accepted: their tokens; calls: of `propose`. Raises HostError
-    where vLLM is missing or its caller another one, InputError for options, StoreError for stores.
+    Args:
+        vllm_config: vLLM's config, whose `additional_config["ragspec"]` has the `HostOptions`.
+
+    Attributes:
+        steps: Number of verified drafts.
+        drafted, accepted: Their tokens.
+        calls: Calls of `propose`.
+
+    Raises:
+        HostError: vLLM is missing, or calls proposers with other arguments.
+        InputError: An option is unknown or out of range.
+        StoreError: A store is missing, damaged, or of another tokenizer.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -69,7 +78,7 @@ class Proposer:
         self.steps = self.drafted = self.accepted = self.calls = 0
 
     def load_model(self, *args: Any, **options: Any) -> None:
-        """Load nothing: drafts come from text."""
+        """Do nothing: drafts come from text."""
 
     def propose(
         self,
@@ -80,9 +89,11 @@ class Proposer:
     ) -> list[list[int]]:
         """Return the draft of every row, at most `num_speculative_tokens` each; [] for none.
 
-        sampled_token_ids: what each row was just given, nothing where it is not decoding.
-        num_tokens_no_spec [B]: tokens of each row, these included. token_ids_cpu [B, length]: the
-        rows' texts. slot_mappings: not used.
+        Args:
+            sampled_token_ids: New tokens of each row, none if it is not decoding.
+            num_tokens_no_spec: Number of tokens of each row, with the new ones [B].
+            token_ids_cpu: Texts of the rows [B, length].
+            slot_mappings: Ignored.
         """
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         requests: list[tuple[int, HostText]] = []
@@ -90,9 +101,13 @@ class Proposer:
             length = int(num_tokens_no_spec[row])
             if not len(sampled) or length >= self._limit:
                 continue
-            known = np.asarray(token_ids_cpu[row, : length - len(sampled)], dtype=np.int64)
-            text = self._texts.take(known)
-            self._count(text.refresh([int(token) for token in sampled]))
+            before = np.asarray(token_ids_cpu[row, : length - len(sampled)], dtype=np.int64)
+            text = self._texts.take(before)
+            judged = text.refresh([int(token) for token in sampled])
+            if judged is not None:
+                self.steps += 1
+                self.drafted += judged[0]
+                self.accepted += judged[1]
             requests.append((row, text))
         for row, text in requests:
             tree = limit_depth(text.draft(self._nodes, self._limit - len(text)), self._longest)
@@ -106,7 +121,7 @@ class Proposer:
         return drafts
 
     def stats(self) -> dict[str, int]:
-        """Return what came of the drafts so far; texts: how many were opened, kept: are known."""
+        """Return the counts so far, with the texts that were opened and those in memory."""
         return {
             "calls": self.calls,
             "steps": self.steps,
@@ -116,15 +131,9 @@ class Proposer:
             "remembered": len(self._texts),
         }
 
-    def _count(self, judged: tuple[int, int] | None) -> None:
-        if judged is not None:
-            self.steps += 1
-            self.drafted += judged[0]
-            self.accepted += judged[1]
-
 
 def check_host() -> None:
-    """Raise HostError where vLLM is missing, or does not call proposers as this one expects."""
+    """Raise HostError if vLLM is missing, or calls proposers with other arguments."""
     try:
         runner = import_module(RUNNER).GPUModelRunner
         version = getattr(import_module("vllm"), "__version__", "unknown")
@@ -133,14 +142,13 @@ def check_host() -> None:
             f"got no {RUNNER}.GPUModelRunner ({error}); expected vLLM {WRITTEN_FOR}. Install one "
             "of these beside ragspec."
         ) from error
-    results = [_passed(call) for call in _calls(runner)]
-    if not results:
+    calls = [_passed(call) for call in _calls(runner)]
+    if not calls:
         raise HostError(
             f"vLLM {version} does not call proposers of the method {METHOD!r} where vLLM "
             f"{WRITTEN_FOR} does; expected one of these. Install one, or another ragspec."
         )
-    for names, keywords in results:
-        arguments = [*names, *keywords]
+    for arguments in calls:
         if tuple(arguments[:3]) != PASSED or not {*arguments[3:]} <= OPTIONAL:
             raise HostError(
                 f"vLLM {version} calls propose({', '.join(arguments)}); expected propose("
@@ -165,18 +173,18 @@ def _calls(runner: Any) -> Iterator[ast.Call]:
                 yield call
 
 
-def _passed(call: ast.Call) -> tuple[list[str], list[str]]:
-    """Return the names of what is passed by position, and by keyword."""
+def _passed(call: ast.Call) -> list[str]:
+    """Return the names of the arguments of a call, those by position first."""
     names = [str(getattr(each, "attr", getattr(each, "id", "?"))) for each in call.args]
-    return names, [keyword.arg or "**" for keyword in call.keywords]
+    return names + [keyword.arg or "**" for keyword in call.keywords]
 
 
 class KnownTexts:
-    """The sessions of a host's texts, found by the tokens of a text alone.
+    """The sessions of a host's texts, identified by their tokens.
 
     Args:
-        open_text: Makes the session of a text that is not known, from its tokens [T].
-        idle, idle_tokens: Most texts, and tokens in all, that the last call did not ask for.
+        open_text: Opens the session of a new text from its tokens [T].
+        idle, idle_tokens: Most texts, and most tokens of them, that the last call did not use.
     """
 
     def __init__(
@@ -184,28 +192,28 @@ class KnownTexts:
     ) -> None:
         self._open = open_text
         self._idle, self._idle_tokens = idle, idle_tokens
-        self._known: list[tuple[bytes, HostText]] = []  # the longest unasked first
+        self._sessions: list[tuple[bytes, HostText]] = []  # the least recently used first
         self.opened = 0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._sessions)
 
     def take(self, tokens: NDArray[np.int64]) -> HostText:
-        """Return the session of exactly these tokens [T] and let go of it, or a new one."""
+        """Remove and return the session of exactly these tokens [T], or open one."""
         key = _digest(tokens)
-        for number, (known, text) in enumerate(self._known):
-            if known == key:
-                del self._known[number]
+        for number, (digest, text) in enumerate(self._sessions):
+            if digest == key:
+                del self._sessions[number]
                 return text
         self.opened += 1
         return self._open(tokens)
 
     def keep(self, texts: Sequence[HostText]) -> None:
-        """Keep the sessions of one call; of the others those that fit the limits, latest first."""
-        tokens = sum(len(text) for _, text in self._known)
-        while self._known and (len(self._known) > self._idle or tokens > self._idle_tokens):
-            tokens -= len(self._known.pop(0)[1])
-        self._known += [(_digest(text.ids), text) for text in texts]
+        """Add the sessions of one call; of the others, drop the oldest that exceed the limits."""
+        tokens = sum(len(text) for _, text in self._sessions)
+        while self._sessions and (len(self._sessions) > self._idle or tokens > self._idle_tokens):
+            tokens -= len(self._sessions.pop(0)[1])
+        self._sessions += [(_digest(text.ids), text) for text in texts]
 
 
 def _digest(tokens: NDArray[np.int64]) -> bytes:
@@ -213,14 +221,14 @@ def _digest(tokens: NDArray[np.int64]) -> bytes:
 
 
 def _tokenizer(model: Any) -> Any:
-    """Return the host's tokenizer, by which the stores are checked."""
+    """Return the host's tokenizer, which the stores must fit."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model.tokenizer)
 
 
 def _write(path: Path, message: dict[str, int]) -> None:
-    """Write a file in one piece, for whoever reads it meanwhile."""
+    """Write a file atomically, for readers at the same time."""
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(message), encoding="utf-8")
     os.replace(part, path)

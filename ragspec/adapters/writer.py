@@ -1,7 +1,7 @@
-"""Texts for a host: messages in, generations and their figures out.
+"""Generation of texts for a host, from messages to generations with their figures.
 
-A conversation goes through the chat template whole. Documents that come with it are drafted from,
-whether the prompt holds them or not, and quotations of them are cited.
+The chat template renders a conversation as a whole. Its documents are drafted from and cited,
+whether or not they are in the prompt.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.prompt import (
     Prompt,
+    decoder,
     escape_special_tokens,
     placed,
     plain_ids,
@@ -61,8 +62,8 @@ OPTIONS = frozenset(
     ]
 )
 NAMES = SAMPLING | OPTIONS | frozenset(ALIASES) | {"documents", "tenant"}
-TOOL_ROLES = ("tool", "function")  # whose texts a template may leave out
-PER_STEP = ("per_step_accepted", "per_step_drafted")  # as long as the text; not for metadata
+TOOL_ROLES = ("tool", "function")  # roles whose texts a template may leave out
+PER_STEP = ("per_step_accepted", "per_step_drafted")  # too long for metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,10 @@ class GenerateRequest:
 
 
 def read_settings(*settings: Mapping[str, Any], stop: Any = None) -> GenerateRequest:
-    """Return the request that settings make; a later mapping wins, and None means absent.
+    """Return the request of merged settings; later mappings override, and None means absent.
 
     Args:
-        stop: Strings that are added to those of the mappings.
+        stop: Stop strings in addition to those of the mappings.
 
     Raises:
         InputError, SamplingError: A name is unknown or a value is out of range.
@@ -118,7 +119,7 @@ def _strings(stop: Any) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt, its settings, and texts to draft from beside the prompt."""
+    """A prompt, its settings, and further texts to draft from."""
 
     prompt: Prompt
     request: GenerateRequest
@@ -126,18 +127,18 @@ class Job:
 
     @property
     def options(self) -> Options:
-        """The options that the engine takes with the token ids."""
+        """The options of `Engine.generate`."""
         return {**self.request.options, "spans": self.prompt.spans, "texts": self.texts}
 
 
 class HostWriter:
-    """Writes texts for a host, by an engine alone or by a pool that concurrent calls share.
+    """Writes texts for a host, with an engine or with a pool that concurrent calls share.
 
     Args:
-        model: Name or path; exactly one of model, engine and pool.
+        model: Name or path; exactly one of model, engine and pool is required.
         template: Chat template in Jinja in place of the tokenizer's.
-        max_batch_size: Above 0, an engine serves through a pool, which `close` ends.
-        settings: Arguments of `Engine.from_pretrained`, with model alone.
+        max_batch_size: Above 0, makes a pool over the engine, which `close` closes.
+        settings: Arguments of `Engine.from_pretrained`, only with `model`.
 
     Raises:
         InputError: Arguments contradict each other; also the errors of `Engine`.
@@ -193,7 +194,7 @@ class HostWriter:
         return self.template is not None or is_chat(self.engine.tokenizer)
 
     def close(self) -> None:
-        """End the pool that `max_batch_size` made; running texts are cancelled."""
+        """Close the pool that `max_batch_size` made, and cancel its texts."""
         if self._owned is not None:
             self._owned.close(cancel=True)
 
@@ -209,7 +210,7 @@ class HostWriter:
             hits: Documents to draft from and to cite.
 
         Raises:
-            InputError: There is no message, or the template refuses them.
+            InputError: There is no message, or the template refuses the messages.
             UnsupportedModelError: There is no chat template.
         """
         if not messages:
@@ -226,16 +227,16 @@ class HostWriter:
         return self._job(text, request, hits, [each for each in spoken if each not in text])
 
     def complete(self, prompt: str, request: GenerateRequest, hits: Sequence[Hit] = ()) -> Job:
-        """Return the job of continuing a text as it is."""
+        """Return the job of continuing a text without a template."""
         return self._job(well_formed(prompt), request, hits)
 
     def _job(
         self, text: str, request: GenerateRequest, hits: Sequence[Hit], further: Sequence[str] = ()
     ) -> Job:
-        """Return a job; documents that the prompt does not hold become texts to draft from."""
+        """Return a job; documents outside the prompt become texts to draft from."""
         tokenizer = self.engine.tokenizer
         begin = getattr(tokenizer, "bos_token", None)
-        if begin and not is_chat(tokenizer):  # then the tokenizer writes it
+        if begin and not is_chat(tokenizer):  # the tokenizer adds it again
             text = text.removeprefix(begin)
         prompt = placed(tokenizer, text, hits)
         held = {span[2] for span in prompt.spans}
@@ -250,8 +251,8 @@ class HostWriter:
         """Return the samples of a job."""
         ids, sampling = list(job.prompt.token_ids), job.request.sampling
         if self.pool is None:
-            result = self.engine.generate(ids, sampling, **job.options)
-            return list(result) if sampling.n > 1 else [result]
+            texts = self.engine.generate(ids, sampling, **job.options)
+            return list(texts) if sampling.n > 1 else [texts]
         handles = []
         try:
             for sample in range(sampling.n):
@@ -271,7 +272,7 @@ class HostWriter:
             raise
 
     def stream(self, job: Job) -> Stream:
-        """Return a stream of pieces; closing it early cancels the text."""
+        """Return a stream of pieces of text; closing it early cancels the text."""
         ids, sampling = list(job.prompt.token_ids), job.request.sampling
         if sampling.n > 1:
             raise InputError(f"got n={sampling.n} for a stream; expected n=1.")
@@ -282,9 +283,10 @@ class HostWriter:
     def metadata(self, job: Job, generation: Generation) -> dict[str, Any]:
         """Return the figures of a text as JSON types.
 
-        `speculative_decoding` has acceptance by vLLM's names; `citations`: see `Citation`.
+        `speculative_decoding` has acceptance figures under vLLM's names; for `citations` see
+        `Citation`.
         """
-        report = generation.report
+        report, tokenizer = generation.report, self.engine.tokenizer
         figures = report.to_dict()["speculative_decoding"]
         facts: dict[str, Any] = {
             "model_name": self.name,
@@ -297,20 +299,16 @@ class HostWriter:
             "usage": usage([generation], [0]),
         }
         if job.prompt.hits:
-            citations = cite(generation.text, job.prompt, generation.steps, self._decode)
+            citations = cite(generation.text, job.prompt, generation.steps, decoder(tokenizer))
             facts["citations"] = [asdict(citation) for citation in citations]
         if generation.logprobs is not None:
-            tokenizer = self.engine.tokenizer
             reply = OpenAIReply("chat", self.name, tokenizer)
             facts["logprobs"] = reply.logprobs(TokenOffsets(tokenizer).rest(generation))
         return facts
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
-
 
 async def pulled(chunks: Stream) -> AsyncIterator[str]:
-    """Yield the pieces of a stream; each is made in a thread, so that the event loop is free."""
+    """Yield the pieces of a stream, written in threads so that the event loop stays free."""
     try:
         while (piece := await asyncio.to_thread(next, chunks, None)) is not None:
             yield piece
@@ -319,7 +317,7 @@ async def pulled(chunks: Stream) -> AsyncIterator[str]:
 
 
 def _plain_turn(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
-    """Return a turn without special tokens in its text; arguments of tool calls as mappings."""
+    """Return a turn with escaped special tokens, and arguments of tool calls as mappings."""
     if turn.get("tool_calls"):
         turn = {**turn, "tool_calls": [_parsed_call(each) for each in turn["tool_calls"]]}
     content = turn.get("content")
@@ -331,7 +329,7 @@ def _plain_turn(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
 
 
 def _parsed_call(call: Any) -> Any:
-    """Return a tool call as chat templates read it: its arguments are a mapping, not JSON."""
+    """Return a tool call as chat templates expect it: its arguments are a mapping, not JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

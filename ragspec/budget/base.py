@@ -1,7 +1,7 @@
-"""What a budget policy is: asked before each draft, shown each draft, told of each step.
+"""The protocol of budget policies, which decide how much of a draft is verified.
 
-It decides how much of a draft is verified, and its adviser which sources are asked. It never
-changes the output, only its cost.
+A policy grants nodes before each draft, trims the draft and learns from each step. Its adviser
+decides which sources draft. Neither changes the output, only its cost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from ragspec.trees.draft_tree import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What AutoBudget is made with, see there; raises InputError for what is out of bounds."""
+    """The settings of `AutoBudget`, described there.
+
+    Raises:
+        InputError: A setting is out of range.
+    """
 
     margin: float
     probe_share: float
@@ -36,9 +40,10 @@ class Settings:
 
 
 class Adviser:
-    """Whom a drafter may ask while it proposes; this one corrects claims and asks everyone.
+    """Advises a drafter of several sources; this class corrects claims and lets all sources draft.
 
-    rate: tokens per millisecond at present, the price of time; 0 where it is not known.
+    Attributes:
+        rate: Tokens per millisecond at present, the price of time; 0 while unknown.
     """
 
     rate = 0.0
@@ -46,11 +51,11 @@ class Adviser:
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
         self._open: list[Appraisal] = []
-        self._alone: dict[str, int] = {}  # steps in which a source was left alone; 0: the text
+        self._alone: dict[str, int] = {}  # steps in which a source was skipped; 0: the whole text
 
     @property
     def rested(self) -> dict[str, str]:
-        """For how many steps of the text a source was left alone, and why."""
+        """For each source that was skipped in this text: for how many steps, and why."""
         text = "the whole text, as its training costs more time than it saves"
         return {
             name: f"{steps} steps, as it costs more time than it saves" if steps else text
@@ -58,40 +63,41 @@ class Adviser:
         }
 
     def nodes(self, expected_acceptance: float | None, budget: int) -> int:
-        """Return how many nodes to draft in all, given how likely the best draft is; 0: none."""
+        """Return how many nodes to draft, 0 for none, given the best draft's probability."""
         return budget
 
     def allowance(self, source: str, budget: int) -> int:
-        """Return how many nodes to ask a source for, after the trees appraised so far."""
+        """Return how many nodes a source may draft after the trees appraised so far."""
         return budget
 
     def appraised(self, tree: DraftTree) -> DraftTree:
-        """Return the tree of a drafter, appraised now where it asked for no advice."""
+        """Return the drafter's tree; appraise it if the drafter did not."""
         return tree if self._open else self.appraise(tree, UNKNOWN)
 
     def appraise(self, tree: DraftTree, root: int) -> DraftTree:
-        """Return the tree with corrected reach, and keep it until its outcome is known.
+        """Return the tree with corrected acceptance probabilities, and record it for `learn`.
 
-        root: the last token.
+        Args:
+            root: The last committed token.
         """
         appraisal = self.calibration.appraise(tree, root)
         self._open.append(appraisal)
         return replace(tree, accept_prob=np.asarray(appraisal.accept_prob, dtype=np.float32))
 
     def learn(self, tokens: Sequence[int]) -> list[int]:
-        """Count what came of the step's trees; returns how far the text followed each of them."""
+        """Learn from the emitted tokens; return how many nodes of each tree the text followed."""
         opened, self._open = self._open, []
         return [self.calibration.learn(each, tokens) for each in opened]
 
     def spent(self, source: str, milliseconds: float) -> None:
-        """Note the time that a source took, which has been appraised if it proposed anything."""
+        """Record the milliseconds of a source's draft, after any tree of it was appraised."""
 
-    def rests(self, source: str) -> bool:
-        """Return whether to leave a source alone for this text, as it does not pay to teach it."""
+    def should_skip(self, source: str) -> bool:
+        """Return whether to skip a source for this text because updating it does not pay."""
         return False
 
-    def taught(self, source: str, milliseconds: float) -> None:
-        """Note the time that it took to tell a source of a step."""
+    def record_cost(self, source: str, milliseconds: float) -> None:
+        """Record the milliseconds that a source took to learn from a step."""
 
 
 class BudgetSession(Protocol):
@@ -99,20 +105,20 @@ class BudgetSession(Protocol):
 
     @property
     def adviser(self) -> Adviser:
-        """Whom a drafter of several sources may ask."""
+        """The adviser of a drafter of several sources."""
 
     @property
     def reason(self) -> str | None:
-        """Why speculation is off or did not pay, in one sentence; None where it did."""
+        """Why speculation is off or did not pay, in one sentence; None if it paid."""
 
     def allowance(self, length: int) -> int:
         """Return how many nodes a drafter may propose after `length` tokens; 0 = do not draft."""
 
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
-        """Return the part of the proposal that is worth verifying; possibly the empty tree."""
+        """Return the part of the draft that is worth verifying; possibly the empty tree."""
 
     def observe(self, step: Step, length: int) -> None:
-        """Learn from a step: `step.milliseconds` holds draft, verify, commit and host."""
+        """Learn from a step, whose `milliseconds` hold draft, verify, commit and host."""
 
 
 @runtime_checkable
@@ -125,10 +131,12 @@ class BudgetPolicy(Protocol):
 
     @property
     def needs_cost(self) -> bool:
-        """Whether `open` wants the target's cost curve."""
+        """Whether `open` needs the target's cost curve."""
 
     def open(self, cost: CostCurve | SharedCost | None) -> BudgetSession:
-        """Return the policy for one row; `cost` is the target's, None where unknown.
+        """Return the policy for one row.
 
-        Rows that share forwards have a `SharedCost`, a text alone may have the curve itself.
+        Args:
+            cost: The target's: a `SharedCost` for rows that share forwards, a curve for a single
+                row, None if unknown.
         """

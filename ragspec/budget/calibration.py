@@ -1,17 +1,17 @@
-"""What drafters claim against what the target accepts: reach corrected while running.
+"""Calibration of acceptance probabilities while running: claims of drafters against outcomes.
 
-A drafter's `accept_prob` is a claim. Divided by the reach of its parent it claims that the node is
-accepted once its parent is. That claim is corrected by how claims of its kind fared:
+A drafter's `accept_prob` is a claim. Divided by that of the parent, it claims that the node is
+accepted once its parent is. This claim is corrected by how claims of its kind fared:
 - by source, rank among siblings, and size of the claim (which stands for the length of a match
-  where a source copies);
-- for first-ranked children, by the token after which they stand: copies end with sentences (of
-  sampled drafts at the root only: what is kept of one may not hang on the tokens drawn).
-Old evidence fades. What was tried and brought nothing: which sources agree on a node, its depth,
-what whole trees of such claims came to, and how a source's claims of all kinds fared.
+  if the source copies);
+- for first-ranked children, by the token before them: copies end with sentences. In sampled drafts
+  at the root only, as the choice of nodes to keep may not depend on the sampled tokens.
+Old evidence fades. Tried without benefit: which sources agree on a node, its depth, the outcome of
+whole trees of such claims, and of a source's claims of all kinds.
 
-Only children of nodes that the text visited count. They are the ones of which the outcome is
-known whatever was verified, so the estimate is unbiased; and since the emitted tokens decide,
-a draft that was cut or not verified at all teaches as much as one that was.
+Only children of nodes that the text visited count. Their outcome is known whatever was verified,
+so the estimate is unbiased. The emitted tokens decide, so a draft that was cut or not verified at
+all teaches as much as a verified one.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ from dataclasses import dataclass, field
 
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftTree
 
-EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97)  # of claims; near 1 they tell long copies apart
-RANKS = 3  # siblings that are told apart: the first, the second, all others
+EDGES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.93, 0.97)  # bins of claims; near 1 they separate long copies
+RANKS = 3  # classes of siblings: the first, the second, all others
 KINDS = tuple(rank * (len(EDGES) + 1) for rank in range(RANKS))  # the first key of each rank
-AFTER = RANKS * (len(EDGES) + 1)  # the first key of a token before, behind those of each kind
-MOST_RATIOS = 8192  # kept for a source
-PRIOR = 3.0  # observations that a claim itself is worth; twice as many after a token
+AFTER = RANKS * (len(EDGES) + 1)  # key of token 0 as the token before; greater than those of kinds
+MOST_RATIOS = 8192  # per source
+PRIOR = 3.0  # weight of the claim itself, in observations; twice as much after a token
 DECAY = 0.98  # weight of the past at every observation of a ratio
-UNKNOWN = -1  # the token before the root where it is not told
+UNKNOWN = -1  # the last committed token if it is unknown
 
 
 @dataclass(slots=True)
 class AcceptanceRatio:
-    """Accepted over claimed: fading counts, and the correction of a claim that follows from them.
+    """Accepted over claimed, as fading counts, and the correction of a claim that follows.
 
-    factor <= 1 scales the claim down; factor in (1, 2] scales the distance from 1 down by
-    2 - factor. Either way larger claims stay larger.
+    Attributes:
+        trials, accepted, claimed: Fading sums of outcomes, acceptances and claims.
+        factor: At most 1, it scales the claim down; in (1, 2], it scales the distance from 1 down
+            by 2 - factor. Either way larger claims stay larger.
     """
 
     trials: float = 0.0
@@ -54,25 +56,27 @@ class AcceptanceRatio:
     def learn(self, claim: float, hit: bool, prior: float) -> None:
         """Add one outcome, and turn the mean claim into the mean of the Beta posterior.
 
-        prior: observations that the claim is worth.
+        Args:
+            prior: Weight of the claim, in observations.
         """
         self.trials = self.trials * DECAY + 1.0
         self.claimed = self.claimed * DECAY + claim
         self.accepted = self.accepted * DECAY + hit
         mean = self.claimed / self.trials
-        result = (self.accepted + prior * mean) / (self.trials + prior)
-        if result <= mean:
-            self.factor = result / mean if mean > 0.0 else 1.0
+        posterior = (self.accepted + prior * mean) / (self.trials + prior)
+        if posterior <= mean:
+            self.factor = posterior / mean if mean > 0.0 else 1.0
         elif mean < 1.0:
-            self.factor = min(2.0, 2.0 - (1.0 - result) / (1.0 - mean))
+            self.factor = min(2.0, 2.0 - (1.0 - posterior) / (1.0 - mean))
 
 
 @dataclass(slots=True)
 class Appraisal:
-    """A proposed tree with its corrected reach [N], kept until its outcome is known.
+    """A proposed tree with its corrected acceptance probabilities [N], until its outcome is known.
 
-    claims: of each node the table of its source, the key of its kind, the claim, the key of the
-    token before (None: not asked), and the claim as the kind corrects it.
+    Attributes:
+        claims: For each node the table of its source, the key of its kind, the claim, the key of
+            the token before (None if unused), and the claim as corrected by kind.
     """
 
     tokens: list[int]
@@ -85,27 +89,30 @@ class Appraisal:
 
 @dataclass(slots=True)
 class Calibration:
-    """Acceptance by source and kind of claim; tables: by source, the ratios by key."""
+    """Acceptance by source and kind of claim.
+
+    Attributes:
+        tables: For each source, its ratios by key.
+    """
 
     tables: dict[str, dict[int, AcceptanceRatio]] = field(default_factory=dict)
 
     def appraise(self, tree: DraftTree, root: int = UNKNOWN) -> Appraisal:
-        """Return the corrected reach of every node; never more than the reach of its parent.
+        """Return the tree's corrected probabilities, none of them above that of its parent.
 
-        root: the last committed token. One pass over plain lists: at the sizes of a draft this
-        beats array operations.
+        One pass over plain lists: at the sizes of a draft this beats array operations.
+
+        Args:
+            root: The last committed token.
         """
         tables = [self.tables.setdefault(name, {}) for name in tree.sources]
         claimed = tree.accept_prob.tolist()
-        new = Appraisal(tree.tokens.tolist(), tree.parents.tolist())
-        tokens, accept_prob, claims, sample = (
-            new.tokens,
-            new.accept_prob,
-            new.claims,
-            tree.kind in SAMPLED_KINDS,
-        )
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        sampled = tree.kind in SAMPLED_KINDS
+        appraisal = Appraisal(tokens, parents)
+        accept_prob, claims = appraisal.accept_prob, appraisal.claims
         ranks = [0] * (len(claimed) + 1)  # the last entry is that of the root, -1
-        for parent, claim, source in zip(new.parents, claimed, tree.source.tolist(), strict=True):
+        for parent, claim, source in zip(parents, claimed, tree.source.tolist(), strict=True):
             above, before, rank, table = 1.0, root, ranks[parent], tables[source]
             if parent >= 0:
                 above, before = accept_prob[parent], tokens[parent]
@@ -114,20 +121,20 @@ class Calibration:
             if not 0.0 <= claim < 1.0:  # NaN too: a claim of nothing
                 claim = 1.0 if claim >= 1.0 else 0.0
             key = KINDS[rank if rank < RANKS else -1] + bisect_right(EDGES, claim)
-            known, end = table.get(key), None
-            value = corrected = known.apply(claim) if known else claim
-            if rank == 0 and before >= 0 and (parent < 0 or not sample):
+            ratio, end = table.get(key), None
+            value = corrected = ratio.apply(claim) if ratio else claim
+            if rank == 0 and before >= 0 and (parent < 0 or not sampled):
                 end = AFTER + before
-                known = table.get(end)
-                corrected = known.apply(value) if known else value
+                ratio = table.get(end)
+                corrected = ratio.apply(value) if ratio else value
             claims.append((table, key, claim, end, value))
             accept_prob.append(above * corrected)
-        return new
+        return appraisal
 
     def learn(self, appraisal: Appraisal, tokens: Sequence[int]) -> int:
-        """Count the outcome of every child of a visited node; `tokens` are what was emitted.
+        """Learn from the emitted tokens; return how many nodes of the tree they followed.
 
-        Returns how many nodes of the proposal the text followed.
+        Every child of a visited node is one outcome.
         """
         visited, most = {-1: 0}, len(tokens)
         for node, parent in enumerate(appraisal.parents):
@@ -147,13 +154,10 @@ class Calibration:
 def _learn(
     table: dict[int, AcceptanceRatio], key: int, claim: float, hit: bool, prior: float
 ) -> None:
-    """Add one outcome to the ratio of a key; where there is no room for a new one, to none.
-
-    Texts at once must share one, so the first that is set stays.
-    """
-    known = table.get(key)
-    if known is None:
+    """Add one outcome to the ratio of a key, unless the ratio is new and the table is full."""
+    ratio = table.get(key)
+    if ratio is None:
         if len(table) >= MOST_RATIOS:
             return
-        known = table.setdefault(key, AcceptanceRatio())
-    known.learn(claim, hit, prior)
+        ratio = table.setdefault(key, AcceptanceRatio())  # of concurrent texts, the first one's
+    ratio.learn(claim, hit, prior)

@@ -1,9 +1,9 @@
-"""What a forward pass of the target costs on this device, by rows in it and context length.
+"""The time of a target forward on this device, by rows in it and context length.
 
-The curve is measured once for a model, device and dtype (see `cost_measurement`), and learns from
-every forward after that. It is the denominator of the budget policy (see `policy`). A curve of
-rows against time is what SmartSpec fits with a line (arXiv 2406.14066) and Sequoia with a table
-(2402.12374); a table is used here because the steps of real kernels are not lines.
+The curve is measured once for a model, device and dtype (see `measure`), and learns from every
+forward after that. The budget policy divides by it (see `tree_size`). SmartSpec fits such a curve
+with a line (arXiv 2406.14066) and Sequoia with a table (2402.12374); a table is used here because
+the steps of real kernels are not linear.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from numpy.typing import ArrayLike, NDArray
 from ragspec.errors import InputError
 from ragspec.storage import json_cache
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of which costs are measured
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # the numbers of rows that are measured
 
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """Seconds of a forward by its width.
+    """Seconds of a forward by its width; beyond ROWS it continues with the slope of the last half.
 
-    seconds: of each of ROWS [12]. widths: those that forwards can have, where not all; others are
-    padded to the next. Beyond the last row it goes on with the slope of the last half.
+    Attributes:
+        seconds: One entry for each of ROWS [12].
+        widths: Widths to which forwards are padded, ascending; empty if any width is possible.
     """
 
     seconds: Sequence[float]
@@ -57,33 +58,41 @@ class CostLine:
 
 
 def padded(n: int, widths: Sequence[int]) -> int:
-    """Return the least width that holds n; n itself where any can be had, or none is as wide."""
+    """Return the least of the widths that holds n, or n if none does."""
     i = bisect_left(widths, n)
     return widths[i] if i < len(widths) else n
 
 
-LEVEL_RATE, CLIP = 0.1, 0.45  # weight of a forward in the level, as if at most e^0.45 off
-FAR = math.log(2.0)  # three forwards in a row further off than this are believed at once
-# How wrong a measured shape may be, as a variance of the logarithm, from each size to the next.
+LEVEL_RATE, CLIP = 0.1, 0.45  # weight of a forward in the level; its error is clipped to e^0.45
+FAR = math.log(2.0)  # three forwards in a row with larger errors reset the level
+# Variance of the logarithm by which a measured shape may be wrong, from each size to the next.
 UNSURE = [0.02 * math.log2(more / fewer) for fewer, more in itertools.pairwise(ROWS)]
-DRIFT = 0.001  # of it comes back at every pair, for machines change
-NOISE, NOISE_RATE = 0.03, 0.05  # variance of the difference of two forwards, until it is known
-OUTLIER = 2.5  # standard errors by which a pair counts at most
+DRIFT = 0.001  # share of it that each pair adds again, as machines change
+NOISE, NOISE_RATE = 0.03, 0.05  # initial variance of the difference of two forwards, and its rate
+OUTLIER = 2.5  # standard errors to which the difference of a pair is clipped
 
 
 class CostCurve:
     """Seconds of a target forward, by rows in it (root and nodes) and context length.
 
-    lengths: strictly increasing [C]. seconds: f64 [C, 12], of each of ROWS; made monotone in them.
-    Between the points the curve is linear; beyond the last row or length it goes on with the last
-    slope, below the first length it is flat. widths: see `CostLine`; where they are given, rows of
-    text come in powers of two.
+    The curve is linear between the points and flat below the first length. Beyond the last row or
+    length it continues with the last slope.
 
-    `refine` learns from forwards: the level, since a busy machine slows everything, and the shape,
-    which is how sizes compare, from pairs of forwards one after the other. Of such a pair both ran
-    under the same load, so that noise, neighbours and a wrong reading at the start fade from the
-    shape, on which all choices of size depend. alive, width: a curve is that of one row alone, see
-    `SharedCost`.
+    `refine` learns the level from forwards, since a busy machine slows everything. It learns the
+    shape, which is how sizes compare, from pairs of consecutive forwards: both ran under the same
+    load, so noise, neighbours and a wrong first measurement fade from it. All choices of size
+    depend on the shape.
+
+    Args:
+        lengths: Context lengths, strictly increasing [C].
+        seconds: Time of each length and each of ROWS, f64 [C, 12]; made monotone in the rows.
+        widths: See `CostLine`; if given, the rows of text in a forward are a power of two.
+
+    Attributes:
+        alive, width: Those of a single row, as `SharedCost` has them for several.
+
+    Raises:
+        InputError: Shapes disagree, lengths do not increase, or a time is not above 0.
     """
 
     alive = 1
@@ -92,10 +101,6 @@ class CostCurve:
     def __init__(
         self, lengths: Sequence[int], seconds: ArrayLike, widths: Sequence[int] = ()
     ) -> None:
-        """Make a curve from measured points.
-
-        Raises InputError where shapes disagree, lengths do not increase or a time is not > 0.
-        """
         self.widths = tuple(widths)
         self.lengths = tuple(lengths)
         table = np.asarray(seconds, dtype=np.float64)
@@ -110,44 +115,44 @@ class CostCurve:
             )
         self.table = [isotonic(row) for row in table.tolist()]
         self.learns_scale = False
-        self._lines = self.table  # with the shape [C][12]
-        self._shape = [0.0] * len(UNSURE)  # logarithms by which steps to the next size are dearer
+        self._lines = self.table  # corrected by the shape [C][12]
+        self._shape = [0.0] * len(UNSURE)  # logarithmic corrections of the steps to the next size
         self._unsure = UNSURE.copy()
-        self._level = 0.0  # the logarithm of what all is dearer by
+        self._level = 0.0  # the logarithmic correction of all times
         self._noise, self._pairs = NOISE, 0
         self._far: list[float] = []  # errors of the last three forwards
-        self._last: tuple[int, float] | None = None  # rows and error of the last, but for the level
+        self._last: tuple[int, float] | None = None  # rows and error, less the level, of the last
         self._batches: dict[int, CostCurve] = {1: self}
 
     @classmethod
     def assumed(cls) -> CostCurve:
-        """Return a curve for when none was measured: a row more costs 2 % of one alone.
+        """Return a curve for an unmeasured model: each further row adds 2 % of the first one.
 
-        Its scale is taken from the first step that is observed.
+        Its scale is taken from the first forward that is observed.
         """
         curve = cls((128,), [[0.01 * (1.0 + 0.02 * (n - 1)) for n in ROWS]])
         curve.learns_scale = True
         return curve
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the measured points, without what was learned since, as `CostCurve` takes them."""
+        """Return the measured points, without later corrections, as arguments of `CostCurve`."""
         return {"lengths": self.lengths, "seconds": self.table, "widths": self.widths}
 
     def batched(self, batch: int) -> CostCurve:
-        """Return the curve for `batch` equal rows of text in one forward (B x n rows of tokens).
+        """Return the curve for forwards over `batch` equal rows of text (B x n rows of tokens).
 
-        The seconds are those of the whole forward. At first an estimate (token rows alone count);
-        equal calls return the same curve, which `refine` corrects.
+        Its seconds are those of the whole forward. It is first estimated from the number of token
+        rows. Equal calls return the same curve, which `refine` corrects.
         """
         if self.widths:
             batch = 1 << (batch - 1).bit_length()
-        known = self._batches.get(batch)
-        if known is None:
-            wide = [CostLine(row) for row in self.table]
-            table = [[line.at(n * batch) for n in ROWS] for line in wide]
-            curve = CostCurve(self.lengths, table, self.widths)
-            known = self._batches.setdefault(batch, curve)  # texts at once must share one
-        return known
+        curve = self._batches.get(batch)
+        if curve is None:
+            lines = [CostLine(row) for row in self.table]
+            table = [[line.at(n * batch) for n in ROWS] for line in lines]
+            new = CostCurve(self.lengths, table, self.widths)
+            curve = self._batches.setdefault(batch, new)  # concurrent texts must share one
+        return curve
 
     def seconds(self, rows: int, length: int) -> float:
         """Return the seconds of a forward of `rows` rows after `length` tokens of context."""
@@ -173,8 +178,8 @@ class CostCurve:
     def refine(self, rows: int, length: int, seconds: float) -> None:
         """Move the curve towards one measured forward.
 
-        The step is clipped, so that outliers count for little; only where several in a row are far
-        off is the change of level believed at once.
+        The move is clipped, so that outliers count for little. Three large errors in a row, of one
+        sign, reset the level at once.
         """
         if not (seconds > 0.0 and 1 <= rows <= ROWS[-1]):
             return
@@ -192,22 +197,23 @@ class CostCurve:
             self._compare(self._last[1] - before[1], _steps(before[0], rows))
 
     def _compare(self, difference: float, steps: Sequence[float]) -> None:
-        """Learn how sizes compare: a Kalman filter over the shape, its covariances left out.
+        """Learn how sizes compare: a Kalman filter over the shape, without covariances.
 
-        difference: by how much more the one was dearer than expected. steps: those between them.
+        `difference` is the error of the second forward less that of the first, and `steps` are the
+        steps of size between the two, see `_steps`.
         """
-        known = sum(s * s * variance for s, variance in zip(steps, self._unsure, strict=True))
+        prior = sum(s * s * variance for s, variance in zip(steps, self._unsure, strict=True))
         self._pairs += 1
         rate = max(NOISE_RATE, 1.0 / (1 + self._pairs))
-        self._noise += rate * (min(max(difference * difference - known, 0.0), 1.0) - self._noise)
-        variance = known + self._noise
+        self._noise += rate * (min(max(difference * difference - prior, 0.0), 1.0) - self._noise)
+        variance = prior + self._noise
         most = OUTLIER * math.sqrt(variance)
         for i, step in enumerate(steps):
             gain = step * self._unsure[i] / variance
             self._shape[i] += gain * min(max(difference, -most), most)
             self._unsure[i] += DRIFT * UNSURE[i] - gain * step * self._unsure[i]
         factors = [math.exp(log) for log in itertools.accumulate(self._shape, initial=0.0)]
-        self._lines = [  # replaced whole: other threads may be reading
+        self._lines = [  # replaced as a whole: other threads may be reading it
             list(itertools.accumulate(map(mul, line, factors), max)) for line in self.table
         ]
 
@@ -215,7 +221,7 @@ class CostCurve:
 def _steps(fewer: int, more: int) -> list[float]:
     """Return how much of each step from one of ROWS to the next lies between two numbers of rows.
 
-    Negative where `more` is the smaller one.
+    The entries are negative if `more` is the smaller number.
     """
     return [
         (min(max(more, low), high) - min(max(fewer, low), high)) / (high - low)
@@ -238,9 +244,11 @@ def isotonic(values: Sequence[float]) -> list[float]:
 
 @dataclass(slots=True)
 class SharedForward:
-    """The forward that is being prepared, or was the last; the loop keeps it up to date.
+    """The forward that is being prepared, or the last one; the loop keeps it up to date.
 
-    rows: of text in it. width: positions of each of them, padding counted; 0 before it is known.
+    Attributes:
+        rows: Rows of text in it.
+        width: Positions of each row, padding included; 0 while unknown.
     """
 
     rows: int = 1
@@ -252,17 +260,17 @@ class SharedForward:
         self.rows = rows
 
     def widen(self, width: int) -> None:
-        """Note how wide it is, once all drafts are known."""
+        """Set the width, once all drafts are known."""
         self.width, self._learned = width, False
 
     def learned(self) -> bool:
-        """Tell whether its time was learned from before: every row of it hears of the same."""
+        """Return whether a row has reported the forward's time already, and note that one has."""
         before, self._learned = self._learned, True
         return before
 
 
 class SharedCost:
-    """A cost curve as the rows of one forward see it: for as many of them as there are now."""
+    """The cost of the forwards that several rows share, for their present number."""
 
     def __init__(self, curve: CostCurve, forward: SharedForward) -> None:
         self.curve = curve
@@ -279,7 +287,7 @@ class SharedCost:
         return self.forward.width
 
     def line(self, length: int) -> CostLine:
-        """Return the seconds of the whole forward by the width of every row."""
+        """Return the seconds of the whole forward by the width of its rows."""
         return self.curve.batched(self.alive).line(length)
 
     def refine(self, rows: int, length: int, seconds: float) -> None:
@@ -288,11 +296,10 @@ class SharedCost:
             self.curve.batched(self.alive).refine(self.width, length, seconds)
 
 
-REPEATS = 3  # of each time, within an attempt
-ATTEMPTS = 3  # to measure a curve that forwards then agree with
-CHECKED = (4, 32)  # rows by which a curve's shape is checked
-TOLERANCE = 0.25  # of the logarithm of a cost against that of one row
-
+REPEATS = 3  # timings of each point in an attempt
+ATTEMPTS = 3  # to measure a curve with which forwards agree
+CHECKED = (4, 32)  # numbers of rows that check a curve's shape
+TOLERANCE = 0.25  # error of the logarithm of a cost in relation to that of one row
 
 Timer = Callable[[int, int], float]
 
@@ -306,13 +313,17 @@ def context_lengths(limit: int) -> tuple[int, ...]:
 def measure(
     run: Timer, lengths: Sequence[int], seconds: float = 3.0, widths: Sequence[int] = ()
 ) -> tuple[CostCurve, bool]:
-    """Time `run(rows, length) -> seconds` over the grid, and tell whether forwards then agree.
+    """Measure a cost curve, and return it and whether forwards then agree with it.
 
-    Goes round the grid up to REPEATS times, within about `seconds`; one length is always measured
-    at three sizes, however slow the model. A curve with which forwards disagree is measured again,
-    to the samples that there are. Every size is set against one row timed right before it, for a
-    machine that others share may be half as fast a second later; of such ratios medians are taken.
-    widths: those that forwards can have, where they are padded; these are timed then.
+    Each attempt times the grid up to REPEATS times. One length is always timed at three sizes,
+    however slow the model. If forwards disagree, another attempt adds to the samples. Every size is
+    compared with one row timed right before it, since a shared machine may be half as fast a second
+    later; the medians of these ratios count.
+
+    Args:
+        run: Runs a forward of `rows` rows after `length` tokens and returns its seconds.
+        seconds: Time limit of an attempt, about.
+        widths: See `CostLine`; if given, only these are timed.
     """
     order = measuring_order(lengths, widths)
     ratios: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
@@ -328,26 +339,28 @@ def measure(
             one = max(run(1, length), 1e-9)
             alone[length] = min(one, alone[length])
             ratios[point].append(1.0 if n == 1 else max(run(n, length), 1e-9) / one)
-        known = {point: alone[point[0]] * median(result) for point, result in ratios.items()}
-        curve = CostCurve(lengths, filled(known, lengths, order[0][0]), widths)
+        times = {point: alone[point[0]] * median(each) for point, each in ratios.items()}
+        curve = CostCurve(lengths, filled(times, lengths, order[0][0]), widths)
         if agrees(curve, run):
             return curve, True
     return curve, False
 
 
 def agrees(curve: CostCurve, run: Timer, quick: bool = False) -> bool:
-    """Return whether more rows cost as much more than one as the curve says, by a few forwards.
+    """Return whether a few forwards confirm the curve's cost of more rows in relation to one.
 
     Absolute seconds may drift with the clock and the load: `CostCurve.refine` follows those.
-    quick: one pair of forwards is compared, each run once.
+
+    Args:
+        quick: Compare one pair of forwards, each run once.
     """
     length, repeats = curve.lengths[0], 1 if quick else 2
     run(1, length)
-    results = [
+    ratios = [
         min(run(n, length) for _ in range(repeats)) / curve.seconds(n, length)
         for n in (1, *(CHECKED[-1:] if quick else CHECKED))
     ]
-    return all(abs(math.log(each / results[0])) < TOLERANCE for each in results)
+    return all(abs(math.log(each / ratios[0])) < TOLERANCE for each in ratios)
 
 
 def cached(
@@ -357,19 +370,22 @@ def cached(
     lengths: Sequence[int],
     widths: Sequence[int] = (),
 ) -> CostCurve:
-    """Return the curve kept under `directory` for `key`, or measure it and keep it there.
+    """Return the curve stored under `directory` for `key`; measure and store it if there is none.
 
-    key: model, device, dtype, threads and torch of the forwards. A damaged, foreign or unwritable
-    cache is not an error: the curve is measured again, and so is one of another shape than the
-    machine has now. One that forwards do not agree with is used, and corrected while running, but
-    not kept. widths: see `measure`.
+    A damaged, foreign or unwritable cache is not an error: the curve is measured again, as is one
+    whose shape forwards do not confirm. A new curve with which forwards disagree is used, and
+    corrected while running, but not stored.
+
+    Args:
+        key: Model, device, dtype, threads and torch of the forwards.
+        run, lengths, widths: See `measure`.
     """
-    key = {**key, "rows": str(ROWS)}  # a kept curve does not say of which rows it is
+    key = {**key, "rows": str(ROWS)}  # a stored curve does not name its rows
     if widths:
         key |= {"widths": str(tuple(widths))}
     with contextlib.suppress(ValueError, KeyError, TypeError):
         curve = CostCurve(**(json_cache.read(directory, "cost", key) or {})["curve"])
-        # One pair is enough where it agrees: every program begins with this.
+        # One pair that agrees is enough: every program begins with this check.
         if curve.lengths == tuple(lengths) and (
             agrees(curve, run, quick=True) or agrees(curve, run)
         ):
@@ -381,10 +397,10 @@ def cached(
 
 
 def measuring_order(lengths: Sequence[int], widths: Sequence[int] = ()) -> list[tuple[int, int]]:
-    """Return (length, rows) by importance, each once; rows of `widths` alone where some are given.
+    """Return the pairs (length, rows) to time, by importance; rows are padded to `widths`.
 
-    Three sizes at the middle length, then how the other lengths compare, then the rest: a slow
-    model, of which only a part can be timed, still gets a curve of about the right shape.
+    Three sizes at the middle length come first, then a comparison with the other lengths, then the
+    rest. A slow model, of which only a part can be timed, thus gets about the right shape.
     """
     middle, half = lengths[len(lengths) // 2], ROWS[len(ROWS) // 2]
     others = [length for length in reversed(lengths) if length != middle]
@@ -395,14 +411,14 @@ def measuring_order(lengths: Sequence[int], widths: Sequence[int] = ()) -> list[
 
 
 def filled(
-    known: Mapping[tuple[int, int], float], lengths: Sequence[int], best: int
+    times: Mapping[tuple[int, int], float], lengths: Sequence[int], best: int
 ) -> NDArray[np.float64]:
-    """Return the whole grid from the points (length, rows) that were measured, most at `best`."""
+    """Return the whole grid from measured points (length, rows); `best` has most of them."""
     table = np.empty((len(lengths), len(ROWS)))
-    at_best = [n for n in ROWS if (best, n) in known]
-    shape = np.interp(ROWS, at_best, [known[best, n] for n in at_best])
+    at_best = [n for n in ROWS if (best, n) in times]
+    shape = np.interp(ROWS, at_best, [times[best, n] for n in at_best])
     for i, length in enumerate(lengths):
-        here = [n for n in ROWS if (length, n) in known]
-        ratios = [known[length, n] / float(shape[ROWS.index(n)]) for n in here]
+        here = [n for n in ROWS if (length, n) in times]
+        ratios = [times[length, n] / float(shape[ROWS.index(n)]) for n in here]
         table[i] = shape * (np.interp(ROWS, here, ratios) if here else 1.0)
     return table

@@ -1,7 +1,7 @@
-"""What drafting costs and brings: milliseconds by source and size, tokens by source and outlook.
+"""Cost and gain of drafting: milliseconds by size, tokens by expected acceptance, for each source.
 
-One `Experience` is shared by all rows of an engine, so that a request starts from what the ones
-before it taught. It holds no text. All times are in milliseconds.
+All rows of an engine share one `Experience`, so that a request starts from the
+figures of earlier ones. It holds no text. All times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -13,27 +13,30 @@ from ragspec.budget.calibration import Calibration
 from ragspec.budget.cost_curve import ROWS
 
 BUCKETS = tuple(rows - 1 for rows in ROWS)  # nodes of drafts: the sizes that kernels like best
-FIRST_TRIAL = BUCKETS.index(7)  # until something is known
-# Tokens that each bucket is taken to add over the one before it, until it is known.
+FIRST_TRIAL = BUCKETS.index(7)  # the largest bucket until enough trials were made
+# Tokens that each bucket is assumed to add to the one before it, until they are measured.
 EXPECTED = (0.0, 0.6, 0.35, 0.2, 0.2, 0.12, 0.12, 0.06, 0.06, 0.03, 0.03, 0.02)
-OUTLIER = 3.0  # times what was expected: a time counts as no more
+OUTLIER = 3.0  # a time is clipped at so many times the expected one
 COST_DECAY = 0.95  # weight of the past at every time of a draft
-RIDGE = 0.25  # squares of the mean size: by how much sizes must vary for their own slope to count
+RIDGE = 0.25  # variance of sizes, in squares of their mean, from which their own slope counts
 RATE = 0.05  # weight of a step in the rate of tokens
-KNOWN = 3  # trials after which something is judged
-FADING, SIZE_FADING = 0.05, 0.1  # weight of a trial in what was gained, and at what size
-DOUBT = 0.5  # standard errors by which a gain may be better than it seems
-DUE = 10**9  # refusals after which any trial is due
-PAUSE = 2.0  # times as long as a trial's share of the time would have it
-OUTLOOKS = (0.1, 0.3, 0.5, 0.7, 0.9)  # chances of the best draft of the next token, told apart
+KNOWN = 3  # trials after which a gain is judged
+FADING, SIZE_FADING = 0.05, 0.1  # weight of a trial in the gain, and in the gain by size
+STD_ERRS = 0.5  # standard errors by which a gain may exceed its mean
+FORCE_TRIAL = 10**9  # a count of skipped trials that makes the next one due
+PAUSE = 2.0  # factor on the pause that a trial's share of the time would give
+PROB_EDGES = (0.1, 0.3, 0.5, 0.7, 0.9)  # bins of the best draft's acceptance probability
 
 
 @dataclass(slots=True)
 class DraftCost:
-    """Milliseconds of a proposal: so many a call and a node asked for, by fading least squares.
+    """Milliseconds of a draft, per call and per requested node, by fading least squares.
 
-    sums: of weight, x, y, x^2, xy. Until sizes have varied, half of the time is taken to go with
-    them: what drafts step by step is then tried with few nodes, where its slope is seen.
+    Until sizes have varied, half of the time is attributed to the nodes: a drafter that works step
+    by step is then tried with few nodes, which shows its slope.
+
+    Attributes:
+        sums: Fading sums of 1, x, y, x^2 and xy, of x nodes and y milliseconds.
     """
 
     sums: list[float] = field(default_factory=lambda: [0.0] * 5)
@@ -49,30 +52,32 @@ class DraftCost:
             self.call = max(0.0, y - self.node * x) / weight
 
     def of(self, nodes: int) -> float:
-        """Return the milliseconds expected for a call that asks for so many nodes."""
+        """Return the expected milliseconds of a call for so many nodes."""
         return self.call + self.node * nodes
 
     def learn(self, nodes: int, milliseconds: float) -> None:
-        """Add one time, clipped at three times what was expected.
+        """Add one time, clipped at three times the expected one.
 
-        One of less than a third shows that the past was the outlier: it then weighs less. What
-        seems dear is hardly asked, so it would be long before a mean came down.
+        A time of less than a third shows that the past was the outlier: it then weighs less. An
+        expensive source is hardly asked, so its mean would fall too slowly.
         """
-        expected, selected = self.of(nodes), COST_DECAY
+        expected, decay = self.of(nodes), COST_DECAY
         if self.sums[0] > 1.0:
             milliseconds = min(milliseconds, OUTLIER * expected + 0.01)
         if expected > 0.0:
-            selected *= min(1.0, OUTLIER * milliseconds / expected)
+            decay *= min(1.0, OUTLIER * milliseconds / expected)
         new = (1.0, nodes, milliseconds, nodes * nodes, nodes * milliseconds)
-        self.sums = [selected * known + added for known, added in zip(self.sums, new, strict=True)]
+        self.sums = [decay * past + added for past, added in zip(self.sums, new, strict=True)]
         self.__post_init__()
 
 
 @dataclass(slots=True)
 class Gain:
-    """Tokens that something brings each time, as a fading mean, doubted as far as it varies.
+    """Tokens gained by a trial, as a fading mean with its uncertainty.
 
-    square: of their squares. trials: how often it was tried; passed: how often it was not since.
+    Attributes:
+        mean, square: Fading means of the tokens and of their squares.
+        trials, passed: Trials in all, and refusals since the last one.
     """
 
     mean: float = 0.0
@@ -82,30 +87,32 @@ class Gain:
 
     @property
     def known(self) -> bool:
-        """Whether it was tried often enough to be judged."""
+        """Whether there were enough trials to judge it."""
         return self.trials >= KNOWN
 
     @property
-    def doubt(self) -> float:
-        """Tokens by which it may well be better than its mean.
+    def std_err(self) -> float:
+        """Tokens by which the gain may well exceed its mean.
 
-        Gains are rare and large: a run of misses would close for long what pays.
+        Gains are rare and large: a run of misses would close a paying source for long.
         """
-        known = min(self.trials, 2.0 / FADING - 1.0)  # what a fading mean rests on
-        return DOUBT * sqrt(max(0.0, self.square - self.mean**2) / max(1.0, known))
+        count = min(self.trials, 2.0 / FADING - 1.0)  # the trials that a fading mean rests on
+        return STD_ERRS * sqrt(max(0.0, self.square - self.mean**2) / max(1.0, count))
 
     def learn(self, tokens: float, price: float = inf, fading: float = FADING) -> None:
-        """Add what one trial brought; where that was more than its price, the next is due."""
+        """Add the tokens gained by one trial; if they exceed its price, the next trial is due."""
         self.trials += 1
-        self.passed = DUE if tokens > price else self.passed
+        self.passed = FORCE_TRIAL if tokens > price else self.passed
         weight = max(fading, 1.0 / self.trials)
         self.mean += weight * (tokens - self.mean)
         self.square += weight * (tokens * tokens - self.square)
 
-    def due(self, price: float, share: float) -> bool:
-        """Tell whether to try what does not seem to pay: its time may be a share of all.
+    def trial_due(self, price: float, share: float) -> bool:
+        """Return whether a trial is due although the gain does not seem to pay.
 
-        price: of a trial, in plain steps.
+        Args:
+            price: Cost of a trial, in plain steps.
+            share: Share of all time that trials may take.
         """
         self.passed += 1
         if self.passed * share <= PAUSE * price:
@@ -116,18 +123,20 @@ class Gain:
 
 @dataclass(slots=True)
 class SizedGain(Gain):
-    """Tokens that drafts bring, less the time of verifying them, by how many nodes are asked for.
+    """Tokens gained by drafts, less the time of verifying them, by the number of requested nodes.
 
-    added: tokens of each bucket over the smaller ones, as fading means [12].
+    Attributes:
+        added: Tokens that each bucket adds to the smaller ones, as fading means [12].
     """
 
     added: list[float] = field(default_factory=lambda: list(EXPECTED))
 
     def learn_sizes(self, net: list[float], best: int) -> None:
-        """Learn what each bucket of one draft brought.
+        """Learn the gain of each bucket of one draft.
 
-        net: tokens less time of every bucket that was asked for [<= 12]. best: the bucket that was
-        chosen. Where the largest was, the next one is worth a try.
+        Args:
+            net: Tokens less time of every bucket that was requested [<= 12].
+            best: The bucket that was chosen; after the largest, the next is worth a try.
         """
         weight = max(SIZE_FADING, 1.0 / (self.trials + KNOWN))
         top = net[0]
@@ -140,9 +149,10 @@ class SizedGain(Gain):
         self.learn(top - net[0])
 
     def best(self, cost: DraftCost, rate: float, largest: int) -> tuple[int, float]:
-        """Return the bucket to ask for, and the tokens that it brings beyond those for its time.
+        """Return the bucket to request, and the tokens that it gains beyond those for its time.
 
-        rate: tokens that a millisecond is worth.
+        Args:
+            rate: Tokens per millisecond, the price of time.
         """
         node = cost.node + 0.001  # sorting and cutting cost about a microsecond a node
         total, best, request = -rate * cost.call, -inf, 1
@@ -150,42 +160,45 @@ class SizedGain(Gain):
             total += self.added[i] - rate * node * (BUCKETS[i] - BUCKETS[i - 1])
             if total >= best:
                 best, request = total, i
-        return request, best + self.doubt
+        return request, best + self.std_err
 
 
 @dataclass(slots=True)
 class SourceGain:
-    """What asking one source costs, and what it adds to those before it, by what they promised."""
+    """The cost of asking one source, and its gain over earlier ones by their best claim."""
 
     cost: DraftCost = field(default_factory=DraftCost)
-    gains: list[Gain] = field(default_factory=lambda: [Gain() for _ in range(len(OUTLOOKS) + 1)])
+    gains: list[Gain] = field(default_factory=lambda: [Gain() for _ in range(len(PROB_EDGES) + 1)])
 
 
 @dataclass(slots=True)
 class Experience:
     """Everything that is learned while running.
 
-    draft: cost of a step's proposal. drafts: what it brings, by outlook; the last where nobody
-    tells one. sources: by name. taught: of sources that have to be taught, what they bring less all
-    that they cost, in plain steps. steps, tokens, time: of all steps, the latter two as fading
-    means of one; host: its time outside drafter and target.
+    Attributes:
+        draft: Cost of a step's draft.
+        drafts: Gain of drafts by expected acceptance; the last entry is for an unknown one.
+        sources: Cost and gain of each source, by name.
+        updates: Gain of each source that learns from every step, less all costs, in plain steps.
+        steps, tokens, time: The number of steps, and fading means of one step.
+        host: Fading mean of a step's time outside drafter and target.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
     draft: DraftCost = field(default_factory=DraftCost)
     drafts: list[SizedGain] = field(
-        default_factory=lambda: [SizedGain() for _ in range(len(OUTLOOKS) + 2)]
+        default_factory=lambda: [SizedGain() for _ in range(len(PROB_EDGES) + 2)]
     )
     sources: dict[str, SourceGain] = field(default_factory=dict)
-    taught: dict[str, Gain] = field(default_factory=dict)
+    updates: dict[str, Gain] = field(default_factory=dict)
     steps: int = 0
     tokens: float = 0.0
     time: float = 0.0
     host: float = 0.0
 
     def source(self, name: str) -> SourceGain:
-        """Return what is known about a source."""
-        # Texts at once must share one, so the first that is set stays.
+        """Return the cost and gain of a source."""
+        # Concurrent texts must share one, so the first that is set stays.
         return self.sources.get(name) or self.sources.setdefault(name, SourceGain())
 
     def learn_step(self, tokens: float, milliseconds: float) -> None:

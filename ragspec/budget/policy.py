@@ -1,4 +1,4 @@
-"""Budget policies: how many draft nodes a step takes."""
+"""Budget policies: a fixed number of draft nodes, or one chosen by the clock."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from ragspec.trees.operations import keep_best
 def make_budget(spec: int | str | BudgetPolicy) -> BudgetPolicy:
     """Return the policy for "auto" or a number of nodes; a policy is returned as it is.
 
-    Raises InputError for a number below 0, UnknownNameError for any other word.
+    Raises:
+        InputError: The number is below 0.
+        UnknownNameError: The word is another.
     """
     if isinstance(spec, str) and spec.strip().lstrip("-").isdecimal():
         spec = int(spec)
@@ -36,9 +38,10 @@ def make_budget(spec: int | str | BudgetPolicy) -> BudgetPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FixedBudget:
-    """Always the same number of nodes, the ones of largest reach; 0 never drafts.
+    """A fixed number of nodes, those most likely to be accepted; 0 never drafts.
 
-    calibration: how far claims are believed, shared by all rows opened here, see `for_one_text`.
+    Attributes:
+        calibration: Correction of claims, shared by all rows opened here, see `for_one_text`.
     """
 
     nodes: int
@@ -58,7 +61,7 @@ class FixedBudget:
         return f"fixed-{self.nodes}"
 
     def open(self, cost: CostCurve | SharedCost | None) -> FixedSession:
-        """Return the policy for one row; the cost does not matter to it."""
+        """Return the policy for one row; it ignores the cost."""
         return FixedSession(self.nodes, Adviser(self.calibration))
 
 
@@ -71,7 +74,7 @@ class FixedSession:
 
     @property
     def reason(self) -> str | None:
-        """Why speculation is off: it was asked to be."""
+        """Why speculation is off; None if it is on."""
         return None if self.nodes else "the budget is 0: plain decoding was asked for"
 
     def allowance(self, length: int) -> int:
@@ -79,22 +82,21 @@ class FixedSession:
         return self.nodes
 
     def fit(self, tree: DraftTree, length: int) -> DraftTree:
-        """Return the nodes of largest reach, at most the fixed number of them."""
+        """Return the nodes most likely to be accepted, at most the fixed number."""
         if len(tree) > self.nodes:
             tree = self.adviser.appraised(tree)
         return keep_best(tree, self.nodes)
 
     def observe(self, step: Step, length: int) -> None:
-        """Count what became of the claims."""
+        """Learn how the drafters' claims fared."""
         self.adviser.learn(step.tokens)
 
 
 def for_one_text(policy: BudgetPolicy) -> BudgetPolicy:
-    """Return the policy for a text whose tokens hang on what is drafted, as under relaxed rules.
+    """Return the policy for a text whose tokens depend on the drafts, as under relaxed rules.
 
-    What other texts taught must not reach it, so a fixed number of nodes is chosen by what this
-    text alone tells, and equal seeds give equal texts. Policies that go by the clock stay as they
-    are, and make no such promise.
+    A fixed budget then learns from this text alone, so that equal seeds give equal texts. Policies
+    that go by the clock stay as they are, and make no such promise.
     """
     if isinstance(policy, FixedBudget):
         return replace(policy, calibration=Calibration())
@@ -102,11 +104,15 @@ def for_one_text(policy: BudgetPolicy) -> BudgetPolicy:
 
 
 class AutoBudget:
-    """Chooses the size of every draft, and whether to draft at all.
+    """Chooses the size of every draft, and whether to draft; all rows opened here learn together.
 
-    margin: share by which speculation must be better than plain decoding to be taken up.
-    probe_share: share of the time that may be lost to trying again while it is off.
-    maximum: the most nodes ever asked for. What is learned is shared by all rows opened here.
+    Args:
+        margin: Share by which speculation must beat plain decoding to be used.
+        probe_share: Share of the time that trials may take while speculation is off.
+        maximum: The largest number of nodes.
+
+    Raises:
+        InputError: A share is outside [0, 1) or the maximum below 1.
     """
 
     name = "auto"
@@ -115,15 +121,12 @@ class AutoBudget:
     def __init__(
         self, *, margin: float = 0.03, probe_share: float = 0.008, maximum: int = BUCKETS[-1]
     ) -> None:
-        """Raises InputError for a share outside [0, 1) or a maximum below 1."""
         self.settings = Settings(margin, probe_share, maximum)
         self.experience = Experience()
         self._cost: CostCurve | None = None
 
     def open(self, cost: CostCurve | SharedCost | None) -> GoodputSession:
-        """Return the policy for one row; the curve is refined by what is measured.
-
-        Rows that share forwards are given a `SharedCost`."""
+        """Return the policy for one row, which refines the curve by measured forwards."""
         curve = cost.curve if isinstance(cost, SharedCost) else cost
         self._cost = self._cost or curve or CostCurve.assumed()
         return GoodputSession(self.settings, self.experience, cost or self._cost)

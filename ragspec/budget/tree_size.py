@@ -1,13 +1,13 @@
 """The tree of most tokens per second, step by step: the sessions of AutoBudget.
 
-`fit` chooses the size of the tree that was proposed. It is that of most tokens for the time of this
-very step, and not of the run on average: a token that is sure is worth a plain step where nothing
-else can be drafted, and little in the middle of a quotation, where the next step would draft it
-too. How much is asked for, and whether at all, is the adviser's matter (see `source_choice`).
+`fit` chooses the size of the tree that gives most tokens for the time of this step, not of the run
+on average. A sure token is worth a plain step if nothing else can be drafted, and little in the
+middle of a quotation, where the next step would draft it too. The adviser decides whether to draft
+and how many nodes to request (see `source_choice`).
 
-Rows that share a forward decide together (`fit_together`): all are as wide as the widest, so one
-width is chosen, against the cost of the whole forward over the rows alive now, and every row fills
-it with its nodes of largest reach.
+Rows that share a forward decide together (`fit_together`), as all are as wide as the widest. One
+width is chosen against the cost of the whole forward over the rows alive now, and every row fills
+it with the nodes most likely to be accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ragspec.trees.operations import keep_best, keep_order
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """The draft of one row: its nodes by reach, and what the first n of them bring, in tokens."""
+    """The draft of one row: its nodes, likeliest first, and the expected tokens of the first n."""
 
     tree: DraftTree
     order: Sequence[int]
@@ -40,9 +40,9 @@ class Offer:
 
 
 class GoodputSession:
-    """The policy for one row. It shares `experience` and `cost` with the other rows.
+    """The policy for one row, which shares `experience` and `cost` with the other rows.
 
-    Milliseconds of drafting and of the host that are learned and compared are those of one row.
+    The milliseconds of drafting and of the host that it learns are those of one row.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class GoodputSession:
         self._line = CostLine([])  # of forwards at the present length
         self._drafts = 0
         self._proposed = self._verified = False
-        self._samples: int | None = None  # nodes to keep of the next drawn draft; None: all
-        self._last: tuple[Step, float, int, float, int] | None = None  # times are known a step late
+        self._samples: int | None = None  # nodes to keep of the next sampled draft; None: all
+        self._last: tuple[Step, float, int, float, int] | None = None  # times come a step late
 
     @property
     def reason(self) -> str | None:
-        """Why speculation was off; None where a draft was verified, or none was ever proposed."""
+        """Why speculation was off; None if a draft was verified, or none was ever proposed."""
         if self._verified or (self.adviser.bucket and not self._proposed):
             return None
         return "no draft was expected to save time on this text and device"
 
     def allowance(self, length: int) -> int:
-        """Return how many nodes may be asked for; the adviser says how many are worth it."""
+        """Return the largest number of nodes; the adviser chooses how many are worth it."""
         self._line, alive = self.cost.line(length), self.cost.alive
         self._plain = 1000.0 * self._line.seconds[0] + self.experience.host * alive
         self.adviser.begin(self._rate(), self._plain / alive)
@@ -78,7 +78,7 @@ class GoodputSession:
         return fit_together([self], [tree], [length])[0]
 
     def offer(self, tree: DraftTree) -> Offer | None:
-        """Return what a draft is expected to bring; None where there is none."""
+        """Return the expected gain of a draft; None for an empty one."""
         if not len(tree):
             self.adviser.learn_draft([0.0] * (self.adviser.bucket + 1), 0)
             return None
@@ -90,14 +90,16 @@ class GoodputSession:
         return Offer(tree, order, len(tree), gains)
 
     def take(self, offer: Offer, best: int, prices: Sequence[float]) -> DraftTree:
-        """Return the part of a draft that the forward has room for, and learn what it brings.
+        """Return the part of a draft that the forward has room for, and learn its gain.
 
-        best: the bucket that was chosen. prices: of every bucket that was asked for, in tokens.
+        Args:
+            best: The bucket that was chosen for all rows.
+            prices: The price of every bucket that was requested, in tokens.
         """
         request = self.adviser.bucket
-        current, last = min(best, request), offer.last
+        bucket, last = min(best, request), offer.last
         net = [offer.gain(BUCKETS[i]) - prices[i] for i in range(request + 1)]
-        self.adviser.learn_draft(net, current if BUCKETS[current] <= last else 0)
+        self.adviser.learn_draft(net, bucket if BUCKETS[bucket] <= last else 0)
         size = min(BUCKETS[best], last)
         if offer.tree.kind in SAMPLED_KINDS:
             size = self._before_draw(size, last)
@@ -105,20 +107,20 @@ class GoodputSession:
 
     @property
     def drafting(self) -> float:
-        """The milliseconds that this row's draft is expected to have taken."""
+        """The expected milliseconds of this row's draft."""
         return self.experience.draft.of(BUCKETS[self.adviser.bucket])
 
     def _before_draw(self, size: int, last: int) -> int:
-        """Return how many of `last` drawn nodes to keep, as the draft before this one has it.
+        """Return how many of `last` sampled nodes to keep, as settled by the draft before.
 
-        size: what this one would have; it may depend on the tokens that were drawn, so it is for
-        the next. See `trees.operations.keep_order`.
+        The `size` of this draft may depend on its sampled tokens, so it settles the next draft. See
+        `trees.operations.keep_order`.
         """
         settled, self._samples = self._samples, size if size < last else None
         return last if settled is None else min(settled, last)
 
     def observe(self, step: Step, length: int) -> None:
-        """Learn what came of the draft, and what the step before this one took."""
+        """Learn from the outcome of the draft, and from the times of the step before."""
         request, alive = BUCKETS[self.adviser.bucket], self.cost.alive
         self._verified = self._verified or len(step.tree) > 0
         self.adviser.learn_step(step, self._line, self._rate() / alive)
@@ -132,38 +134,38 @@ class GoodputSession:
     def _learn_times(
         self, step: Step, forward: float, request: int, extra: float, alive: int
     ) -> None:
-        """Learn from a step's milliseconds. What a draft adds to the host's is part of its price.
+        """Learn from a step's milliseconds; a draft also pays for what it adds to the host's.
 
-        forward: those that were expected. extra: those of sources that have a price of their own.
-        alive: rows that shared the step, taken to be alike.
+        `forward` are the expected milliseconds of the forward, `extra` those of sources that pay
+        for themselves. The `alive` rows that shared the step are taken to be alike.
         """
-        known, spent = self.experience, step.milliseconds
-        usual = known.host
+        experience, spent = self.experience, step.milliseconds
+        usual = experience.host
         host = (spent.get("host", 0.0) + spent.get("commit", 0.0)) / alive
         if not request or not usual or host < usual:
-            known.learn_host(host)
+            experience.learn_host(host)
         if request:
             self._drafts += 1
             if "draft" in spent and self._drafts > 1:  # the first may hold a prefill
                 late = max(0.0, min(host, OUTLIER * usual) - usual)
-                known.draft.learn(request, max(0.0, spent["draft"] / alive - extra) + late)
-            extra += known.draft.of(request)
-        time = forward + alive * (known.host + extra)
-        known.learn_step(len(step.tokens), time)
+                experience.draft.learn(request, max(0.0, spent["draft"] / alive - extra) + late)
+            extra += experience.draft.of(request)
+        time = forward + alive * (experience.host + extra)
+        experience.learn_step(len(step.tokens), time)
 
     def _rate(self) -> float:
         """Return the tokens per millisecond of all rows now, at least those of plain decoding."""
-        known = self.experience
-        rate = max(known.tokens / known.time if known.time > 0.0 else 0.0, 1.0 / self._plain)
+        tokens, time = self.experience.tokens, self.experience.time
+        rate = max(tokens / time if time > 0.0 else 0.0, 1.0 / self._plain)
         return rate * self.cost.alive
 
 
 def fit_together(
     budgets: Sequence[BudgetSession | None], trees: Sequence[DraftTree], lengths: Sequence[int]
 ) -> list[DraftTree]:
-    """Return the parts of the drafts of rows that are worth the time of their one forward.
+    """Return the parts of the rows' drafts that are worth the time of their shared forward.
 
-    Policies that go by the clock choose its width together; others each decide for themselves.
+    Policies that go by the clock choose its width together; others decide for each row.
     """
     fitted = list(trees)
     offers: dict[int, tuple[GoodputSession, Offer]] = {}
@@ -183,10 +185,9 @@ def fit_together(
 def _widest(
     sharing: Sequence[GoodputSession], offers: Sequence[tuple[GoodputSession, Offer]]
 ) -> tuple[int, list[float]]:
-    """Return the bucket of most tokens less time, in tokens, and each row's price of every bucket.
+    """Return the bucket of most tokens less time, and each row's price of every bucket, in tokens.
 
-    Time counts at the best rate that any width of this forward would reach; its price is shared by
-    the rows that draft.
+    Time is priced at the best rate of any width of this forward, and shared by the rows that draft.
     """
     dearest = max((session for session, _ in offers), key=lambda each: each._line.seconds[-1])
     alive, largest = dearest.cost.alive, max(offer.last for _, offer in offers)

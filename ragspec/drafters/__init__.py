@@ -1,1 +1,1 @@
-"""What proposes tokens, and drafters made of drafters."""
+"""Drafters, which propose tokens, and combinations of drafters."""

@@ -1,10 +1,10 @@
-"""What a drafter is: it opens a session for each row, which proposes trees and learns from steps.
+"""The protocols of drafters: a drafter opens a session per row, which proposes trees.
 
-A drafter that sets `top_logits` to k > 0 is lent `Step.best` with every step, one that sets
-`needs_hidden` is lent `Step.hidden`. The sessions of both are also told once what the target knew
-of the prompt, a `Prefill` (but not of best tokens where `reads_prompt` is False); other sessions
-hear of steps alone. Nothing is computed or kept where no drafter asks, and nothing is copied to
-the host unless somebody reads it there.
+A drafter that sets `top_logits` to k > 0 gets `Step.best` with every step; one that sets
+`needs_hidden` gets `Step.hidden`. The sessions of both also observe one `Prefill` of the prompt,
+without best tokens if `reads_prompt` is False. Other sessions observe steps only. The target
+computes and keeps only what a drafter declares, and copies it to the host only when it is read
+there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 class SourceText:
     """A text that a drafter may copy from: a retrieved passage, a prediction, a document.
 
-    tokens: the ids of the text. document: an index that comes back in `origin` and citations;
-    below 0 where it is no document and nothing may be cited from it, as PREDICTION and LAYOUT.
-    offset: the token offset of `tokens[0]` in the document (0 where the text is the document).
+    Attributes:
+        document: Index that `origin` and citations repeat; below 0, as PREDICTION and LAYOUT, for
+            a text that cannot be cited.
+        offset: Token offset of `tokens[0]` in the document.
     """
 
     tokens: tuple[int, ...]
@@ -41,9 +42,11 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownStates:
-    """What the target's output head read over a part of a prompt, by an earlier forward.
+    """The target's last hidden states over a part of a prompt, from an earlier forward.
 
-    start: the prompt's token that the first state is of. states: [copies, n, H], see `Step.hidden`.
+    Attributes:
+        start: Index in the prompt of the first state's token.
+        states: Hidden states [copies, n, H], see `Step.hidden`.
     """
 
     start: int
@@ -52,17 +55,18 @@ class KnownStates:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What a drafter is told once, when a row starts: the prompt and what it was made from.
+    """The prompt of a new row and its sources, which `Drafter.open` gets once.
 
-    prompt: of a text that goes on (`resume_from`) with what was written before this call.
-    spans: parts of the prompt that were copied from documents, as (start, end, document, offset)
-    in tokens: prompt[start:end] is document text from token `offset` on; these give `origin`.
-    texts: further texts that are not part of the prompt.
-    distribution: the row's token distribution (processors and noise), for drafters that draw.
-    draft_prompt: what a drafter with a context of its own reads in place of the prompt.
-    known_states: parts of the prompt, in its order, of which a drafter that needs hidden states may
-    hear besides what the prefill tells it of.
-    static: how the target takes steps of fixed shape, see `Engine`.
+    Attributes:
+        prompt: Token ids of the prompt, with the earlier output of a resumed text (`resume_from`).
+        spans: Parts of the prompt copied from documents, as (start, end, document, offset) in
+            tokens: prompt[start:end] is document text from token `offset` on. They give `origin`.
+        texts: Further texts that are not part of the prompt.
+        distribution: Token distribution of the row (processors and noise).
+        draft_prompt: Replaces the prompt for a drafter that declares `wants_draft_prompt`.
+        known_states: States of parts of the prompt, in its order, beside those of the `Prefill`,
+            for drafters that need hidden states.
+        static: How the target runs steps of fixed shape, see `Engine`.
     """
 
     prompt: tuple[int, ...]
@@ -77,12 +81,14 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class DraftContext:
-    """What a drafter may look at before each step. It must not change it.
+    """The state of a row before a step, which a drafter must not change.
 
-    tokens: prompt and generated tokens, the root last [T]; from step to step more are appended and
-    none is taken back. prompt_length: tokens of the prompt. remaining: tokens that may still be
-    generated; no use to draft deeper. adviser: knows how far claims are to be believed and which
-    sources pay; None where there is nobody to ask.
+    Attributes:
+        tokens: Prompt and generated tokens, the root last [T]. Steps only append to it.
+        prompt_length: Number of prompt tokens.
+        remaining: Number of tokens that may still be generated; a deeper draft is useless.
+        adviser: Corrects claims of acceptance and tells which sources pay; None without a budget
+            that advises.
     """
 
     tokens: list[int]
@@ -92,17 +98,19 @@ class DraftContext:
 
     @property
     def generated(self) -> int:
-        """Index of the next generated token (0 = the first after the prompt)."""
+        """Index of the next generated token; 0 is the first after the prompt."""
         return len(self.tokens) - self.prompt_length
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefill:
-    """What the target knew of the prompt once it had read it, lent for the time of `observe`.
+    """The target's output over the prompt, valid only during `observe`.
 
-    tokens: the prompt's last tokens, i64 [T]. best: the target's best tokens after each of them,
-    where the target made them; None where the drafter did not ask. hidden: the target's last hidden
-    states there, [copies, T, H], see `Step.hidden`; None where the drafter did not ask.
+    Attributes:
+        tokens: The last tokens of the prompt, i64 [T].
+        best: The target's best tokens after each of them, if computed and the drafter reads them.
+        hidden: The target's last hidden states there [copies, T, H], see `Step.hidden`; None
+            unless the drafter needs them.
     """
 
     tokens: Ints
@@ -111,51 +119,51 @@ class Prefill:
 
 
 Feedback = Step | Prefill
-"""What a session may learn from."""
+"""The messages that a session observes."""
 
 
 class DraftSession(Protocol):
     """The state of one drafter for one row of text.
 
-    A session that can tell at next to no cost how likely its best draft of the next token would be
-    accepted may also have `expected_acceptance(context)`: that probability. Where it is poor,
-    nobody drafts.
+    A session may also have a cheap method `expected_acceptance(context)`: the probability that its
+    best draft of the next token is accepted. If the best value of all sources is too low, the step
+    has no draft.
     """
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return at most `budget` nodes below the last token of `context`; state may advance."""
+        """Return at most `budget` nodes below the last token of `context`; may change state."""
 
     def observe(self, step: Step) -> None:
-        """Learn what came of the last proposal, nothing by default; `step.tokens` are committed."""
+        """Learn from the step after the last proposal; `step.tokens` are already committed."""
         return None
 
 
 class LearningSession(DraftSession, Protocol):
-    """A session that is told of the prompt too, as its drafter asked; see `reads_prompts`."""
+    """A session that also observes the `Prefill` of the prompt, see `notify_prefill`."""
 
     def observe(self, feedback: Feedback) -> None:
-        """Learn from the prompt, once and before the first step, and from every step."""
+        """Learn from the prompt, once before the first step, and from every step."""
         return None
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Something cheap that proposes tokens. It holds no row state; `open` makes it."""
+    """A cheap source of draft tokens. Its sessions hold all state of a row."""
 
     @property
     def name(self) -> str:
-        """The name under which its nodes are reported."""
+        """The source name of its nodes in reports."""
 
     @property
     def kind(self) -> DraftKind:
         """The kind of tree that its sessions propose."""
 
     def open(self, request: DraftRequest) -> DraftSession:
-        """Return a fresh session for one row. Sessions share nothing that a step changes."""
+        """Return a fresh session for one row; a step of one session changes no other."""
 
 
 def expect_drafter(drafter: object) -> None:
-    """Raise InputError for anything else than a drafter, a class of drafters included."""
+    """Raise InputError unless the object is a drafter; a drafter class is none."""
     if isinstance(drafter, type) or not isinstance(drafter, Drafter):
         got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
         what = f"the class {got}" if isinstance(drafter, type) else got
@@ -166,10 +174,7 @@ def expect_drafter(drafter: object) -> None:
 
 
 def check_pairing(rule: Rule, drafter: Drafter) -> None:
-    """Refuse a rule that cannot judge the drafter's trees.
-
-    Raises RuleError with the kinds that were got and expected.
-    """
+    """Raise RuleError unless the rule can judge the drafter's trees."""
     if drafter.kind not in rule.accepts:
         expected = ", ".join(sorted(rule.accepts))
         raise RuleError(
@@ -180,35 +185,37 @@ def check_pairing(rule: Rule, drafter: Drafter) -> None:
 
 
 def top_logits_needed(drafters: Iterable[Drafter | None]) -> int:
-    """Return the largest k that any of the drafters declares as `top_logits`; 0 for none."""
+    """Return the largest `top_logits` that any drafter declares; 0 for none."""
     return max((int(getattr(drafter, "top_logits", 0)) for drafter in drafters), default=0)
 
 
 def reads_prompts(drafters: Iterable[Drafter | None]) -> bool:
-    """Tell whether a drafter wants the best tokens of the prompt too, which the prefill must pay.
+    """Return whether any drafter reads best tokens of the prompt, which cost prefill time.
 
     A drafter that declares `top_logits` does, unless its `reads_prompt` is False.
     """
-    asking = (each for each in drafters if getattr(each, "top_logits", 0))
-    return any(getattr(each, "reads_prompt", True) for each in asking)
+    readers = (each for each in drafters if getattr(each, "top_logits", 0))
+    return any(getattr(each, "reads_prompt", True) for each in readers)
 
 
 def wants_draft_prompt(drafter: Any) -> bool:
-    """Tell whether a drafter, or one that it holds, reads `DraftRequest.draft_prompt`."""
+    """Return whether a drafter, or one that it contains, reads `DraftRequest.draft_prompt`."""
     inner = [*getattr(drafter, "drafters", ()), getattr(drafter, "drafter", None)]
     wanting = bool(getattr(drafter, "wants_draft_prompt", False))
     return wanting or any(wants_draft_prompt(each) for each in inner if each is not None)
 
 
 def needs_hidden(drafters: Iterable[Drafter | None]) -> bool:
-    """Tell whether any of the drafters declares `needs_hidden`."""
+    """Return whether any of the drafters declares `needs_hidden`."""
     return any(getattr(drafter, "needs_hidden", False) for drafter in drafters)
 
 
 def notify_prefill(session: DraftSession, prefill: Prefill, best: bool, hidden: bool) -> None:
-    """Tell a session of the prompt what its drafter asked for; nothing where nothing is there.
+    """Let a session observe the parts of a prefill that its drafter reads, if there are any.
 
-    best, hidden: whether it reads the best tokens of prompts (`reads_prompts`) and hidden states.
+    Args:
+        best: Whether the drafter reads the best tokens of prompts, see `reads_prompts`.
+        hidden: Whether the drafter reads hidden states.
     """
     message = replace(
         prefill, best=prefill.best if best else None, hidden=prefill.hidden if hidden else None

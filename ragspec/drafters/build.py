@@ -25,11 +25,17 @@ DrafterSpec = str | Drafter | Sequence[str | Drafter] | None
 def build_drafter(
     drafter: DrafterSpec, draft_model: Any, tokenizer: Any, target: CausalTarget
 ) -> Drafter | None:
-    """Return the drafter for a name, an object, a list of these (fused), or None for none.
+    """Return the drafter for a name, an object, or a list of these; None for no drafter.
 
-    draft_model: a transformers model, (model, tokenizer), a `CausalTarget`, a path or a name; one
-    more source. All drafters go through `Fuse`, which also keeps a failing source from breaking
-    the output. Raises UnknownNameError, TokenizerMismatchError, ModelNotFoundError, InputError.
+    All drafters are wrapped by `Fuse`, which also keeps a failing source from breaking the output.
+
+    Args:
+        draft_model: One more source: a transformers model, (model, tokenizer), a `CausalTarget`, a
+            path or a name.
+
+    Raises:
+        UnknownNameError, ModelNotFoundError, TokenizerMismatchError: From the name, path or model.
+        InputError: Another type, or a method that needs a source.
     """
     requests: list[Any] = [drafter]
     if drafter is None:
@@ -48,16 +54,16 @@ def build_drafter(
 
 
 def _flat(drafter: Drafter) -> Sequence[Drafter]:
-    """Return the sources of a plain fusion, so that all sources meet in one."""
+    """Return the sources of a fusion that accepts further ones, else the drafter alone."""
     if isinstance(drafter, Fuse) and drafter.open_to_more:
         return drafter.drafters
     return (drafter,)
 
 
 def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
-    """Return the drafter, and the context's beside it where nothing else reads what is predicted.
+    """Return the drafter, fused with `context` unless it already reads predicted outputs.
 
-    Where the rule could not judge the two together, the drafter stays alone.
+    The drafter is unchanged if the rule cannot judge the fused trees.
     """
     if any(getattr(each, "reads_texts", False) for each in within(drafter)):
         return drafter
@@ -74,7 +80,7 @@ def _create(item: Any) -> Sequence[Drafter]:
 
 
 def model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> ModelDrafter:
-    """Return the drafter over a model of the target's vocabulary, see `build_drafter`."""
+    """Return the drafter over a model with the target's vocabulary, see `build_drafter`."""
     from ragspec.drafters.model.drafter import ModelDrafter as AnyDrafter
     from ragspec.models.load import load_model
 
@@ -83,22 +89,22 @@ def model_drafter(draft_model: Any, tokenizer: Any, target: CausalTarget) -> Mod
     model, draft_tokenizer = draft_model if isinstance(draft_model, tuple) else (draft_model, None)
     if isinstance(model, CausalTarget):
         check_vocabulary(tokenizer, draft_tokenizer, target.vocab_size, model.vocab_size)
-        return AnyDrafter(model)
-    if not hasattr(model, "config"):
+    elif hasattr(model, "config"):
+        check_draft_model(model, draft_tokenizer, tokenizer, target.vocab_size)
+    else:
         raise InputError(
             f"got {type(model).__name__} as a draft model; expected a transformers model, (model, "
             "tokenizer), a path or a name"
         )
-    check_draft_model(model, draft_tokenizer, tokenizer, target.vocab_size)
     return AnyDrafter(model)
 
 
 def check_draft_model(model: Any, draft_tokenizer: Any, tokenizer: Any, vocab_size: int) -> None:
-    """Refuse a transformers model as the draft of a target with other token ids.
+    """Raise TokenizerMismatchError unless a draft model has the token ids of the target.
 
-    draft_tokenizer: its tokenizer. tokenizer, vocab_size: the target's. Raises
-    TokenizerMismatchError.
+    Args:
+        draft_tokenizer: Tokenizer of the draft model.
+        tokenizer, vocab_size: Those of the target.
     """
-    check_vocabulary(
-        tokenizer, draft_tokenizer, vocab_size, int(model.config.get_text_config().vocab_size)
-    )
+    size = int(model.config.get_text_config().vocab_size)
+    check_vocabulary(tokenizer, draft_tokenizer, vocab_size, size)

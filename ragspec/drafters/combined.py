@@ -1,4 +1,4 @@
-"""Drafters made of drafters: what they declare on behalf of those they hold."""
+"""Combined drafters: the declarations of a drafter that contains others."""
 
 from __future__ import annotations
 
@@ -11,42 +11,44 @@ from ragspec.trees.draft_tree import DraftKind
 
 
 class Combined:
-    """The declarations of a drafter that holds others; `drafters` are all that may draft."""
+    """Derives the declarations of a drafter from the drafters that it contains."""
 
     @property
     def drafters(self) -> Sequence[Drafter]:
-        """All drafters that may draft."""
+        """All drafters that may propose nodes."""
         raise NotImplementedError
 
     @property
     def kind(self) -> DraftKind:
-        """Deterministic where all drafters are, else coupled."""
+        """Deterministic if all drafters are, else coupled."""
         return kind_of(self.drafters)
 
     @property
     def top_logits(self) -> int:
-        """How many of the target's best tokens its drafters want to see, see `base`."""
+        """The number of the target's best tokens that its drafters read, see `base`."""
         return top_logits_needed(self.drafters)
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether its drafters want to see those of the prompt too."""
+        """Whether any of its drafters reads the best tokens of the prompt."""
         return reads_prompts(self.drafters)
 
     @property
     def needs_hidden(self) -> bool:
-        """Whether any of them goes on from the target's hidden states, see `base`."""
+        """Whether any of its drafters reads the target's hidden states, see `base`."""
         return needs_hidden(self.drafters)
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Let every drafter over a store raise StoreError where that is of another model."""
+        """Call `check_fits` on its drafters."""
         check_fits(self.drafters, model, tokenizer)
 
 
 def check_fits(parts: Iterable[object], model: Any = None, tokenizer: Any = None) -> None:
-    """Let every part that knows a model or tokenizer of its own refuse other ones.
+    """Call `fits(model, tokenizer)` of every part that has this method.
 
-    These are the parts with a method `fits(model, tokenizer)`, which raises StoreError.
+    Raises:
+        StoreError: A store belongs to another model or tokenizer.
+        UnsupportedModelError: A head belongs to another model.
     """
     for part in parts:
         fits = getattr(part, "fits", None)
@@ -55,29 +57,29 @@ def check_fits(parts: Iterable[object], model: Any = None, tokenizer: Any = None
 
 
 def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
-    """Return the kind of trees made from these: deterministic where all are, else coupled."""
+    """Return the kind of trees merged from these: deterministic if all are, else coupled."""
     plain = all(drafter.kind is DraftKind.DETERMINISTIC for drafter in drafters)
     return DraftKind.DETERMINISTIC if plain else DraftKind.COUPLED
 
 
 def within(drafter: Drafter) -> Iterator[Drafter]:
-    """Yield a drafter and all that it holds."""
+    """Yield a drafter and all drafters that it contains."""
     yield drafter
-    for held in getattr(drafter, "drafters", ()):
-        yield from within(held)
+    for inner in getattr(drafter, "drafters", ()):
+        yield from within(inner)
 
 
 def required_transform(drafter: Drafter | None) -> Any:
-    """Return the transform that a drafter, or one that it holds, brings along; None without any.
+    """Return the transform that a drafter, or one that it contains, requires; None without any.
 
     Raises:
-        InputError: Several bring one.
+        InputError: Several drafters require one.
     """
-    held = () if drafter is None else within(drafter)
-    results = [one for each in held if (one := getattr(each, "transform", None)) is not None]
-    if len(results) > 1:
-        names = ", ".join(repr(one.name) for one in results)
+    parts = () if drafter is None else within(drafter)
+    transforms = [one for each in parts if (one := getattr(each, "transform", None)) is not None]
+    if len(transforms) > 1:
+        names = ", ".join(repr(one.name) for one in transforms)
         raise InputError(
             f"got drafters that each bring a transform ({names}); expected one that does."
         )
-    return results[0] if results else None
+    return transforms[0] if transforms else None

@@ -1,15 +1,16 @@
-"""Sources: drafters held by another drafter, so that a fault of one never reaches the text.
+"""Delegation: drafters inside another drafter, whose faults never reach the text.
 
-Each goes through a fusion of its own (see `fuse`), which checks its trees, counts its faults, late
-answers among them, and switches it off after the third. A session may tell more
-than a tree, by optional members that combinators look for:
+Each one has its own fusion (see `fuse`), which checks its trees, counts its faults, late drafts
+included, and switches it off after the third. A session may have two optional members for
+combined drafters:
 - `matched`: length of the suffix that its last proposal continues (0 = none), for selection;
-- `distributions()`: what the last proposal knew at the nodes that were expanded, see
+- `distributions()`: distributions at the expanded nodes of the last proposal, see
 `KnowsDistributions`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
@@ -32,29 +33,31 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class KnowsDistributions(Protocol):
-    """The optional part of a draft session: distributions at some nodes of its last tree."""
+    """A draft session that returns the distributions at some nodes of its last tree."""
 
     def distributions(self) -> Iterable[KnownDistribution]:
         """Return the distributions at the root and at the nodes that were expanded."""
 
 
 class Wrapped:
-    """A session that hands on to another, `inner`, all that it learns; what it proposes differs."""
+    """A session that passes all feedback to another one, `inner`, but proposes other trees."""
 
     def __init__(self, inner: DraftSession) -> None:
-        # Told of the prompt only if its drafter asked, for which the wrapping one answers.
+        # It observes a prefill only if the wrapping drafter declares that the inner one reads it.
         self.inner = cast(LearningSession, inner)
 
     def observe(self, feedback: Feedback) -> None:
-        """Hand on what came of the step, or what the target knew of the prompt."""
+        """Pass the step or the prefill to the inner session."""
         self.inner.observe(feedback)
 
 
 class SourceSession:
-    """One drafter in one row of another that takes its trees as they are.
+    """One drafter inside a row of another drafter.
 
-    patience: seconds that a look-up may take for one draft, see `FuseSession`. An adviser in the
-    context is kept for whoever holds the other drafter, so that no claim is corrected twice.
+    It removes the adviser from the context, because the outer fusion corrects the claims.
+
+    Args:
+        patience: Time limit in seconds for one draft of a look-up, see `FuseSession`.
     """
 
     def __init__(
@@ -66,39 +69,38 @@ class SourceSession:
 
     @property
     def faults(self) -> dict[str, int]:
-        """How often the drafter failed; empty where it did not."""
+        """The fault count by source; empty without faults."""
         return self._guard.faults
 
     @property
     def matched(self) -> int | None:
-        """Length of the match behind the last proposal, None where the drafter does not tell."""
-        result = getattr(self._session, "matched", None)
-        return None if result is None else int(result)
+        """Length of the match behind the last proposal; None if the session does not have it."""
+        matched: int | None = getattr(self._session, "matched", None)
+        return matched
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return the drafter's tree, the empty one where it failed."""
+        """Return the drafter's tree; the empty one if it failed."""
         if context.adviser is not None:
             context = replace(context, adviser=None)
         return self._guard.propose(context, budget)
 
     def observe(self, feedback: Feedback) -> None:
-        """Hand on what came of the step, and of the prompt what the drafter asked for."""
+        """Pass the step, or the parts of the prefill that it reads, to the drafter."""
         self._guard.observe(feedback)
 
 
 def faults_of(sources: Iterable[SourceSession]) -> dict[str, int]:
-    """Return the faults of all sources by name."""
-    total: dict[str, int] = {}
+    """Return the summed faults of all sources by name."""
+    total: Counter[str] = Counter()
     for source in sources:
-        for name, count in source.faults.items():
-            total[name] = total.get(name, 0) + count
-    return total
+        total.update(source.faults)
+    return dict(total)
 
 
 def as_kind(tree: DraftTree, kind: DraftKind) -> DraftTree:
-    """Return the tree as one of a drafter of that kind, to be judged by equality (`walk`)."""
+    """Return the tree with another kind and without q, for judging by equality (`walk`)."""
     if tree.kind is kind:
         return tree
-    # A sampled tree may repeat siblings, which no other kind may.
+    # Only a sampled tree may repeat siblings.
     plain = merge([tree]) if tree.kind is DraftKind.SAMPLED else tree
     return replace(plain, kind=kind, q=None)

@@ -1,9 +1,8 @@
-"""Fuse: one tree from several drafters, ranked in one currency, the reach.
+"""Fusion: one tree from several drafters, whose nodes are ranked by `accept_prob`.
 
 As in RASD (arXiv 2503.03434) the trees are merged by shared prefixes. Deviations: no source has a
-quota, every one may fill the whole budget and the nodes of largest reach are kept; nothing is
-pruned by a draft model's distribution. A source that fails never breaks the text: it is switched
-off.
+quota; each may fill the whole budget, and the nodes of largest `accept_prob` are kept. No node is
+pruned by a draft model's distribution. A failing source never breaks the text: it is switched off.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from time import perf_counter
 
 from ragspec.budget.base import Adviser
@@ -33,20 +33,25 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, keep_best, merge
 
 FAULTS_ALLOWED = 3
-PATIENCE = 0.5  # seconds that a look-up may take for one draft
-WARM_UP = 20.0  # times as long for its first one, which may open files or compile
+PATIENCE = 0.5  # time limit of a look-up for one draft, in seconds
+WARM_UP = 20.0  # factor on the limit of the first draft, which may open files or compile
 
 
 class Fuse(Combined):
-    """Drafts with several drafters at once; with one alone, its trees pass unchanged.
+    """Drafts with several drafters at once.
 
-    drafters: in order of trust: where two offer the same node, the first is named as its source.
-    A single drafter keeps its kind and its distribution q, so that any rule can judge it; several
-    make a deterministic tree if all are deterministic, else a coupled one, which `walk` judges.
-    Raises InputError where there is no drafter, or something else than one.
+    A single drafter keeps its trees, its kind and its distribution q, so any rule can judge them.
+    Several make a deterministic tree if all are deterministic, else a coupled one, which `walk`
+    judges.
+
+    Args:
+        drafters: In order of trust. If two propose the same node, its source is the first one.
+
+    Raises:
+        InputError: There is no drafter, or an object that is none.
     """
 
-    open_to_more = True  # whether an engine may join further sources with its own, as equals
+    open_to_more = True  # whether an engine may add its own sources to these
 
     def __init__(self, drafters: Sequence[Drafter], name: str = "fuse") -> None:
         if not drafters:
@@ -73,12 +78,15 @@ class Fuse(Combined):
 
 @dataclass(slots=True)
 class _Source:
-    """One drafter in a row; `session` is None once it is switched off.
+    """One drafter in a row.
 
-    suffix: what tells it, and the sources that its trees name, from others of the same name.
-    look: the session's outlook, where it has one. patience: seconds that a draft may take; None for
-    as long as it likes. learns: it has to be taught what the target thinks at every step.
-    reads_prompt, hidden: what its drafter asks to be told of the prompt.
+    Attributes:
+        suffix: Distinguishes it, and the sources in its trees, from others of the same name.
+        session: None once the source is switched off.
+        look: The session's `expected_acceptance`, if it has one.
+        patience: Time limit of a draft in seconds.
+        learns: Whether it spends time on the target's best tokens of every step.
+        reads_prompt, hidden: Whether it reads best tokens and hidden states of the prompt.
     """
 
     name: str
@@ -87,17 +95,15 @@ class _Source:
     session: DraftSession | None = None
     look: Callable[[DraftContext], float | None] | None = None
     faults: int = 0
-    patience: float | None = None
+    patience: float = inf
     warm: bool = False
     learns: bool = False
     reads_prompt: bool = False
     hidden: bool = False
 
     def delay(self, seconds: float) -> InputError | None:
-        """Return what is wrong with a draft that took so long; None where nothing is."""
+        """Return the error for a draft that took longer than allowed, else None."""
         warm, self.warm = self.warm, True
-        if self.patience is None:
-            return None
         most = self.patience * (1.0 if warm else WARM_UP)
         if seconds <= most:
             return None
@@ -107,7 +113,7 @@ class _Source:
         )
 
     def expected_acceptance(self, context: DraftContext) -> float | None:
-        """Return how likely its best draft is, before it drafts; None where it cannot tell."""
+        """Return the session's estimate of its next draft; None if it has none or fails."""
         try:
             return None if self.look is None else self.look(context)
         except Exception as error:
@@ -116,35 +122,41 @@ class _Source:
 
 
 class FuseSession:
-    """The sources of one row. `faults` counts, by name, what went wrong.
+    """The sources of one row.
 
-    patience: seconds that a look-up may take for one draft, None for no limit; what takes longer is
-    a fault, though its tree is used. Models take the time that they take, and drafters that hold
-    others watch those.
+    Args:
+        patience: Time limit in seconds for one draft of a look-up; None for no limit. A slower
+            draft counts as a fault, but its tree is used. Models have no limit, and drafters that
+            contain others apply their own.
     """
 
     def __init__(
         self, drafters: Sequence[Drafter], request: DraftRequest, patience: float | None = PATIENCE
     ) -> None:
         self._vocab_size = request.vocab_size
-        # Retrieval speaks first: what it promises tells whether a model is worth asking.
+        # Retrieval drafts first: its `accept_prob` decides whether a model drafts at all.
         drafters = sorted(drafters, key=lambda each: each.kind is not DraftKind.DETERMINISTIC)
         self._kind = kind_of(drafters)
         names = [drafter.name for drafter in drafters]
-        self._sources = []
+        self._sources: list[_Source] = []
         for number, drafter in enumerate(drafters):
             same = names[:number].count(drafter.name)
-            # What is learned goes by name: two stores are not to answer for each other.
+            # Statistics are kept by name: two stores must not share them.
             suffix = f" {same + 1}" if same else ""
-            self._sources.append(_Source(drafter.name + suffix, drafter.kind, suffix))
-        for source, drafter in zip(self._sources, drafters, strict=True):
+            source = _Source(drafter.name + suffix, drafter.kind, suffix)
+            self._sources.append(source)
             try:
-                source.session = _opened(drafter, request)
+                source.session = drafter.open(request)
+                if source.session is None:
+                    raise InputError(
+                        "open returned None; expected a session that proposes and observes."
+                    )
                 source.look = getattr(source.session, "expected_acceptance", None)
             except Exception as error:
                 source.faults = 1
                 _switch_off(source, error)
-            source.patience = patience if _looks_up(drafter, source.session) else None
+            if patience is not None and _looks_up(drafter, source.session):
+                source.patience = patience
             source.learns = source is not self._sources[0] and top_logits_needed([drafter]) > 0
             source.reads_prompt = reads_prompts([drafter])
             source.hidden = needs_hidden([drafter])
@@ -152,7 +164,7 @@ class FuseSession:
 
     @property
     def faults(self) -> dict[str, int]:
-        """How often each source failed, those within others too; those without are left out."""
+        """The fault count of each source that failed, inner sources included."""
         record = {source.name: source.faults for source in self._sources if source.faults}
         for source in self._sources:
             record |= getattr(source.session, "faults", {})
@@ -160,14 +172,14 @@ class FuseSession:
 
     @property
     def alone(self) -> DraftSession | None:
-        """The session of the only source; None where there are several, or it is off."""
+        """The session of the only source; None with several sources, or once it is off."""
         return self._sources[0].session if len(self._sources) == 1 else None
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return the at most `budget` nodes of largest reach that the sources propose.
+        """Return at most `budget` proposed nodes, those of largest `accept_prob`.
 
-        With an adviser in the context, claims are corrected source by source, costly sources are
-        asked only where they pay, and none where the outlook is too poor.
+        An adviser in the context corrects the claims of each source. It skips costly sources that
+        do not pay, and all sources if the expected acceptance is too low.
         """
         adviser = context.adviser
         if adviser and self._adviser is None:
@@ -188,57 +200,52 @@ class FuseSession:
             if tree is not None and len(tree):
                 parts.append((tree, number))
         fused = self._merged(parts)
-        # The kind that was declared, also where only some of the sources spoke.
+        # The declared kind, even if only some of the sources proposed nodes.
         return replace(keep_best(fused, budget), kind=self._kind)
 
     def expected_acceptance(self, context: DraftContext) -> float | None:
-        """Return the best of the sources' outlooks; None where none can tell."""
+        """Return the largest estimate of the sources; None if none has one."""
         expectations = [source.expected_acceptance(context) for source in self._sources]
         return max((each for each in expectations if each is not None), default=None)
 
     def observe(self, feedback: Feedback) -> None:
-        """Tell every source; `Step.tree` is the fused tree as it was verified."""
-        if isinstance(feedback, Prefill):
-            return self._notify_prefill(feedback)
-        for source in self._sources:
-            if source.session is None:
-                continue
-            began = perf_counter() if source.learns else 0.0
-            try:
-                source.session.observe(feedback)
-            except Exception as error:
-                _fault(source, error)
-            if source.learns and self._adviser is not None:
-                self._adviser.taught(source.name, 1000.0 * (perf_counter() - began))
+        """Pass a step, or the parts of a prefill that it reads, to every source.
 
-    def _notify_prefill(self, prefill: Prefill) -> None:
-        """Tell each source of the prompt what its own drafter asked for."""
+        `Step.tree` is the fused tree as it was verified.
+        """
         for source in self._sources:
             if source.session is None:
                 continue
+            timed = source.learns and not isinstance(feedback, Prefill)
+            began = perf_counter() if timed else 0.0
             try:
-                notify_prefill(source.session, prefill, source.reads_prompt, source.hidden)
+                if isinstance(feedback, Prefill):
+                    notify_prefill(source.session, feedback, source.reads_prompt, source.hidden)
+                else:
+                    source.session.observe(feedback)
             except Exception as error:
                 _fault(source, error)
+            if timed and self._adviser is not None:
+                self._adviser.record_cost(source.name, 1000.0 * (perf_counter() - began))
 
     def _begin(self, adviser: Adviser) -> None:
-        """Let the sources rest that are not worth their teaching: for this text, and silently."""
+        """Switch off, without a warning, the sources that cost more to train than they save."""
         self._adviser = adviser
         for source in self._sources:
-            if source.learns and adviser.rests(source.name):
+            if source.learns and adviser.should_skip(source.name):
                 source.session = source.look = None
 
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
-        """Return the trees, each with the number of its source, as one."""
+        """Return one tree; `parts` are the trees, each with the number of its source."""
         return merge(tree for tree, _ in parts)
 
     def _ask(self, source: _Source, context: DraftContext, budget: int) -> DraftTree | None:
-        """Return the source's tree as it may be believed; None where it is off or has failed."""
+        """Return the source's tree with corrected claims; None if it is off or fails."""
         if source.session is None:
             return None
         request = context
         if context.adviser is not None and isinstance(source.session, FuseSession):
-            request = replace(context, adviser=None)  # no claim is corrected twice
+            request = replace(context, adviser=None)  # so that no claim is corrected twice
         began = perf_counter()
         try:
             tree = source.session.propose(request, budget)
@@ -264,21 +271,18 @@ class FuseSession:
 
 
 def checked_patience(patience: float | None) -> float | None:
-    """Return the patience; raises InputError for one that no draft could meet."""
+    """Return the time limit of a draft unchanged.
+
+    Raises:
+        InputError: The limit is not above 0 s.
+    """
     if patience is not None and patience <= 0:
         raise InputError(f"got a patience of {patience} s; expected more, or None for no limit.")
     return patience
 
 
-def _opened(drafter: Drafter, request: DraftRequest) -> DraftSession:
-    session = drafter.open(request)
-    if session is None:
-        raise InputError("open returned None; expected a session that proposes and observes.")
-    return session
-
-
 def _looks_up(drafter: Drafter, session: DraftSession | None) -> bool:
-    """Tell whether a drafter only looks things up: no model, and no others that it watches."""
+    """Return whether a drafter only looks up text: it runs no model and contains no drafters."""
     if drafter.kind is not DraftKind.DETERMINISTIC or needs_hidden([drafter]):
         return False
     return not hasattr(session, "distributions") and not hasattr(session, "faults")

@@ -1,25 +1,25 @@
-"""What a drafting method is called, drafts from and needs: a descriptor in the method's own file.
+"""Descriptors of drafting methods: their sources, needs and papers, each in the method's own file.
 
-A drafter class that can be named has it as `method`; a variant of one is a `Method` by itself. With
-one line in `registry` it is all that the engine, the command line's help, the colours of the pages
-and the README's table know of a method.
+A drafter class with a name has its descriptor as `method`; a variant of a class is a `Method` by
+itself. The engine, the command line's help, the colours of the pages and the README's table use
+only this descriptor and one line in `registry`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ragspec.drafters.base import Drafter
 from ragspec.errors import InputError
 from ragspec.registry import names, resolve
 
-GLOBAL = "global"  # the scope of text that everybody may draft from
+GLOBAL = "global"  # the scope of text that all tenants may draft from
 
 Drafters = Drafter | list[Drafter]
 
-# What a method may need, and how to give it to an engine.
+# The needs of methods, and how to pass each one to an engine.
 NEEDS = {
     "store": "pass ragspec.retrievers.CorpusIndex.open(folder).drafter() in the place of the name",
     "draft model": "pass draft_model=, or ragspec.ModelDrafter(model) in the place of the name",
@@ -27,21 +27,17 @@ NEEDS = {
 }
 
 
-class Store(Protocol):
-    """Text on disk to draft from, as methods see it."""
-
-    def drafter(self, scope: str = GLOBAL, **options: Any) -> Drafter:
-        """Return a drafter from the text of a scope, and everybody's."""
-
-
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What methods may draft from beside the text itself; None for what there is not.
+    """The sources of a method beside the text itself; None for a missing one.
 
-    corpus: a store of text. history: a store of the model's own answers. draft_model: a smaller
-    transformers model. scope: whose text in the stores is drafted from, beside everybody's.
-    second_choices: whether drafters will be told the target's best tokens; another program that
-    lends its target's text alone tells none.
+    Attributes:
+        corpus: A store of text, with a method `drafter(scope, **options)`.
+        history: Such a store of the model's own answers.
+        draft_model: A smaller transformers model.
+        scope: Scope of the stores to draft from, in addition to global text.
+        top_k_feedback: Whether steps include the target's best tokens; False under a host program
+            that passes only tokens.
     """
 
     corpus: Any = None
@@ -51,28 +47,31 @@ class Sources:
     top_k_feedback: bool = True
 
     def past(self) -> list[Drafter]:
-        """Return a drafter for each store there is, the model's own answers first."""
+        """Return a drafter for each store, the model's own answers first."""
         named = (("history", self.history), ("corpus", self.corpus))
         return [store.drafter(self.scope, name=name) for name, store in named if store is not None]
 
     def models(self) -> list[Drafter]:
-        """Return a drafter for the draft model, if there is one."""
+        """Return the drafter over the draft model; empty without one."""
         return [] if self.draft_model is None else [one("model", self)]
 
     def available(self) -> set[str]:
-        """Return what is there, as `Method.needs` calls it."""
+        """Return the names of the sources, as in `Method.needs`."""
         stores = {"store"} if self.corpus is not None or self.history is not None else set()
         return stores | ({"draft model"} if self.draft_model is not None else set())
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method by name.
+    """The descriptor of a drafting method.
 
-    drafts_from, paper: what users read. make: how it is built from sources; None calls its class.
-    needs: the sources that it cannot do without; uses: those that it takes where they are there.
-    colour: that of its nodes on pages, 0 to 7; None takes a free one. listed: whether commands
-    offer it by name.
+    Attributes:
+        drafts_from, paper: Texts for help and README.
+        make: Builds the drafters from sources; None calls the class.
+        needs: Required sources, keys of `NEEDS`.
+        uses: Sources that it uses if they are available.
+        colour: Colour of its nodes on pages, 0 to 7; None for a free one.
+        listed: Whether commands offer it by name.
     """
 
     drafts_from: str
@@ -85,23 +84,32 @@ class Method:
 
 
 def describe(name: str) -> Method:
-    """Return the descriptor of a method; raises UnknownNameError."""
-    result = resolve("drafter", name)
-    method: Method = result if isinstance(result, Method) else result.method
+    """Return the descriptor of a method.
+
+    Raises:
+        UnknownNameError: No method has this name.
+    """
+    entry = resolve("drafter", name)
+    method: Method = entry if isinstance(entry, Method) else entry.method
     return method
 
 
 def build(name: str, sources: Sources) -> Drafters:
-    """Return fresh drafters for a name; raises UnknownNameError, InputError for what is missing."""
-    result, method = resolve("drafter", name), describe(name)
+    """Return fresh drafters of a method.
+
+    Raises:
+        UnknownNameError: No method has this name.
+        InputError: A required source is missing.
+    """
+    method = describe(name)
     for missing in sorted(method.needs - sources.available()):
         raise InputError(f"drafter {name!r} got no {missing}; expected one: {NEEDS[missing]}.")
-    drafters: Drafters = result() if method.make is None else method.make(sources)
+    drafters: Drafters = method.make(sources) if method.make else resolve("drafter", name)()
     return drafters
 
 
 def one(name: str, sources: Sources) -> Drafter:
-    """Return the fresh drafter of a method that is a single one; raises as `build` does."""
+    """Return the fresh drafter of a method with a single one, see `build`."""
     drafter = build(name, sources)
     assert not isinstance(drafter, list), f"{name} is several drafters"
     return drafter

@@ -50,12 +50,14 @@ class Engine:
         rule: A name or a `Rule`; None for the drafter's, which is usually "walk".
         batch_size: Prompts decoded in one batch.
         static: Steps of fixed shape: "graph" (captured on CUDA), "compile", "eager" (slow, for
-            tests), "off", or "auto", which is "graph" on CUDA. A model that cannot be verified this
-            way is verified as any other, and its reports say why.
+            tests), "off", or "auto", which is "graph" on CUDA. A model that does not support them
+            is verified without, and its reports say why.
+        cache: Directory of measured cost curves, None for the user's cache directory.
 
     Raises:
         UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError: As named.
-        InputError: The budget goes by the clock for a model cut among several ranks.
+        InputError: A number is out of range, or the budget goes by the clock for a model that is
+            split across several ranks.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Engine:
         self.cost: CostCurve | None = None
         self._listeners: dict[object, Callable[[Generation], None]] = {}
         self._listening = threading.Lock()
-        self._equip(drafter, draft_model, budget, rule, cache)
+        self._configure_drafting(drafter, draft_model, budget, rule, cache)
 
     @classmethod
     def from_pretrained(
@@ -100,15 +102,15 @@ class Engine:
         quantize: str | None = None,
         **options: Any,
     ) -> Engine:
-        """Return an engine over a model found by path or name; see `Engine` for the rest.
+        """Return an engine over a model given by path or name; see `Engine` for the rest.
 
         "starter" and "starter-draft" are the bundled models.
 
         Args:
-            device_map, adapter, quantize: See `load_model`.
+            device, dtype, device_map, adapter, quantize: See `load_model`.
 
         Raises:
-            ModelNotFoundError: With the places that were tried.
+            ModelNotFoundError: No model was found; the message lists the places that were tried.
         """
         loaded, tokenizer = load_model(
             model, device, dtype, device_map=device_map, adapter=adapter, quantize=quantize
@@ -128,19 +130,19 @@ class Engine:
     ) -> Any:
         """Return a `Generation` for one prompt, a list of them for several.
 
-        The default is greedy decoding. The model's generation config counts only where `sampling`
-        leaves a setting open: penalties, forbidden, forced and suppressed tokens. Greedy text is
+        The default is greedy decoding. The model's generation config fills in the settings that
+        `sampling` leaves open: penalties, forbidden, forced and suppressed tokens. Greedy text is
         then that of transformers.
 
         Args:
             prompts: Text, chat messages, token ids, or a batch of one of these.
-            sampling: How tokens are chosen; with n > 1 every prompt gives a list of n.
+            sampling: Sampling settings; with n > 1 every prompt gives a list of n.
             attention_mask: Marks padding of token ids, [B, T].
             on_step: Called with the number of the row and each of its steps.
             **options: See `Options`.
 
         Raises:
-            InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
+            InputError, SamplingError, PromptTooLongError: An argument is invalid.
         """
         encoded, settings = self.prepare(prompts, sampling, options, attention_mask)
         n = settings.sampling.n
@@ -158,12 +160,12 @@ class Engine:
     def stream(
         self, prompt: Any, sampling: Sampling | None = None, **options: Unpack[Options]
     ) -> Stream:
-        """Return an iterator over pieces of text as they are verified; see `Stream`.
+        """Return an iterator over pieces of text as they are verified, for one prompt and sample.
 
-        One prompt, one sample.
+        See `generate` for the arguments.
 
         Raises:
-            InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
+            InputError, SamplingError, PromptTooLongError: An argument is invalid.
         """
         if self.tokenizer is None:
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
@@ -178,14 +180,14 @@ class Engine:
 
     @property
     def parts(self) -> Parts:
-        """What a call that starts now works with."""
+        """The parts that a new call uses."""
         return Parts(self.target, self.drafter, self.rule, self.budget, self.cost, self.tokenizer)
 
     def on_finish(self, callback: Callable[[Generation], None]) -> Callable[[], None]:
-        """Call `callback` with every text that comes to its end; returns what ends that.
+        """Call `callback` with every finished text; return a function that unsubscribes it.
 
-        Texts that were cancelled or have paused are left out. What the callback raises becomes a
-        RuntimeWarning and never reaches the caller of `generate` or `stream`.
+        Cancelled and paused texts are left out. An error of the callback becomes a RuntimeWarning
+        and never reaches the caller of `generate` or `stream`.
         """
         key = object()
         with self._listening:
@@ -198,9 +200,9 @@ class Engine:
         return unsubscribe
 
     def aside(self) -> Engine:
-        """Return this engine as nobody listens to it: for texts that may be taken back.
+        """Return a copy without `on_finish` callbacks, for texts that may be discarded.
 
-        `notify` then hands on the text that stays.
+        Call `notify` of this engine with the final text.
         """
         other = copy.copy(self)
         other._listeners = {}
@@ -211,17 +213,21 @@ class Engine:
         drafter: str | Drafter | Sequence[str | Drafter] | None,
         budget: str | int | BudgetPolicy = "auto",
     ) -> Engine:
-        """Return an engine over the same target that drafts otherwise; nobody listens to it.
+        """Return an engine over the same target with another drafter, without callbacks.
+
+        The rule is `walk`. The cost of forwards is not measured again.
 
         Args:
-            drafter, budget: As for `Engine`; the rule is `walk`. What forwards cost is
-                not measured again. Raises as `Engine` does.
+            drafter, budget: As for `Engine`.
+
+        Raises:
+            TokenizerMismatchError, UnknownNameError, RuleError, InputError: As for `Engine`.
         """
         other = self.aside()
-        other._equip(drafter, None, budget, None, None)
+        other._configure_drafting(drafter, None, budget, None, None)
         return other
 
-    def _equip(
+    def _configure_drafting(
         self,
         drafter: str | Drafter | Sequence[str | Drafter] | None,
         draft_model: Any,
@@ -229,7 +235,7 @@ class Engine:
         rule: str | Rule | None,
         cache: Path | None,
     ) -> None:
-        """Take what drafts, how much, and what judges it; costs that are known are kept."""
+        """Set drafter, budget and rule; a measured cost curve is kept."""
         self.drafter = build_drafter(drafter, draft_model, self.tokenizer, self.target)
         self.budget = make_budget(budget)
         rule = "walk" if rule is None else rule
@@ -242,7 +248,7 @@ class Engine:
             self.cost = read_cost(self.target, self.budget, cache)
 
     def notify(self, generation: Generation) -> None:
-        """Hand a text to those who asked for finished ones, see `on_finish`."""
+        """Call the `on_finish` callbacks with a text, unless it was cancelled or has paused."""
         if generation.finish_reason in ("cancelled", "paused"):
             return
         for listener in tuple(self._listeners.values()):
@@ -263,12 +269,10 @@ class Engine:
         options: Options,
         attention_mask: Tensor | None = None,
     ) -> tuple[EncodedPrompts, RowSettings]:
-        """Return the token ids of prompts and what their rows share, checked before any work.
-
-        See `generate`.
+        """Check the arguments of `generate`; return the token ids and the settings of all rows.
 
         Raises:
-            InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
+            InputError, SamplingError, PromptTooLongError: An argument is invalid.
         """
         encoded = encode_prompts(prompts, self.tokenizer, self.target.input_size, attention_mask)
         for ids in encoded.ids:
@@ -287,16 +291,16 @@ class Engine:
 
     @contextmanager
     def _open(self, run: Run, capacity: int) -> Iterator[TargetSession]:
-        """Open a session for a run; what is known of its text need not be read."""
-        if run.settings.prefix_cache is None:
+        """Open a session for a run; the tokens of its prefix cache need not be read."""
+        cache, prefix = run.settings.prefix_cache, run.settings.prefix
+        if cache is None:
             with self.target.open(len(run.rows), capacity) as session:
                 yield _summary(session, run)
             return
         row = run.rows[0]
-        selected, prefix = run.settings.prefix_cache, run.settings.prefix
-        with selected.open(self.target, row.context.tokens, capacity, prefix) as (lent, known):
-            row.slot, row.pending = 0, row.context.tokens[known:]
-            row.report.cached = known
+        with cache.open(self.target, row.context.tokens, capacity, prefix) as (lent, cached):
+            row.slot, row.pending = 0, row.context.tokens[cached:]
+            row.report.cached = cached
             yield _summary(lent, run)
 
     def _decode(self, run: Run) -> Iterator[list[Emission]]:
@@ -313,16 +317,17 @@ class Engine:
 
 
 def _summary(session: TargetSession, run: Run) -> TargetSession:
-    """Let the session tell the caller of this run, and nobody before, what it reads."""
+    """Set the session's `on_read` to that of this run, and return the session."""
     if isinstance(session, CachedSession):
         session.on_read = run.settings.on_read
     return session
 
 
 def _check_ranks(model: Any, budget: BudgetPolicy) -> None:
-    """Raise InputError where each rank of a model would plan by its own clock, and all would hang.
+    """Raise InputError if each rank of a model would draft by its own clock.
 
-    Forwards over cut weights wait for each other: all ranks must verify the same trees.
+    Forwards over split weights wait for each other: if ranks verified different trees, all of them
+    would hang.
     """
     ranks = rank_count(model)
     if ranks > 1 and budget.needs_cost:

@@ -1,4 +1,4 @@
-"""A text on its way through a pool: what its owner holds."""
+"""The handle of a request in a pool."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from ragspec.errors import InputError
 
 
 class RequestHandle:
-    """Iterate over it for emissions as they are verified; `result()` waits for the whole text.
+    """An iterator over the emissions of a request; `result()` waits for the whole text.
 
     An emission's `step.tokens` are new tokens of the text. All methods may be called from any
-    thread; the emissions go to one reader. What ended the text by an error is raised by the
-    iteration and by `result`. future: of the result, for those who would rather be called.
-    submitted, joined, first, finished: seconds of the performance counter; 0 for what has not
-    happened.
+    thread; the emissions go to one reader. The iteration and `result` raise the error that ended
+    the text, if any.
+
+    Attributes:
+        future: The future of the generation, for callbacks.
+        submitted, joined, first, finished: Times of these events, and of the first token, in
+            seconds of the performance counter; 0 until they happen.
     """
 
     def __init__(
@@ -40,13 +43,13 @@ class RequestHandle:
         self._cancelled = False
         self._putting = threading.Lock()
         self._watcher: Callable[[], None] | None = None
-        self._summary = False  # that it has ended
+        self._summary = False  # whether the text has ended
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher`, in the pool's thread, whenever an emission or the end has come.
+        """Call `watcher` in the pool's thread for each emission and for the end.
 
-        As often as there is something to read, so that an event loop never has to wait for it; at
-        once, in this thread, for what has come already. It is let go at the end.
+        It is called at once, in this thread, for emissions that have come already. So an event loop
+        never has to wait for one. The handle drops it at the end.
         """
         with self._putting:
             self._watcher = None if self._summary else watcher
@@ -60,53 +63,61 @@ class RequestHandle:
 
     @property
     def cancelled(self) -> bool:
-        """Whether somebody asked for its end."""
+        """Whether `cancel` was called."""
         return self._cancelled
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Emission:
-        result = self._emissions.get()
-        if result is not None:
-            return result
-        self._emissions.put(None)  # for whoever asks again
+        emission = self._emissions.get()
+        if emission is not None:
+            return emission
+        self._emissions.put(None)  # for further calls
         if not self._cancelled and (error := self.future.exception()) is not None:
             raise error
         raise StopIteration
 
     def cancel(self) -> None:
-        """End the text after the step that is running; its result is what was written."""
+        """End the text after the current step; the result is the text written so far."""
         self._cancelled = True
         self._wake()
 
     def result(self, timeout: float | None = None) -> Generation:
-        """Return the whole text; waits for its end.
+        """Wait for the end of the text and return its generation.
 
-        timeout: seconds, None for no limit. Raises TimeoutError, and what ended the text.
+        Args:
+            timeout: Seconds, None for no limit.
+
+        Raises:
+            TimeoutError: The text has not ended in time.
+            Exception: The error that ended the text.
         """
         return self.future.result(timeout)
 
     def stream(self) -> Stream:
-        """Return an iterator over pieces of text, in place of that over emissions; see `Stream`.
+        """Return an iterator over pieces of text, to use instead of iterating over the handle.
 
-        Leaving it early cancels the text. Raises InputError where the engine has no tokenizer.
+        Leaving it early cancels the text; see `Stream`.
+
+        Raises:
+            InputError: The engine has no tokenizer.
         """
         if self._tokenizer is None:
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
         return Stream(self, _passes(self), self._tokenizer, self.settings.stop.strings)
 
     def results(self) -> list[list[Generation]]:
-        """Return what `result` does, as a stream asks for it."""
+        """Return the generation of `result` in the form that `Stream` needs."""
         return [[self.result()]]
 
     def emit(self, emission: Emission) -> None:
-        """Hand an emission on; for the pool alone."""
+        """Hand an emission to the reader; called by the pool alone."""
         self.first = self.first or time.perf_counter()
         self._put(emission)
 
     def end(self, outcome: Generation | Exception) -> None:
-        """Say what became of the text; for the pool alone."""
+        """Set the generation or the error that ended the text; called by the pool alone."""
         self.finished = time.perf_counter()
         if isinstance(outcome, Exception):
             self.future.set_exception(outcome)
@@ -114,18 +125,18 @@ class RequestHandle:
             self.future.set_result(outcome)
         self._put(None)
 
-    def _put(self, result: Emission | None) -> None:
+    def _put(self, emission: Emission | None) -> None:
         with self._putting:
-            self._emissions.put(result)
+            self._emissions.put(emission)
             if self._watcher is not None:
                 self._watcher()
-            if result is None:
+            if emission is None:
                 self._summary = True
                 self._watcher = None  # it may hold this handle: a cycle that would keep the text
 
 
 def _passes(handle: RequestHandle) -> Iterator[list[Emission]]:
-    """Yield the emissions of a handle, all that are left once its text has ended."""
+    """Yield the emissions of a handle one by one; once its text has ended, all that are left."""
     try:
         for emission in handle:
             yield [emission, *(handle if emission.row.done else ())]

@@ -1,8 +1,8 @@
 """The one loop: draft, verify, judge, commit, emit.
 
-It knows rows of token ids, a target session and a rule. It refuses to know text, documents,
-pixels and what a drafter does to arrive at its tree. Rows join and leave between its steps; a call
-of the engine is the case in which all join at once.
+It knows rows of token ids, a target session and a rule. It does not know text, documents, pixels or
+how a drafter makes its tree. Rows join and leave between its steps. In a call of the engine, all of
+them join at once.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ragspec.engine.step import (
     Launcher,
     StepOutput,
     emit,
+    finish,
     judge,
-    learn,
     propose,
 )
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
-from ragspec.rules.base import Rule, Step, Verdict, open_rule
+from ragspec.rules.base import Rule, Verdict, open_rule
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
@@ -46,17 +46,17 @@ def decode(
     rule: Rule,
     forward: SharedForward | None = None,
 ) -> Iterator[list[Emission]]:
-    """Yield what each pass emits until every row is done; abandon it to stop early.
+    """Yield the emissions of each step until every row is done; close it to stop early.
 
-    prompts: for each row the number of the prompt that it continues. Rows of one prompt follow
-    each other; the first of them brings the prompt in `pending`, and they share its prefill.
-    forward: what the policies of the rows look at.
+    Args:
+        prompts: For each row the number of its prompt. Rows of one prompt are adjacent and share
+            its prefill; the first of them has the prompt in `pending`.
+        forward: The forward that the policies of the rows observe, kept up to date.
     """
     loop = Loop(session, forward)
     for prompt in dict.fromkeys(prompts):
-        loop.join(
-            [row for row, current in zip(rows, prompts, strict=True) if current == prompt], rule
-        )
+        joining = [row for row, number in zip(rows, prompts, strict=True) if number == prompt]
+        loop.join(joining, rule)
     while loop.rows:
         yield loop.step()
 
@@ -64,11 +64,13 @@ def decode(
 class Loop:
     """Rows that join, take their steps together over one session, and leave.
 
-    Where rows are kept apart and memory ends, the row with most left to do is put back: it gives
-    its memory away, and its text is read again when another row has left. forward: what the
-    policies of the rows look at, kept up to date. chunk: tokens of prompts that are read between
-    two steps; None for all of them at once. apart: whether what a row raises ends that row alone,
-    as `Row.error`; else it is raised.
+    If errors are isolated and memory runs out, the row with most left to do is put back. Its memory
+    is freed, and its text is read again once another row has left.
+
+    Args:
+        forward: The forward that the policies of the rows observe, kept up to date.
+        chunk: Tokens of prompts to read between two steps, None for all of them at once.
+        difference: Isolate errors: an error of a row ends that row alone, as `Row.error`.
     """
 
     def __init__(
@@ -88,12 +90,12 @@ class Loop:
         self._put_back: list[PrefillJob] = []
         self._launcher = Launcher(session)
         self._ahead: InFlightStep | None = None  # the forward that was launched ahead,
-        self._failure: Exception | None = None  # or why it could not be
-        self._most = 0  # rows for which there was memory, where some were put back
+        self._failure: Exception | None = None  # or the error of its launch
+        self._most = 0  # rows for which there was memory when one was put back
 
     @property
     def room(self) -> bool:
-        """Whether another row may join: there is memory for it, as far as is known."""
+        """Whether another row may join: as far as is known, there is memory for it."""
         return not self._put_back
 
     @property
@@ -102,22 +104,39 @@ class Loop:
         return [*self._live, *(row for job in self._jobs for row in job.rows)]
 
     def join(self, rows: Sequence[Row], rule: Rule, scope: str = "") -> None:
-        """Let the rows of one prompt join; its text is read in the steps to come.
+        """Let the rows of one prompt join; its text is read in the next steps.
 
-        scope: only texts of the same one lend each other what was read of them. Raises
-        UnsupportedModelError where a distribution needs hidden states that the session cannot keep.
+        Args:
+            scope: Cached tokens are shared between texts of one scope alone.
+
+        Raises:
+            UnsupportedModelError: A transform needs hidden states that the session cannot keep.
         """
         for row in rows:
             row.rule, row.scope = open_rule(rule), scope
         if any(row.reads_hidden for row in rows):
-            _keep_hidden(self.session, rows)
-        if not rows[0].done:
-            self._enter(list(rows), resumed=_resumed(rows[0]))
+            if isinstance(self.session, CachedSession):
+                self.session.keep_hidden()
+            elif any(row.transform_reads for row in rows):
+                raise UnsupportedModelError(
+                    "this model's last hidden states cannot be read, which its transform needs; "
+                    "expected a model that verifies trees or chains. Leave transform out."
+                )
+        first = rows[0]
+        if first.done:
+            return
+        # If all but the root of a resumed text was read before, it takes steps at once. A drafter
+        # that learns from hidden states still needs those of the root.
+        if first.stop.count > 0 and len(first.pending) == 1 and not first.hidden:
+            self._live.extend(rows)
+        else:
+            self._jobs.append(PrefillJob.of(list(rows)))
 
     def leave(self, row: Row) -> None:
         """Let a row leave, whether or not its text has ended."""
         if self._ahead is not None or self._failure is not None:
-            self._withdraw()
+            self.session.discard_uncommitted()  # the other rows draft again
+            self._ahead = self._failure = None
         if row in self._live:
             self._live.remove(row)
         self._jobs = list(_without(row, self._jobs))
@@ -127,10 +146,13 @@ class Loop:
             row.slot = None
 
     def step(self) -> list[Emission]:
-        """Take one step in every row that is read, then read on in those that are not.
+        """Take one step in every row whose prompt is read, then read on in the other prompts.
 
-        Returns what they emitted. Rows that have ended have left. Where the session can, the next
-        forward is running by then.
+        Rows that have ended leave. If the session supports it, the next forward is running on
+        return.
+
+        Returns:
+            The emissions of the rows.
         """
         while self._put_back and len(self.rows) < self._most:
             self._jobs.append(self._put_back.pop(0))
@@ -148,16 +170,16 @@ class Loop:
     def _launch_ahead(self) -> None:
         """Launch the next forward before the tokens of the last one are handed on.
 
-        What goes wrong is raised by the next step: nobody loses what was written.
+        The next step raises any error, so that no written token is lost.
         """
         try:
             self._ahead = self._launch()
         except Exception as error:
-            self.session.abandon()
+            self.session.discard_uncommitted()
             self._failure = error
 
     def _launch(self) -> InFlightStep | None:
-        """Draft for every row and launch the forward; None where no row is left to verify."""
+        """Draft for every row and launch the forward; return None if no row is left to verify."""
         began = time.perf_counter()
         rows, trees = self._drafts()
         if not rows:
@@ -166,38 +188,24 @@ class Loop:
         self._launcher.launch(pending_step)
         return pending_step
 
-    def _withdraw(self) -> None:
-        """Forget the forward that was launched ahead: its rows are drafted for again."""
-        self.session.abandon()
-        self._ahead = self._failure = None
-
-    def _enter(self, rows: list[Row], resumed: bool) -> None:
-        """Let rows be read; one of which all but the root was read before takes steps at once."""
-        if resumed:
-            self._live.extend(rows)
-        else:
-            self._jobs.append(PrefillJob.of(rows))
-
     @without_autograd
     def _read(self) -> list[Emission]:
-        """Read a chunk of the prompts; those that end give every row its first token."""
+        """Read a chunk of the prompts; a prompt that ends gives each of its rows a first token."""
         try:
-            readings, logits = read(self.session, list(portions(self._jobs, self._chunk)))
+            jobs, logits = read(self.session, list(portions(self._jobs, self._chunk)))
         except Exception as error:
             return self._make_room(error)
-        ended = [place for place, job in enumerate(readings) if not job.left]
         rows: list[Row] = []
         where: list[int] = []
-        for place in ended:
-            rows += self._seat(readings[place])
-            where += [place] * (len(rows) - len(where))
+        for place, job in enumerate(jobs):
+            if not job.left:
+                rows += self._seat(job)
+                where += [place] * (len(rows) - len(where))
         self._jobs = [job for job in self._jobs if job.left]
-        return (
-            self._first(rows, [readings[place] for place in where], logits[where]) if rows else []
-        )
+        return self._first(rows, [jobs[place] for place in where], logits[where]) if rows else []
 
     def _seat(self, job: PrefillJob) -> list[Row]:
-        """Let the rows of a prompt that was read take their steps; return those to judge now."""
+        """Let the rows of a prompt that was read take steps; return those that need a token now."""
         first, *others = rows = job.rows
         self._live += rows
         if job.again:
@@ -210,23 +218,21 @@ class Loop:
         return [row for row in rows if not row.done]
 
     def _first(
-        self, rows: Sequence[Row], readings: Sequence[PrefillJob], logits: Tensor
+        self, rows: Sequence[Row], jobs: Sequence[PrefillJob], logits: Tensor
     ) -> list[Emission]:
-        """Emit the first token of each row: logits [B, 1, V] after its prompt."""
+        """Emit the first token of each row from the logits [B, 1, V] after its prompt."""
         empty = [DraftTree.empty()] * len(rows)
-        ends = [
-            prefill_job.hidden[-1][:, -1:] if prefill_job.hidden else None
-            for prefill_job in readings
-        ]
+        ends = [job.hidden[-1][:, -1:] if job.hidden else None for job in jobs]
         judged = judge(rows, empty, logits, ends, self._attempt)
         emissions = []
-        for row, job, result in zip(rows, readings, judged, strict=True):
-            if result is None:
+        for row, job, judgement in zip(rows, jobs, judged, strict=True):
+            if judgement is None:
                 continue
             # From the row's start: opening drafters (an index of the prompt, a draft model's own
             # prefill) is work on the prompt too.
             spent = 1000 * (time.perf_counter() - row.started)
-            step = self._attempt(row, emit, row, DraftTree.empty(), result[0], {"prefill": spent})
+            verdict, _ = judgement
+            step = self._attempt(row, emit, row, DraftTree.empty(), verdict, {"prefill": spent})
             if step is not None:
                 row.report.prefill(spent, job.forwards)
                 emissions.append(Emission(row, step))
@@ -234,7 +240,7 @@ class Loop:
 
     @without_autograd
     def _advance(self) -> list[Emission]:
-        """Take one step in every row that is read."""
+        """Take one step in every row whose prompt is read."""
         pending_step, failure = self._ahead, self._failure
         self._ahead = self._failure = None
         try:
@@ -259,10 +265,10 @@ class Loop:
             "commit": 1000 * (committed - verified),
         }
         emissions = []
-        for i, (row, tree, result) in enumerate(zip(rows, trees, judged, strict=True)):
+        for i, (row, tree, match) in enumerate(zip(rows, trees, judged, strict=True)):
             top, states = None if top_tokens is None else top_tokens[i], hidden[i]
             states = None if states is None else states[:, : len(tree) + 1]
-            step = result and self._attempt(row, _finish, row, tree, *result, spent, top, states)
+            step = match and self._attempt(row, finish, row, tree, *match, spent, top, states)
             if step is not None:
                 emissions.append(Emission(row, step))
         host = 1000 * (time.perf_counter() - committed)
@@ -275,21 +281,20 @@ class Loop:
     ) -> tuple[
         list[tuple[Verdict, RowView] | None], list[TopTokens] | None, Sequence[Tensor | None]
     ]:
-        """Return what the rules decide of a forward, and what drafters learn from."""
+        """Return the decisions of the rules, and top tokens and hidden states for the drafters."""
         rows, trees, logits = pending_step.rows, pending_step.trees, output.logits
-        k = max(row.top for row in rows)
-        selected = not any(row.distribution.processors for row in rows)
-        top_tokens = (
-            TopTokens.ranked(logits, k, [len(tree) + 1 for tree in trees], selected) if k else None
-        )
+        top_tokens: list[TopTokens] | None = None
+        if k := max(row.top for row in rows):
+            unchanged = not any(row.distribution.processors for row in rows)
+            top_tokens = TopTokens.ranked(logits, k, [len(tree) + 1 for tree in trees], unchanged)
         hidden = hidden_of(self.session, rows)
         return judge(rows, trees, logits, hidden, self._attempt, output.chosen), top_tokens, hidden
 
     def _make_room(self, error: Exception) -> list[Emission]:
-        """Put a row back where memory has ended, before anybody was judged; raises other errors."""
+        """Put a row back if memory ran out, before any verdict; raise other errors."""
         if not (self._isolate_errors and out_of_memory(error)):
             raise error
-        lost = self.session.abandon()
+        lost = self.session.discard_uncommitted()
         rows = self.rows
         if len(rows) == 1:
             rows[0].error = error
@@ -297,30 +302,25 @@ class Loop:
         for row in [row for row in self._live if row.slot in lost]:
             self._live.remove(row)
             self._jobs.append(PrefillJob.restart(row))
-        self._put(max(rows, key=_left))
-        self._most = len(self.rows)
-        return []
-
-    def _put(self, row: Row) -> None:
-        """Put a row back: what is to be read of it, later, is all that was."""
+        row = max(rows, key=lambda row: len(row.pending) + row.context.remaining)
         new = any(row in job.rows and not job.again for job in self._jobs)
         self.leave(row)
         self.session.shrink()
         self._put_back.append(PrefillJob.of([row]) if new else PrefillJob.restart(row))
+        self._most = len(self.rows)
+        return []
 
     def _drafts(self) -> tuple[list[Row], list[DraftTree]]:
-        """Line the rows up and return them with what is verified of their drafts."""
+        """Select the rows of the next forward, and return them and their trimmed drafts."""
         self._forward.begin(len(self._live))
         drafts = {_known(row.slot): (row, self._attempt(row, propose, row)) for row in self._live}
-        request = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
-        active_rows = (
-            [request[slot] for slot in self.session.line_up(list(request))] if request else []
-        )
-        rows, trees = [row for row, _ in active_rows], [tree for _, tree in active_rows]
+        valid = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
+        ordered = [valid[slot] for slot in self.session.select_rows(list(valid))] if valid else []
+        rows, trees = [row for row, _ in ordered], [tree for _, tree in ordered]
         lengths = [len(row.context.tokens) for row in rows]
         fitted = fit_together([row.budget for row in rows], trees, lengths)
         admitted = [
-            self.session.admit(tree, place, row.context.tokens)
+            self.session.trim_draft(tree, place, row.context.tokens)
             for place, (row, tree) in enumerate(zip(rows, fitted, strict=True))
         ]
         self._forward.widen(1 + max(map(len, admitted), default=0))
@@ -329,7 +329,7 @@ class Loop:
     def _attempt(
         self, row: Row, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
-        """Do something for a row; where it raises, the row has ended, if rows are apart."""
+        """Call a function for a row; if errors are isolated, an error ends the row instead."""
         if not self._isolate_errors:
             return function(*args, **kwargs)
         try:
@@ -339,24 +339,9 @@ class Loop:
             return None
 
 
-def _finish(
-    row: Row,
-    tree: DraftTree,
-    verdict: Verdict,
-    view: RowView,
-    spent: dict[str, float],
-    best: TopTokens | None,
-    hidden: Tensor | None,
-) -> Step:
-    """Emit what the rule decided and let drafter and budget learn from it."""
-    step = emit(row, tree, verdict, dict(spent))
-    learn(row, step, view, best, hidden)
-    return step
-
-
-def _without(row: Row, readings: Sequence[PrefillJob]) -> Iterator[PrefillJob]:
-    """Yield the readings less one row; where that read for others, these begin again."""
-    for job in readings:
+def _without(row: Row, jobs: Sequence[PrefillJob]) -> Iterator[PrefillJob]:
+    """Yield the jobs less one row; if it read for others, their job begins again."""
+    for job in jobs:
         if row not in job.rows:
             yield job
         elif others := [other for other in job.rows if other is not row]:
@@ -367,33 +352,6 @@ def _without(row: Row, readings: Sequence[PrefillJob]) -> Iterator[PrefillJob]:
                 yield job
 
 
-def _left(row: Row) -> int:
-    """Return how many tokens a row has still to read and to write."""
-    return len(row.pending) + row.context.remaining
-
-
 def _known(slot: int | None) -> int:
     assert slot is not None
     return slot
-
-
-def _keep_hidden(session: TargetSession, rows: Sequence[Row]) -> None:
-    """Let the session keep hidden states.
-
-    Raises UnsupportedModelError where a distribution needs them.
-    """
-    if isinstance(session, CachedSession):
-        session.keep_hidden()
-    elif any(row.transform_reads for row in rows):
-        raise UnsupportedModelError(
-            "this model's last hidden states cannot be read, which its transform needs; "
-            "expected a model that verifies trees or chains. Leave transform out."
-        )
-
-
-def _resumed(first: Row) -> bool:
-    """Tell whether all but the root of a text that goes on was read before: it may be drafted for.
-
-    A drafter that learns from hidden states still wants those of the root.
-    """
-    return first.stop.count > 0 and len(first.pending) == 1 and not first.hidden

@@ -51,22 +51,21 @@ class RowSettings:
     known_states: tuple[KnownStates, ...] = ()
 
     def stop_of(self, row: int) -> StopRule:
-        """Return what ends row number `row` of the call, with the criteria of that row."""
+        """Return the stop rule of row number `row` of the call, with the criteria of that row."""
         criteria = tuple(_of_row(criterion, row) for criterion in self.stop.criteria)
         return replace(self.stop, criteria=criteria)
 
     def extra_of(self, row: int, shared: Sequence[Any]) -> list[HFCallable]:
-        """Return the processors of row number `row`: a `ByRow`'s, or a copy that holds `shared`."""
-        memo = {id(thing): thing for thing in shared}  # one for all: they may share what they know
-        extra: list[tuple[Any, Any]] = [(inputs, _of_row(inputs, row)) for inputs in self.extra]
+        """Return the processors of row number `row`: a `ByRow`'s, or copies that share `shared`."""
+        memo = {id(thing): thing for thing in shared}  # one for all: processors may share objects
+        processors = [_of_row(each, row) for each in self.extra]
         if self.alone:
-            return [current for _, current in extra]
-        return [
-            copied(current, memo) if current is inputs else current for inputs, current in extra
-        ]
+            return processors
+        pairs: Iterable[tuple[Any, Any]] = zip(self.extra, processors, strict=True)
+        return [copied(each, memo) if each is original else each for original, each in pairs]
 
     def settings_of(self, prompt: Tensor, vocab_size: int) -> list[Processor]:
-        """Return what the model itself asks of the text after a prompt i64 [1, T]."""
+        """Return the processors of the model's own config for a prompt i64 [1, T]."""
         limit = prompt.shape[1] + self.stop.max_new_tokens
         ends = sorted(self.stop.ends)
         return default_processors(self.defaults, prompt, limit, ends, vocab_size)
@@ -83,8 +82,11 @@ DEFAULT_NEW_TOKENS = 256
 class Options(TypedDict, total=False):
     """Keywords of `Engine.generate` and `Engine.stream`.
 
-    Length and end:
-        max_new_tokens: Default 256, or what is left of a short context.
+    They are grouped by length and end, distribution, drafting, and prompt. The drafting options
+    never change a token.
+
+    Attributes:
+        max_new_tokens: Default 256, or the rest of a shorter context.
         stop: Strings that end the text and are not part of it.
         stop_token_ids: Further end tokens.
         ignore_eos: Continue past the model's own end tokens.
@@ -95,7 +97,6 @@ class Options(TypedDict, total=False):
             `Generation.tokens` contains them; log-probabilities, steps and report are those of this
             call. One prompt, one sample; the prompt may differ from the earlier one.
 
-    Distribution:
         logits_processor: Processors of transformers. Each text gets a deep copy, so that a stateful
             one serves that text alone; functions are shared; a `ByRow` makes one for each text.
         ignore_defaults: Ignore penalties and suppressed tokens of the model's generation config.
@@ -103,18 +104,16 @@ class Options(TypedDict, total=False):
             `Transform`; the text is then exact for that distribution.
         logprobs: Return log-probabilities, with this many alternatives.
 
-    Drafting (never changes a token):
-        spans, texts: What the prompt was made from, see `DraftRequest`.
+        spans, texts: The sources of the prompt, see `DraftRequest`.
         prediction: A text that the output will resemble, see `read_prediction`. The context drafter
-            joins where no drafter reads texts.
+            is added if no drafter reads texts.
         draft_prompt: Token ids or text that drafters with a context of their own, such as `Rapid`,
             read in place of the prompt. One prompt.
         known_states: Hidden states over parts of the prompt, read before, in the prompt's order;
             for drafters that need them. One prompt.
 
-    Prompt:
-        prefix_cache: A `PrefixCache` with what an earlier call read. One prompt, one sample.
-        prefix: First tokens of the prompt to cache for prompts that begin with the same.
+        prefix_cache: A `PrefixCache` with the tokens of an earlier call. One prompt, one sample.
+        prefix: Number of first tokens of the prompt to cache for other prompts that share them.
         on_read: Called with the tokens read and their total while a long prompt is read: first
             with 0, then after each forward. Of several prompts the longest counts.
     """
@@ -152,11 +151,9 @@ def read_options(
     tokenizer: Any = None,
     defaults: Any = None,
 ) -> RowSettings:
-    """Return what the rows of a call share, checked before any work.
+    """Check the options of a call, and return the settings that its rows share.
 
     Args:
-        options: The keywords of the call.
-        sampling: How tokens are chosen.
         prompts: Token ids of each prompt.
         ends: The model's end tokens.
         has_text: Whether there is a tokenizer.
@@ -166,7 +163,7 @@ def read_options(
         defaults: The model's generation config.
 
     Raises:
-        InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
+        InputError, SamplingError, PromptTooLongError: An option is invalid.
     """
     refuse_unknown(options)
     _check_sampling(sampling, len(prompts))
@@ -223,16 +220,16 @@ def read_options(
 
 
 def refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Raise InputError for a keyword that is none of `Options`."""
+    """Raise InputError for a keyword that is not among `Options`."""
     for name in options:
         if name not in Options.__annotations__:
             hint = did_you_mean(name, Options.__annotations__)
-            known = ", ".join(sorted(Options.__annotations__))
-            raise InputError(f"unknown option {name!r}.{hint} Known: {known}.")
+            names = ", ".join(sorted(Options.__annotations__))
+            raise InputError(f"unknown option {name!r}.{hint} Known: {names}.")
 
 
 def _check_counts(options: Options, prompts: int, alone: bool) -> None:
-    """Refuse objects of another kind, and options of one text where there are several."""
+    """Raise InputError for objects of another kind, and for options of one text with several."""
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
         "prefix_cache": (lambda value: isinstance(value, PrefixCache), "a PrefixCache"),
         "on_read": (callable, "a function of two numbers"),
@@ -263,7 +260,7 @@ def _whole(name: str, value: Any) -> int | None:
 def _token_ids(
     name: str, value: Any, vocab_size: int, kind: type = Sequence
 ) -> tuple[int, ...] | None:
-    """Return ids that the model produces, None for None."""
+    """Return a tuple of token ids that the model produces; None for None."""
     if value is None:
         return None
     if not isinstance(value, kind):
@@ -279,7 +276,7 @@ def _token_ids(
 
 
 def _known_states(states: Sequence[KnownStates], prompt: Sequence[int]) -> tuple[KnownStates, ...]:
-    """Return the states of parts of the prompt, which follow each other in it."""
+    """Return the states, which must be of successive parts of the prompt."""
     end = 0
     for part in states:
         if not isinstance(part, KnownStates) or part.states.dim() != 3 or part.start < end:
@@ -297,7 +294,7 @@ def _known_states(states: Sequence[KnownStates], prompt: Sequence[int]) -> tuple
 
 
 def _prefix(options: Options, prompts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens of a prompt are cached for other prompts; 0 for none."""
+    """Return how many first tokens of the prompt to cache for other prompts; 0 for none."""
     count = options.get("prefix", 0)
     if not isinstance(count, Integral) or not 0 <= count < len(prompts[0]):
         raise InputError(
@@ -321,7 +318,7 @@ def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str
 
 
 def _of_row(processor: Any, row: int) -> Any:
-    """Return the processor or criterion of row number `row`: what a `ByRow` says, or the object."""
+    """Return the processor or criterion of row number `row`: from a `ByRow`, or the object."""
     of_row = getattr(processor, "of_row", None)
     return processor if of_row is None else of_row(row)
 
@@ -337,7 +334,7 @@ def _callables(name: str, values: Sequence[Any] | None) -> tuple[Any, ...]:
 
 
 def _alternatives(logprobs: int | bool | None, vocab_size: int) -> int | None:
-    """Return how many alternatives to keep with each log-probability, None for no such thing."""
+    """Return how many alternatives to keep with each log-probability, None for neither."""
     if logprobs is False or logprobs is None:
         return None
     top = 0 if logprobs is True else logprobs
@@ -359,15 +356,14 @@ def _check_sampling(sampling: Sampling, prompts: int) -> None:
 
 
 def _check_bias(sampling: Sampling, vocab_size: int) -> None:
-    """Refuse biases that are no numbers, and of ids that the model does not produce."""
+    """Raise SamplingError for biases that are not numbers, or of ids outside the vocabulary."""
     single, several, banned = sampling.logit_bias, sampling.sequence_bias, sampling.bad_words_ids
     for name, bias in (("logit_bias", single), ("sequence_bias", several)):
         if not isinstance(bias, Mapping | None):
             raise SamplingError(f"{name} is {bias!r}; expected a mapping to numbers, or None")
         for value in (bias or {}).values():
-            if (
-                not isinstance(value, Real) or not value < math.inf
-            ):  # infinity makes distributions of nan
+            # Infinity would make distributions of nan.
+            if not isinstance(value, Real) or not value < math.inf:
                 raise SamplingError(f"{name} has the bias {value!r}; expected a number, or -inf")
     if not isinstance(banned, Sequence | None):
         raise SamplingError(f"bad_words_ids is {banned!r}; expected lists of token ids, or None")
@@ -389,7 +385,7 @@ def _check_ids(name: str, sequences: Iterable[Any], vocab_size: int) -> None:
 
 
 def _check_bad_words(sampling: Sampling, ends: frozenset[int]) -> None:
-    """Refuse to forbid end tokens and nothing else: transformers leaves them out of the list."""
+    """Raise SamplingError for end tokens as the only bad words: transformers ignores them."""
     words = sampling.bad_words_ids
     if words and all(len(word) == 1 and ends.issuperset(word) for word in words):
         raise SamplingError(
@@ -399,7 +395,7 @@ def _check_bad_words(sampling: Sampling, ends: frozenset[int]) -> None:
 
 
 def _check_penalties(sampling: Sampling, prompts: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Refuse what would look up ids of the prompt among the logits, which lack some of them."""
+    """Raise SamplingError for penalties on prompt ids that have no logits."""
     if sampling.repetition_penalty in (None, 1.0) and not sampling.no_repeat_ngram_size:
         return
     highest = max(max(prompt) for prompt in prompts)
@@ -412,10 +408,10 @@ def _check_penalties(sampling: Sampling, prompts: Sequence[Sequence[int]], vocab
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Return the ids that end a text, by the model's generation config, else by the tokenizer."""
-    result = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if result is None:
-        result = getattr(tokenizer, "eos_token_id", None)
-    if result is None:
+    """Return the end tokens of the model's generation config, else those of the tokenizer."""
+    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if ends is None:
+        ends = getattr(tokenizer, "eos_token_id", None)
+    if ends is None:
         return []
-    return [int(result)] if isinstance(result, int) else [int(token) for token in result]
+    return [int(ends)] if isinstance(ends, int) else [int(token) for token in ends]

@@ -1,4 +1,4 @@
-"""Generations, and streams of their text piece by piece."""
+"""Generations, and streams of their text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Generation:
     """One finished text.
 
     Attributes:
-        text: Without stop strings and special tokens; "" where there is no tokenizer.
+        text: Without stop strings and special tokens; "" without a tokenizer.
         tokens: All emitted ids, an end token included.
-        finish_reason: "stop", "length", "paused" (see `Options`), "cancelled", or "refused" where a
-            pipeline did not ask the model.
-        label: What the output is worth: exact, exact-for(distribution), bounded(tv<=x) or
+        finish_reason: "stop", "length", "paused" (see `Options`), "cancelled", or "refused" if a
+            pipeline did not call the model.
+        label: The guarantee of the output: exact, exact-for(distribution), bounded(tv<=x) or
             approximate.
     """
 
@@ -39,34 +39,36 @@ class Generation:
 
 
 class RunningText(Protocol):
-    """The one text that a stream is of."""
+    """The single text of a stream."""
 
     @property
     def settings(self) -> RowSettings:
-        """What was asked for."""
+        """The settings of the text."""
 
     def results(self) -> list[list[Generation]]:
-        """Return its generation so far, or once it has ended."""
+        """Return its generation, of a running text the one so far."""
 
 
 class TextChunks:
-    """The pieces of a text whose tokens come step by step, without what may become a stop string.
+    """Cuts a growing text into pieces, and holds back characters that may begin a stop string.
 
-    written: tokens that were given before. stops: strings that end the text and never appear.
+    Args:
+        stops: Strings that end the text and never appear.
+        written: Tokens whose text was returned before.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], written: Sequence[int] = ()) -> None:
         self._text = TextOutput(tokenizer)
         self._held = max((len(stop) for stop in stops), default=1) - 1
         self._text.push(written)
-        self._inputs = max(0, len(self._text.text) - self._held)  # by the stream before a pause
+        self._inputs = max(0, len(self._text.text) - self._held)  # characters returned so far
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Take the tokens of a step."""
+        """Add the tokens of a step."""
         self._text.push(tokens)
 
     def new(self, whole: str | None = None) -> str:
-        """Return what has not been given yet, "" for nothing; whole: the text once it has ended."""
+        """Return the text that was not returned yet; pass the `whole` text once it has ended."""
         text = self._text.text[: max(0, len(self._text.text) - self._held)]
         if whole is not None:
             text = whole
@@ -75,12 +77,12 @@ class TextChunks:
 
 
 class Stream:
-    """Iterate over it for pieces of text; `result` has the generation afterwards.
+    """An iterator over pieces of text, one for each verified step; `result` has the generation.
 
-    Each verified step gives one piece. `cancel()`, also from another thread, ends it after the
-    current step; an interrupt (Ctrl-C) inside the iteration or leaving it early do the same, and
-    what was written is kept in `result`. A stop string never appears, nor a part of it; what may be
-    the beginning of one at a pause is given by the stream that goes on.
+    `cancel()`, also from another thread, ends the text after the current step, as does an interrupt
+    (Ctrl-C) in the iteration or leaving it early. `result` keeps the text written so far. A stop
+    string never appears, nor a part of it. If a text pauses, characters that may begin a stop
+    string come with the stream that resumes it.
     """
 
     def __init__(
@@ -96,8 +98,8 @@ class Stream:
         return self
 
     def __next__(self) -> str:
-        # No generator over `self` here: it would be a cycle, and a stream that is dropped would
-        # keep its cache, and the lease on its model, until the garbage collector comes by.
+        # No generator over `self` here: it would be a cycle, and a dropped stream would keep its
+        # cache, and the lease on its model, until the next garbage collection.
         try:
             piece = self._advance()
         except BaseException:
@@ -110,11 +112,11 @@ class Stream:
         return piece
 
     def cancel(self) -> None:
-        """End the text after the step that is running."""
+        """End the text after the current step."""
         self._cancelled.set()
 
     def close(self) -> None:
-        """Leave the iteration and free the cache; what was written stays in `result`."""
+        """Leave the iteration and free the cache; `result` keeps the text written so far."""
         self._ended = True
         close = getattr(self._passes, "close", None)
         if close is not None:
@@ -122,11 +124,11 @@ class Stream:
 
     @property
     def result(self) -> Generation:
-        """The generation so far; whole once the iteration has ended."""
+        """The generation so far; complete once the iteration has ended."""
         return self._run.results()[0][0]
 
     def _advance(self) -> str | None:
-        """Return the next piece that is not empty, or None where there is no more."""
+        """Return the next piece that is not empty, or None at the end."""
         while not self._ended:
             emissions = next(self._passes, None)
             if emissions is None:
@@ -136,7 +138,7 @@ class Stream:
             for emission in emissions:
                 self._chunks.push(emission.step.tokens)
             row = emissions[-1].row
-            # What was held back is due as soon as nothing can follow it.
+            # Text is no longer held back once nothing can follow it.
             self._ended = row.done
             if self._cancelled.is_set():
                 self.close()

@@ -1,4 +1,4 @@
-"""A pool: texts of many callers, decoded in one batch on one device.
+"""A pool: requests of many callers, decoded in one batch on one device.
 
     with Pool(engine, max_batch_size=8) as pool:
         handle = pool.submit("Name three rivers.", Sampling(temperature=0.8, seed=7))
@@ -6,10 +6,10 @@
             print(emission.step.tokens)
         print(handle.result().text)
 
-Requests join when a slot is free and leave when their text ends, each at its own time; between two
-steps of the others a chunk of a prompt is read. The tokens of a request are those that
-`engine.generate` gives for it alone, whoever joins or leaves (as with continuous batching: Orca,
-Yu et al., OSDI 2022; chunked prefills: Sarathi-Serve, arXiv 2403.02310).
+Each request joins when a slot is free and leaves when its text ends. Between two steps of the
+others, a chunk of its prompt is read. The tokens of a request are those that `engine.generate`
+returns for it alone, whichever requests join or leave. This is continuous batching (Orca, Yu et
+al., OSDI 2022) with chunked prefills (Sarathi-Serve, arXiv 2403.02310).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 
 CHUNK = 256  # tokens of prompts that are read between two steps
-NOT_HERE = ("prefix_cache", "prefix", "on_read")  # options: a pool keeps what was read by itself
+NOT_HERE = ("prefix_cache", "prefix", "on_read")  # refused options: a pool has its own cache
 
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """What was submitted, and its row once it has joined."""
+    """A submitted request, and its row once it has joined."""
 
     handle: RequestHandle
     engine: Engine
@@ -50,7 +50,7 @@ class _Request:
 
     @property
     def row(self) -> Row:
-        """Its row, which it has from when it joins."""
+        """The row of a request that has joined."""
         assert self.run is not None
         return self.run.rows[0]
 
@@ -114,10 +114,7 @@ class Pool:
         return self._open_requests - len(self._waiting)
 
     def expect_room(self, requests: int = 1) -> None:
-        """Raise QueueFullError where so many would not be taken now, PoolClosedError after `close`.
-
-        It asks nothing of the device, nor of the prompt.
-        """
+        """Raise QueueFullError if there is no room for the requests, PoolClosedError if closed."""
         if self._closed:
             raise PoolClosedError("the pool was closed; expected an open one. Make another.")
         if (
@@ -146,13 +143,13 @@ class Pool:
         Args:
             prompt, sampling, **options: As for `Engine.generate`; one prompt and n=1.
             sample: Which of the n samples of a prompt this is, from 0; each is its own request.
-            tenant: Owner of the text. What was read for one tenant never serves another.
+            tenant: Owner of the text; cached tokens are never shared between tenants.
             engine: Another engine over the same target, whose drafter, rule and budget serve this
                 request.
             on_step: Called with every step, in the pool's thread; an error ends this text alone.
 
         Raises:
-            InputError, SamplingError, PromptTooLongError: What is wrong, and a remedy.
+            InputError, SamplingError, PromptTooLongError: An argument is invalid.
             QueueFullError: Too many requests wait.
             PoolClosedError: The pool was closed.
         """
@@ -199,11 +196,11 @@ class Pool:
         self.close(cancel=raised[0] is not None)
 
     def _expect(self, engine: Engine | None, options: Options) -> Engine:
-        """Return the engine of a request; raises InputError for what a pool cannot serve."""
-        strange = [name for name in NOT_HERE if options.get(name)]
-        if strange:
+        """Return the engine of a request; raise InputError if the pool cannot serve it."""
+        refused = [name for name in NOT_HERE if options.get(name)]
+        if refused:
             raise InputError(
-                f"got {strange[0]}= for a pool; expected none, as a pool keeps what was read and "
+                f"got {refused[0]}= for a pool; expected none, as a pool keeps what was read and "
                 "reads in chunks. Leave it out."
             )
         if engine is not None and engine.target is not self.engine.target:
@@ -217,12 +214,12 @@ class Pool:
         with self._changed:
             self._changed.notify_all()
 
-    # What follows runs in the pool's own thread.
+    # All methods below run in the pool's own thread.
 
     def _serve(self) -> None:
         """Own the device until the pool is closed and all texts have ended."""
         failed = False
-        while not failed or self._wait():  # nobody tries a device again unasked
+        while not failed or self._wait():  # after an error, open a session for a new request alone
             try:
                 with self.engine.target.open_rows(self.max_batch_size) as session:
                     self._opened.set()
@@ -235,13 +232,18 @@ class Pool:
                     self._failure = error
                     self._opened.set()
                     return
-                # Nobody knows what the session holds: its texts fail, the next ones get another.
+                # The state of the session is unknown: its requests fail, later ones get another.
                 failed = True
-                for each in list(self._live.values()) or self._drained():
+                with self._changed:
+                    left = list(self._live.values())
+                    if not left:
+                        left = list(self._waiting)
+                        self._waiting.clear()
+                for each in left:
                     self._end(each, error)
 
     def _wait(self) -> bool:
-        """Wait for something to do; tell whether there is, or ever will be."""
+        """Wait for a request; return False if the pool is closed and has none left."""
         with self._changed:
             while not self._live and not self._waiting:
                 if self._closed:
@@ -250,7 +252,7 @@ class Pool:
             return True
 
     def _turn(self, loop: Loop) -> None:
-        """Let requests leave and join, and take one step in those that are there."""
+        """Let requests leave and join, and take one step in those that have joined."""
         for each in [each for each in self._live.values() if each.handle.cancelled]:
             loop.leave(each.row)
             self._end(each)
@@ -264,32 +266,24 @@ class Pool:
             self._end(each, each.row.error)
 
     def _next(self) -> _Request | None:
-        """Return the next request that joins, with its place among the live ones; None for none."""
+        """End cancelled requests, and return the next one that may join, or None."""
         with self._changed:
-            gone = [request for request in self._waiting if request.handle.cancelled]
-            for request in gone:
+            cancelled = [request for request in self._waiting if request.handle.cancelled]
+            for request in cancelled:
                 self._waiting.remove(request)
-            result = None
-            if self._waiting and len(self._live) < self.max_batch_size:
-                result = self._waiting.popleft()
-        for request in gone:
+            free = len(self._live) < self.max_batch_size
+            joining = self._waiting.popleft() if self._waiting and free else None
+        for request in cancelled:
             request.run = self._run(replace(request.engine.parts, drafter=None), request)
             self._end(request)
-        return result
-
-    def _drained(self) -> list[_Request]:
-        """Return all that wait, and let none of them wait any longer."""
-        with self._changed:
-            result = list(self._waiting)
-            self._waiting.clear()
-        return result
+        return joining
 
     def _run(self, parts: Parts, request: _Request) -> Run:
         prompts, samples = [request.handle.prompt], [request.sample]
         return Run(parts, prompts, request.settings, 0, samples, self._forward)
 
     def _join(self, loop: Loop, request: _Request) -> None:
-        """Make a request's row and let it join; what fails there ends this request alone."""
+        """Make a request's row and let it join; an error ends this request alone."""
         request.handle.joined = time.perf_counter()
         try:
             request.run = self._run(request.engine.parts, request)
@@ -298,11 +292,11 @@ class Pool:
         except Exception as error:
             self._end(request, error)
             return
-        if request.row not in loop.rows:  # a text that goes on and has ended already
+        if request.row not in loop.rows:  # a resumed text that has ended already
             self._end(request)
 
     def _hand(self, loop: Loop, emission: Emission) -> None:
-        """Hand an emission to whoever asked for it."""
+        """Hand an emission to its request's callback and handle."""
         request = self._live[emission.row]
         try:
             if request.on_step is not None:
@@ -313,7 +307,7 @@ class Pool:
         request.handle.emit(emission)
 
     def _end(self, request: _Request, error: Exception | None = None) -> None:
-        """Say what became of a request, and let its place go."""
+        """End a request with its generation or an error, and free its slot."""
         with self._changed:
             self._open_requests -= 1
             if request.run is not None:
@@ -325,7 +319,7 @@ class Pool:
         try:
             request.run.close(time.perf_counter() - request.run.began)
             generation = request.run.results()[0][0]
-        except Exception as failed:  # of a tokenizer, say: nobody else's matter
+        except Exception as failed:  # for example of the tokenizer: it ends this request alone
             request.handle.end(failed)
             return
         request.handle.end(generation)

@@ -1,8 +1,8 @@
-"""What a model has read, kept from one call of the engine to the next.
+"""Prefix caches: keys and values that are kept from one call of the engine to the next.
 
-The keys and values of a token depend on those before it alone, so a prompt that begins like the
-text before it is read from where the two part. The text is the same as after a fresh reading, up
-to the rounding of forwards of other lengths.
+The keys and values of a token depend on earlier tokens alone. So a prompt is read only after its
+common prefix with the cached text. The output is the same as without a cache, up to the rounding of
+forwards of other lengths.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ MOST_BYTES = 256 << 20
 
 
 class SharedPrefixes:
-    """Keys and values of the beginnings that many prompts share, of one model at a time.
+    """Keys and values of prefixes that many prompts share, of one model at a time; thread-safe.
 
-    The keys and values of a passage that stands first do not depend on what follows. RAGCache
-    (arXiv 2404.12457) keeps a tree of them; here a beginning is one passage.
+    The keys and values of a leading passage do not depend on the text after it. RAGCache (arXiv
+    2404.12457) keeps a tree of passages; here a prefix is one passage.
 
-    most_bytes: of keys and values in all; the least recently used leave first. Thread-safe.
+    Args:
+        most_bytes: Limit of keys and values in all; the least recently used are dropped first.
+
+    Raises:
+        InputError: The limit is below 0.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -37,54 +41,56 @@ class SharedPrefixes:
             raise InputError(f"most_bytes is {most_bytes}; expected 0 or more.")
         self.most_bytes = most_bytes
         self.bytes = 0
-        self._known: OrderedDict[tuple[int, ...], Beginning] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, ...], Beginning] = OrderedDict()
         self._target: Any = None
         self._using = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._entries)
 
     def find(self, target: Any, tokens: Sequence[int]) -> Beginning | None:
-        """Return what is kept of exactly these tokens, read by this target."""
+        """Return the keys and values of exactly these tokens of this target, None if not kept."""
         with self._using:
             self._serve(target)
-            result = self._known.get(tuple(tokens))
-            if result is not None:
-                self._known.move_to_end(tuple(tokens))
-            return result
+            beginning = self._entries.get(tuple(tokens))
+            if beginning is not None:
+                self._entries.move_to_end(tuple(tokens))
+            return beginning
 
     def keep(self, target: Any, tokens: Sequence[int], beginning: Beginning) -> None:
-        """Keep a beginning, and as many others as there is room for."""
+        """Keep a prefix, and as many others as there is room for."""
         size = sum(part.nbytes for pair in beginning for part in pair)
         if size > self.most_bytes:
             return
         with self._using:
             self._serve(target)
             self._forget(tuple(tokens))
-            self._known[tuple(tokens)] = beginning
+            self._entries[tuple(tokens)] = beginning
             self.bytes += size
             while self.bytes > self.most_bytes:
-                self._forget(next(iter(self._known)))
+                self._forget(next(iter(self._entries)))
 
     def _forget(self, tokens: tuple[int, ...]) -> None:
-        for pair in self._known.pop(tokens, ()):
+        for pair in self._entries.pop(tokens, ()):
             self.bytes -= sum(part.nbytes for part in pair)
 
     def _serve(self, target: Any) -> None:
-        """Drop what is of another target."""
+        """Drop the entries of another target."""
         if target is not self._target:
-            self._known.clear()
+            self._entries.clear()
             self._target, self.bytes = target, 0
 
 
 class PrefixCache:
-    """The cache of the last text of a call, for the next: `engine.generate(prompt, kept=context)`.
+    """The cache of one text, for the next call: `engine.generate(prompt, prefix_cache=cache)`.
 
-    It serves one prompt at a time and one model; another model's call begins again. A call that
-    was interrupted leaves what had been committed. Models whose caches cannot be cut short
-    (recurrent states), or whose positions depend on the length of the prompt, read all again.
-    Change the model's weights and it must be made again. prefixes: keeps the beginnings of prompts
-    that are asked for with `prefix=`, also for other contexts.
+    It serves one prompt at a time and one model; a call of another model starts afresh. An
+    interrupted call leaves its committed tokens in the cache. Models whose caches cannot be cut
+    (recurrent states), or whose positions depend on the length of the prompt, read all of it again.
+    After a change of the model's weights, a new cache is needed.
+
+    Args:
+        prefixes: Keeps the prefixes of prompts that `prefix=` marks; several caches may share it.
     """
 
     def __init__(self, prefixes: SharedPrefixes | None = None) -> None:
@@ -110,10 +116,15 @@ class PrefixCache:
     def open(
         self, target: CausalTarget, text: list[int], capacity: int, prefix: int = 0
     ) -> Iterator[tuple[TargetSession, int]]:
-        """Lend a session that holds the beginning of a text, and tell how many tokens of it.
+        """Lend a session, and the number of tokens of the text that it holds already.
 
-        text: the row's own list, which grows as tokens are committed. prefix: its first tokens that
-        other texts may begin with, too. Raises InputError where another call is running.
+        Args:
+            text: The row's own list, which grows as tokens are committed.
+            capacity: Tokens for which a new session has room.
+            prefix: Number of first tokens that other texts may share.
+
+        Raises:
+            InputError: Another call is running.
         """
         if not self._using.acquire(blocking=False):
             raise InputError(
@@ -121,28 +132,33 @@ class PrefixCache:
                 "PrefixCache for each conversation."
             )
         try:
-            known = self._resume(target, text)
+            cached = self._resume(target, text)
             session: TargetSession = self._session or target.open(1, capacity)
-            if prefix > known:
-                known = self._begin(target, session, text[:prefix], known)
+            if prefix > cached:
+                beginning = self.prefixes.find(target, text[:prefix])
+                if beginning is not None and isinstance(session, CachedSession):
+                    session.begin_with(beginning)
+                    cached = prefix
             self._target, self._session, self._tokens = target, None, []
             try:
                 with self._entered(session):
-                    yield session, known
-            finally:  # also after an interrupt: what was committed stays as it is
+                    yield session, cached
+            finally:  # also after an interrupt: committed tokens stay in the cache
                 if isinstance(session, CachedSession):
                     self._tokens = text[: session.resume(len(text))]
                     self._session = session
-                    if prefix > known:
-                        self._keep(session, self._tokens[:prefix], prefix)
+                    if cached < prefix <= len(self._tokens):
+                        beginning = session.beginning(prefix)
+                        if beginning is not None:
+                            self.prefixes.keep(target, self._tokens[:prefix], beginning)
         finally:
             self._using.release()
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep what a session of a model makes ready for its calls until the block ends.
+        """Keep the session of a model entered until the block ends, for many short calls in a row.
 
-        It is for many short calls in a row; the model must not be changed meanwhile.
+        The model must not be changed meanwhile.
         """
         with ExitStack() as stack:
             self._stack, self._held = stack, None
@@ -153,10 +169,9 @@ class PrefixCache:
 
     @contextmanager
     def _entered(self, session: TargetSession) -> Iterator[None]:
-        """Enter a session for one call, or for all of a block of `held`."""
-        if self._stack is None or not isinstance(
-            session, CachedSession
-        ):  # which serves no other call
+        """Enter a session for one call, or for all calls of a block of `held`."""
+        # Only a CachedSession serves further calls.
+        if self._stack is None or not isinstance(session, CachedSession):
             with session:
                 yield
             return
@@ -164,25 +179,8 @@ class PrefixCache:
             self._held = self._stack.enter_context(session)
         yield
 
-    def _begin(
-        self, target: CausalTarget, session: TargetSession, prefix: Sequence[int], known: int
-    ) -> int:
-        """Begin with a prefix that is kept, where it is; return how many tokens are known."""
-        result = self.prefixes.find(target, prefix)
-        if result is None or not isinstance(session, CachedSession):
-            return known
-        session.begin_with(result)
-        return len(prefix)
-
-    def _keep(self, session: TargetSession, tokens: Sequence[int], prefix: int) -> None:
-        """Keep a prefix that was read, for other texts."""
-        if len(tokens) == prefix and isinstance(session, CachedSession):
-            result = session.beginning(prefix)
-            if result is not None:
-                self.prefixes.keep(self._target, tokens, result)
-
     def _resume(self, target: CausalTarget, text: Sequence[int]) -> int:
-        """Keep the common beginning and return its length; drop what is of another target.
+        """Cut the session to the common prefix and return its length; drop that of another target.
 
         The last token of a prompt is always read: the next one follows from its logits.
         """

@@ -1,4 +1,4 @@
-"""The forms in which a prompt may come, brought to one: lists of token ids."""
+"""Conversion of prompts in all accepted forms to token ids."""
 
 from __future__ import annotations
 
@@ -17,13 +17,6 @@ from ragspec.trees.draft_tree import PREDICTION
 
 Message = Mapping[str, Any]
 
-
-Prompt = str | Sequence[int] | Sequence[Message] | Tensor
-
-
-Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]] | Sequence[Sequence[Message]]
-
-
 _FORMS = (
     "expected a text, chat messages ({'role', 'content'}), token ids, or a list of one of these"
 )
@@ -31,7 +24,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompts:
-    """Token ids of each prompt, and whether a single one was given (so one result comes back)."""
+    """Token ids of each prompt, and whether a single one was passed, so that one result returns."""
 
     ids: list[list[int]]
     single: bool
@@ -42,20 +35,25 @@ def encode_prompts(
 ) -> EncodedPrompts:
     """Return the token ids of one prompt or a batch in any accepted form.
 
-    input_size: how many ids the model reads, which may be more than it produces.
-    A tensor or array [T] or [1, T] and a flat list of ids are one prompt, a tensor [B, T] or a
-    list of lists is a batch; attention_mask [B, T] marks padding. What a tokenizer returned
-    (input_ids, attention_mask) is taken as well. Raises InputError for an empty prompt, ids
-    outside the vocabulary, text without a tokenizer, and other types.
+    A tensor or array [T] or [1, T] and a flat list of ids are one prompt. A tensor [B, T] or a list
+    of lists is a batch. The output of a tokenizer (input_ids, attention_mask) is accepted as well.
+
+    Args:
+        input_size: Number of ids that the model reads, which may be more than it produces.
+        attention_mask: Marks padding, [B, T].
+
+    Raises:
+        InputError: A prompt is empty or of another type, an id is outside the vocabulary, or a text
+            comes without a tokenizer.
     """
-    result = _read(prompts, tokenizer, attention_mask)
-    for number, ids in enumerate(result.ids):
-        _check(ids, _numbered(number, len(result.ids)), input_size)
-    return result
+    encoded = _read(prompts, tokenizer, attention_mask)
+    for number, ids in enumerate(encoded.ids):
+        _check(ids, _numbered(number, len(encoded.ids)), input_size)
+    return encoded
 
 
 def _read(prompts: Any, tokenizer: Any, attention_mask: Tensor | None) -> EncodedPrompts:
-    """Return the token ids of one prompt or several, whatever they are."""
+    """Return the token ids of one prompt or several in any accepted form, unchecked."""
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
         prompts, attention_mask = _from_encoding(prompts, attention_mask)
     if isinstance(prompts, (Tensor, np.ndarray)):
@@ -73,15 +71,12 @@ def _read(prompts: Any, tokenizer: Any, attention_mask: Tensor | None) -> Encode
 
 
 def _numbered(number: int, of: int) -> str:
-    """Return how a prompt is named in an error, counted from 1."""
+    """Return the name of a prompt in an error, counted from 1."""
     return "the prompt" if of == 1 else f"prompt {number + 1} of {of}"
 
 
 def check_length(prompt: int, new: int, limit: int | None) -> None:
-    """Refuse a text that would outgrow the context of the model.
-
-    Raises PromptTooLongError with the numbers.
-    """
+    """Raise PromptTooLongError if prompt and new tokens exceed the model's context."""
     if limit is not None and prompt + new > limit:
         advice = []
         if new < limit:  # else no prompt would be short enough
@@ -97,7 +92,7 @@ def check_length(prompt: int, new: int, limit: int | None) -> None:
 
 
 def _from_encoding(encoding: Mapping[str, Any], mask: Any) -> tuple[Any, Any]:
-    """Return ids and mask of what a tokenizer returned; lists lose their padding here."""
+    """Return ids and mask of a tokenizer's output; padding is removed from lists."""
     ids, mask = encoding["input_ids"], encoding.get("attention_mask") if mask is None else mask
     if mask is None or not isinstance(ids, list) or not ids:
         return ids, mask
@@ -173,13 +168,13 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
             "got chat messages but the tokenizer has no chat template; pass a text, or set "
             "tokenizer.chat_template"
         )
-    said = [read_message(message, number) for number, message in enumerate(messages)]
+    turns = [read_message(message, number) for number, message in enumerate(messages)]
     try:
         encoded = tokenizer.apply_chat_template(
-            said, add_generation_prompt=True, tokenize=True, return_dict=True
+            turns, add_generation_prompt=True, tokenize=True, return_dict=True
         )
-    except Exception as error:  # a template raises whatever its author wrote
-        roles = ", ".join(str(message["role"]) for message in said)
+    except Exception as error:  # a template may raise any error
+        roles = ", ".join(str(turn["role"]) for turn in turns)
         raise InputError(
             f"the model's chat template refuses the messages ({error}); got the roles {roles}. "
             "Expected turns as its authors ask for them, mostly user and assistant by turns."
@@ -188,9 +183,10 @@ def _chat(messages: Sequence[Message], tokenizer: Any) -> list[int]:
 
 
 def read_message(message: Message, number: int) -> dict[str, Any]:
-    """Return message `number`, from 0, with well-formed texts, a content of text parts joined.
+    """Return message `number`, from 0, with well-formed texts and joined text parts.
 
-    Raises InputError for a message without a role, and for parts that are no text.
+    Raises:
+        InputError: The message has no role, or a part that is not text.
     """
     if not isinstance(message.get("role"), str):
         raise InputError(
@@ -200,9 +196,9 @@ def read_message(message: Message, number: int) -> dict[str, Any]:
     turn: dict[str, Any] = _well_formed(dict(message))
     content = turn.get("content")
     if isinstance(content, list):
-        results = [part.get("text") if isinstance(part, Mapping) else part for part in content]
-        texts = [text for text in results if isinstance(text, str)]
-        if len(texts) < len(results):
+        values = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+        texts = [text for text in values if isinstance(text, str)]
+        if len(texts) < len(values):
             kinds = [part.get("type") if isinstance(part, Mapping) else part for part in content]
             raise InputError(
                 f"message {number + 1} has parts of the types {kinds}; expected text parts alone: "
@@ -213,7 +209,7 @@ def read_message(message: Message, number: int) -> dict[str, Any]:
 
 
 def _well_formed(messages: Any) -> Any:
-    """Return messages with every text in them well formed; a content may come in parts."""
+    """Return a message or a part of it with all of its texts well formed."""
     if isinstance(messages, str):
         return well_formed(messages)
     if isinstance(messages, list):
@@ -243,7 +239,7 @@ def _is_message(value: Any) -> bool:
 
 
 def _as_ids(array: np.ndarray[Any, Any]) -> Tensor:
-    """Return an array of any integers as i64, another as an empty tensor of another type."""
+    """Return an array of integers as i64; any other becomes an empty float tensor."""
     return torch.from_numpy(array.astype(np.int64)) if array.dtype.kind in "iu" else torch.empty(0)
 
 
@@ -256,7 +252,7 @@ def _described(value: Any) -> str:
 def well_formed(text: str) -> str:
     """Return the text with U+FFFD in place of every lone surrogate; pairs become characters.
 
-    JSON can hold half of a pair ("\\ud83d"), which no tokenizer takes.
+    JSON can hold half of a pair ("\\ud83d"), which tokenizers do not accept.
     """
     try:
         text.encode()
@@ -265,7 +261,7 @@ def well_formed(text: str) -> str:
     return text
 
 
-ANCHOR = 4  # tokens of the prompt; more would make a first match look surer than it is
+ANCHOR = 4  # tokens of the prompt; more would make a first match look too certain
 
 _TOKENIZED_FORMS = (
     "expected a text, token ids, {'type': 'content', 'content': text}, or a list with one of "
@@ -276,32 +272,30 @@ _TOKENIZED_FORMS = (
 def read_prediction(
     prediction: Any, prompts: Sequence[Sequence[int]], tokenizer: Any, vocab_size: int
 ) -> tuple[SourceText | None, ...]:
-    """Return what is predicted for each prompt, ready to draft from; () for no prediction.
+    """Return the predicted text of each prompt as a text to draft from; () for no prediction.
 
-    prediction: a text, token ids, OpenAI's mapping, or a list of these or None, one for each
-    prompt; a single one serves all prompts. Raises InputError for other forms, text without a
-    tokenizer and ids outside the vocabulary.
+    Args:
+        prediction: A text, token ids, OpenAI's mapping, or a list of these or None, one for each
+            prompt; a single one serves all prompts.
+
+    Raises:
+        InputError: The prediction has another form, a text comes without a tokenizer, or an id is
+            outside the vocabulary.
     """
     if prediction is None:
         return ()
     several = isinstance(prediction, Sequence) and not isinstance(prediction, str | bytes)
-    if several and len(prediction) and not isinstance(prediction[0], Integral):
-        return _one_each(prediction, prompts, tokenizer, vocab_size)
-    ids = _encode_text(prediction, tokenizer, vocab_size)
-    return tuple(anchored(prompt, ids) for prompt in prompts)
-
-
-def _one_each(
-    predictions: Sequence[Any], prompts: Sequence[Sequence[int]], tokenizer: Any, vocab_size: int
-) -> tuple[SourceText | None, ...]:
-    if len(predictions) != len(prompts):
+    if not several or not len(prediction) or isinstance(prediction[0], Integral):
+        ids = _encode_text(prediction, tokenizer, vocab_size)
+        return tuple(anchored(prompt, ids) for prompt in prompts)
+    if len(prediction) != len(prompts):
         raise InputError(
-            f"got {len(predictions)} predictions for {len(prompts)} prompts; expected one for each "
+            f"got {len(prediction)} predictions for {len(prompts)} prompts; expected one for each "
             "prompt (None where nothing is predicted), or a single one for all."
         )
     return tuple(
         None if one is None else anchored(prompt, _encode_text(one, tokenizer, vocab_size))
-        for prompt, one in zip(prompts, predictions, strict=True)
+        for prompt, one in zip(prompts, prediction, strict=True)
     )
 
 
@@ -338,7 +332,7 @@ def _encode_text(prediction: Any, tokenizer: Any, vocab_size: int) -> list[int]:
 
 
 def _content(prediction: Any) -> Any:
-    """Return the text of OpenAI's form, whose content may come in parts; others as they are."""
+    """Return the text of a prediction in OpenAI's form, its parts joined; others as they are."""
     if not isinstance(prediction, Mapping):
         return prediction
     content = prediction.get("content")

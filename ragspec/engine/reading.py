@@ -1,4 +1,4 @@
-"""Prompts on their way into the cache: all at once, or in chunks between other rows' steps."""
+"""The prefill: prompts are read all at once, or in chunks between other rows' steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from ragspec.verification.base import CachedSession, TargetSession
 
 @dataclass(slots=True, eq=False)
 class PrefillJob:
-    """The rows of one prompt while it is read, for all of them.
+    """The rows of one prompt while it is read, once for all of them.
 
-    left: tokens that the target has not seen, at the end the root, but of a text that is read
-    `again`: its root waits for the next step, and nobody is told. began: seconds of the performance
-    counter. tops, hidden: what the forwards knew of its tokens, where that is wanted.
+    Attributes:
+        left: Tokens that the target has not read; the last is the root, unless it is read again.
+        again: Whether a sequence that was put back is read again. Its root waits for the next step,
+            and its drafter is not notified.
+        began: Seconds of the performance counter.
+        forwards: Number of forwards so far.
+        top_tokens, hidden: The target's best tokens and hidden states so far, if needed.
     """
 
     rows: list[Row]
@@ -36,25 +40,25 @@ class PrefillJob:
 
     @classmethod
     def of(cls, rows: list[Row]) -> PrefillJob:
-        """Return the reading of rows of which nothing is read, but what `pending` leaves out."""
+        """Return the job of new rows, which reads the first row's `pending` tokens."""
         return cls(rows, list(rows[0].pending))
 
     @classmethod
     def restart(cls, row: Row) -> PrefillJob:
-        """Return the reading of a row that was read, and is to go on where it was."""
+        """Return the job that reads a row again, which then continues."""
         return cls([row], row.context.tokens[:-1], again=True)
 
     def join(self, session: TargetSession) -> int:
-        """Return the row of the session that the first row has, and takes now if it had none."""
+        """Return the first row's slot in the session; take one if it has none."""
         first = self.rows[0]
         if first.slot is None:
-            first.slot, known = session.join(self.left, first.scope)
-            del self.left[:known]
-            first.report.cached = max(first.report.cached, known)
+            first.slot, cached = session.join(self.left, first.scope)
+            del self.left[:cached]
+            first.report.cached = max(first.report.cached, cached)
         return first.slot
 
     def note(self, count: int, top_tokens: TopTokens | None, hidden: Tensor | None) -> None:
-        """Note that `count` more tokens were read, and what the target knew of their ends."""
+        """Record a forward that read `count` more tokens, and its best tokens and hidden states."""
         del self.left[:count]
         self.forwards += 1
         if top_tokens is not None:
@@ -63,7 +67,7 @@ class PrefillJob:
             self.hidden.append(hidden)
 
     def notify(self, row: Row) -> None:
-        """Tell the row's drafter what was known of the prompt's last tokens."""
+        """Give the row's drafter the best tokens and hidden states of the prompt's last tokens."""
         best, states = _joined(self.top_tokens), None
         if self.hidden:
             states = self.hidden[0] if len(self.hidden) == 1 else torch.cat(self.hidden, 1)
@@ -74,14 +78,14 @@ class PrefillJob:
             notify_prefill(row.drafter, Prefill(tokens, best, states), reads, row.hidden)
 
 
-def portions(readings: Sequence[PrefillJob], chunk: int | None) -> Iterator[tuple[PrefillJob, int]]:
-    """Yield which prompts are read by the next forward, and how many tokens of each.
+def portions(jobs: Sequence[PrefillJob], chunk: int | None) -> Iterator[tuple[PrefillJob, int]]:
+    """Yield the prompts that the next forward reads, and how many tokens of each.
 
-    In order of arrival, as many in one batch as take no more than `chunk` positions, padding
-    counted; None sets no limit.
+    They come in order of arrival, as many as fill at most `chunk` positions, padding included; None
+    sets no limit.
     """
     longest = 0
-    for number, job in enumerate(readings, start=1):
+    for number, job in enumerate(jobs, start=1):
         count = len(job.left) if chunk is None else min(chunk, len(job.left))
         longest = max(longest, count)
         if chunk is not None and number > 1 and number * longest > chunk:
@@ -92,14 +96,15 @@ def portions(readings: Sequence[PrefillJob], chunk: int | None) -> Iterator[tupl
 def read(
     session: TargetSession, parts: Sequence[tuple[PrefillJob, int]]
 ) -> tuple[list[PrefillJob], Tensor]:
-    """Read so many tokens of each prompt, which have joined.
+    """Read the given number of tokens of each prompt.
 
-    Returns the readings in the order of their rows and the logits after those tokens [B, 1, V].
+    Returns:
+        The jobs in the order of their rows, and the logits after those tokens [B, 1, V].
     """
-    by_slot = {prefill_job.join(session): (prefill_job, count) for prefill_job, count in parts}
-    active_rows = [by_slot[slot] for slot in session.line_up(list(by_slot))]
-    rows = [prefill_job.rows[0] for prefill_job, _ in active_rows]
-    pending = [prefill_job.left[:count] for prefill_job, count in active_rows]
+    by_slot = {job.join(session): (job, count) for job, count in parts}
+    ordered = [by_slot[slot] for slot in session.select_rows(list(by_slot))]
+    rows = [job.rows[0] for job, _ in ordered]
+    pending = [job.left[:count] for job, count in ordered]
     k = max(row.top if row.reads_prompt else 0 for row in rows)
     top_tokens: list[TopTokens] = []
     if (k or any(row.hidden for row in rows)) and isinstance(session, CachedSession):
@@ -108,14 +113,14 @@ def read(
         logits = session.verify(pending, [DraftTree.empty()] * len(rows))
     hidden = hidden_of(session, rows)
     session.commit([() for _ in rows])
-    for i, (job, count) in enumerate(active_rows):
+    for i, (job, count) in enumerate(ordered):
         job.note(count, top_tokens[i] if top_tokens else None, hidden[i])
-    return [prefill_job for prefill_job, _ in active_rows], logits
+    return [job for job, _ in ordered], logits
 
 
 def hidden_of(session: TargetSession, rows: Sequence[Row]) -> Sequence[Tensor | None]:
-    """Return the hidden states of the last forward, row by row; None where none are kept."""
-    needed = any(row.reads_hidden for row in rows)  # first: to ask a protocol takes 0.1 ms
+    """Return the hidden states of the last forward, row by row; None if none are kept."""
+    needed = any(row.reads_hidden for row in rows)  # first: a check of a protocol takes 0.1 ms
     states = session.hidden if needed and isinstance(session, CachedSession) else []
     return states or [None] * len(rows)
 

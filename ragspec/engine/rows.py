@@ -1,4 +1,4 @@
-"""What an engine is made of, and what a forward of its target costs."""
+"""The rows of a call of the engine, and the cost curve of its target."""
 
 from __future__ import annotations
 
@@ -52,9 +52,11 @@ _NO_COST = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What one call of an engine works with.
+    """The parts of an engine that one call uses.
 
-    cost: the target's cost curve, None where no policy asks for it. tokenizer: None for ids only.
+    Attributes:
+        cost: The target's cost curve, None if no policy needs it.
+        tokenizer: None for token ids only.
     """
 
     target: CausalTarget
@@ -68,7 +70,7 @@ class Parts:
 def read_cost(
     target: CausalTarget, budget: BudgetPolicy, cache: Path | None = None
 ) -> CostCurve | None:
-    """Return the cost curve of the target where the budget needs one; measured once, cached."""
+    """Return the target's cost curve, measured once and cached; None if the budget needs none."""
     if not budget.needs_cost:
         return None
     key: dict[str, str | int] = {
@@ -86,15 +88,15 @@ def read_cost(
 
 
 def model_identity(model: Any) -> str:
-    """Return a short name for what a model costs: a hash of its configuration and sizes.
+    """Return a hash of a model's configuration and sizes, which is a key for its cost.
 
-    Weights do not count: two checkpoints of one architecture cost the same. Nor does what saving
-    or loading writes into a configuration.
+    Weights do not count, as two checkpoints of one architecture cost the same. Nor do the entries
+    that saving or loading writes into a configuration.
     """
     config = {k: v for k, v in model.config.to_dict().items() if k not in _NO_COST}
     sizes = sorted((name, tuple(p.shape), str(p.dtype)) for name, p in model.named_parameters())
-    known = json.dumps([config, sizes], sort_keys=True, default=str)
-    return hashlib.sha256(known.encode()).hexdigest()[:24]
+    text = json.dumps([config, sizes], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
 def _device_name(device: torch.device) -> str:
@@ -104,23 +106,29 @@ def _device_name(device: torch.device) -> str:
 
 
 OpenView = Callable[..., RowView]
-MOST_NODES = 64  # room that a cache keeps for a draft
+MOST_NODES = 64  # room of a cache for a draft
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One text on its way: its tokens, its distribution, its drafter and where it ends.
+    """The state of one sequence: its tokens, distribution, drafter and stop state.
 
-    logprobs: None, or how many alternatives to keep with each token's log-probability. top: how
-    many of the target's best tokens the drafter learns from, 0 for none; reads_prompt: also while
-    the prompt is read. hidden: it learns from the target's hidden states. transform: changes the
-    target's distribution, which is then that of the name `distribution_name`; transform_reads: it
-    wants the target's hidden states. open_view: makes what the rule sees of a forward; targets
-    whose distributions are no tables have their own. pending: committed tokens that the target has
-    not seen, the root last. rule: judges this row's drafts; the loop opens it. slot: the session's
-    row that it has, None for none. scope: whom it shares what is read with, see
-    `TargetSession.join`. error: what ended it, where rows are kept apart. started, finished:
-    seconds of the performance counter.
+    Attributes:
+        logprobs: Alternatives to keep with each token's log-probability, None for no such thing.
+        top: Number of the target's best tokens from which the drafter learns, 0 for none.
+        reads_prompt: Whether it learns from those of the prompt, too.
+        hidden: Whether the drafter learns from the target's hidden states.
+        transform, distribution_name: The transform of the target's distribution and its name.
+        transform_reads: Whether the transform needs the target's hidden states.
+        open_view: Makes the rule's view of a forward; some targets, such as those of continuous
+            latents, have their own.
+        pending: Committed tokens that the target has not read, the root last.
+        rule: The rule that judges this row's drafts; the loop opens it.
+        slot: The row of the session, None for none.
+        scope: Cached tokens are shared within a scope alone, see `TargetSession.join`.
+        error: The error that ended the row, if the loop isolates errors.
+        scored: Log-probabilities of the emitted tokens.
+        started, finished: Seconds of the performance counter.
     """
 
     context: DraftContext
@@ -154,21 +162,23 @@ class Row:
 
     @property
     def label(self) -> str:
-        """What the text is worth beside that of plain decoding, before rounding."""
+        """The guarantee of the text, rounding aside."""
         return label_under(self.rule.label, self.distribution_name)
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether the target's hidden states are wanted, by the drafter or for its distribution."""
+        """Whether the drafter or the transform needs the target's hidden states."""
         return self.hidden or self.transform_reads
 
 
 class Run:
-    """The rows of some prompts, n of them each, and the results once they are done.
+    """The rows of some prompts, n rows each, and their generations.
 
-    first: the number of the first prompt in the whole call, which picks its seed. samples: which of
-    the n samples of each prompt are made, None for all. forward: the one that the rows share, with
-    others where these are of the same loop; None for one of their own.
+    Args:
+        first: Number of the first prompt in the whole call, which selects its seed.
+        samples: Which of the n samples of each prompt to make, None for all.
+        forward: The forward that these rows share with the others of their loop, None for a new
+            one.
     """
 
     def __init__(
@@ -205,7 +215,7 @@ class Run:
                 self.rows.append(self._row(prompt, seed, sample, first + number))
 
     def close(self, seconds: float) -> None:
-        """Note the wall time; rows that did not end were cancelled."""
+        """Set the wall time; rows that have not ended count as cancelled."""
         self.seconds = seconds
         for row in self.rows:
             if row.stop.reason is None:
@@ -219,7 +229,7 @@ class Run:
         return results
 
     def result(self, row: Row, prompt: list[int]) -> Generation:
-        """Return what became of one row."""
+        """Return the generation of one row."""
         tokens = row.context.tokens[row.context.prompt_length :]
         seconds = (row.finished - row.started) if row.finished else self.seconds
         budget, drafter = row.budget, row.drafter
@@ -252,12 +262,12 @@ class Run:
         text = str(self.parts.tokenizer.decode(tokens, skip_special_tokens=True))
         if row.stop.cut is None:
             return text
-        results = [text.find(string) for string in self.settings.stop.strings]
-        return text[: min((place for place in results if place >= 0), default=row.stop.cut)]
+        places = [text.find(string) for string in self.settings.stop.strings]
+        return text[: min((place for place in places if place >= 0), default=row.stop.cut)]
 
     @without_autograd
     def _row(self, prompt: list[int], seed: int, sample: int, number: int) -> Row:
-        """Return the row of a sample; number: of the prompt in the whole call."""
+        """Return the row of a sample of prompt `number` of the whole call."""
         parts, settings, target = self.parts, self.settings, self.parts.target
         place = number * settings.sampling.n + sample
         ids = torch.tensor([prompt], device=target.device)
@@ -275,15 +285,12 @@ class Run:
             size = target.vocab_size
             start = TextStart(distribution, tuple(prompt), size, settings.draft_prompt)
             transform, name = changes.open(start), changes.name
+        room, label = settings.stop.room(len(settings.resume_from)), parts.rule.label
         row = Row(
-            context=DraftContext(
-                list(before), len(prompt), settings.stop.room(len(settings.resume_from))
-            ),
+            context=DraftContext(list(before), len(prompt), room),
             distribution=distribution,
             stop=settings.stop_of(place).open(parts.tokenizer, prompt, settings.resume_from),
-            report=ReportBuilder(
-                label_under(parts.rule.label, name), seed, len(prompt), self._rounded
-            ),
+            report=ReportBuilder(label_under(label, name), seed, len(prompt), self._rounded),
             transform=transform,
             distribution_name=name,
             transform_reads=changes is not None and changes.reads_hidden,
@@ -296,27 +303,26 @@ class Run:
         if self.drafter is not None and not ends:
             request = DraftRequest(
                 prompt=tuple(before),
-                vocab_size=parts.target.vocab_size,
+                vocab_size=target.vocab_size,
                 spans=tuple(settings.spans),
                 texts=settings.texts_of(number),
                 distribution=distribution,
                 draft_prompt=settings.draft_prompt,
                 known_states=settings.known_states,
-                static=getattr(parts.target, "static", "off"),
+                static=getattr(target, "static", "off"),
             )
             row.drafter = self.drafter.open(request)
             row.top = top_logits_needed([self.drafter])
             row.reads_prompt = reads_prompts([self.drafter])
             row.hidden = needs_hidden([self.drafter])
-            exact = parts.rule.label == Walk.label
-            policy = parts.budget if exact else for_one_text(parts.budget)
+            policy = parts.budget if label == Walk.label else for_one_text(parts.budget)
             row.budget = policy.open(self._cost)
             row.context.adviser = getattr(row.budget, "adviser", None)
         return row
 
 
 def _distribution_of(request: Transform | None, drafter: Drafter | None) -> Transform | None:
-    """Return the transform of a call: the one that is asked for, or that the drafter brings."""
+    """Return the transform of a call: the requested one, or the one that the drafter requires."""
     transform: Transform | None = required_transform(drafter)
     if transform is not None and request is not None and transform is not request:
         raise InputError(

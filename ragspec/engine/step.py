@@ -23,24 +23,24 @@ T = TypeVar("T")
 
 
 class Isolate(Protocol):
-    """Does something for a row; None where that failed and the row ends with its error."""
+    """Calls a function for a row; returns None if it failed and ended the row with its error."""
 
     def __call__(
         self, row: Row, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
-        """Return what the function returns."""
+        """Return the function's value."""
 
 
 @dataclass(slots=True)
 class Emission:
-    """What one pass of the loop gave one row."""
+    """The tokens that one step of the loop gave one row."""
 
     row: Row
     step: Step
 
 
 def propose(row: Row) -> DraftTree:
-    """Ask the row's drafter for as much as its budget allows."""
+    """Return a draft of the row's drafter, within its budget."""
     if row.drafter is None or row.budget is None:
         return DraftTree.empty()
     allowed = row.budget.allowance(len(row.context.tokens))
@@ -63,31 +63,33 @@ def judge(
     attempt: Isolate,
     known: Sequence[Sequence[int]] | None = None,
 ) -> list[tuple[Verdict, RowView] | None]:
-    """Let the rules of the rows decide and return what they saw, too; None of rows that failed.
+    """Return the verdict of each row's rule and the view that it judged; None for failed rows.
 
-    logits [B, N + 1, V]. hidden: of each row [copies, N + 1, H], where they are kept. known: the
-    target's own tokens after root and nodes, where they are computed; none of a row where not.
+    Args:
+        logits: The target's logits at the root and the nodes [B, N + 1, V].
+        hidden: The hidden states of each row [copies, N + 1, H], or None.
+        attempt: Calls a function for a row, see `Isolate`.
+        known: The target's own tokens after root and nodes, if they are computed already; empty for
+            a row that has none.
     """
     parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
     distributions = [row.distribution for row in rows]
     contexts = [row.context.tokens for row in rows]
-    difference = any(row.transform is not None or row.open_view is not RowView for row in rows)
+    special = any(row.transform is not None or row.open_view is not RowView for row in rows)
     together = known
-    if known is None and not difference:
+    if known is None and not special:
         together = choose_together(parts, trees, distributions, contexts)
     chosen = [(together[i] or None) if together is not None else None for i in range(len(rows))]
     views = [
         attempt(row, _view, row, trees[i], parts[i], hidden[i], chosen[i])
         for i, row in enumerate(rows)
     ]
-    met = [view for view in views if view is not None]
-    if met:
-        met[0].prepare_batch(met)
+    valid = [view for view in views if view is not None]
+    if valid:
+        valid[0].prepare_batch(valid)
     judged: list[tuple[Verdict, RowView] | None] = []
     for row, tree, view in zip(rows, trees, views, strict=True):
-        verdict = None
-        if view is not None:
-            verdict = attempt(row, _judge, row, tree, view)
+        verdict = None if view is None else attempt(row, _judge, row, tree, view)
         judged.append(None if view is None or verdict is None else (verdict, view))
     return judged
 
@@ -95,16 +97,16 @@ def judge(
 def _view(
     row: Row, tree: DraftTree, logits: Tensor, hidden: Tensor | None, chosen: Sequence[int] | None
 ) -> RowView:
-    """Return what the row's rule sees of its logits [N + 1, V]."""
+    """Return the view of the row's logits [N + 1, V] for its rule."""
     context = row.context.tokens
     if row.transform is not None:
-        current = None if hidden is None else hidden[0, : len(tree) + 1]
-        row.transform.forward(current, tree, context)
+        states = None if hidden is None else hidden[0, : len(tree) + 1]
+        row.transform.forward(states, tree, context)
     return row.open_view(logits, tree, row.distribution, row.stop, context, chosen, row.transform)
 
 
 def _judge(row: Row, tree: DraftTree, view: RowView) -> Verdict:
-    """Return the verdict of the row's rule, and keep the log-probabilities of what it emits."""
+    """Return the verdict of the row's rule, and record the log-probabilities of its tokens."""
     verdict = row.rule.judge(tree, view)
     if row.logprobs is not None:
         before = ROOT
@@ -128,36 +130,48 @@ def emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -
             break
     row.context.tokens.extend(tokens)
     row.context.remaining -= len(tokens)
-    del row.scored[row.stop.fresh :]  # of accepted tokens behind the one that ended the text
+    del row.scored[row.stop.fresh :]  # those of accepted tokens after the end of the text
     row.pending = tokens[-1:]
     count = len(tokens)
     excess, nll_gap = verdict.excess[:count], verdict.nll_gap[:count]
     step = Step(tree, verdict.path[:count], tuple(tokens), spent, excess=excess, nll_gap=nll_gap)
-    row.report.label = row.label  # may depend on the kinds of draft that the rule met
+    row.report.label = row.label  # may depend on the kinds of draft that the rule has judged
     row.steps.append(step if tree.q is None else replace(step, tree=replace(tree, q=None)))
     return step
 
 
-def learn(
-    row: Row, step: Step, view: RowView, best: TopTokens | None, hidden: Tensor | None
-) -> None:
-    """Tell drafter and budget what came of the step; a finished row has no use for it."""
+def finish(
+    row: Row,
+    tree: DraftTree,
+    verdict: Verdict,
+    view: RowView,
+    spent: dict[str, float],
+    best: TopTokens | None,
+    hidden: Tensor | None,
+) -> Step:
+    """Emit the verdict's tokens, and let drafter and budget learn from the step."""
+    step = emit(row, tree, verdict, dict(spent))
     if row.done:
-        return
+        return step
     if row.drafter is not None:
-        # Lent: the steps that a row keeps hold none of it. Processors with a memory may be asked
-        # about nothing but what the rule visited, nor may transforms, so their view is kept back.
+        # View, tokens and states are lent for this call; the steps that a row keeps hold none.
+        # Stateful processors and transforms may see visited nodes alone, so they lend no view.
         step.view = None if row.distribution.lazy or row.transform is not None else view
         step.best, step.hidden = best, hidden if row.hidden else None
         row.drafter.observe(step)
         step.view = step.best = step.hidden = None
     if row.budget is not None:
         row.budget.observe(step, len(row.context.tokens))
+    return step
 
 
 @dataclass(slots=True)
 class InFlightStep:
-    """One forward and the drafts that it verifies. drafting, launching: seconds of the host."""
+    """One forward and the drafts that it verifies.
+
+    Attributes:
+        drafting, launching: Seconds of the host.
+    """
 
     rows: list[Row]
     trees: list[DraftTree]
@@ -167,9 +181,12 @@ class InFlightStep:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The result of a forward: logits [B, n, V], and the target's own tokens if it samples them.
+    """The output of a forward.
 
-    seconds: of the device, 0 if it does not measure them.
+    Attributes:
+        logits: The target's logits [B, n, V].
+        chosen: The target's own tokens, None if the session does not choose them.
+        seconds: Time of the device, 0 if it is not measured.
     """
 
     logits: Tensor
@@ -180,14 +197,14 @@ class StepOutput:
 class Launcher:
     """Launches the forwards of a session and waits for them.
 
-    If the session can, a forward starts before the tokens of the last one are handed on. Texts are
-    decoded, reports written and callers served while the device computes. The drafts and the
-    distributions do not depend on any clock.
+    If the session supports it, a forward starts before the tokens of the last one are handed on.
+    Texts are decoded, reports written and callers served while the device computes. The drafts and
+    the distributions do not depend on any clock.
     """
 
     def __init__(self, session: TargetSession) -> None:
         self.session = session
-        # Asked once: to ask a protocol takes 0.1 ms.
+        # Checked once, as a check of a protocol takes 0.1 ms.
         self._steps = session if isinstance(session, StepSession) else None
 
     @property
@@ -196,7 +213,7 @@ class Launcher:
         return self._steps is not None
 
     def launch(self, step: InFlightStep) -> None:
-        """Begin a forward, where the session does not wait for its end."""
+        """Start a forward if the session supports it."""
         session, rows = self._steps, step.rows
         if session is None:
             return
@@ -207,7 +224,7 @@ class Launcher:
         step.launching = time.perf_counter() - began
 
     def wait(self, step: InFlightStep) -> StepOutput:
-        """Return the output of a forward that has begun."""
+        """Return the output of a forward; run it now if it was not launched."""
         session = self._steps
         if session is None:
             return StepOutput(self.session.verify(_pending(step.rows), step.trees), None)

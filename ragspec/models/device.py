@@ -1,4 +1,4 @@
-"""Where a model runs and in which numbers."""
+"""Devices and dtypes of models."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _DTYPES = {
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """Return the device for a name; "auto" is the accelerator where there is one, else the CPU.
+    """Return the device of a name. "auto" is the accelerator if there is one, else the CPU.
 
-    Raises InputError for a name that torch does not know, or a device that is not there.
+    Raises:
+        InputError: torch does not know the name, or the machine lacks the device.
     """
     if isinstance(device, torch.device):
         return device
@@ -48,8 +49,8 @@ def _named(name: str) -> torch.device:
         ) from error
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # a build without the device asserts
-        reason = str(error).splitlines()[0].split(". ")[0]  # torch goes on for a page
+    except (RuntimeError, AssertionError) as error:  # torch builds without the device assert
+        reason = str(error).splitlines()[0].split(". ")[0]  # torch's message fills a page
         raise InputError(
             f"device {name!r} cannot be used on this machine ({reason}); expected 'auto', 'cpu' "
             "or an accelerator that torch finds"
@@ -58,14 +59,14 @@ def _named(name: str) -> torch.device:
 
 
 def is_cuda(device: torch.device) -> bool:
-    """Return whether a device is one of CUDA, with its streams, graphs and kernels."""
+    """Return whether a device has CUDA streams, graphs and kernels."""
     return device.type == "cuda"
 
 
 class Stopwatch:
-    """Tells how long a device takes for what is queued inside the block, as the device has it.
+    """Measures the device time of the work that is queued inside the block.
 
-    Only a device of CUDA says so; others tell 0, for there the host's clock is as good.
+    Only CUDA devices are measured. Others report 0: there the host's clock is as accurate.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -84,37 +85,37 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """The seconds of the last block, which must have ended on the device."""
+        """The seconds of the last block. Its work must have completed on the device."""
         if not self._events:
             return 0.0
         return float(self._events[0].elapsed_time(self._events[1])) / 1000
 
 
 def pins(device: torch.device) -> bool:
-    """Return whether copies to a device are made without waiting from pinned memory of the host."""
+    """Return whether copies from pinned host memory to a device are asynchronous."""
     return device.type not in ("cpu", "meta", "mps")
 
 
 def input_device(embedding: Any) -> torch.device:
-    """Return where an embedding takes its ids.
+    """Return the device on which an embedding expects its ids.
 
-    The weights of an offloaded one wait on the meta device or on the disk; the hook that accelerate
-    puts on the module knows where they are brought to.
+    The weights of an offloaded embedding lie on the meta device. accelerate's hook on the module
+    holds the execution device.
     """
     hook = getattr(embedding, "_hf_hook", None)
-    for each in getattr(hook, "hooks", (hook,)):  # one hook, or several in a row
+    for each in getattr(hook, "hooks", (hook,)):  # one hook or a sequence of hooks
         place = getattr(each, "execution_device", None)
         if place is not None:
             return torch.device(place)
-    result: torch.device = embedding.weight.device
-    return result
+    device: torch.device = embedding.weight.device
+    return device
 
 
 def without_autograd(function: Callable[P, T]) -> Callable[P, T]:
-    """Return the function as it runs without gradients and outside of inference mode.
+    """Wrap a function so that it runs without gradients and outside of inference mode.
 
-    For what makes tensors that later calls write to: one that was made in inference mode cannot be
-    written outside of it, and who calls may have left that mode meanwhile.
+    Needed if later calls write to tensors of this one: a tensor created in inference mode cannot be
+    written outside of it, and the caller may have left that mode meanwhile.
     """
 
     @wraps(function)
@@ -129,17 +130,20 @@ _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that there was no memory left; torch has no class for a CPU's."""
+    """Return whether an error means out of memory. For the CPU torch has no class of its own."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
-    """Return what to give transformers as `dtype`.
+    """Return the `dtype` argument for transformers.
 
-    "auto" is the checkpoint's own on an accelerator and float32 on a CPU, where it is exact to
-    the last token and for small batches no slower. Raises InputError for an unknown name.
+    "auto" keeps the checkpoint's dtype on an accelerator and selects float32 on a CPU. There
+    float32 is exact to the last token, and no slower for small batches.
+
+    Raises:
+        InputError: The name is unknown.
     """
     if isinstance(dtype, torch.dtype):
         return dtype

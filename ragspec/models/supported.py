@@ -1,4 +1,4 @@
-"""Which models are supported, and what their configurations say of windows and vocabulary."""
+"""Checks of models: supported architectures, attention windows and vocabularies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from ragspec.errors import TokenizerMismatchError, UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class AttentionWindow:
-    """What a kind of layer attends to, beside causality.
+    """The attention range of a kind of layer, within causality.
 
-    size: the last so many tokens, the query among them; None for all. chunk: tokens of the query's
-    own chunk of so many; None for all.
+    Attributes:
+        size: Tokens of a sliding window that ends with the query, None for no window.
+        chunk: Tokens of a chunk (a query attends only inside its chunk), None for no chunks.
     """
 
     size: int | None = None
@@ -25,11 +26,11 @@ class AttentionWindow:
 
     @property
     def plain(self) -> bool:
-        """Whether all that came before is attended to."""
+        """Whether queries attend to all earlier tokens."""
         return self.size is None and self.chunk is None
 
     def reaches(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether queries reach keys, both by their positions in the text (broadcast)."""
+        """Return whether queries attend to keys, both given by text positions (broadcast)."""
         reached = torch.ones_like(query - key, dtype=torch.bool)
         if self.size is not None:
             reached = reached & (query - key < self.size)
@@ -39,34 +40,36 @@ class AttentionWindow:
 
 
 def layer_windows(config: Any) -> dict[str, AttentionWindow]:
-    """Return the window of each kind of layer that a configuration names.
+    """Return the window of each kind of layer in a configuration.
 
-    Those that name none have one, called "full_attention" whatever its window.
+    A configuration without kinds of layers has one, called "full_attention" whatever its window.
     """
     text = config.get_text_config()
     size = getattr(text, "sliding_window", None) or None
     if getattr(text, "use_sliding_window", True) is False:
         size = None
     chunk = getattr(text, "attention_chunk_size", None) or None
-    known = {
-        "full_attention": AttentionWindow(),
+    windows = {
         "sliding_attention": AttentionWindow(size=size),
         "chunked_attention": AttentionWindow(chunk=chunk),
     }
     kinds = dict.fromkeys(getattr(text, "layer_types", None) or ())
     if not kinds:
         return {"full_attention": AttentionWindow(size=size)}
-    return {kind: known.get(kind, AttentionWindow()) for kind in kinds}
+    return {kind: windows.get(kind, AttentionWindow()) for kind in kinds}
 
 
 def check_vocabulary(
     target_tokenizer: Any, draft_tokenizer: Any, target_size: int, draft_size: int
 ) -> None:
-    """Refuse a draft model whose token ids mean something else than the target's.
+    """Refuse a draft model with another vocabulary than the target's.
 
-    The tokenizers must give every id that both have the same token; special tokens may have
-    different names. The models' vocabularies may be padded to different sizes. Where a tokenizer
-    is None only the sizes can be compared. Raises TokenizerMismatchError.
+    Every id that both tokenizers have must stand for the same token. Special tokens may have
+    different names, and the models may pad their vocabularies to different sizes. If a tokenizer
+    is None, only the sizes are compared.
+
+    Raises:
+        TokenizerMismatchError: The vocabularies differ.
     """
     if target_tokenizer is None or draft_tokenizer is None:
         if target_size != draft_size:
@@ -102,21 +105,23 @@ def _special_ids(tokenizer: Any) -> set[int]:
     return {int(number) for number in getattr(tokenizer, "added_tokens_decoder", {})}
 
 
-# Kinds of layers that carry a state from token to token instead of keys and values, or nothing.
+# Kinds of layers that carry a state from token to token instead of keys and values.
 _STATE_LAYERS = {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid"}
 _NO_CACHE_LAYERS = {"moe", "mlp"}
 _PURE_RECURRENT = {"mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm"}
-_CAUSAL_WITH_FLAG = {"gpt_neox", "gpt_neox_japanese"}  # is_decoder=False says nothing for these
-# Their cache drops what lies before its window while their mask goes on to show it, so that what
-# `generate` writes is not what a forward over the whole text says.
+_CAUSAL_WITH_FLAG = {"gpt_neox", "gpt_neox_japanese"}  # is_decoder=False means nothing for these
+# Their cache drops keys before its window, but their mask still includes them. So the tokens of
+# `generate` differ from those of a forward over the whole text.
 _FORGETFUL = {"moshi"}
 _ADVICE = "Use a decoder-only model: anything that AutoModelForCausalLM loads and generates with."
 
 
 def check_config(config: Any) -> None:
-    """Refuse what a transformers configuration alone shows to be outside the scope.
+    """Refuse an architecture that its transformers configuration shows to be unsupported.
 
-    Raises UnsupportedModelError with the name of the architecture, the reason and what to do.
+    Raises:
+        UnsupportedModelError: It is an encoder, an encoder-decoder or recurrent throughout, or its
+            cache forgets visible keys. The message has the reason and the remedy.
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     kind = getattr(config, "model_type", type(config).__name__)
@@ -147,11 +152,11 @@ def check_config(config: Any) -> None:
 
 
 def check_scope(model: Any) -> None:
-    """Refuse a model object that is outside the scope.
+    """Refuse an unsupported model object.
 
-    Raises UnsupportedModelError: not a transformers model, an encoder-decoder, an encoder, a
-    model without a language-model head, without attention, or without a key-value cache, or with
-    an adapter that adds virtual tokens.
+    Raises:
+        UnsupportedModelError: It is no transformers model, `check_config` refuses it, it lacks a
+            language-model head or a KV cache, or its adapter adds virtual tokens.
     """
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings"):
@@ -166,7 +171,7 @@ def check_scope(model: Any) -> None:
             "would stand before every draft again; an adapter that changes weights, such as LoRA, "
             "works",
         )
-    if not _has_head(model):
+    if getattr(model, "get_output_embeddings", lambda: None)() is None:
         raise _refused(
             name,
             "it has no head that gives logits over a vocabulary; load the weights with "
@@ -187,44 +192,40 @@ def state_layers(config: Any) -> set[str]:
 
 
 def foreign_layers(config: Any) -> set[str]:
-    """Return the classes of the layers of a model's own cache that hold more than keys and values.
+    """Return the classes of cache layers that hold more than keys and values.
 
-    Such are the compressed keys of DeepSeek V4, and the index by which sparse attention picks keys.
+    Examples are the compressed keys of DeepSeek V4 and the index of sparse attention.
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
     try:
         layers = DynamicCache(config=config).layers
-    except Exception:  # whatever a foreign configuration may lack; it says nothing then
+    except Exception:  # the configuration may lack any field: unknown then
         return set()
     plain = (DynamicLayer, DynamicSlidingWindowLayer)
     return {type(layer).__name__ for layer in layers if type(layer) not in plain}
 
 
 def scales_by_slot(config: Any) -> bool:
-    """Return whether a model scales queries by slots instead of positions: Llama 4, when tuned."""
+    """Return whether a model scales queries by slot, not position: Llama 4 with tuning."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    unturned = not all(getattr(text, "no_rope_layers", None) or [1])
-    return bool(getattr(text, "attn_temperature_tuning", False) and unturned)
+    without_rope = not all(getattr(text, "no_rope_layers", None) or [1])
+    return bool(getattr(text, "attn_temperature_tuning", False) and without_rope)
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the transformers model inside the wrappers whose forward hides its arguments.
+    """Return the transformers model inside the wrappers of torch.compile and of adapters.
 
-    These are torch.compile's and those of adapters; a model without one is returned as it is.
+    The signature of a wrapper's forward hides the arguments of the model. A model without a wrapper
+    is returned unchanged.
     """
     model = getattr(model, "_orig_mod", model)
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def rank_count(model: Any) -> int:
-    """Return over how many ranks the weights of a model are cut; 1 where they are whole."""
+    """Return the number of tensor-parallel ranks of a model; 1 if its weights are whole."""
     return int(getattr(unwrapped(model), "tp_size", None) or 1)
-
-
-def _has_head(model: Any) -> bool:
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    return head is not None
 
 
 def _refused(name: str, reason: str) -> UnsupportedModelError:

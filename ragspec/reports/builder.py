@@ -1,6 +1,6 @@
-"""Collects the figures of one sequence while it is decoded, and the source of every token.
+"""Counts of one sequence while it is decoded, and the source of every token.
 
-`ReportBuilder` only counts during decoding; the report is derived once, in `build`.
+`ReportBuilder` only counts during decoding; `build` derives the report once.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import LAYOUT, PREDICTION
 
 STAGES = ("retrieve", "prefill", "draft", "verify", "commit", "host")
-# Texts that are no documents count for themselves, whichever drafter copied from them.
+# Texts that are not documents count under their own name, whichever drafter copied from them.
 COPIED: Mapping[int, str] = MappingProxyType({PREDICTION: "prediction", LAYOUT: "layout"})
 
 
 def sources_of(step: Step) -> list[str]:
-    """Return the source of every node [N]: its drafter, or what COPIED calls its text."""
+    """Return the source of every node [N]: its drafter, or the name of its text in COPIED."""
     tree = step.tree
     return [
         COPIED.get(document, tree.sources[source])
@@ -28,12 +28,12 @@ def sources_of(step: Step) -> list[str]:
 
 
 def accepted_of(step: Step) -> tuple[int, ...]:
-    """Return the accepted nodes that stand in the output: a stop inside the path cuts it."""
+    """Return the accepted nodes that stand in the output; a stop may cut the path."""
     return step.path[: len(step.tokens)]
 
 
 def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
-    """Return by source the drafted tokens, and those that stand in the output."""
+    """Return the number of drafted tokens by source, and of those that stand in the output."""
     drafted: Counter[str] = Counter()
     accepted: Counter[str] = Counter()
     for step in steps:
@@ -44,13 +44,11 @@ def count_sources(steps: Sequence[Step]) -> tuple[Counter[str], Counter[str]]:
 
 
 class ReportBuilder:
-    """Counts the steps of one row of text; holds no step, which may carry rows of logits.
+    """Counts the steps of one row of text; it holds no step, which may carry rows of logits.
 
     Args:
-        label: That of the rule.
-        seed: Of the sampling.
-        prompt_tokens: Length of the prompt.
-        rounded: Whether the target's numbers round visibly (see `label`).
+        label: The rule's label.
+        rounded: Whether forwards of the target round visibly, see `rounds`.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class ReportBuilder:
         self.rounded = rounded
         self.seed = seed
         self.prompt_tokens = prompt_tokens
-        self.cached = 0  # prompt tokens whose keys and values were cached
+        self.cached = 0  # prompt tokens whose keys and values were cached before
         self._prefill_ms = 0.0
         self._prefill_forwards = 0
         self._extra_forwards = 0
@@ -78,7 +76,7 @@ class ReportBuilder:
         self._prefill_forwards += forwards
 
     def step(self, step: Step, forwards: int = 1) -> None:
-        """Add one step; `forwards` is above 1 where a model had to be run twice for it."""
+        """Add one step; `forwards` is above 1 if it took several forward passes."""
         self._extra_forwards += forwards - 1
         self._excess.extend(step.excess)
         self._emitted += len(step.tokens)

@@ -1,8 +1,8 @@
 """The figures of one generation, of its searches, and of a text written in several calls.
 
-The acceptance figures carry vLLM's names and definitions (per-request acceptance metrics of its
-speculative decoding): a step is one draft and one verification, the bonus token counts in the
-mean length and nowhere else.
+The acceptance figures have vLLM's names and definitions (per-request acceptance metrics of its
+speculative decoding). A step is one draft and one verification. The bonus token counts in the mean
+length alone.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ DERIVED = (
     "tokens_per_second",
     "tokens_per_forward",
 )
-LONGEST_LOOP = 32
-LOOP_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """One action of speculative retrieval.
 
-    what: "write" (a stride), "guess", "search", or "ahead" (a stride written during a search).
-    start: milliseconds since the text began. queries: of a search. accepted: whether a stride
-    stayed in the text.
+    Attributes:
+        what: "write" (a stride), "guess", "search", or "ahead" (a stride written during a search).
+        start: Milliseconds since the text began.
+        queries, accepted: Queries of a search, and whether a stride stayed in the text.
     """
 
     what: str
@@ -52,10 +51,14 @@ class Event:
 class Retrieval:
     """The searches of one text by speculative retrieval.
 
-    calls: of the search; queries: in them. rounds: checks. strides: of the text. hits: correct
-    guesses; rollbacks: rounds that ended at a wrong one. wasted: discarded strides. stride_ms (a),
-    search_ms (b, by queries at once): medians of recent times. chance: of a correct guess.
-    gated: rounds in which every stride was checked before the next.
+    Attributes:
+        calls, queries: Searches, and the queries in them.
+        rounds, gated: Checks, and those in which every stride was checked before the next.
+        strides, wasted: Strides of the text, and discarded ones.
+        hits, rollbacks: Correct guesses, and rounds that ended at a wrong one.
+        stride_ms, search_ms: Medians of recent times: of a stride (a), and of a search (b) by its
+            number of queries.
+        chance: Probability of a correct guess.
     """
 
     calls: int = 0
@@ -72,7 +75,7 @@ class Retrieval:
     events: list[Event] = field(default_factory=list)
 
     def summary(self) -> str:
-        """Return one sentence for people."""
+        """Return one sentence to read."""
         guessed = self.hits + self.rollbacks
         right = f", {self.hits} of {guessed} guesses right" if guessed else ""
         back = f", {self.wasted} taken back" if self.wasted else ""
@@ -82,12 +85,12 @@ class Retrieval:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON types."""
+        """Return the counts and events as JSON types."""
         return asdict(self) | {"search_ms": {str(n): ms for n, ms in self.search_ms.items()}}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Retrieval:
-        """Return what `to_dict` wrote."""
+        """Return the record that `to_dict` wrote."""
         events = [Event(**event) for event in data.get("events", ())]
         times = {int(n): ms for n, ms in data.get("search_ms", {}).items()}
         return cls(**{**data, "events": events, "search_ms": times})
@@ -98,30 +101,28 @@ class Report:
     """The figures of one generated sequence; counts are tokens, `milliseconds` wall clock.
 
     Attributes:
-        forwards: Target forward passes of decoding; prefill_forwards those of the prompt, which
-            give prefill_tokens of the tokens.
-        cached_tokens: Of the prompt, known from the call before.
-        drafted, accepted: Tokens proposed, and kept in the output. per_step_*: the same, each step.
-        accepted_by_source, drafted_by_source: The same, by the name of the drafter.
-        faults: Times a drafter failed.
+        forwards: Target forward passes of decoding.
+        prefill_forwards, prefill_tokens: Forward passes over the prompt, and the output tokens that
+            they gave.
+        cached_tokens: Prompt tokens that an earlier call had read.
+        per_step_drafted, per_step_accepted: Tokens proposed and accepted in each step.
+        drafted_by_source, accepted_by_source: The same by the name of the drafter, over all steps.
+        faults: Failures by drafter.
         accepted_prediction_tokens, rejected_prediction_tokens: Tokens drafted from a predicted
             output that stand in the text, or do not (OpenAI's names).
-        seconds: The whole run;
-        decode_seconds: The run less retrieval and prefill.
+        seconds, decode_seconds: Time of the whole run, and without retrieval and prefill.
         distinct_4: Share of distinct 4-grams.
         loop_share: Share of tokens inside a loop.
-        budget: Name of the policy;
-        budget_sizes: Tree size -> number of steps.
-        reason: Why speculation gave no token, None where it did.
-        rested: By source, for how many steps it was not asked, or told of none, and why.
+        budget, budget_sizes: Name of the policy, and the number of steps by tree size.
+        reason: Why speculation gave no token; None if it gave some.
+        rested: For each skipped source, for how many steps and why.
         tv_excess: Mean total variation per token that a relaxed rule may have added; 0 under exact
-            rules, None under rules that do not measure it.
-        drift: Mean total variation per token between the target's own distribution and the one that
-            a transform made of it, None where nothing measures it.
-        static: How steps of fixed shape were taken, "off" or "off: why" where they were not.
-        kv_bytes: Of keys and values at the end of a long document's answer, None for others.
-        retrieval: The searches of a text that looks passages up while it is written, None for any
-            other.
+            rules, None if the rule does not measure it.
+        drift: Mean total variation per token between the target's own distribution and the one of
+            a transform; None if it is not measured.
+        static: Mode of the steps of fixed shape, or "off", or "off: " and the reason.
+        kv_bytes: Size of keys and values after the answer of a long document, else None.
+        retrieval: Searches of a text that retrieves while it is written, else None.
     """
 
     tokens: int
@@ -158,7 +159,7 @@ class Report:
 
     @property
     def forward_passes(self) -> int:
-        """All target forward passes, the prompt's included, which gives the first token."""
+        """All target forward passes, those over the prompt included."""
         return self.forwards + self.prefill_forwards
 
     @property
@@ -173,20 +174,17 @@ class Report:
 
     @property
     def mean_accepted_length(self) -> float:
-        """1 + accepted / steps, vLLM's mean_acceptance_length; 0 where there was no step."""
+        """1 + accepted / steps, vLLM's mean_acceptance_length; 0 without steps."""
         return 1.0 + self.accepted / self.steps if self.steps else 0.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """accepted / drafted; 0 where nothing was drafted."""
+        """accepted / drafted; 0 if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def draft_cost(self) -> float | None:
-        """Time to propose a token by the time of a target's forward: c of the papers.
-
-        None where nothing was proposed.
-        """
+        """Draft time per token over verify time per forward (c in the papers); None without any."""
         if not (self.drafted and self.forwards and self.milliseconds.get("verify")):
             return None
         proposed = self.milliseconds.get("draft", 0.0) / self.drafted
@@ -194,30 +192,30 @@ class Report:
 
     @property
     def acceptance_histogram(self) -> list[int]:
-        """Number of steps by accepted tokens: entry k counts the steps that kept k."""
+        """Number of steps by accepted tokens: entry k counts the steps that accepted k."""
         counts: list[int] = np.bincount(np.asarray(self.per_step_accepted, np.int64)).tolist()
         return counts
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of decoding by its seconds, both without what the prompt took and gave."""
+        """Tokens per second of decoding, without the time and the tokens of the prefill."""
         decoded = max(self.tokens - self.prefill_tokens, 0)
         return decoded / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     @property
     def tokens_per_forward(self) -> float:
-        """Generated tokens by all target forward passes; 0 where there was none."""
+        """Generated tokens over all target forward passes; 0 without any."""
         return self.tokens / self.forward_passes if self.forward_passes else 0.0
 
     def with_retrieval(self, milliseconds: float) -> Report:
-        """Return this report with the time of the search that came before the generation."""
+        """Return this report with the milliseconds of the search before the generation."""
         stages = {**self.milliseconds, "retrieve": milliseconds}
         before = self.milliseconds.get("retrieve", 0.0)
         seconds = self.seconds + (milliseconds - before) / 1000
         return replace(self, milliseconds=stages, seconds=seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as JSON types; vLLM's schema stands under `speculative_decoding`."""
+        """Return the report as JSON types, with vLLM's schema under `speculative_decoding`."""
         facts: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
         for name in ("per_step_drafted", "per_step_accepted"):
             del facts[name]
@@ -233,17 +231,17 @@ class Report:
         """Return the report that `to_dict` wrote.
 
         Raises:
-            InputError: Where a field is missing.
+            InputError: A field is missing.
         """
         steps = data.get("speculative_decoding", {})
-        known = {item.name: data[item.name] for item in fields(cls) if item.name in data}
-        known["per_step_drafted"] = tuple(steps.get("per_step_drafted", ()))
-        known["per_step_accepted"] = tuple(steps.get("per_step_accepted", ()))
+        values = {item.name: data[item.name] for item in fields(cls) if item.name in data}
+        values["per_step_drafted"] = tuple(steps.get("per_step_drafted", ()))
+        values["per_step_accepted"] = tuple(steps.get("per_step_accepted", ()))
         if data.get("retrieval") is not None:
-            known["retrieval"] = Retrieval.from_dict(data["retrieval"])
-        known["budget_sizes"] = {int(k): n for k, n in data.get("budget_sizes", {}).items()}
+            values["retrieval"] = Retrieval.from_dict(data["retrieval"])
+        values["budget_sizes"] = {int(k): n for k, n in data.get("budget_sizes", {}).items()}
         try:
-            return cls(**known)
+            return cls(**values)
         except TypeError as error:
             raise InputError(
                 f"this is not a whole report ({error}); expected what Report.to_dict wrote. "
@@ -263,7 +261,7 @@ class Report:
         }
 
     def summary(self) -> str:
-        """Return one paragraph for people."""
+        """Return one paragraph to read."""
         speed = f", {self.tokens_per_second:.0f} tokens/s while decoding" if self.steps else ""
         sources = ", ".join(f"{name} {n}" for name, n in self.accepted_by_source.items())
         spent = ", ".join(f"{k} {v:.0f}" for k, v in self.milliseconds.items() if v >= 0.5)
@@ -287,7 +285,7 @@ class Report:
         return " ".join(sentence for sentence, applies in sentences.items() if applies)
 
 
-# Counts, and mappings of counts, that add up over the calls of one text.
+# Numbers, and mappings to numbers, that add up over the calls of one text.
 _ADDED = (
     *("tokens", "prefill_tokens", "cached_tokens", "forwards", "prefill_forwards", "steps"),
     *("accepted_prediction_tokens", "rejected_prediction_tokens", "decode_seconds"),
@@ -296,10 +294,10 @@ _MERGED = ("drafted_by_source", "accepted_by_source", "milliseconds", "budget_si
 
 
 def joined(reports: Sequence[Report], tokens: Sequence[int], seconds: float) -> Report:
-    """Return the report of a text from the reports of its parts, in their order, at least one.
+    """Return the report of a text from the reports of the calls that wrote it.
 
     Args:
-        reports: One for each call.
+        reports: One for each call, in order; at least one.
         tokens: The whole text.
         seconds: Wall time of the whole text, pauses included.
     """
@@ -337,13 +335,11 @@ def distinct_share(tokens: Sequence[int], n: int = 4) -> float:
     return len(set(grams)) / len(grams) if grams else 1.0
 
 
-def loop_share(
-    tokens: Sequence[int], longest: int = LONGEST_LOOP, repeats: int = LOOP_REPEATS
-) -> float:
+def loop_share(tokens: Sequence[int], longest: int = 32, repeats: int = 3) -> float:
     """Return the share of tokens that lie inside a loop.
 
-    A loop is a stretch in which a cycle of at most `longest` tokens stands at least `repeats`
-    times in a row; the tokens of all its rounds count, a last unfinished round included.
+    A loop is a cycle of at most `longest` tokens, at least `repeats` times in a row. The tokens of
+    all its rounds count, including a last unfinished round.
     """
     ids = np.asarray(tokens, dtype=np.int64)
     inside = np.zeros(len(ids), dtype=np.bool_)
@@ -359,7 +355,7 @@ ROUNDED = " up to rounding"
 
 
 def rounds(dtype: torch.dtype, device: torch.device) -> bool:
-    """Tell whether forwards of several widths round visibly: below float32, or its fast forms."""
+    """Return whether forwards of several widths round visibly: below float32, or its fast modes."""
     if torch.finfo(dtype).bits < 32:
         return True
     fast = torch.get_float32_matmul_precision() != "highest"  # TensorFloat-32 and bfloat16 passes
@@ -369,12 +365,12 @@ def rounds(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def label_of(rule: str, rounded: bool) -> str:
-    """Return a rule's label as it holds in these numbers: "exact", or "exact up to rounding"."""
+    """Return a rule's label, with "up to rounding" if it is exact and numbers are rounded."""
     return rule + ROUNDED if rounded and rule.startswith("exact") else rule
 
 
 def label_under(rule: str, distribution: str | None) -> str:
-    """Return a rule's label over the distribution of that name, None for the target's own."""
+    """Return a rule's label over a named distribution; None is the target's own."""
     return f"exact-for({distribution})" if distribution is not None and rule == "exact" else rule
 
 

@@ -1,9 +1,9 @@
 """The trace of one generation: JSON lines, a header, one line per step, the report last.
 
-A page or a picture can be made from the file alone: the texts of the emitted and of the drafted
-tokens and the names of the documents are in it. The text of a drafted token stands once, in the
-first line that drafts it. Lines are written whole, so a run that was cut short leaves a file that
-reads up to its last step.
+The file alone is enough for a page or a figure: it holds the texts of the emitted and of the
+drafted tokens and the names of the documents. The text of a drafted token stands once, in the first
+line that drafts it. Lines are written whole, so an interrupted run leaves a file that is readable
+up to its last step.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from ragspec.trees.operations import check
 
 FORMAT = "ragspec-trace"
 VERSION = 1
-# What reading or showing a damaged trace may raise.
+# The errors that reading or showing a damaged trace may raise.
 DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 class Traceable(Protocol):
-    """What a trace needs of a generation."""
+    """The part of a generation that a trace needs."""
 
     @property
     def prompt_tokens(self) -> Sequence[int]:
@@ -55,10 +55,12 @@ class Traceable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
-    """What holds for the whole run.
+    """The facts about the whole run.
 
-    documents: their names, in the order in which `origin` counts them. extra: JSON values for
-    people, such as the question, the citations or a comparison with plain decoding.
+    Attributes:
+        documents: Names of the documents, in the order in which `origin` counts them.
+        extra: Further JSON values, such as the question, the citations or a comparison with plain
+            decoding.
     """
 
     model: str = ""
@@ -71,9 +73,12 @@ class TraceHeader:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A trace that was read back; texts[i] are the texts of the tokens that step i emitted.
+    """A trace that was read back.
 
-    vocabulary: the texts of the drafted tokens by id; empty where the file does not carry them.
+    Attributes:
+        texts: For each step, the texts of the tokens that it emitted.
+        complete: Whether the file ends with a report.
+        vocabulary: Texts of the drafted tokens by id; empty if the file lacks them.
     """
 
     header: TraceHeader
@@ -90,7 +95,7 @@ class Trace:
 
 
 def token_texts(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
-    """Return one text per token that join to the decoded whole.
+    """Return one text per token; joined, they are the decoded whole.
 
     A character made of several tokens stands at its last one; the others get "". `decode` turns
     ids into text.
@@ -114,7 +119,7 @@ def step_texts(
 
 
 def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
-    """Return the text of a token inside a text: some tokenizers drop a space at the beginning."""
+    """Return a token's text inside a longer one: some tokenizers drop a space at the beginning."""
     alone = decode([token])
     twice = decode([token, token])
     return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
@@ -123,11 +128,11 @@ def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
 def step_vocabularies(
     steps: Iterable[Step], decode: Callable[[list[int]], str]
 ) -> Iterator[dict[int, str]]:
-    """Yield for each step the texts of the drafted tokens that no step before it drafted."""
-    known: set[int] = set()
+    """Yield for each step the texts of the tokens that it is the first to draft."""
+    earlier: set[int] = set()
     for step in steps:
-        new = [token for token in dict.fromkeys(step.tree.tokens.tolist()) if token not in known]
-        known.update(new)
+        new = [token for token in dict.fromkeys(step.tree.tokens.tolist()) if token not in earlier]
+        earlier.update(new)
         yield {token: piece_text(token, decode) for token in new}
 
 
@@ -140,9 +145,14 @@ def write_trace(
     documents: Sequence[str] = (),
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the trace of `generation` to `path`; `decode` turns token ids into text.
+    """Write the trace of `generation` to `path`; characters that UTF-8 cannot hold become "?".
 
-    What UTF-8 cannot hold becomes "?". Raises InputError where the file cannot be written.
+    Args:
+        decode: Turns token ids into text.
+        model, documents, extra: See `TraceHeader`.
+
+    Raises:
+        InputError: The file cannot be written.
     """
     header = {
         **dict(extra or {}),
@@ -168,7 +178,7 @@ def write_trace(
                 clock += sum(step.milliseconds.values())
             _put(file.write, {"report": generation.report.to_dict()})
     except OSError as error:
-        with suppress(OSError):  # half a trace would be taken for one
+        with suppress(OSError):  # half a trace would pass for a whole one
             if Path(path).is_file():
                 Path(path).unlink()
         raise InputError(
@@ -208,7 +218,8 @@ def _step_line(index: int, clock: float, step: Step, texts: Sequence[str]) -> di
 def read_trace(path: Path | str) -> Trace:
     """Return the trace that `write_trace` wrote, up to the last whole line.
 
-    Raises InputError where the file is missing, is no trace, or has a damaged line.
+    Raises:
+        InputError: The file is missing, is not a trace, or has a damaged line.
     """
     lines = list(_lines(Path(path)))
     if not lines or lines[0].get("format") != FORMAT or lines[0].get("version") != VERSION:
@@ -222,7 +233,8 @@ def read_trace(path: Path | str) -> Trace:
         body = lines[1:-1] if complete else lines[1:]
         steps = tuple(_read_step(line) for line in body)
         texts = tuple(tuple(str(piece) for piece in line["texts"]) for line in body)
-        words = {int(token): str(text) for line in body for token, text in _words(line).items()}
+        vocabularies = [line.get("vocabulary", {}) for line in body]
+        words = {int(token): str(text) for each in vocabularies for token, text in each.items()}
         report = Report.from_dict(lines[-1]["report"]) if complete else _rebuild(header, steps)
     except DAMAGE as error:
         raise damaged(path, error) from error
@@ -230,21 +242,16 @@ def read_trace(path: Path | str) -> Trace:
 
 
 def damaged(path: Path | str, error: Exception) -> InputError:
-    """Return the error that says that a trace is damaged, for what reading or showing it raised."""
+    """Return the error for a damaged trace, from the one that reading or showing it raised."""
     return InputError(
         f"the trace {str(path)!r} is damaged ({type(error).__name__}: {error}): expected the "
         "lines that `ragspec ask --trace FILE` writes. Write it again."
     )
 
 
-def _words(line: Mapping[str, Any]) -> dict[str, Any]:
-    words: dict[str, Any] = line.get("vocabulary", {})  # lines without are as good
-    return words
-
-
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
     try:
-        # The run may have been cut short inside a character: an unfinished last one is left out.
+        # An interrupted run may end inside a character, which is left out.
         text = getincrementaldecoder("utf-8")().decode(path.read_bytes())
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
@@ -259,7 +266,7 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
             line = json.loads(row)
         except ValueError as error:
             if number == len(rows):
-                return  # the line being written when the run was cut short
+                return  # the line being written when the run was interrupted
             raise InputError(
                 f"line {number} of {str(path)!r} is not JSON ({error}): expected one JSON object "
                 "a line. Write the trace again."
@@ -270,14 +277,14 @@ def _lines(path: Path) -> Iterable[dict[str, Any]]:
 
 
 def _read_header(line: Mapping[str, Any]) -> TraceHeader:
-    known = ("format", "version", "model", "prompt_tokens", "label", "seed", "documents")
+    names = ("format", "version", "model", "prompt_tokens", "label", "seed", "documents")
     return TraceHeader(
         model=str(line["model"]),
         prompt_tokens=int(line["prompt_tokens"]),
         label=str(line["label"]),
         seed=line["seed"],
         documents=tuple(str(item["name"]) for item in line["documents"]),
-        extra={name: value for name, value in line.items() if name not in known},
+        extra={name: value for name, value in line.items() if name not in names},
     )
 
 
@@ -290,7 +297,7 @@ def _read_step(line: Mapping[str, Any]) -> Step:
         source=np.asarray(line["source"], np.int64),
         origin=np.asarray(line["origin"], np.int64).reshape(n, 2),
         sources=tuple(str(name) for name in line["sources"]),
-        kind=DraftKind.SAMPLED,  # the kind is not written: this one lets siblings be equal
+        kind=DraftKind.SAMPLED,  # the kind is not written; this one allows equal siblings
     )
     check(tree)
     path = tuple(int(node) for node in line["path"])

@@ -1,8 +1,4 @@
-"""What judges a draft: the rule, what it sees of the target, and what comes of a step.
-
-Legend used in all docstrings: B rows, N draft nodes, V vocabulary, T committed tokens,
-D depth, A accepted nodes.
-"""
+"""The protocol of an acceptance rule, its view of the target, and the records of a step."""
 
 from __future__ import annotations
 
@@ -23,9 +19,9 @@ ALL_KINDS = frozenset(DraftKind)
 
 
 class TargetView(Protocol):
-    """The target's verdict on one row of one step, computed only where a rule looks.
+    """The target's distributions in one step of one row, each computed when a rule reads it.
 
-    `node` is a draft node, or -1 for the root; the answer is about the token that follows it.
+    `node` is a draft node, or -1 for the root; each method is about the token that follows it.
     """
 
     noise: NoiseStream
@@ -48,9 +44,9 @@ class TargetView(Protocol):
 
 @runtime_checkable
 class Rule(Protocol):
-    """Judges one draft tree; holds no state.
+    """Judges one draft tree without keeping state.
 
-    A rule that must keep count over a whole row offers `open()`, see `open_rule`.
+    A rule that needs state for a whole row has a method `open()`, see `open_rule`.
     """
 
     @property
@@ -59,26 +55,26 @@ class Rule(Protocol):
 
     @property
     def label(self) -> str:
-        """`exact` where the output distribution is the target's and the seed decides alone,
-        `exact-for(distribution)` where only the distribution is kept, else `approximate`."""
+        """`exact` if each seed gives the output of plain decoding, `exact-for(distribution)` if
+        only the distribution of the output is the same, else `approximate`."""
 
     @property
     def accepts(self) -> frozenset[DraftKind]:
-        """The kinds of draft that the rule may judge without a bias."""
+        """The kinds of draft that the rule can judge without bias."""
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it."""
 
 
 def open_rule(rule: Rule) -> Rule:
-    """Return the rule for one row: what its `open()` makes, or itself where it keeps no count."""
+    """Return the rule for one row: the result of its `open()`, or the rule itself without one."""
     opening = getattr(rule, "open", None)
     opened: Rule = rule if opening is None else opening()
     return opened
 
 
 class Around:
-    """A rule around another one, which it lets decide; subclasses look at the verdicts."""
+    """A rule that wraps another one and leaves the decision to it; subclasses add `judge`."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -86,21 +82,25 @@ class Around:
 
     @property
     def name(self) -> str:
-        """The name of the rule inside."""
+        """The name of the wrapped rule."""
         return self.rule.name
 
     @property
     def label(self) -> str:
-        """The label of the rule inside, which may depend on what it met."""
+        """The label of the wrapped rule, which may change with the drafts that it judged."""
         return self.rule.label
 
     def open(self) -> Self:
-        """Return the rule for one row."""
+        """Return a wrapper around the wrapped rule for one row."""
         return type(self)(open_rule(self.rule))
 
 
 def expect_rule(rule: object) -> Rule:
-    """Return the rule; raises InputError for what judges no drafts, a class of rules included."""
+    """Return the rule unchanged.
+
+    Raises:
+        InputError: The object is no rule, or a class instead of an instance.
+    """
     if isinstance(rule, Rule) and not isinstance(rule, type):
         return rule
     raise InputError(
@@ -113,16 +113,22 @@ def expect_rule(rule: object) -> Rule:
 class Step:
     """One draft, one forward of the target, one verdict.
 
-    path: accepted nodes, root side first [A]. tokens: what was emitted, the accepted tokens and
-    the target's own last one [A + 1] (shorter where a stop condition cut it).
-    best: optional, the target's best tokens at the root and every node, where the target made them;
-    `top` has them on the host. hidden: optional [copies, N + 1, H], the target's last hidden states
-    there, for drafters that declare `needs_hidden`; with guidance a sequence has several copies,
-    the conditional one first. view: the target's own choices and distributions there, those of
-    nodes that no rule visited too; not `ends`; None with processors that keep a memory. All three
-    are lent for the time of `observe`. excess: total variation that a relaxed rule may have added,
-    one figure for each of `tokens`; none from rules that measure none. NLL gap: -log p less the
-    entropy of p, for each of `tokens` under the target's distribution p at its place, likewise.
+    `best`, `hidden` and `view` are valid only during `observe`.
+
+    Attributes:
+        path: Accepted nodes, root side first [A].
+        tokens: Emitted tokens: those of `path` and one by the target [A + 1], or fewer after a
+            stop.
+        best: The target's best tokens at the root and every node, if computed; `top` copies them
+            to the host.
+        hidden: The target's last hidden states there [copies, N + 1, H], for drafters that declare
+            `needs_hidden`. With guidance a sequence has several copies, the conditional one first.
+        view: The target's choices and distributions at all nodes, visited or not; `ends` is not
+            valid. None with processors that keep state.
+        excess: Total variation that a relaxed rule may have added, one value per emitted token;
+            empty if the rule does not measure it.
+        nll_gap: -log p less the entropy of p, one value per emitted token, under the target's
+            distribution p there; empty if the rule does not measure it.
     """
 
     tree: DraftTree
@@ -143,11 +149,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rule decided: accepted nodes from the root down [A], and the target's own token.
+    """The decision of a rule on one draft.
 
-    token is None where the text ends with the path. excess: what a relaxed rule measured, the
-    total variation that each emitted position may add, in their order; none from other rules.
-    NLL gap: see `Step`.
+    Attributes:
+        path: Accepted nodes from the root down [A].
+        token: The token after the path; None if the text ends with the path.
+        excess, nll_gap: See `Step`.
     """
 
     path: tuple[int, ...]

@@ -7,9 +7,9 @@ prefix that passes is kept and a token is drawn from N[(w_i p - q)+], or from p 
 chain. It keeps the target's distribution and never accepts fewer tokens on average than
 `ChainRejection`.
 
-Whether a prefix passes depends on tokens after it. So the drafter must not draw twice with the
-same number: its noise of one step must not return in the next (key it by the index of the root
-and the node, not by the index of the token). The rule does the same with its own numbers.
+Whether a prefix passes depends on the tokens after it. So the drafter must not use a random number
+twice: the noise of one step must not return in the next one. Key it by the index of the root and
+the node, not by the index of the token. The rule keys its own numbers by the root and the depth.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ class Block:
     accepts = frozenset({DraftKind.SAMPLED})
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the token that follows it; asks about all N + 1 nodes.
+        """Return the accepted path and the token that follows it.
 
-        A chain in which the text ends is judged up to there.
+        The rule reads the distributions after the root and after all nodes, up to the one that
+        ends the text.
 
-        Raises RuleError where the tree is no chain or lacks its distributions q.
+        Raises:
+            RuleError: The tree is no chain, or has no distributions q.
         """
         check_draws(self, tree)
         check_chain(self, tree)

@@ -1,10 +1,10 @@
 """k-SEQ, the rule of SpecTr: Sun et al. (arXiv 2310.15141).
 
-With k children drawn independently from the draft's distribution q, and the target's distribution
-p, each child x is kept with probability min(1, p(x) / (rho q(x))), the first one that passes is
-taken, and else a token is drawn from what p has left. The division factor rho in [1, k] is the
-smallest for which no token is kept more often than p allows: with beta = sum min(q, p / rho), the
-root of 1 - (1 - beta)^k = rho beta.
+The k children are independent draws from the draft's distribution q; p is the target's. Each child
+x passes with probability min(1, p(x) / (rho q(x))), and the first one that passes is accepted. If
+none passes, a token is drawn from the remaining mass of p. The division factor rho in [1, k] is the
+smallest for which no token is accepted more often than p allows: with beta = sum min(q, p / rho),
+the root of 1 - (1 - beta)^k = rho beta.
 
 Deviation: k is the number of candidates that are left at the node, as in the paper, but they may
 also be the children of one node, not only separate chains.
@@ -23,7 +23,7 @@ _HALVINGS = 32
 
 
 class KSeq(Descent):
-    """Keep the first of k independent children that passes a test lowered by rho."""
+    """Accepts the first of k independent children that passes a test divided by rho."""
 
     name = "k-seq"
 
@@ -31,7 +31,7 @@ class KSeq(Descent):
     def choose(
         tokens: Sequence[int], p: Tensor, q: Tensor, uniform: Callable[[int], float]
     ) -> Choice:
-        """Keep each token with probability min(1, p / (rho q)), else draw from what p has left."""
+        """Accept each token with probability min(1, p / (rho q)), else leave the rest of p."""
         k = len(tokens)
         rho = division_factor(p, q, k)
         for rank, token in enumerate(tokens):
@@ -44,8 +44,11 @@ class KSeq(Descent):
 def division_factor(p: Tensor, q: Tensor, k: int) -> float:
     """Return the smallest rho in [1, k] that leaves p non-negative after k tries.
 
-    Shapes: p, q f64 [V]. The answer lies on the safe side of the root, within k * 2^-32, so
-    the distribution is kept whatever the tolerance.
+    The value lies above the root by at most k * 2^-32, so the distribution stays exact.
+
+    Args:
+        p, q: Distributions of target and draft, f64 [V].
+        k: Number of children.
     """
     low, high = 1.0, float(k)
     if _spare(p, q, k, low) >= 0.0:
@@ -60,7 +63,7 @@ def division_factor(p: Tensor, q: Tensor, k: int) -> float:
 
 
 def _spare(p: Tensor, q: Tensor, k: int, rho: float) -> float:
-    """Return rho less the factor by which k tries multiply a single try's share of p / rho."""
+    """Return rho less the factor by which k tries multiply the share of one try of p / rho."""
     return rho - _tries(float(torch.minimum(q, p / rho).sum()), k)
 
 

@@ -1,4 +1,4 @@
-"""How far claims of acceptance are to be believed, by how claims of their kind fared."""
+"""The ratio of observed to claimed acceptance, which corrects later claims."""
 
 from __future__ import annotations
 
@@ -7,20 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Ratio:
-    """What was accepted of what was claimed, as counts that fade."""
+    """Decaying counts of claimed acceptance probabilities and of accepted tokens."""
 
     accepted: float = 0.0
     claimed: float = 0.0
 
     def learn(self, claim: float, hit: bool, decay: float) -> None:
-        """Add one claim (1: a certain one) and its outcome; decay: weight of what was before."""
+        """Add one claim, an acceptance probability, and its outcome.
+
+        Args:
+            decay: Factor on the earlier counts.
+        """
         self.accepted = self.accepted * decay + hit
         self.claimed = self.claimed * decay + claim
 
     def share(self, prior: float, start: float = 1.0) -> float:
-        """Return what part of a claim to believe; may exceed 1.
+        """Return the factor that corrects a claim; it may exceed 1.
 
-        prior: how much is taken to have been claimed before anything was seen, and `start` what
-        part of that was accepted.
+        Args:
+            prior: Sum of claims assumed before the first observation.
+            start: The share of `prior` that is assumed accepted.
         """
         return (prior * start + self.accepted) / (prior + self.claimed)

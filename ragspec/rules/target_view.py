@@ -1,8 +1,9 @@
-"""What an acceptance rule sees of the target: the logits of one row, asked node by node."""
+"""The target view of an acceptance rule: the logits of one row, processed node by node."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -16,12 +17,15 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 
 
 class RowView:
-    """The target's logits for one tree, processed only where a rule looks.
+    """The target's logits for one tree, each row processed when a rule reads it.
 
-    logits [N + 1, V]: the root's row, then the nodes'. chosen: the target's tokens of all of
-    them, where they were computed together on the device, below 0 where not; each of the others
-    is computed when asked for, in the order of the walk, which is what processors with a memory
-    need. transform: changes the logits before the distribution's processors.
+    Processors with state need this order of reading, which is that of the walk.
+
+    Args:
+        logits: Those after the root and after each node [N + 1, V].
+        chosen: The target's tokens after them, if computed together on the device; below 0 for one
+            that was not.
+        transform: Changes the logits before the distribution's processors.
     """
 
     def __init__(
@@ -48,7 +52,7 @@ class RowView:
         self._scores: dict[int, Tensor] = {}
 
     def prepare_batch(self, views: Sequence[RowView]) -> None:
-        """Hear of the views of all rows of a step, this one among them, before any is asked."""
+        """Prepare the views of all rows of a step, this one included; nothing by default."""
 
     def index(self, node: int) -> int:
         """Return the generated index of the token that follows the node."""
@@ -56,45 +60,43 @@ class RowView:
 
     def token(self, node: int) -> int:
         """Return the target's own token after the node."""
-        if self._chosen is not None and (known := self._chosen[node + 1]) >= 0:
-            return known
+        if self._chosen is not None and (token := self._chosen[node + 1]) >= 0:
+            return token
         return int(self._distribution.select(self.scores(node), [self.index(node)]))
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
         """Return the k tokens that the target prefers after each of the nodes, its own first."""
         scores = torch.cat([self.scores(node) for node in nodes])
-        result: list[list[int]] = self._distribution.order(
-            scores, list(map(self.index, nodes)), k
-        ).tolist()
-        return result
+        indices = list(map(self.index, nodes))
+        tokens: list[list[int]] = self._distribution.order(scores, indices, k).tolist()
+        return tokens
 
     def probabilities(self, node: int) -> Tensor:
-        """Return the distribution after the node: f64 [V]."""
+        """Return the distribution f64 [V] after the node, on the CPU."""
         return self._distribution.probabilities(self.scores(node))[0].cpu()
 
     def distributions(self, nodes: Sequence[int]) -> Tensor:
-        """Return the distributions after several nodes at once: f64 [n, V]."""
-        return self._distribution.probabilities(
-            torch.cat([self.scores(node) for node in nodes])
-        ).cpu()
+        """Return the distributions f64 [n, V] after several nodes at once, on the CPU."""
+        scores = torch.cat([self.scores(node) for node in nodes])
+        return self._distribution.probabilities(scores).cpu()
 
     def ends(self, node: int) -> bool:
         """Return whether the text ends with the node."""
         return self._stop.peek(self.path(node))
 
     def scores(self, node: int) -> Tensor:
-        """Return the processed logits after the node, computed once: [1, V]."""
-        result = self._scores.get(node)
-        if result is None:
+        """Return the processed logits [1, V] after the node, computed once."""
+        scores = self._scores.get(node)
+        if scores is None:
             row = self._logits[node + 1 : node + 2]
             if self._transform is not None:
                 row = self._transform.logits(node, row, self.index(node))
             context = self._context
-            if len(context) > self._length:  # asked after the verdict: tokens were committed
+            if len(context) > self._length:  # after the verdict, which committed more tokens
                 context = context[: self._length]
-            result = self._distribution.process(row, context, [self.path(node)])
-            self._scores[node] = result
-        return result
+            scores = self._distribution.process(row, context, [self.path(node)])
+            self._scores[node] = scores
+        return scores
 
     def logprob(self, node: int, token: int, top: int) -> TokenLogprob:
         """Return the log-probability of `token` after the node, and the `top` best ones."""
@@ -102,12 +104,11 @@ class RowView:
 
     def path(self, node: int) -> list[int]:
         """Return the draft tokens from below the root to the node."""
-        result = self._paths.get(node)
-        if result is None:
-            parent = int(self._tree.parents[node])
-            result = [*self.path(parent), int(self._tree.tokens[node])]
-            self._paths[node] = result
-        return result
+        path = self._paths.get(node)
+        if path is None:
+            path = [*self.path(int(self._tree.parents[node])), int(self._tree.tokens[node])]
+            self._paths[node] = path
+        return path
 
 
 def choose_together(
@@ -116,11 +117,14 @@ def choose_together(
     distributions: Sequence[TokenDistribution],
     contexts: Sequence[Sequence[int]],
 ) -> list[list[int]] | None:
-    """Work out the target's tokens of all nodes of all rows with one copy to the host.
+    """Return the target's tokens after all nodes of all rows, with one copy to the host.
 
-    logits: a tensor [N + 1, V] for each row. Returns N + 1 tokens a row, or None where nodes are
-    better asked one by one: with processors that are lazy, and on a CPU, where visiting a few
-    nodes costs less than filtering them all.
+    Args:
+        logits: One tensor [N + 1, V] per row.
+
+    Returns:
+        N + 1 tokens per row. None if tokens are better computed on demand: with lazy processors,
+        and on a CPU unless all rows take an argmax, as filtering all nodes costs too much there.
     """
     if any(distribution.lazy for distribution in distributions):
         return None
@@ -134,10 +138,8 @@ def choose_together(
         ]
     if len(chosen) == 1:
         return [chosen[0].tolist()]
-    flat: list[int] = torch.cat(chosen).tolist()
-    sizes = [len(part) for part in chosen]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    tokens: Iterator[int] = iter(torch.cat(chosen).tolist())
+    return [list(islice(tokens, len(part))) for part in chosen]
 
 
 def _choose_all(

@@ -1,11 +1,11 @@
 """Typical acceptance of Medusa, Cai et al. (arXiv 2401.10774). It changes the distribution.
 
-A draft token x passes where the target finds it likely enough for how unsure it is:
-p(x) > min(epsilon, delta * exp(-H(p))), H the entropy of p in nats. The longest path of tokens
-that all pass is kept, and of equally long ones the likeliest; the target's own token follows.
+A draft token x passes if p(x) > min(epsilon, delta * exp(-H(p))), H being the entropy of the
+target's distribution p in nats. The longest path of passing tokens is accepted; among equally long
+paths, the most probable one. The target's own token follows.
 
-Deviation: the token that follows is the target's own under the seed, where the published code
-takes the most probable one.
+Deviation: the token that follows is the target's own under the seed; the published code takes the
+most probable one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Accept what the target finds typical: more tokens, of another distribution.
+    """Accepts tokens that are typical under the target: more tokens, another distribution.
 
     Attributes:
-        epsilon: A probability that always suffices.
-        delta: The share of exp(-H) that suffices.
+        epsilon: Probability above which every token passes.
+        delta: Share of exp(-H) above which a token passes.
 
     Raises:
-        InputError: Where one lies outside (0, 1].
+        InputError: One of them lies outside (0, 1].
     """
 
     epsilon: float = 0.09
@@ -51,11 +51,8 @@ class Typical:
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it."""
         tokens, children = tree.tokens.tolist(), children_of(tree)
-        best = (0, 0.0, ROOT)
-        passed = [best]
+        passed = [(0, 0.0, ROOT)]
         for depth, likelihood, node in passed:
-            if (depth, likelihood) > best[:2]:
-                best = (depth, likelihood, node)
             if not children[node] or (depth and target.ends(node)):
                 continue
             p = target.probabilities(node)
@@ -64,8 +61,9 @@ class Typical:
                 chance = p[tokens[child]]
                 if float(chance) > enough:
                     passed.append((depth + 1, likelihood + float(chance.log()), child))
-        path = path_to(tree, best[2])
-        return Verdict(path, None if path and target.ends(path[-1]) else target.token(best[2]))
+        last = max(passed, key=lambda each: each[:2])[2]  # the first of equals
+        path = path_to(tree, last)
+        return Verdict(path, None if path and target.ends(last) else target.token(last))
 
     def threshold(self, p: Tensor) -> float:
         """Return the probability that a token must exceed under the distribution p [V]."""

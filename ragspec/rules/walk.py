@@ -13,23 +13,19 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 
 
 class Walk:
-    """Follow the target's own tokens through the tree (exact for every draft)."""
+    """Follows the target's own tokens through the tree; exact for every draft."""
 
     name = "walk"
     label = "exact"
     accepts = ALL_KINDS
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the token that follows it; asks about A + 1 nodes.
+        """Return the accepted path and the token that follows it; reads A + 1 nodes.
 
-        Where the text ends on the path the walk ends with it, as plain decoding would.
+        If the text ends on the path, the walk ends there, as plain decoding would.
         """
-        child = {
-            (parent, token): node
-            for node, (parent, token) in enumerate(
-                zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
-            )
-        }
+        edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
+        child = {edge: node for node, edge in enumerate(edges)}
         path: list[int] = []
         node = ROOT
         while True:

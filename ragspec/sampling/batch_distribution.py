@@ -1,10 +1,10 @@
 """The distributions of all rows of a batch at once, where the logits are.
 
-A step of fixed shapes may ask nothing of the host: settings and noise keys are tensors written in
-place, and what work a batch asks for is a `DistributionShape`, known before the step starts. The
-tokens are
-those of `TokenLaw.select`, which stays the reference. One number of candidates serves all rows;
-where survivors of a filter may lie beyond them, a node has no token and the host works it out.
+A step of fixed shapes may not wait for the host. So settings and noise keys are tensors written in
+place, and a `DistributionShape`, known before the step starts, states the work of a batch. The
+tokens are those of `TokenDistribution.select`, which stays the reference. One number of candidates
+serves all rows. If survivors of a filter may lie beyond them, a node gets no token here, and the
+host computes it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
-from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.distribution import CANDIDATES, TokenDistribution
 from ragspec.sampling.noise import exponential_of_keys
 from ragspec.sampling.processors import copied
 from ragspec.sampling.row_penalties import PenaltyShape, RowPenalties, known, over
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import best_tokens
 
-_CANDIDATES = (128, 2048)
-
 
 @dataclass(frozen=True, slots=True)
 class DistributionShape:
-    """What the distributions of a batch need; a captured step serves one such shape alone.
+    """The work of a batch's distributions; a captured step serves one such shape alone.
 
-    candidates: how many of the best tokens the filters look at, 0 where no row has a filter.
-    unfiltered: whether a row draws from the whole vocabulary. top_k: whether a row has that filter.
-    near, far: whether a row's top-p needs the mass of its candidates, or of the whole vocabulary.
-    penalties: how the texts change the logits.
+    Attributes:
+        candidates: Number of best tokens that the filters look at, 0 if no row has a filter.
+        unfiltered: Whether a row samples from the whole vocabulary.
+        top_k: Whether a row has this filter.
+        near, far: Whether a row's top-p needs the mass of its candidates, or of the vocabulary.
+        penalties: The changes of the logits by the texts.
     """
 
     candidates: int = 0
@@ -50,7 +50,7 @@ class DistributionShape:
         return not (self.candidates or self.unfiltered)
 
     def whole(self, vocab_size: int) -> DistributionShape:
-        """Return the shape of the same filters where they look at the whole vocabulary."""
+        """Return the shape of the same filters over the whole vocabulary."""
         return replace(
             self, candidates=vocab_size, unfiltered=False, near=self.near or self.far, far=False
         )
@@ -65,9 +65,9 @@ class DistributionShape:
             for distribution in distributions
             if distribution is not None and not distribution.sampling.greedy
         ]
-        filtered = [each for each in sample if _filters(each)]
+        filtered = [each for each in sample if each.filtered]
         most = max((each.top_k for each in filtered), default=0)
-        enough = (k for k in _CANDIDATES if most + 16 <= k and 4 * k < vocab_size)
+        enough = (k for k in CANDIDATES if most + 16 <= k and 4 * k < vocab_size)
         candidates = next(enough, vocab_size) if filtered else 0
         nuclei = [candidates == vocab_size or each.top_k > 0 for each in filtered if each.top_p < 1]
         return cls(
@@ -83,8 +83,11 @@ class DistributionShape:
 class BatchDistribution:
     """The distributions of B rows as tensors on one device, written in place.
 
-    longest: above every generated index that a row will be asked for, such as the slots of its
-    cache. shape: what the distributions set now ask for.
+    Args:
+        longest: A number above every generated index of a row, such as the slots of its cache.
+
+    Attributes:
+        shape: The work of the distributions that are set at present.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class BatchDistribution:
     ) -> None:
         self.shape = DistributionShape()
         self._distributions: list[TokenDistribution | None] = [None] * rows
-        self._penalties: RowPenalties | None = None  # made for the first row that asks for some
+        self._penalties: RowPenalties | None = None  # made for the first row that has penalties
         self._tokens = torch.arange(vocab_size, device=device)
         self._indices = torch.arange(longest, device=device)
         self._keys = torch.zeros(rows, longest, dtype=torch.int64, device=device)
@@ -102,33 +105,34 @@ class BatchDistribution:
         self._filtered, self._unfiltered, self._top_k = self._kinds.unbind()
         self._never, self._ever = torch.tensor([-torch.inf, torch.inf]).to(self._numbers)
         self._kth = torch.zeros(rows, 1, 1, dtype=torch.int64, device=device)
-        self._nobody = torch.tensor(-1).to(self._kth)
+        self._uncertain = torch.tensor(-1).to(self._kth)
 
     @property
     def size(self) -> int:
-        """The number of tokens."""
+        """Size of the vocabulary."""
         return len(self._tokens)
 
     @property
     def device(self) -> torch.device:
-        """Where the logits are."""
+        """The device of the logits."""
         return self._tokens.device
 
     @staticmethod
     def takes(distribution: TokenDistribution) -> bool:
-        """Whether the distribution can be computed here; others keep the host's path."""
+        """Return whether the distribution can be computed here; others are left to the host."""
         return known(distribution.processors)
 
     def set(
         self, row: int, distribution: TokenDistribution | None, text: Sequence[int] = ()
     ) -> None:
-        """Write the distribution of a row that joins; None: of padding, greedy.
+        """Write the distribution of a row that joins; None makes it a greedy row of padding.
 
-        text: its committed tokens, the root last; read by distributions with penalties alone.
+        Args:
+            text: Committed tokens of the row, the root last; for penalties alone.
         """
         self._distributions[row] = distribution
         sampling = Sampling() if distribution is None else distribution.sampling
-        sample, filtered = not sampling.greedy, _filters(sampling)
+        sample, filtered = not sampling.greedy, sampling.filtered
         kinds = [sample and filtered, sample and not filtered, sampling.top_k > 0]
         self._write(self._kinds, row, kinds)
         least = torch.log(torch.tensor(sampling.min_p, dtype=torch.float64))
@@ -147,21 +151,22 @@ class BatchDistribution:
             self._penalties.set(row, distribution, text)
 
     def grow(self, tokens: Tensor) -> None:
-        """Add tokens i64 [B, m] to the rows' texts; `size` adds none."""
+        """Add tokens i64 [B, m] to the rows' texts; entries of `size` add nothing."""
         if self._penalties is not None and self.shape.penalties.texts:
             self._penalties.grow(tokens)
 
     def choose(
         self, logits: Tensor, indices: Tensor, tokens: Tensor, see: Tensor, *, whole: bool = False
     ) -> Tensor:
-        """Return the tokens after all nodes, -1 where one is not certain.
+        """Return the tokens after all nodes i64 [B, n], -1 for an uncertain one.
 
-        whole: whether filters look at the whole vocabulary, which is slower and leaves out nobody;
-        what rows without a filter are given then is not theirs.
-
-        Shapes: logits [B, n, V], indices i64 [B, n] (the generated index of the token that follows
-        each node), tokens i64 [B, n] (the nodes' own, the root's first), see bool [B, n, n] (each
-        node's ancestors, itself among them) -> i64 [B, n].
+        Args:
+            logits: The target's logits [B, n, V].
+            indices: The generated index of the token after each node, i64 [B, n].
+            tokens: The nodes' own tokens, the root's first, i64 [B, n].
+            see: The ancestors of each node, itself among them, bool [B, n, n].
+            whole: Let filters look at the whole vocabulary, which is slower and leaves no token
+                uncertain. The tokens of rows without a filter are then invalid.
         """
         shape = self.shape.whole(self.size) if whole else self.shape
         if self._penalties is not None and not shape.penalties.nothing:
@@ -189,10 +194,10 @@ class BatchDistribution:
         keys: Tensor,
         noise: Tensor | None,
     ) -> Tensor:
-        """Return tokens i64 [B, n] under filters, -1 where they are not certain.
+        """Return tokens i64 [B, n] under filters, -1 for uncertain ones.
 
-        everything, noise: scaled scores of the whole vocabulary and what is taken from them, where
-        the shape asks for these.
+        `everything` and `noise` are the scaled scores of the whole vocabulary and their noise, None
+        if the shape needs none.
         """
         values, tokens = best_tokens(logits, shape.candidates)
         scaled = self._scaled(values)
@@ -200,27 +205,27 @@ class BatchDistribution:
         if shape.top_k:
             kth = scaled.gather(-1, self._last(shape).expand(*scaled.shape[:-1], 1))
             near = torch.where(scaled < kth, self._never, scaled)
-        selected = torch.where(near < self._floor(shape, near, everything), self._never, near)
-        current = exponential_of_keys(keys, tokens) if noise is None else noise.gather(-1, tokens)
-        best, place = (selected - current).max(-1, keepdim=True)
+        survivors = torch.where(near < self._floor(shape, near, everything), self._never, near)
+        noise = exponential_of_keys(keys, tokens) if noise is None else noise.gather(-1, tokens)
+        best, place = (survivors - noise).max(-1, keepdim=True)
         settled = best.abs() < torch.inf  # neither nan nor a node without any survivor
         if shape.candidates < self.size:
-            last = selected[..., -1:]  # a survivor may lie beyond it, or a tie that weighs
+            last = survivors[..., -1:]  # a survivor may lie beyond it, or a tie that counts
             if shape.top_k:
                 last = torch.where(self._top_k[..., None], near[..., -1:], last)
             settled = settled & (last == -torch.inf)
-        return torch.where(settled, tokens.gather(-1, place), self._nobody).squeeze(-1)
+        return torch.where(settled, tokens.gather(-1, place), self._uncertain).squeeze(-1)
 
     def _last(self, shape: DistributionShape) -> Tensor:
-        """Return the place of the last candidate that top-k lets survive: i64 [B, 1, 1]."""
+        """Return the place of the last candidate within top-k: i64 [B, 1, 1]."""
         if shape.candidates == self.shape.candidates:
             return self._kth
         return torch.where(self._top_k[..., None], self._kth, shape.candidates - 1)
 
     def _floor(self, shape: DistributionShape, near: Tensor, everything: Tensor | None) -> Tensor:
-        """Return the least score f64 [B, n, 1] that top-p and min-p let survive.
+        """Return the least score f64 [B, n, 1] that passes top-p and min-p.
 
-        near f64 [B, n, K], descending: what top-k left.
+        `near` f64 [B, n, K], in descending order, are the scores that passed top-k.
         """
         top = near[..., :1]
         floor = top + self._least
@@ -231,7 +236,7 @@ class BatchDistribution:
         return torch.maximum(floor, torch.where(inside, near, self._ever).amin(-1, keepdim=True))
 
     def _mass(self, shape: DistributionShape, near: Tensor, everything: Tensor | None) -> Tensor:
-        """Return what top-p takes shares of, f64 [B, n, 1], over the exponential of the best."""
+        """Return the whole mass under top-p, f64 [B, n, 1], in units of the best token's."""
         top = near[..., :1]
         if everything is None or not shape.far:
             return _sum(near, top)
@@ -248,20 +253,18 @@ class BatchDistribution:
         buffer[:, row].view(-1).copy_(torch.tensor(values, dtype=buffer.dtype))
 
 
-def _filters(sampling: Sampling) -> bool:
-    return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
-
-
 def _sum(scaled: Tensor, top: Tensor) -> Tensor:
-    """Return the sum of exp(scaled - top) f64 [B, n, 1], as `logsumexp` takes it."""
+    """Return the sum of exp(scaled - top) f64 [B, n, 1], as `logsumexp` computes it."""
     return (scaled - top).exp_().sum(-1, keepdim=True)
 
 
 class BatchRows:
-    """The rows of one call as transformers has them, and the texts that the engine makes of them.
+    """The rows of one call as transformers has them, padding included.
 
-    ids i64 [R, T], mask [R, T] or None: R = B * n rows, n of each prompt. shared: what copies of
-    processors have in common.
+    Args:
+        ids, mask: Token ids i64 [R, T] and their mask [R, T] or None, of R = B * n rows.
+        n: Rows of each prompt.
+        shared: Objects that copies of processors share.
     """
 
     def __init__(self, ids: Tensor, mask: Tensor | None, n: int, shared: Sequence[Any]) -> None:
@@ -269,28 +272,28 @@ class BatchRows:
         self._lengths = [ids.shape[1]] * len(ids) if mask is None else mask.bool().sum(1).tolist()
 
     def whole(self, row: int, ids: Tensor) -> Tensor:
-        """Return what transformers has in the place of the engine's ids i64 [1, T'] of a row."""
+        """Return a row's ids as transformers has them, from the engine's ids i64 [1, T']."""
         new = ids[:, self._lengths[row] :]
         return torch.cat([self.ids[row : row + 1].to(ids.device), new], dim=1)
 
 
 @dataclass(frozen=True)
 class RowProcessors:
-    """Processors of a batch, as those of its single rows."""
+    """Makes the processors of single rows from those of a batch."""
 
     rows: BatchRows
     processors: Sequence[Any]
 
     def of_row(self, row: int) -> Any:
-        """Return a processor that gives the row's own ones what transformers gives them."""
+        """Return a processor that calls the row's processors with the ids of transformers."""
         memo = {id(thing): thing for thing in self.rows.shared}
-        current = list(self.processors)
+        processors = list(self.processors)
         if len(self.rows.ids) > 1:
-            current = [_of_row(each, row, self.rows, memo) for each in current]
+            processors = [_of_row(each, row, self.rows, memo) for each in processors]
 
         def process(ids: Tensor, scores: Tensor) -> Tensor:
             whole = self.rows.whole(row, ids)
-            for processor in current:
+            for processor in processors:
                 scores = processor(whole, scores)
             return scores
 
@@ -299,42 +302,39 @@ class RowProcessors:
 
 @dataclass(frozen=True)
 class RowCriterion:
-    """A stopping criterion of a batch, asked about its single rows."""
+    """Makes the stopping criterion of single rows from that of a batch."""
 
     rows: BatchRows
     criterion: Any
 
     def of_row(self, row: int) -> Any:
-        """Return a criterion that gives this one what transformers gives it."""
+        """Return a criterion that calls the batch's one with the ids of transformers."""
         return lambda ids, scores: self.criterion(self.rows.whole(row, ids), scores)
 
 
 def _of_row(processor: Any, row: int, rows: BatchRows, memo: dict[int, Any]) -> Any:
-    """Return a processor of one row, with that row's part of what transformers made for all."""
+    """Return a processor of one row, with that row's part of the state for all rows."""
     kind, prompt = type(processor).__name__, row // rows.n
     if kind == "PrefixConstrainedLogitsProcessor":
         allowed = processor._prefix_allowed_tokens_fn
         return type(processor)(lambda _, ids: allowed(row, ids), 1)
-    current: Any = copied(processor, memo)
-    if kind == "RepetitionPenaltyLogitsProcessor" and torch.is_tensor(current.prompt_ignore_length):
-        current.prompt_ignore_length = current.prompt_ignore_length[row : row + 1]
+    copy: Any = copied(processor, memo)
+    if kind == "RepetitionPenaltyLogitsProcessor" and torch.is_tensor(copy.prompt_ignore_length):
+        copy.prompt_ignore_length = copy.prompt_ignore_length[row : row + 1]
     elif kind == "EncoderRepetitionPenaltyLogitsProcessor":
-        current.encoder_input_ids = current.encoder_input_ids[prompt : prompt + 1]
+        copy.encoder_input_ids = copy.encoder_input_ids[prompt : prompt + 1]
     elif kind == "EncoderNoRepeatNGramLogitsProcessor":
-        current.batch_size, current.generated_ngrams = (
-            1,
-            current.generated_ngrams[prompt : prompt + 1],
-        )
+        copy.batch_size, copy.generated_ngrams = 1, copy.generated_ngrams[prompt : prompt + 1]
     elif kind == "UnbatchedClassifierFreeGuidanceLogitsProcessor":
-        context, prompts = current.unconditional_context, len(rows.ids) // rows.n
+        context, prompts = copy.unconditional_context, len(rows.ids) // rows.n
         for name in ("input_ids", "attention_mask"):
             if (inputs := context[name]) is not None:
                 context[name] = _one_of(inputs, prompt, prompts)
-    return current
+    return copy
 
 
 def _one_of(negative: Tensor, prompt: int, prompts: int) -> Tensor:
-    """Return the negative prompt [1, T] of one prompt, out of one for each or one for all."""
+    """Return the negative prompt [1, T] of one prompt, from one for each or one for all."""
     if len(negative) not in (1, prompts):
         raise InputError(
             f"got {len(negative)} rows of negative_prompt_ids for {prompts} prompts; expected one "

@@ -2,8 +2,8 @@
 
 The token is `argmax(log p + g)`: Gumbel noise g of the position makes it a sample of p, and
 greedy is the case g = 0. Only tokens that survive the filters need noise, so the full vocabulary
-is neither sorted nor hashed when a filter is on: candidates come from a two-stage top-k, and a row
-whose survivors might not all be among them is done again over the whole vocabulary.
+is neither sorted nor hashed when a filter is on. Candidates come from a two-stage top-k. If
+survivors may be missing among them, the rows are computed again over the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from ragspec.sampling.processors import HFCallable, Processor, build_processors
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.top_tokens import best_token, best_tokens
 
-_CANDIDATES = (128, 2048)
+CANDIDATES = (128, 2048)  # best tokens that filters look at first
 _NEVER = float("-inf")
 
 
 class TokenDistribution:
     """The output distribution of one row of text: settings, processors and noise.
 
-    ends: token ids that end a text. extra: further transformers LogitsProcessors. current: what the
-    model asks for, see `defaults`.
+    Args:
+        ends: Token ids that end a text.
+        extra: Further transformers LogitsProcessors.
+        current: The model's own processors, see `transform.default_processors`.
     """
 
     def __init__(
@@ -53,14 +55,8 @@ class TokenDistribution:
 
     @property
     def lazy(self) -> bool:
-        """Whether nodes must be asked one at a time, visited ones only."""
+        """Whether nodes must be processed one at a time, and visited nodes alone."""
         return any(processor.lazy for processor in self.processors)
-
-    @property
-    def _filters(self) -> bool:
-        """Whether some tokens cannot be chosen."""
-        sampling = self.sampling
-        return bool(sampling.top_k or sampling.top_p < 1.0 or sampling.min_p)
 
     def without_lazy(self) -> TokenDistribution:
         """Return this distribution without processors that keep state, for drafters."""
@@ -73,8 +69,9 @@ class TokenDistribution:
     ) -> Tensor:
         """Return logits [R, V] after the processors, before temperature and filters.
 
-        context: committed tokens, the root last. paths: draft tokens from there to each of the R
-        nodes.
+        Args:
+            context: Committed tokens, the root last.
+            paths: Draft tokens from the root to each of the R nodes.
         """
         if not self.processors:
             return logits
@@ -86,19 +83,20 @@ class TokenDistribution:
     def select(self, scores: Tensor, indices: Sequence[int]) -> Tensor:
         """Return the token of each of R nodes: processed scores [R, V] -> i64 [R].
 
-        indices: the generated index of each of those tokens, which fixes its noise.
+        Args:
+            indices: The generated index of each token, which fixes its noise.
         """
         if self.sampling.greedy:
             return best_token(scores)
         perturbed, tokens = self._perturbed(scores, indices)
-        if not self._filters:
+        if not self.sampling.filtered:
             return best_token(perturbed)
         return tokens.gather(-1, best_token(perturbed)[:, None])[:, 0]
 
     def order(self, scores: Tensor, indices: Sequence[int], k: int) -> Tensor:
         """Return the k first choices of R nodes: processed scores [R, V] -> i64 [R, k].
 
-        The first of them is what `select` takes. Filtered tokens come last, in any order.
+        The first choice is the token of `select`. Filtered tokens come last, in any order.
         """
         if self.sampling.greedy:
             return best_tokens(scores, k)[1]
@@ -125,13 +123,13 @@ class TokenDistribution:
         if self.sampling.greedy:
             return torch.nn.functional.one_hot(best_token(scores), scores.shape[-1]).double()
         survivors, tokens = self._survivors(scores)
-        if not self._filters:
+        if not self.sampling.filtered:
             return survivors.softmax(-1)
         full = torch.full(scores.shape, _NEVER, dtype=torch.float64, device=scores.device)
         return full.scatter_(-1, tokens, survivors).softmax(-1)
 
     def _perturbed(self, scores: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return log p + g (up to a constant of the row) and the tokens they belong to.
+        """Return log p + g (up to a constant of the row) and their tokens.
 
         Shapes: [R, V] -> f64 [R, K] and i64 [R, K]; filtered candidates are at -inf.
         """
@@ -145,10 +143,11 @@ class TokenDistribution:
         and many before the whole vocabulary.
         """
         sampling, size = self.sampling, scores.shape[-1]
-        if not self._filters:
-            return self._everything(scores)
+        if not sampling.filtered:
+            tokens = _vocabulary(size, scores.device).expand(scores.shape)
+            return scores.double() / sampling.temperature, tokens
         total = None
-        for count in _CANDIDATES:
+        for count in CANDIDATES:
             if sampling.top_k + 16 > count or 4 * count >= size:
                 continue
             values, tokens = best_tokens(scores, count)
@@ -156,27 +155,20 @@ class TokenDistribution:
             if total is None and sampling.top_p < 1.0 and not sampling.top_k:
                 total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)
             survivors = self._filter(scaled, total)
-            beyond = survivors[:, -1] > _NEVER  # a survivor may lie beyond, or a tie that weighs
+            beyond = survivors[:, -1] > _NEVER  # a survivor may lie beyond, or a tie that counts
             if sampling.top_k:
                 last, kth = scaled[:, -1], scaled[:, sampling.top_k - 1]
                 beyond |= (last == kth) & last.isfinite()
             if not bool(beyond.any()):
                 return survivors, tokens
-        return self._everything(scores)
-
-    def _everything(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        if not self._filters:
-            tokens = _vocabulary(scores.shape[-1], scores.device).expand(scores.shape)
-            return scores.double() / self.sampling.temperature, tokens
         values, tokens = scores.sort(dim=-1, descending=True, stable=True)
-        scaled = values.double() / self.sampling.temperature
-        return self._filter(scaled, None), tokens
+        return self._filter(values.double() / sampling.temperature, None), tokens
 
     def _filter(self, scaled: Tensor, total: Tensor | None) -> Tensor:
-        """Put filtered scores at -inf. scaled f64 [R, K], descending; total: log of the mass.
+        """Set filtered scores f64 [R, K], in descending order, to -inf.
 
-        Ties with the last survivor survive too, so that the result cannot depend on the order
-        in which equal scores were sorted.
+        `total` is the logarithm of the whole mass, None if the scores are all of it. Ties with the
+        last survivor survive too, so that the outcome cannot depend on the order of equal scores.
         """
         sampling, size = self.sampling, scaled.shape[-1]
         if sampling.top_k and sampling.top_k < size:
@@ -204,5 +196,5 @@ def logprob_of(scores: Tensor, token: int, top: int) -> TokenLogprob:
 
 @lru_cache(maxsize=4)
 def _vocabulary(size: int, device: torch.device) -> Tensor:
-    """Return the ids 0 .. size - 1, kept since every step asks for them."""
+    """Return the ids 0 .. size - 1, cached since every step needs them."""
     return torch.arange(size, device=device)

@@ -1,8 +1,8 @@
 """Counter-based noise: every random choice is a function of (seed, sample, index, stream, token).
 
-No generator object carries state, so plain and speculative decoding see the same noise whatever
-the order in which they look. Values come from splitmix64 (Steele, Lea, Flood 2014) in wrapping
-64-bit integers, which every device computes alike; on a CPU NumPy takes a third of torch's time.
+No generator object carries state, so plain and speculative decoding see the same noise in any
+order. Values come from splitmix64 (Steele, Lea, Flood 2014) in wrapping 64-bit integers, which
+every device computes alike. On a CPU, NumPy takes a third of torch's time.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ class NoiseUse(IntEnum):
     ACCEPT = 2
     RESIDUAL = 3
     LATENT = 4  # normal numbers of continuous latents
-    ORDER = 5  # in which places are drawn
+    ORDER = 5  # the order in which places of an image are generated
 
 
 def fresh_seed() -> int:
-    """Return a seed from the system's entropy, for users who gave none (0 .. 2^31 - 1)."""
+    """Return a seed from the system's entropy (0 .. 2^31 - 1)."""
     return secrets.randbelow(1 << 31)
 
 
 def seeded(sampling: Sampling, caller: str) -> Sampling:
     """Return the settings of one text with a seed, for several calls that share its noise.
 
-    caller: who takes one text alone. Raises InputError for n > 1.
+    Args:
+        caller: The name of the calling function, for the error.
+
+    Raises:
+        InputError: n is above 1.
     """
     if sampling.n != 1:
         raise InputError(f"{caller} gives one text, got n={sampling.n}; use Engine.generate.")
@@ -57,7 +61,9 @@ def seeded(sampling: Sampling, caller: str) -> Sampling:
 class NoiseStream:
     """The noise of one sample of one prompt.
 
-    seed: any integer. sample: number among the n samples of a prompt (never the batch row).
+    Attributes:
+        seed: Any integer.
+        sample: Number among the n samples of the prompt (never the batch row).
     """
 
     seed: int
@@ -84,15 +90,15 @@ class NoiseStream:
     ) -> Tensor:
         """Return standard normal numbers for R rows that each have an index of their own.
 
-        Shapes: indices R integers, lanes i64 [R, K] -> f64 [R, K]; a lane is what a token is for
-        Gumbel noise.
+        Shapes: indices R integers, lanes i64 [R, K] -> f64 [R, K]. Lanes number the values, as
+        tokens do for Gumbel noise.
         """
         keys = [self._key(index, stream) for index in indices]
         normal: Tensor = torch.special.ndtri(_uniform(lanes, keys))
         return normal
 
     def uniform(self, index: int, stream: NoiseUse, lane: int = 0) -> float:
-        """Return one number in (0, 1); `lane` tells several draws at one index apart."""
+        """Return one number in (0, 1); `lane` separates several draws at one index."""
         word = _mix(self._key(index, stream) + lane * _GOLDEN)
         return ((word >> 12) + 0.5) * 2.0**-52
 
@@ -109,15 +115,15 @@ class NoiseStream:
 
 
 def exponential_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Return the logarithm of exponential noise f64: Gumbel noise but for its sign.
+    """Return the logarithm of exponential noise f64, which is negative Gumbel noise.
 
-    keys i64, see `NoiseStream.keys`, and tokens i64 are of shapes that broadcast, on any device.
+    The shapes of keys i64, see `NoiseStream.keys`, and tokens i64 broadcast, on any device.
     """
     return _uniform_of_keys(keys, tokens).log_().neg_().log_()
 
 
 def _gumbel(tokens: Tensor, keys: Sequence[int]) -> Tensor:
-    """Return Gumbel noise f64 for token ids: of any shape under one key, else a row for each."""
+    """Return Gumbel noise f64 for token ids: of any shape for one key, else one row per key."""
     if tokens.device.type != "cpu":
         return -torch.log(-torch.log(_uniform(tokens, keys)))
     noise = _uniform_on_host(tokens.numpy(), keys)
@@ -128,14 +134,14 @@ def _gumbel(tokens: Tensor, keys: Sequence[int]) -> Tensor:
 
 
 def _uniform(tokens: Tensor, keys: Sequence[int]) -> Tensor:
-    """Return numbers in (0, 1), f64, for token ids as `_gumbel` takes them."""
+    """Return numbers in (0, 1), f64, for token ids and keys of the shapes of `_gumbel`."""
     if tokens.device.type == "cpu":
         return torch.from_numpy(_uniform_on_host(tokens.numpy(), keys))
     return _uniform_on_device(tokens, keys)
 
 
 def _uniform_on_device(tokens: Tensor, keys: Sequence[int]) -> Tensor:
-    """Return them on the device of the tokens."""
+    """Return the numbers of `_uniform`, on the device of the tokens."""
     signed = torch.tensor([_signed(key) for key in keys], device=tokens.device)
     if len(keys) != 1:
         signed = signed[:, None]
@@ -148,7 +154,7 @@ def _uniform_of_keys(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _uniform_on_host(tokens: npt.NDArray[Any], keys: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return the same in NumPy, in place wherever it can be."""
+    """Return the numbers of `_uniform` in NumPy, computed in place where possible."""
     key = np.array(keys, dtype=np.uint64)
     word = np.array(tokens, dtype=np.int64, order="C").view(np.uint64)
     word *= np.uint64(_GOLDEN)
@@ -173,7 +179,7 @@ def _mix(value: int) -> int:
 
 
 def _mixed(word: Tensor) -> Tensor:
-    """Return the same for counters i64 of any shape, on their device."""
+    """Return the splitmix64 words for counters i64 of any shape, on their device."""
     word = (word ^ _shift(word, 30)) * _signed(_MIX_1)
     word = (word ^ _shift(word, 27)) * _signed(_MIX_2)
     return word ^ _shift(word, 31)

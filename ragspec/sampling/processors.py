@@ -21,24 +21,25 @@ HFCallable = Callable[[Tensor, Tensor], Tensor]
 
 
 class ByRow(Protocol):
-    """Stands for a processor or a criterion of several texts: makes the one of each."""
+    """Makes a processor or a criterion for each of several texts."""
 
     def of_row(self, row: int) -> Any:
-        """Return the callable of text number `row` of the call: prompt * n + sample."""
+        """Return the callable for text number `row` of the call: prompt * n + sample."""
 
 
 class Processor(Protocol):
-    """Changes logits in the light of the text."""
+    """Changes logits by the text so far.
+
+    Attributes:
+        lazy: Whether it gets one row at a time, visited nodes only, in order.
+    """
 
     lazy: bool
 
     def apply(
         self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Return logits f32 [R, V]; row r follows `context` and then `paths[r]`.
-
-        `lazy` processors get one row at a time, visited nodes only, in order.
-        """
+        """Return logits f32 [R, V]; row r follows `context` and then `paths[r]`."""
 
 
 class RepetitionPenalty:
@@ -141,7 +142,7 @@ class HFProcessor:
     def apply(
         self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> Tensor:
-        """Return what the processor makes of input_ids [1, T] and scores [1, V], row by row."""
+        """Return the scores [R, V] after the processor, which gets ids [1, T] and scores [1, V]."""
         rows = [
             self.processor(
                 torch.tensor([[*context, *path]], device=logits.device), logits[row : row + 1]
@@ -152,11 +153,15 @@ class HFProcessor:
 
 
 def copied(processor: HFCallable, memo: dict[int, Any]) -> HFCallable:
-    """Return a copy of a processor for one of several texts, so that it remembers that text alone.
+    """Return a copy of a processor, whose state then belongs to one of several texts.
 
-    memo: by id, what copies share or were already copied, see `copy.deepcopy`; the weights of the
-    processor's own modules are shared, too, and a function is its own copy. Raises InputError for
-    what cannot be copied.
+    Copies share the weights of the processor's own modules. A function is its own copy.
+
+    Args:
+        memo: Objects that copies share or that were copied before, by id, see `copy.deepcopy`.
+
+    Raises:
+        InputError: The processor cannot be copied.
     """
     held = getattr(processor, "__dict__", {}).values()
     memo.update((id(value), value) for value in held if isinstance(value, torch.nn.Module))
@@ -178,9 +183,9 @@ def build_processors(
     extra: Sequence[HFCallable] = (),
     current: Sequence[Processor] = (),
 ) -> list[Processor]:
-    """Return the processors that the settings ask for, in transformers' order.
+    """Return the processors of the settings, in transformers' order.
 
-    Behind them come those of the model, `current`, and those of the call, `extra`.
+    The model's own processors, `current`, and those of the call, `extra`, follow them.
     """
     results: list[Processor] = []
     if sampling.sequence_bias:

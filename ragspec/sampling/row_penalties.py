@@ -1,8 +1,8 @@
-"""What the texts of all rows do to their logits, where the logits are.
+"""Penalties of the texts of all rows, on the device of the logits.
 
-How often a row's text has a token stays on the device, [B, V], and grows there by a scatter of the
-tokens that a step accepts. A node's own path adds at most n tokens to that: the scores of those
-alone are computed again and put in place, so that no table of [n, V] counts is ever made. The
+The counts of tokens in each row's text stay on the device, [B, V], and grow there by a scatter of
+the tokens that a step accepts. A node's own path adds at most n tokens to them. Only the scores of
+these are computed again and put in place, so that no table of [n, V] counts is ever made. The
 scores are those of `processors`, which stay the reference.
 """
 
@@ -23,13 +23,13 @@ from ragspec.sampling.processors import (
     TokenBias,
 )
 
-_ENDS = 16  # end tokens of a row that may be forbidden for a while
+_ENDS = 16  # most end tokens of a row that a minimum length forbids
 _NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
 class PenaltyShape:
-    """Which changes of the logits the rows of a batch ask for."""
+    """The kinds of changes of the logits that the rows of a batch need."""
 
     bias: bool = False
     repetition: bool = False
@@ -43,7 +43,7 @@ class PenaltyShape:
 
     @property
     def texts(self) -> bool:
-        """Whether what stands in the texts matters."""
+        """Whether the tokens of the texts matter."""
         return self.repetition or self.counts
 
     @classmethod
@@ -55,14 +55,14 @@ class PenaltyShape:
             if distribution is not None
             for each in distribution.processors
         }
-        request = (TokenBias, RepetitionPenalty, CountPenalty, MinimumLength)
-        return cls(*(kind in kinds for kind in request))
+        ordered = (TokenBias, RepetitionPenalty, CountPenalty, MinimumLength)
+        return cls(*(kind in kinds for kind in ordered))
 
 
 def known(processors: Sequence[Processor]) -> bool:
-    """Whether `RowPenalties` does what these processors do, one after the other.
+    """Return whether `RowPenalties` has the effect of these processors in sequence.
 
-    What only forbids tokens may stand anywhere; the others come once each, in one order.
+    Processors that only forbid tokens may stand anywhere; the others at most once, in one order.
     """
     kinds = [type(each) for each in processors if not _forbids(each)]
     order = [kind for kind in (TokenBias, RepetitionPenalty, CountPenalty) if kind in kinds]
@@ -78,17 +78,17 @@ class RowPenalties:
             return torch.zeros(*shape, dtype=kind, device=device)
 
         self._bias = numbers(rows, 1, vocab_size)
-        # How often: in the text, and generated. The last one is of what is no token.
+        # Counts in the text, and among generated tokens; the last entry is for `size`, no token.
         self._held = numbers(2, rows, 1, vocab_size + 1)
         self._one = torch.ones((), device=device)
         self._repetition = numbers(rows, 1, 1, kind=torch.float64) + 1.0
-        self._rounded = self._repetition.float()  # as scores in single precision are divided
+        self._rounded = self._repetition.float()  # divides scores in single precision
         self._frequency, self._presence = numbers(2, rows, 1, 1)
         self._ends = numbers(rows, 1, _ENDS, kind=torch.int64)
         self._until = numbers(rows, 1, _ENDS, kind=torch.int64)
 
     def set(self, row: int, distribution: TokenDistribution | None, text: Sequence[int]) -> None:
-        """Write what a row's distribution needs, and its committed tokens, the root last."""
+        """Write the penalties of a row's distribution; `text` are its tokens, the root last."""
         for buffer in (self._bias, self._frequency, self._presence):
             buffer[row] = 0
         self._repetition[row] = self._rounded[row] = 1.0
@@ -112,10 +112,9 @@ class RowPenalties:
     def apply(
         self, logits: Tensor, shape: PenaltyShape, indices: Tensor, tokens: Tensor, see: Tensor
     ) -> Tensor:
-        """Return the processed scores [B, n, V], f64 of f64 logits and else f32.
+        """Return the processed scores [B, n, V], f64 for f64 logits and else f32.
 
-        indices i64 [B, n]: the generated index that follows each node. tokens i64 [B, n]: the
-        nodes', the root's first. see bool [B, n, n]: each node's ancestors, itself among them.
+        See `BatchDistribution.choose` for the other arguments.
         """
         scores = logits if logits.dtype == torch.float64 else logits.float()
         if shape.bias:
@@ -126,13 +125,13 @@ class RowPenalties:
             where = self._ends.expand(*indices.shape, -1)
             early = indices[..., None] < self._until
             ends = scores.gather(-1, where).masked_fill(early, _NEVER)
-            if scores is logits:  # which are not ours to change
+            if scores is logits:  # the caller's logits stay as they are
                 scores = scores.clone()
             scores.scatter_(-1, where, ends)
         return scores
 
     def grow(self, tokens: Tensor) -> None:
-        """Add tokens i64 [B, m] to the texts; the number of tokens that there are adds none."""
+        """Add tokens i64 [B, m] to the texts; entries of the vocabulary's size add nothing."""
         where = tokens[:, None].expand(2, -1, -1, -1)
         self._held.scatter_add_(-1, where, self._one.expand_as(where))
 
@@ -141,16 +140,16 @@ class RowPenalties:
     ) -> Tensor:
         """Return scores [B, n, V] less the penalties of each node's text.
 
-        Equal tokens of a tree get equal scores, so it does not matter which of them is put last.
+        Equal tokens of a tree get equal scores, so the order of writing them does not matter.
         """
         n, size = scores.shape[1:]
         held = self._held[..., :size]
-        if n == 1:  # the root stands in the text
+        if n == 1:  # the root is part of the text
             return self._penalised(scores, *self._gain(held, shape, scores.dtype))
         same = tokens[:, 1:, None] == tokens[:, None]
         below = (see[:, :, 1:, None] & same[:, None]).sum(2)  # [B, n, n]: on a node's path
         few = held.gather(-1, tokens[:, None].expand(2, -1, -1, -1)) + below
-        # Both at once: each operation is a launch.
+        # Both at once, as each operation is a kernel launch.
         by, less = self._gain(
             torch.cat((held, few.flatten(-2)[..., None, :]), -1), shape, scores.dtype
         )
@@ -163,10 +162,9 @@ class RowPenalties:
     def _gain(
         self, held: Tensor, shape: PenaltyShape, kind: torch.dtype
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Return what scores are divided by, and what is taken from them, [B, 1, K] each.
+        """Return divisors of the scores and amounts to subtract, [B, 1, K] each, None if unused.
 
-        held [2, B, 1, K]: how often texts have a token. None: no row asks for it.
-        kind: of the scores.
+        `held` [2, B, 1, K] are the counts of tokens, and `kind` is the dtype of the scores.
         """
         by = less = None
         visible = held > 0
@@ -178,7 +176,7 @@ class RowPenalties:
         return by, less
 
     def _penalised(self, scores: Tensor, by: Tensor | None, less: Tensor | None) -> Tensor:
-        """Return the scores [B, n, K] divided by the one and less the other, see `_gain`."""
+        """Return the scores [B, n, K] divided by `by`, less `less`, see `_gain`."""
         if by is not None:
             scores = torch.where(scores < 0, scores * by, over(scores, by))
         return scores if less is None else scores - less
@@ -188,7 +186,7 @@ class RowPenalties:
         return torch.bincount(ids, minlength=self._bias.shape[-1]).to(self._bias)
 
     def _forbid(self, row: int, until: dict[int, int]) -> None:
-        """Forbid each of the tokens up to its generated index; what is left of the room repeats."""
+        """Forbid each token below its generated index; repeats of them fill the buffer."""
         inside = {end: at for end, at in until.items() if 0 <= end < self._bias.shape[-1]}
         ends = list(inside.items()) or [(0, 0)]
         table = torch.tensor((ends * _ENDS)[:_ENDS])
@@ -196,7 +194,7 @@ class RowPenalties:
 
 
 def over(scores: Tensor, by: Tensor) -> Tensor:
-    """Return scores / by as torch rounds it where `by` is a number of Python.
+    """Return scores / by, rounded as if `by` were a Python number.
 
     On CUDA that kernel multiplies by the reciprocal.
     """
@@ -205,7 +203,7 @@ def over(scores: Tensor, by: Tensor) -> Tensor:
 
 
 def _forbids(processor: Processor) -> bool:
-    """Whether the processor does nothing but put scores at -inf, which every other leaves there."""
+    """Return whether a processor only sets scores to -inf, where all others leave them."""
     if type(processor) is TokenBias:
         return bool((processor.values == _NEVER).all())
     return type(processor) is MinimumLength

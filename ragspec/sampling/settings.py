@@ -1,4 +1,4 @@
-"""How tokens are chosen: one frozen object with GenerationConfig's field names."""
+"""Sampling settings: one frozen object with GenerationConfig's field names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ragspec.errors import SamplingError
 
-# Lowest and highest value, and whether None leaves it to the model. Whole ones take whole numbers.
+# Lowest and highest value, and whether None leaves it to the model; int limits accept int only.
 _RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0.0, 100.0, False),
     "top_p": (0.0, 1.0, False),
@@ -94,32 +94,38 @@ class Sampling:
         """Whether the most probable token is always taken."""
         return self.temperature == 0.0 or self.do_sample is False
 
+    @property
+    def filtered(self) -> bool:
+        """Whether top_k, top_p or min_p excludes tokens."""
+        return bool(self.top_k or self.top_p < 1.0 or self.min_p)
+
     def seed_of(self, row: int) -> int | None:
-        """Return the seed of prompt number `row`, or None where none was given."""
-        if self.seed is None or isinstance(self.seed, (int, Integral)):
-            return None if self.seed is None else int(self.seed)
-        if row >= len(self.seed):
-            raise SamplingError(
-                f"{len(self.seed)} seeds for at least {row + 1} prompts: give one seed, or one "
-                "for each prompt"
-            )
-        result: Any = self.seed[row]
-        return None if result is None else int(result)
+        """Return the seed of prompt number `row`, None if it has none."""
+        seed: Any = self.seed
+        if seed is not None and not isinstance(seed, Integral):
+            if row >= len(seed):
+                raise SamplingError(
+                    f"{len(seed)} seeds for at least {row + 1} prompts: give one seed, or one "
+                    "for each prompt"
+                )
+            seed = seed[row]
+        return None if seed is None else int(seed)
 
     @classmethod
     def from_generation_config(cls, config: Any, **overrides: Any) -> Sampling:
-        """Return the settings that a transformers GenerationConfig asks for.
+        """Return the settings of a transformers GenerationConfig.
 
-        Settings without a counterpart here (beams, contrastive search) raise SamplingError.
+        Raises:
+            SamplingError: The config asks for beam search.
         """
         if (getattr(config, "num_beams", 1) or 1) > 1:
             raise SamplingError(
                 f"num_beams={config.num_beams}: expected 1; beam search cannot be speculated, "
                 "call model.generate without ragspec for it"
             )
-        known = {f.name for f in fields(cls)} - {"n", "seed", "do_sample"}
+        names = {f.name for f in fields(cls)} - {"n", "seed", "do_sample"}
         values = {
-            name: value for name in known if (value := getattr(config, name, None)) is not None
+            name: value for name in names if (value := getattr(config, name, None)) is not None
         }
         if not getattr(config, "do_sample", False):
             values["temperature"] = 0.0
@@ -134,9 +140,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One emitted token and its log-probability, processors applied, at temperature 1.
+    """One emitted token and its log-probability, after processors, at temperature 1.
 
-    top: the most probable tokens there with theirs, best first, as many as were asked for.
+    Attributes:
+        top: The requested number of most probable tokens and their log-probabilities, best first.
     """
 
     token: int

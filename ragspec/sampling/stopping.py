@@ -1,4 +1,4 @@
-"""When a text ends: end tokens, stop strings, lengths, criteria, repetition."""
+"""The ends of a text: end tokens, stop strings, lengths, criteria, repetition."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ Criterion = Callable[[Tensor, Tensor], Any]
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """What ends a text: end tokens, strings (not part of the text), a number of new tokens.
+    """The conditions that end a text.
 
     Attributes:
+        ends: End tokens, which are part of the text.
+        strings: Stop strings, which are not part of it.
         criteria: Stopping criteria of transformers, called after every emitted token.
         stop_after: Tokens after which a call returns before the text has ended, None for never.
     """
@@ -50,15 +52,18 @@ class StopRule:
         return StopState(self, stream, prompt, resume_from)
 
     def room(self, resume_from: int = 0) -> int:
-        """Return how many tokens may follow so many before the text ends or pauses."""
+        """Return how many tokens may follow the first `resume_from`, until an end or a pause."""
         left = self.max_new_tokens - resume_from
         return left if self.stop_after is None else min(left, self.stop_after)
 
 
 class StopState:
-    """Follows one row and says where it ends.
+    """Follows the tokens of one row and finds its end.
 
-    count: tokens of its text, those of before this call included.
+    Attributes:
+        count: Tokens of the text, those of earlier calls included.
+        reason: "stop", "length" or "paused" once the text has ended, else None.
+        cut: Length of the text before the stop string that ended it, else None.
     """
 
     def __init__(
@@ -91,11 +96,7 @@ class StopState:
         return self.count - self._before
 
     def push(self, token: int) -> bool:
-        """Take one emitted token; return whether the text ends with it.
-
-        Afterwards `reason` is "stop", "length" or "paused", and `cut` the length of the text before
-        a stop string, where one ended it.
-        """
+        """Take one emitted token, and return whether the text ends with it."""
         self.count += 1
         if self._ends(token):
             self.reason = "stop"
@@ -117,38 +118,32 @@ class StopState:
         return any(ahead._completes_string(token) for token in tokens)
 
     def _ends(self, token: int) -> bool:
-        """Take one token; return whether one of the rule's ends is reached with it."""
-        return token in self.rule.ends or self._completes_string(token) or self._meets(token)
-
-    def _meets(self, token: int) -> bool:
+        """Take one token, and return whether it ends the text by another reason than length."""
+        if token in self.rule.ends or self._completes_string(token):
+            return True
         if not self.rule.criteria:
             return False
         self._tokens.append(token)
         ids = torch.tensor([self._tokens])
         scores = torch.empty(1, 0)
-        return any(bool(torch.as_tensor(met(ids, scores)).all()) for met in self.rule.criteria)
+        return any(bool(torch.as_tensor(each(ids, scores)).all()) for each in self.rule.criteria)
 
     def _completes_string(self, token: int) -> bool:
         if self._stream is None:
             return False
         start = len(self._stream.text)
         self._stream.push([token])
-        accept_prob = max(len(string) for string in self.rule.strings) - 1
-        window = max(0, start - accept_prob)
-        results = [
-            place
-            for string in self.rule.strings
-            if (place := self._stream.text.find(string, window)) >= 0
-        ]
-        self.cut = min(results, default=None)
-        return bool(results)
+        window = max(0, start + 1 - max(map(len, self.rule.strings)))
+        places = [self._stream.text.find(string, window) for string in self.rule.strings]
+        self.cut = min((place for place in places if place >= 0), default=None)
+        return self.cut is not None
 
 
-ROUNDS, LEAST, LONGEST = 3, 24, 96  # times that something stands in a row; its tokens in all; each
+ROUNDS, LEAST, LONGEST = 3, 24, 96  # rounds of a cycle, their least tokens, the longest cycle
 
 
 def repeats(tokens: Sequence[int]) -> bool:
-    """Tell whether a text ends with a cycle of at most 96 tokens, three rounds or more of it."""
+    """Return whether a text ends with three rounds of a cycle of at most 96 tokens."""
     last = len(tokens) - 1
     for period in range(1, min(LONGEST, len(tokens) // ROUNDS) + 1):
         if tokens[last] != tokens[last - period]:
@@ -162,14 +157,15 @@ def repeats(tokens: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EndRepetition:
-    """A stopping criterion, for `stopping_criteria`: the text ends once it repeats itself.
+    """A stopping criterion that ends a text once it repeats itself, see `repeats`.
 
-    prompt: tokens before the text.
+    Args:
+        prompt: Number of tokens before the text.
     """
 
     prompt: int
 
     def __call__(self, ids: Tensor, scores: Tensor) -> bool:
-        """Tell whether the text of ids i64 [1, T] has come to its third round."""
-        known = max(self.prompt, ids.shape[1] - LONGEST * ROUNDS)
-        return repeats(ids[0, known:].tolist())
+        """Return whether the text of ids i64 [1, T] ends with the third round of a cycle."""
+        start = max(self.prompt, ids.shape[1] - LONGEST * ROUNDS)
+        return repeats(ids[0, start:].tolist())

@@ -1,4 +1,4 @@
-"""Incremental decoding: text from tokens as they come, without half-written characters."""
+"""Incremental decoding of tokens to text, without incomplete characters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Tokenizer(Protocol):
 
 
 class TextOutput:
-    """Turns tokens into text as they come and holds back half-written characters.
+    """Decodes tokens to text one by one, and holds back incomplete characters.
 
     Tokenizers join, strip or split characters across tokens. So each piece is the difference of
     two decodings that start at the same earlier token. Fast tokenizers do this in
-    `tokenizers.decoders.DecodeStream`; others, and runs of bytes on which it gives up, are decoded
-    here in the same manner.
+    `tokenizers.decoders.DecodeStream`. Other tokenizers, and runs of bytes on which it fails, are
+    decoded here in the same manner.
 
     Args:
         decode: A tokenizer, or a function from token ids to text.
@@ -36,7 +36,7 @@ class TextOutput:
         self._decoder = decode
         self._skip = skip_special_tokens
         self._tokens: list[int] = []  # from the token at which decoding starts
-        self._read = 0  # of them, how many are in the text
+        self._read = 0  # how many of them are in the text
         self._backend = _fast_backend(decode)
         if self._backend is not None:
             from tokenizers.decoders import DecodeStream
@@ -53,14 +53,14 @@ class TextOutput:
         return piece
 
     def flush(self) -> str:
-        """Return what was held back, half-written characters as they are; the text ends here."""
+        """End the text, and return the rest of it, incomplete characters included."""
         piece = self._difference()
         self._read = len(self._tokens)
         self.text += piece
         return piece
 
     def fork(self) -> TextOutput:
-        """Return an independent copy, to look ahead with."""
+        """Return an independent copy, for looking ahead."""
         other = copy.copy(self)
         other._tokens = list(self._tokens)
         if self._backend is not None:
@@ -68,11 +68,11 @@ class TextOutput:
         return other
 
     def _step(self, tokens: Sequence[int]) -> str:
-        """Return the text that is complete with these tokens, the last of those that are held."""
+        """Return the text that these tokens complete; they are the last of `_tokens`."""
         if self._backend is not None and tokens:
             try:
                 return self._stream.step(self._backend, list(tokens)) or ""
-            except Exception:  # it has no class of its own: a later byte changed earlier text
+            except Exception:  # of no specific class: a later byte changed earlier text
                 self._backend = None
         piece = self._difference()
         return "" if piece.endswith(_REPLACEMENT) else piece
@@ -90,7 +90,7 @@ class TextOutput:
 
 
 def _fast_backend(tokenizer: Any) -> Any:
-    """Return the `tokenizers.Tokenizer` whose decoding is all of a tokenizer's, or None."""
+    """Return the `tokenizers.Tokenizer` that decodes exactly as the tokenizer does, or None."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         return None
     from transformers import PreTrainedTokenizerFast

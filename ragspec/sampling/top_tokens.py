@@ -1,9 +1,8 @@
 """The largest scores of a vocabulary, and the target's best tokens for drafters that learn.
 
-Scores are asked for at every node, so finding the largest has to be cheap. Measured on a CPU, 37
-rows of 8,192: torch's argmax takes 0.4 ms in float32 and 1.1 ms in bfloat16, NumPy's 0.02 and (with
-a copy) 0.04. A vocabulary is never sorted: the k largest values lie in the k blocks of largest
-maximum.
+Every node needs its largest scores, so finding them has to be cheap. Measured on a CPU, 37 rows of
+8,192: torch's argmax takes 0.4 ms in float32 and 1.1 ms in bfloat16, NumPy's 0.02 and (with a copy)
+0.04. A vocabulary is never sorted: the k largest values lie in the k blocks of largest maximum.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ from torch import Tensor
 from ragspec.trees.draft_tree import Ints
 
 BLOCK = 64
-
-
-SMALL = 1 << 18  # scores below which a plain top-k is the faster one (measured between forwards)
-
-
+SMALL = 1 << 18  # number of scores below which a plain top-k is faster (measured between forwards)
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -35,10 +30,7 @@ def best_token(scores: Tensor) -> Tensor:
 
 
 def best_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k largest scores and their places, best first: [..., V] -> two [..., k].
-
-    Where V is less than k, all V of them.
-    """
+    """Return the largest scores, best first, and their places: [..., V] -> two [..., min(k, V)]."""
     size = scores.shape[-1]
     k = min(k, size)
     blocks = size // BLOCK
@@ -63,16 +55,16 @@ def best_tokens(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _widened(scores: Tensor) -> Tensor:
-    """Return scores of half precision in single, for which a CPU has the faster kernels."""
+    """Return scores of half precision in float32, for which CPU kernels are faster."""
     scores = scores.detach()
     return scores.float() if scores.dtype in _HALVES else scores
 
 
-LATE = 1 << 17  # scores that may wait on a host: of many steps together they are found in less time
+LATE = 1 << 17  # most scores whose search may wait on a CPU: several steps at once take less time
 
 
 class _Forward:
-    """The k best tokens of all rows of a forward i64 [B, n, k]; `host` is the one copy of them."""
+    """The k best tokens of all rows of a forward i64 [B, n, k]; `host` is their only copy."""
 
     def __init__(self, scores: Tensor, k: int) -> None:
         self._scores: Tensor | None = scores
@@ -80,14 +72,14 @@ class _Forward:
 
     @classmethod
     def of(cls, best: Tensor) -> _Forward:
-        """Return the forward whose best tokens are known."""
-        known = cls(best, best.shape[-1])
-        known.best, known._scores = best, None
-        return known
+        """Return the forward with these best tokens."""
+        forward = cls(best, best.shape[-1])
+        forward.best, forward._scores = best, None
+        return forward
 
     @cached_property
     def best(self) -> Tensor:
-        scores, self._scores = self._scores, None  # nobody needs to hold them any longer
+        scores, self._scores = self._scores, None  # frees them after their only use
         assert scores is not None
         return best_tokens(scores, self._k)[1]
 
@@ -100,8 +92,8 @@ class _Forward:
 class TopTokens:
     """The best tokens i64 [n, k] of one row of a forward, best first; its length is n.
 
-    They stay on the device of the target until somebody reads them on the host; the rows of a
-    forward then share one copy.
+    They stay on the target's device until they are read on the host; the rows of a forward then
+    share one copy.
     """
 
     forward: _Forward
@@ -127,7 +119,8 @@ class TopTokens:
     ) -> list[TopTokens]:
         """Return the k best tokens of the first `counts` positions of logits [B, n, V].
 
-        selected: nobody changes the logits, so that on a host the search may wait for a reader.
+        Args:
+            selected: No processor changes the logits, so on a CPU the search may wait for a reader.
         """
         if selected and logits.device.type == "cpu" and logits.numel() <= LATE:
             return cls._shared(_Forward(logits, k), counts)
@@ -138,9 +131,9 @@ class TopTokens:
         return [cls(forward, row, count) for row, count in enumerate(counts)]
 
     def there(self) -> Tensor:
-        """Return them where the target made them: i64 [n, k]."""
+        """Return the tokens on the target's device: i64 [n, k]."""
         return self.forward.best[self.row, : self.count]
 
     def host(self) -> Ints:
-        """Return them on the host: i64 [n, k], not to be changed."""
+        """Return the tokens on the host: i64 [n, k], read-only."""
         return self.forward.host[self.row, : self.count]

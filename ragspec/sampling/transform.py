@@ -1,9 +1,8 @@
-"""What changes the distribution of the target before a token is chosen from it.
+"""Transforms of the target's distribution, applied before a token is chosen from it.
 
-The mixture of a kNN language model is one: it adds what a datastore knows of the next token; the
-steering of RAPID another: it adds what a model says that reads less. The changed distribution is
-the one that is decoded exactly, so that drafts, sampling and penalties stay as they are, and the
-text depends on the seed and never on the drafts.
+A kNN language model mixes in a datastore's distribution of the next token. RAPID steers by the
+distribution of a model that reads less. The changed distribution is decoded exactly: drafts,
+sampling and penalties work as before, and the text depends on the seed and never on the drafts.
 """
 
 from __future__ import annotations
@@ -23,10 +22,12 @@ from ragspec.trees.draft_tree import DraftTree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextStart:
-    """What a transform is told of a text.
+    """The facts about a text for its transform.
 
-    distribution: processors, settings and noise of its own. prompt: without what was written before
-    this call. draft_prompt: what is read in place of the prompt by who does not read that.
+    Attributes:
+        distribution: The text's own processors, settings and noise.
+        prompt: Token ids, without those that earlier calls wrote.
+        draft_prompt: Token ids that models with a context of their own read in place of the prompt.
     """
 
     distribution: TokenDistribution
@@ -36,42 +37,42 @@ class TextStart:
 
 
 class RowTransform(Protocol):
-    """The transform of one text on its way. What it gives depends on the text alone.
+    """The transform of one text; its logits depend on the text alone.
 
-    One that measures by how much its distribution differs from the target's own may have `drift`:
-    the mean total variation of the places that were asked.
+    It may have an attribute `drift`: the mean total variation between its distribution and the
+    target's own, over all nodes that were evaluated.
     """
 
     def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
-        """Hear of a forward of the target, before any of its places is asked about.
+        """Take a forward of the target, before `logits` is called for any of its nodes.
 
-        states: its last hidden states [N + 1, H] at the root and the nodes of the tree, None where
-        they are not read. tokens: the text so far, the root last; lent, it grows after the step.
+        Args:
+            states: Last hidden states [N + 1, H] at the root and the nodes, None if not needed.
+            tree: The draft tree of the forward.
+            tokens: The text so far, the root last; the list is lent and grows after the step.
         """
 
     def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
         """Return the changed logits [1, V] after a node, -1 for the root, from the target's own.
 
-        index: the generated index of the token that follows. Asked once for every node that the
-        rule visits, in its order.
+        It is called once for every node that the rule visits, in the rule's order.
+
+        Args:
+            index: The generated index of the token that follows.
         """
 
 
 @runtime_checkable
 class Transform(Protocol):
-    """Makes the transforms of texts, see `Options.transform`.
-
-    name: of the changed distribution, as the label `exact-for(name)` says it. reads_hidden: whether
-    it needs the target's last hidden states.
-    """
+    """Makes the transforms of texts, see `Options.transform`."""
 
     @property
     def name(self) -> str:
-        """The name of the distribution."""
+        """The name of the changed distribution, as in the label `exact-for(name)`."""
 
     @property
     def reads_hidden(self) -> bool:
-        """Whether the states of `RowTransform.forward` are wanted."""
+        """Whether `RowTransform.forward` needs the target's last hidden states."""
 
     def open(self, start: TextStart) -> RowTransform:
         """Return the transform of one text."""
@@ -84,14 +85,16 @@ _SAMPLING = (
     "bad_words_ids",
     "sequence_bias",
 )
-# Guidance runs the model once more for every token, a watermark comes after the filters.
+# Guidance runs the model once more for every token; a watermark comes after the filters.
 _REFUSED = {"guidance_scale": (None, 1, 1.0), "watermarking_config": (None,)}
 
 
 def with_defaults(sampling: Sampling, config: Any) -> Sampling:
-    """Return the sampling, what it leaves open (None) filled in from a model's config, if any.
+    """Return the sampling with its open settings (None) filled in from a model's config, if any.
 
-    Raises InputError for what the engine cannot honour, SamplingError for values out of range.
+    Raises:
+        InputError: The config has a setting that the engine cannot apply.
+        SamplingError: A value is out of range.
     """
     for name, none in _REFUSED.items():
         if (value := getattr(config, name, None)) not in none:
@@ -99,12 +102,12 @@ def with_defaults(sampling: Sampling, config: Any) -> Sampling:
                 f"the model's generation_config has {name}={value!r}; expected none of it. Use "
                 "ragspec.bridge, which follows it, or ignore_defaults=True."
             )
-    request = {name: getattr(config, name, None) for name in _SAMPLING}
-    if isinstance(request["sequence_bias"], Sequence):
-        request["sequence_bias"] = {tuple(ids): bias for ids, bias in request["sequence_bias"]}
+    values = {name: getattr(config, name, None) for name in _SAMPLING}
+    if isinstance(values["sequence_bias"], Sequence):
+        values["sequence_bias"] = {tuple(ids): bias for ids, bias in values["sequence_bias"]}
     unset = {
         name: value
-        for name, value in request.items()
+        for name, value in values.items()
         if value is not None and getattr(sampling, name) is None
     }
     return replace(sampling, **unset) if unset else sampling
@@ -113,10 +116,14 @@ def with_defaults(sampling: Sampling, config: Any) -> Sampling:
 def default_processors(
     config: Any, prompt: Tensor, limit: int, ends: Sequence[int], vocab_size: int
 ) -> list[Processor]:
-    """Return what a model's config, if any, asks for beside `Sampling`, in transformers' order.
+    """Return the processors of a model's config, if any, that `Sampling` lacks.
 
-    prompt i64 [1, T]: of the text, where the logits are. limit: the most tokens of prompt and
-    text. ends: ids that end the text.
+    They are in transformers' order.
+
+    Args:
+        prompt: Token ids i64 [1, T], on the device of the logits.
+        limit: Most tokens of prompt and text together.
+        ends: Token ids that end the text.
     """
     from transformers.generation import logits_process as hf
 
@@ -149,6 +156,6 @@ def default_processors(
             hf.SuppressTokensAtBeginLogitsProcessor(tokens, first)
         ),
     }
-    request = ((make, getattr(config, name, None)) for name, make in makers.items())
-    processors = [make(value) for make, value in request if value is not None]
+    values = ((make, getattr(config, name, None)) for name, make in makers.items())
+    processors = [make(value) for make, value in values if value is not None]
     return [processor for processor in processors if processor is not None]

@@ -1,4 +1,4 @@
-"""What a store asks of the file system: read, reserve, flush, link, and one writer at a time."""
+"""File system operations of a store: read, reserve, flush, link, and lock out other writers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ZEROS = bytes(1 << 20)
 
 
 def unreadable(path: Path, error: OSError) -> StoreError:
-    """Return the error for a file that cannot be read: only one that is gone needs a new store."""
+    """Return the error for an unreadable file. Only a missing file calls for a new store."""
     if isinstance(error, FileNotFoundError):
         return StoreError(f"{path} is missing; build the store again.")
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -32,7 +32,11 @@ def unreadable(path: Path, error: OSError) -> StoreError:
 
 
 def read_file(path: Path) -> bytes:
-    """Return what a file holds; raises StoreError where it cannot be read."""
+    """Return the bytes of a file.
+
+    Raises:
+        StoreError: The file cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:
@@ -40,10 +44,12 @@ def read_file(path: Path) -> bytes:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Make a file of `size` zeros that has its room on the disk, to be mapped and written.
+    """Create a file of `size` zero bytes with its disk blocks allocated, ready to be mapped.
 
-    Writing to a mapped file that has not kills the process where the disk is full. Raises
-    StoreError where there is no room.
+    Without allocated blocks, a write to the mapped file kills the process when the disk is full.
+
+    Raises:
+        StoreError: The disk has too little room, or the file cannot be written.
     """
     try:
         with path.open("wb") as stream:
@@ -58,7 +64,7 @@ def reserve(path: Path, size: int) -> None:
 
 
 def _allocated(descriptor: int, size: int) -> bool:
-    """Have the system reserve the room; say whether it can."""
+    """Allocate disk blocks. Return False if the system or file system cannot."""
     if not hasattr(os, "posix_fallocate"):
         return False
     try:
@@ -71,7 +77,7 @@ def _allocated(descriptor: int, size: int) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder to disk (folders only where the system can)."""
+    """Flush a file or a folder to disk. Windows cannot flush folders: they are skipped."""
     if path.is_dir() and sys.platform == "win32":
         return
     descriptor = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
@@ -82,7 +88,7 @@ def sync(path: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """Give a file a second name, or a second copy where the file system cannot link."""
+    """Hard-link a file, or copy it if the file system has no links."""
     try:
         os.link(source, target)
     except FileNotFoundError:
@@ -93,14 +99,14 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 @contextmanager
 def writer_lock(root: Path, wait: float = 0.0) -> Iterator[None]:
-    """Hold the writers' lock of a store.
+    """Hold the writer lock of a store inside the block.
 
     Args:
         root: The folder of the store.
         wait: Seconds to wait while another process holds the lock.
 
     Raises:
-        StoreError: If another process holds the lock, or the folder may only be read.
+        StoreError: Another process holds the lock, or the folder is read-only.
     """
     from filelock import FileLock, Timeout
 
@@ -120,9 +126,9 @@ def writer_lock(root: Path, wait: float = 0.0) -> Iterator[None]:
 
 
 def cache_directory() -> Path:
-    """Return the user's cache folder: $XDG_CACHE_HOME/ragspec or what the platform has.
+    """Return the user's cache folder: $XDG_CACHE_HOME/ragspec or the platform's equivalent.
 
-    The only place of the core that reads the environment; everything else takes a directory.
+    Only this function of the core reads the environment. All others take a directory.
     """
     from platformdirs import user_cache_path
 

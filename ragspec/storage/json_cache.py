@@ -1,7 +1,7 @@
-"""What is computed once a machine and kept as JSON: a file for every key, written as a whole.
+"""A cache of JSON values that are computed once per machine. Each key has its own file.
 
-Nothing here fails: what is missing, damaged or of another key is as good as not kept, and where
-nothing can be written the answer is computed again next time.
+These functions raise no error. A missing or damaged file, or one of another key, is a cache miss.
+If a file cannot be written, the caller computes the value again next time.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 Key = Mapping[str, str | int]
-"""All that an answer is valid for."""
+"""The facts that a value depends on."""
 
 
 def read(directory: Path | str, name: str, key: Key) -> dict[str, Any] | None:
-    """Return the fields that `write` kept for this key; None where there is nothing sound."""
+    """Return the fields that `write` stored for this key, None on a cache miss."""
     with contextlib.suppress(OSError, ValueError):
         entry = json.loads(_path(directory, name, key).read_text(encoding="utf-8"))
         if isinstance(entry, dict) and entry.pop("key", None) == key:
@@ -28,9 +28,9 @@ def read(directory: Path | str, name: str, key: Key) -> dict[str, Any] | None:
 
 
 def write(directory: Path | str, name: str, key: Key, fields: Mapping[str, Any]) -> None:
-    """Keep fields, none of them called "key", in the place of those that were kept before.
+    """Store fields, none of them called "key", in place of those stored before.
 
-    The caller that reads meanwhile finds the ones or the others.
+    The file is replaced atomically: concurrent readers get either the old fields or the new ones.
     """
     path = _path(directory, name, key)
     part = path.with_suffix(f".{os.getpid()}.part")
@@ -44,5 +44,5 @@ def write(directory: Path | str, name: str, key: Key, fields: Mapping[str, Any])
 
 
 def _path(directory: Path | str, name: str, key: Key) -> Path:
-    known = json.dumps(dict(key), sort_keys=True).encode()
-    return Path(directory) / f"{name}-{hashlib.sha256(known).hexdigest()[:24]}.json"
+    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
+    return Path(directory) / f"{name}-{digest[:24]}.json"

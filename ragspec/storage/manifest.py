@@ -1,4 +1,4 @@
-"""What a store on disk says about itself: its kind, its parameters, and a hash for every file."""
+"""The manifest of a store: its kind, its parameters, and a hash of every file."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a store says about itself.
+    """The record that a store keeps of its contents.
 
-    kind: what it holds (for example "passages"). parameters: how it was built. fingerprints: of
-    the tokenizer, embedder or model that it only makes sense with. files: by relative name.
+    Attributes:
+        kind: The kind of the contents, for example "passages".
+        parameters: The settings of the build.
+        fingerprints: Hashes of the tokenizer, embedder or model that the contents depend on.
+        files: The records of all data files by relative name.
     """
 
     kind: str
@@ -41,12 +44,16 @@ class Manifest:
     format: int = FORMAT
 
     def to_bytes(self) -> bytes:
-        """Return the JSON text that goes to disk, the same for the same manifest."""
+        """Return the JSON text for the disk. Equal manifests give equal bytes."""
         return json.dumps(asdict(self), indent=1, sort_keys=True).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, path: Path) -> Manifest:
-        """Read a manifest; raises StoreError where it is damaged or of another format."""
+        """Parse the manifest that was read from `path`.
+
+        Raises:
+            StoreError: The manifest is damaged or has another format.
+        """
         try:
             raw = json.loads(data)
             files = {name: FileRecord(**record) for name, record in raw.pop("files").items()}
@@ -63,10 +70,12 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a new generation holds, for a writer that only learns it while it writes.
+    """The metadata of a new generation, returned by writers that only know it after writing.
 
-    parameters, fingerprints: as in `Manifest`. carried: the records of files brought over from
-    an older generation; their hashes hold on, so that damage to them is never made official.
+    Attributes:
+        parameters, fingerprints: See `Manifest`.
+        carried: Records of files from an older generation. Their hashes are not computed again,
+            so that later checks still detect damage to them.
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +90,7 @@ def sha256_file(path: Path) -> str:
 
 
 def check_file(folder: Path, name: str, record: FileRecord, verify: Verify) -> None:
-    """Raise StoreError unless a file is there, inside the folder, and as the manifest says."""
+    """Raise StoreError unless a file lies inside the folder and matches its record."""
     path = folder / name
     try:
         if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):

@@ -1,15 +1,15 @@
-"""Folders of plain arrays and JSON that are whole or absent, never half written.
+"""Folders of arrays and JSON that are written atomically: complete or absent.
 
     root/
       CURRENT          {"generation": "gen-000002", "manifest_sha256": "..."}
-      LOCK             held by the one writer
+      LOCK             held by the only writer
       gen-000002/      the data files and manifest.json (written last)
-      .build-.../      a build in progress, or what a killed writer left
+      .build-.../      a build in progress, or the leftovers of a killed writer
 
-A store is built beside the one that readers use, flushed to disk, renamed into place, and only
-then does the pointer file switch: whatever happens, readers find the old store or the new one.
-Opening checks the manifest and every file against their SHA-256. This module knows files and
-hashes; it does not know what is in them.
+A new generation is built beside the current one, flushed to disk and renamed into place. Only then
+does the pointer file switch, so that readers always find a complete generation, old or new.
+Opening checks the manifest and every file against their SHA-256. This module handles files and
+hashes and does not interpret the contents.
 """
 
 from __future__ import annotations
@@ -44,23 +44,27 @@ GENERATION = re.compile(r"gen-(\d{6,})")
 
 @dataclass(frozen=True, slots=True)
 class OpenStore:
-    """A checked generation: `path` is the folder that holds the files of `manifest`.
+    """A checked generation: the folder `path` with the files of `manifest`.
 
-    A writer may publish newer generations meanwhile; the one before the newest is kept, and files
-    that are already mapped into memory stay valid.
+    A writer may publish newer generations meanwhile. The newest generation and the one before it
+    stay on disk, and files that are already mapped into memory stay valid.
     """
 
     path: Path
     manifest: Manifest
 
     def file(self, name: str) -> Path:
-        """Return the path of a listed file; raises StoreError where the manifest lacks it."""
+        """Return the path of a file.
+
+        Raises:
+            StoreError: The manifest does not list the file.
+        """
         if name not in self.manifest.files:
             raise StoreError(f"{self.path} holds no file {name!r}; build the store again.")
         return self.path / name
 
     def expect(self, name: str, fingerprint: str) -> None:
-        """Raise StoreError unless the store was built with the thing of this fingerprint."""
+        """Raise StoreError unless the store was built with this fingerprint of `name`."""
         check_fingerprint(self.path.parent, name, self.manifest.fingerprints.get(name), fingerprint)
 
 
@@ -79,17 +83,16 @@ def publish(
     """Let `write(folder)` fill a new folder, then make it the store's current generation.
 
     Args:
-        root: The folder of the store; made where it is missing.
-        kind: What the store holds.
-        write: Fills the new folder, with the writers' lock held. It may read the current
+        root: The folder of the store, created if missing.
+        kind: The kind of the contents.
+        write: Fills the new folder while the writer lock is held. It may read the current
             generation, `carry` files over, and return the `Contents`.
-        parameters: Recorded where `write` returns nothing.
-        fingerprints: Likewise.
+        parameters, fingerprints: Recorded if `write` returns None.
         wait: Seconds to wait for another writer.
 
     Raises:
-        StoreError: If `root` is no store, or another process writes to it. Errors of `write` pass
-            through, and a first generation that fails leaves no folder.
+        StoreError: `root` is no store, or another process writes to it. Errors of `write` pass
+            through. If the first generation fails, no folder is left.
     """
     root = Path(root)
     new = not root.exists()
@@ -113,12 +116,16 @@ def publish(
             raise
         sync(root)  # a crash leaves the old store up to here
         switch(root, target.name, manifest)  # and the new one from here on
-        remove_old(root, keep=target.name)
+        remove_old(root)
     return OpenStore(target, manifest)
 
 
 def check_writable(root: Path) -> None:
-    """Make the folder of a store; raises StoreError where it holds something else."""
+    """Create the folder of a store if it is missing.
+
+    Raises:
+        StoreError: The folder holds other files, or cannot be written.
+    """
     if root.exists() and not root.is_dir():
         raise StoreError(f"{root} is a file; name a new folder for the store.")
     try:
@@ -135,19 +142,19 @@ def check_writable(root: Path) -> None:
 
 
 def is_ours(name: str) -> bool:
-    """Say whether a name at the top of a store's folder is one that this module gives."""
-    known = name in {POINTER, LOCK} or name.startswith((BUILD_PREFIX, POINTER + "."))
-    return known or GENERATION.fullmatch(name) is not None
+    """Return whether this module creates entries of this name in the folder of a store."""
+    if name in {POINTER, LOCK} or name.startswith((BUILD_PREFIX, POINTER + ".")):
+        return True
+    return GENERATION.fullmatch(name) is not None
 
 
 def is_store(folder: Path) -> bool:
-    """Say whether a folder is the root of a store: it has a pointer file, or what it points to."""
+    """Return whether a folder has a generation and a pointer or lock file."""
     try:
         names = {path.name for path in folder.iterdir()}
     except OSError:
         return False
-    marks = names & {POINTER, LOCK}
-    return bool(marks) and any(GENERATION.fullmatch(name) for name in names)
+    return bool(names & {POINTER, LOCK}) and any(GENERATION.fullmatch(name) for name in names)
 
 
 def seal(build: Path, kind: str, contents: Contents) -> Manifest:
@@ -170,10 +177,13 @@ def seal(build: Path, kind: str, contents: Contents) -> Manifest:
 
 
 def carry(store: OpenStore, names: Iterable[str], folder: Path) -> dict[str, FileRecord]:
-    """Bring files of an older generation into `folder` without writing them again.
+    """Hard-link files of an older generation into `folder`, or copy them if links fail.
 
-    Hard links, or copies where the file system has none. Returns their records, for
-    `Contents.carried`. Raises StoreError where one is missing.
+    Returns:
+        The records of the files, for `Contents.carried`.
+
+    Raises:
+        StoreError: A file is missing.
     """
     records: dict[str, FileRecord] = {}
     for name in names:
@@ -198,7 +208,7 @@ def switch(root: Path, generation: str, manifest: Manifest) -> None:
 
 
 def pointer_bytes(generation: str, digest: str) -> bytes:
-    """Return what CURRENT holds."""
+    """Return the contents of CURRENT."""
     return json.dumps({"generation": generation, "manifest_sha256": digest}).encode()
 
 
@@ -209,13 +219,13 @@ def generations(root: Path) -> list[str]:
 
 
 def next_generation(root: Path) -> str:
-    """Return the name of the generation after the newest one, used or left over."""
+    """Return the name after that of the newest generation, published or left over."""
     names = generations(root)
     return f"gen-{int(names[-1].split('-')[1]) + 1 if names else 1:06d}"
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove what killed writers left, with the lock held: builds, and unswitched generations."""
+    """Remove builds and unpublished generations of killed writers. The caller holds the lock."""
     for path in root.glob(BUILD_PREFIX + "*"):
         shutil.rmtree(path, ignore_errors=True)
     try:
@@ -223,27 +233,26 @@ def remove_leftovers(root: Path) -> None:
     except FileNotFoundError:
         generation = ""
     except (OSError, ValueError, KeyError, TypeError):
-        return  # a damaged pointer: delete nothing that a person may want to look at
+        return  # a damaged pointer: delete nothing, so that a person can look at it
     names = generations(root)
     if generation and generation not in names:
-        return  # the generation in use is gone: an older one may be all that is left
+        return  # the current generation is missing: keep the older ones
     for name in names[names.index(generation) + 1 if generation else 0 :]:
         shutil.rmtree(root / name, ignore_errors=True)
 
 
 def remove_empty(root: Path) -> None:
-    """Remove the folder of a store that holds nothing but a lock, with the lock held."""
-    with suppress(OSError):  # it is in use, or where open files cannot be removed
+    """Remove the folder of a store if it only holds the lock. The caller holds the lock."""
+    with suppress(OSError):  # the folder is in use, or the system keeps open files
         if [path.name for path in root.iterdir()] == [LOCK]:
             (root / LOCK).unlink()
             root.rmdir()
 
 
-def remove_old(root: Path, keep: str) -> None:
-    """Remove all generations but `keep` and the newest before it, which readers may be opening."""
+def remove_old(root: Path) -> None:
+    """Remove all generations but the newest two. Readers may be opening the older of these."""
     for name in generations(root)[:-2]:
-        if name != keep:
-            shutil.rmtree(root / name, ignore_errors=True)
+        shutil.rmtree(root / name, ignore_errors=True)
 
 
 def open_store(
@@ -251,9 +260,15 @@ def open_store(
 ) -> OpenStore:
     """Check a store and return its current generation.
 
-    verify: "full" hashes every file, "size" only compares sizes (the manifest itself is hashed
-    always). fingerprints: what the store must have been built with. Raises StoreError where the
-    store is missing, damaged, of another kind or made for something else.
+    Args:
+        root: The folder of the store.
+        kind: The expected kind of the contents.
+        verify: "full" hashes every file, "size" only compares sizes. The manifest is always hashed.
+        fingerprints: The fingerprints that the store must have been built with.
+
+    Raises:
+        InputError: `verify` is unknown.
+        StoreError: The store is missing, damaged, of another kind or of other fingerprints.
     """
     root = Path(root)
     if verify not in ("full", "size"):
@@ -274,29 +289,27 @@ def read_current(root: Path) -> tuple[Path, Manifest]:
     if not pointer.is_file():
         raise StoreError(f"{root} holds no store (no file {POINTER}); build it first.")
     try:
-        result = read_file(pointer)
-        current = json.loads(result)
-        if not isinstance(current, dict):
-            raise ValueError(f"{type(current).__name__}, expected an object")
-        generation, digest = str(current["generation"]), str(current["manifest_sha256"])
-        if GENERATION.fullmatch(generation) is None or result != pointer_bytes(generation, digest):
+        text = read_file(pointer)
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ValueError(f"{type(fields).__name__}, expected an object")
+        generation, digest = str(fields["generation"]), str(fields["manifest_sha256"])
+        if GENERATION.fullmatch(generation) is None or text != pointer_bytes(generation, digest):
             raise ValueError(f"generation {generation!r}")
     except (ValueError, KeyError) as error:
         wrong = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
         raise StoreError(f"{pointer} {wrong}; build the store again.") from error
-    data = read_file(root / generation / MANIFEST)
+    path = root / generation / MANIFEST
+    data = read_file(path)
     if hashlib.sha256(data).hexdigest() != digest:
-        raise StoreError(
-            f"{root / generation / MANIFEST} is not the manifest that {POINTER} names; "
-            "build the store again."
-        )
-    return root / generation, Manifest.from_bytes(data, root / generation / MANIFEST)
+        raise StoreError(f"{path} is not the manifest that {POINTER} names; build the store again.")
+    return path.parent, Manifest.from_bytes(data, path)
 
 
-def check_fingerprint(root: Path, name: str, result: str | None, expected: str) -> None:
-    """Raise StoreError unless the store was built with the expected thing."""
-    if result != expected:
+def check_fingerprint(root: Path, name: str, actual: str | None, expected: str) -> None:
+    """Raise StoreError unless two fingerprints of `name` are equal."""
+    if actual != expected:
         raise StoreError(
-            f"{root} was built with another {name} (fingerprint {str(result)[:12]}, expected "
+            f"{root} was built with another {name} (fingerprint {str(actual)[:12]}, expected "
             f"{expected[:12]}); build it again or use the {name} that it was built with."
         )

@@ -1,1 +1,1 @@
-"""Draft trees: what they are, and what is derived from them."""
+"""Draft trees and the operations on them."""

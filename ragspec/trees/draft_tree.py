@@ -1,11 +1,11 @@
-"""Draft trees: the nouns that every part of the core passes on.
+"""Draft trees, which drafters propose, budgets cut and rules judge.
 
-Legend used in all docstrings: B rows, N draft nodes, V vocabulary, T committed tokens,
-D depth, A accepted nodes.
+Legend of all docstrings, here and in `rules`: B rows, N draft nodes, V vocabulary, T committed
+tokens, D depth, A accepted nodes.
 
-A draft tree hangs below the *root*: the last committed token, whose key and value the target
-has not seen yet. Node i has the token `tokens[i]` and the parent `parents[i] < i`, or -1 where
-its parent is the root. What can be derived (depths, ancestors, paths) lives in `operations`.
+The *root* of a draft tree is the last committed token, which is not in the target's KV cache yet.
+Node i has the token `tokens[i]` and the parent `parents[i] < i`; the parent -1 is the root.
+`operations` derives depths, ancestors and paths.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ ROOT = -1
 NO_ORIGIN = (-1, -1)
 
 
-PREDICTION = -2  # the document of an origin in a predicted output
+PREDICTION = -2  # the document of origins in a predicted output
 
 
-LAYOUT = -3  # and in the words that a prompt asks for around the answer
+LAYOUT = -3  # the document of origins in the words that a prompt asks for around the answer
 
 
 Ints = NDArray[np.int64]
 
 
 class DraftKind(StrEnum):
-    """How the tokens of a draft came about; a rule declares which kinds it may judge."""
+    """How the tokens of a draft were chosen; a rule declares the kinds that it can judge."""
 
     DETERMINISTIC = "deterministic"
     COUPLED = "coupled"
@@ -45,19 +45,24 @@ class DraftKind(StrEnum):
 
 
 SAMPLED_KINDS = frozenset({DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT})
-"""The kinds whose tokens were drawn from a law q; `operations.keep_order` says what may be cut."""
+"""The kinds whose tokens were drawn from a distribution q, see `operations.keep_order`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftTree:
     """Draft tokens below the root, parents before children.
 
-    Shapes: tokens i64 [N], parents i64 [N] (-1 = child of the root), reach f32 [N] (estimated
-    probability that the node is accepted), source i64 [N] (index into `sources`), origin i64
-    [N, 2] (document, token offset in it; -1 where there is none), q f64 [N + 1, V] (row 0 the
-    distribution at the root, row i + 1 the distribution at node i; only rows of nodes with children
-    matter). Siblings carry distinct tokens unless `kind` is SAMPLED. Nodes of DRAWN kinds are in
-    the order of their draws.
+    Siblings have distinct tokens unless `kind` is SAMPLED. Nodes of `SAMPLED_KINDS` are in the
+    order of their draws.
+
+    Attributes:
+        tokens: Token ids i64 [N].
+        parents: Parent nodes i64 [N]; -1 is the root.
+        accept_prob: Estimated probability that the node is accepted, f32 [N].
+        source: Index into `sources`, i64 [N].
+        origin: Document and token offset in it, i64 [N, 2]; -1 for none.
+        q: The draft's distributions f64 [N + 1, V], row 0 after the root and row i + 1 after node
+            i. Only rows of nodes with children matter.
     """
 
     tokens: Ints
@@ -74,7 +79,7 @@ class DraftTree:
 
     @classmethod
     def empty(cls, kind: DraftKind = DraftKind.DETERMINISTIC) -> DraftTree:
-        """Return the tree of no nodes: the step that verifies it is plain decoding."""
+        """Return the tree without nodes; a step that verifies it is plain decoding."""
         return _empty(kind)
 
     @classmethod
@@ -89,7 +94,7 @@ class DraftTree:
         kind: DraftKind = DraftKind.DETERMINISTIC,
         q: Tensor | None = None,
     ) -> DraftTree:
-        """Return a tree of one source; reach defaults to 1, origin to none."""
+        """Return a tree of one source; `accept_prob` defaults to 1, `origin` to none."""
         n = len(tokens)
         if not n and q is None:
             return _empty(kind)
@@ -110,14 +115,14 @@ class DraftTree:
 
     @classmethod
     def chain(cls, tokens: Sequence[int] | Ints, source: str, **columns: Any) -> DraftTree:
-        """Return the tree in which every node continues the one before it; columns: see `build`."""
+        """Return the tree in which every node continues the one before; `columns` as in `build`."""
         parents = np.arange(-1, len(tokens) - 1, dtype=np.int64)
         return cls.build(tokens, parents, source, **columns)
 
 
 @cache
 def _empty(kind: DraftKind) -> DraftTree:
-    """Return the empty tree of a kind: one is met at every plain step."""
+    """Return the empty tree of a kind, cached because every plain step uses one."""
     none = np.zeros(0, dtype=np.int64)
     origin = np.zeros((0, 2), dtype=np.int64)
     return DraftTree(none, none, np.zeros(0, np.float32), none, origin, ("none",), kind)

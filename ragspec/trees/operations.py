@@ -1,7 +1,7 @@
-"""What can be derived from a draft tree, and operations on trees.
+"""Operations on draft trees, and the arrays that follow from their parents.
 
 Parents come before children and -1 stands for the root, so one pass in order visits every node
-after its parent. Ancestors and depths are found by pointer doubling: log2(D) rounds over arrays.
+after its parent. Ancestors and depths take log2(D) rounds of pointer doubling over arrays.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def depths(parents: Ints) -> Ints:
 
 
 def ancestors(parents: Ints) -> Bools:
-    """Return a[i, j]: node j is node i or lies on its path from the root: bool [N, N]."""
+    """Return bool [N, N]: entry [i, j] tells whether node j is node i or an ancestor of it."""
     n = len(parents)
     if n <= _WORD:
         return _few_ancestors(parents.tolist())
@@ -47,7 +47,7 @@ def ancestors(parents: Ints) -> Bools:
 
 
 def _few_ancestors(parents: list[int]) -> Bools:
-    """Return `ancestors` of at most 64 nodes, each of whose paths fits into the bits of a word."""
+    """Return `ancestors` of at most 64 nodes; each path fits into the bits of one word."""
     n = len(parents)
     paths = [0] * (n + 1)  # the last one is the root's
     for node, parent in enumerate(parents):
@@ -57,7 +57,7 @@ def _few_ancestors(parents: list[int]) -> Bools:
 
 
 def children(parents: Ints) -> dict[int, list[int]]:
-    """Return the children of every node that has any, -1 for the root, in the tree's order."""
+    """Return the children of every node with children, in order; the key -1 is the root."""
     below: dict[int, list[int]] = {}
     for node, parent in enumerate(parents.tolist()):
         below.setdefault(parent, []).append(node)
@@ -77,8 +77,9 @@ def paths(parents: Ints) -> list[tuple[int, ...]]:
 def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
     """Return the tree of some nodes in the given order.
 
-    Every node must come after its parent, which must be among them; raises InputError otherwise,
-    and where a drawn draft would lose or move an earlier sibling of a node that stays.
+    Raises:
+        InputError: A node comes without its parent or before it, or a sampled draft would lose or
+            move an earlier sibling of a selected node.
     """
     picked = np.asarray(nodes, dtype=np.int64)
     n = len(tree)
@@ -89,7 +90,7 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
     renamed[n] = ROOT
     parents = renamed[tree.parents[picked]]
     if (parents >= np.arange(len(picked))).any():
-        raise InputError("the nodes to keep leave out a parent, or name it after its child.")
+        raise InputError("the nodes to keep leave out a parent, or list it after its child.")
     q = tree.q
     if q is not None:
         q = q[torch.from_numpy(np.concatenate(([0], picked + 1)))]
@@ -106,7 +107,7 @@ def select(tree: DraftTree, nodes: Sequence[int] | Ints) -> DraftTree:
 
 
 def promised(tree: DraftTree) -> list[float]:
-    """Return how many nodes below each node are expected to be accepted once it is: [N]."""
+    """Return, for each accepted node, the expected number of accepted nodes below it: [N]."""
     accept_prob, below = tree.accept_prob.tolist(), [0.0] * len(tree)
     parents = tree.parents.tolist()
     for node in range(len(tree) - 1, -1, -1):
@@ -117,37 +118,37 @@ def promised(tree: DraftTree) -> list[float]:
 
 
 def keep_order(tree: DraftTree, accept_prob: Sequence[float] | None = None) -> list[int]:
-    """Return all nodes in the order in which a budget keeps them; any beginning of it is a tree.
+    """Return all nodes in the order in which a budget keeps them; every prefix of it is a tree.
 
-    reach [N]: by default the tree's own; of a node it counts for no more than of its parent. Best
-    first, of equals the earlier one, for the tokens of `walk` do not depend on what it is shown.
+    Nodes are ordered by falling `accept_prob`, of equals the earlier one first. The output of
+    `walk` does not depend on the tree, so any order is exact.
 
-    A drawn draft is kept in the order of its draws, whatever its reach: it may only lose its end,
-    as if fewer nodes had been drawn. The rules that judge draws rest on this invariant: *whether a
-    node is kept is settled by the past and by the draws before it, never by its own token or by
-    what was drawn later*. Each needs a part of it.
-    - Chain rejection and block verification: a chain ends at a depth that no token of it moves.
-    - Multi-step and without replacement: a child is a draw from q, or from what the siblings
-      before it left of q. A later sibling may go; without an earlier one it would be of another
-      distribution, and so would be the best of several.
+    Nodes of a sampled draft keep the order of their draws: the draft may only lose its end, as if
+    fewer nodes had been drawn. Rejection rules rely on this invariant: *whether a node is kept
+    depends on the past and on the draws before it, never on its own token or on later draws*. Each
+    rule needs a part of it.
+    - Chain rejection and block verification: no token of a chain may change its length.
+    - Multi-step and without replacement: a child is a draw from q, or from q without the earlier
+      siblings. A later sibling may be dropped. Without an earlier one, or as the best of several,
+      the child would follow another distribution.
     - k-seq: the number of siblings is part of the rule, so none of their tokens may change it.
-    So the number of nodes to keep must be known before the draw, too, as the reach of a draft may
-    tell what was drawn. Typical acceptance keeps no distribution; it is shown the same trees.
+    The number of nodes to keep must also be set before the draw, because the `accept_prob` of a
+    draft may reveal its tokens. Typical acceptance is not exact, but it gets the same trees.
+
+    Args:
+        accept_prob: Replaces that of the tree [N]. The value of a node is capped at its parent's.
     """
     if tree.kind in SAMPLED_KINDS:
         return list(range(len(tree)))
     bounded: list[float] = []
     claimed = tree.accept_prob.tolist() if accept_prob is None else accept_prob
-    for parent, current in zip(tree.parents.tolist(), claimed, strict=True):
-        bounded.append(current if parent == ROOT else min(current, bounded[parent]))
+    for parent, claim in zip(tree.parents.tolist(), claimed, strict=True):
+        bounded.append(claim if parent == ROOT else min(claim, bounded[parent]))
     return sorted(range(len(tree)), key=bounded.__getitem__, reverse=True)
 
 
 def keep_best(tree: DraftTree, budget: int, order: Sequence[int] | None = None) -> DraftTree:
-    """Return the first `budget` nodes of `order`, as they stand in the tree.
-
-    order: default that of `keep_order`.
-    """
+    """Return the first `budget` nodes of `order`, by default `keep_order`, in the tree's order."""
     if len(tree) <= budget:
         return tree
     if budget <= 0:
@@ -156,9 +157,9 @@ def keep_best(tree: DraftTree, budget: int, order: Sequence[int] | None = None) 
 
 
 def keep_paths(tree: DraftTree, most: int) -> DraftTree:
-    """Return the at most `most` paths of largest reach; of a drawn draft those drawn first.
+    """Return at most `most` paths: those with the largest sums of `accept_prob`.
 
-    So of draws every sibling before a kept one stays, with all below it; see `keep_order`.
+    Of a sampled draft the first paths are kept, so that no earlier sibling is lost.
     """
     leaves = paths(tree.parents)
     if len(leaves) <= most:
@@ -179,9 +180,9 @@ def limit_depth(tree: DraftTree, deepest: int) -> DraftTree:
 
 
 def merge(trees: Iterable[DraftTree]) -> DraftTree:
-    """Return one tree that holds every path of all trees, shared prefixes once; see `overlay`.
+    """Return one tree with every path of all trees, shared prefixes once; see `overlay`.
 
-    Siblings are together at most certain, see `share_out`.
+    The probabilities of siblings are scaled by `share_out`.
     """
     trees = list(trees)
     merged = overlay([(tree, 1) for tree in trees])[0]
@@ -189,35 +190,37 @@ def merge(trees: Iterable[DraftTree]) -> DraftTree:
 
 
 def share_out(tree: DraftTree) -> DraftTree:
-    """Return the tree with siblings that are together at most certain.
+    """Return the tree with `accept_prob` scaled so that siblings do not exceed their parent.
 
-    Only one token can come next: where several sources name different ones, each surely, their
-    chances are taken to be shares of one.
+    Only one token can come next. If several sources claim different tokens, each with certainty,
+    their probabilities become shares of one.
     """
     parents, claimed = tree.parents.tolist(), tree.accept_prob.tolist()
     totals = [0.0] * (len(tree) + 1)  # of children, by parent; the last entry is that of the root
-    for parent, current in zip(parents, claimed, strict=True):
-        totals[parent] += current
+    for parent, claim in zip(parents, claimed, strict=True):
+        totals[parent] += claim
     if all(
         total <= (1.0 if node < 0 else claimed[node])
         for node, total in zip([*range(len(tree)), ROOT], totals, strict=True)
     ):
         return tree
     accept_prob: list[float] = []
-    for parent, current in zip(parents, claimed, strict=True):
+    for parent, claim in zip(parents, claimed, strict=True):
         above, now = (1.0, 1.0) if parent == ROOT else (claimed[parent], accept_prob[parent])
         most = max(totals[parent], above)
-        accept_prob.append(current / most * now if most > 0.0 else 0.0)
+        accept_prob.append(claim / most * now if most > 0.0 else 0.0)
     return replace(tree, accept_prob=np.asarray(accept_prob, dtype=np.float32))
 
 
 def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int]]:
-    """Return one tree that holds every path of all trees, and the bits of those that offer a node.
+    """Return one tree with every path of all trees, and per node the bits of trees that have it.
 
-    After its parent a node is as likely as the most confident tree says; source and origin are
-    those of the first tree that offers it. The result is deterministic where all trees are, else
-    coupled: what a sampled tree promises about its distribution does not survive, so `q` is
-    dropped.
+    Given its parent, a node has the largest probability that any tree claims. Its source and origin
+    are those of the first tree that has it. The tree is deterministic if all trees are, else
+    coupled. `q` is dropped, because a sampled tree no longer follows its distribution.
+
+    Args:
+        trees: Each tree with the bit that stands for it.
     """
     if len(trees) == 1 and trees[0][0].kind in (DraftKind.DETERMINISTIC, DraftKind.COUPLED):
         tree, bit = trees[0]
@@ -244,7 +247,7 @@ def overlay(trees: Sequence[tuple[DraftTree, int]]) -> tuple[DraftTree, list[int
 
 @dataclass(slots=True)
 class _Overlay:
-    """The nodes of a merged tree; chances: of acceptance once the parent is accepted."""
+    """The nodes of a merged tree; `chances` are acceptance probabilities given the parent."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -255,7 +258,7 @@ class _Overlay:
     at: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def add(self, tree: DraftTree, bit: int, names: Sequence[int]) -> None:
-        """Lay a tree over what is there; names: the merged indices of its sources."""
+        """Add the nodes of a tree; `names` are the merged indices of its sources."""
         claimed = tree.accept_prob.tolist()
         place: list[int] = []
         for token, parent, claim, source, origin in zip(
@@ -280,22 +283,19 @@ class _Overlay:
 
 
 def check(tree: DraftTree, vocab_size: int | None = None) -> None:
-    """Raise InputError where the tree breaks a promise of `DraftTree`, naming the promise.
+    """Raise InputError if the tree breaks an invariant of `DraftTree`, naming the invariant.
 
-    vocab_size: where given, every token must lie in 0 .. vocab_size - 1. Plain lists: at the sizes
-    of a draft they beat arrays.
+    Args:
+        vocab_size: If set, every token must be in 0 .. vocab_size - 1.
     """
     if tree is DraftTree.empty(tree.kind):
-        return  # the commonest answer
-    n = len(tree)
-    _check_shapes(tree, n)
-    if not n:
+        return  # the most common case
+    _check_shapes(tree)
+    if not (n := len(tree)):
         return
-    parents, tokens, accept_prob = (
-        tree.parents.tolist(),
-        tree.tokens.tolist(),
-        tree.accept_prob.tolist(),
-    )
+    # Lists are faster than arrays at the sizes of a draft.
+    parents, tokens = tree.parents.tolist(), tree.tokens.tolist()
+    accept_prob = tree.accept_prob.tolist()
     for node, parent in enumerate(parents):
         if not ROOT <= parent < node:
             raise InputError(f"node {node} has parent {parent}; expected -1 or an earlier node.")
@@ -319,43 +319,41 @@ def check(tree: DraftTree, vocab_size: int | None = None) -> None:
 
 
 def _check_first_draws(parents: Ints, picked: Ints) -> None:
-    """Raise InputError where a node is picked without a sibling drawn before it, or out of turn."""
-    accepted = set(picked.tolist())
+    """Raise InputError if a node is picked without an earlier sibling, or out of order."""
+    remaining = set(picked.tolist())
     bare: set[int] = set()  # parents that lost a child
     for node, parent in enumerate(parents.tolist()):
-        if node not in accepted:
+        if node not in remaining:
             bare.add(parent)
         elif parent in bare:
             raise InputError(
-                f"of a drawn draft, node {node} is to stay without a sibling that was drawn before "
-                "it; expected the later ones to go first, or the text follows another law."
+                f"node {node} of a sampled draft would stay without a sibling that was drawn "
+                "before it; drop later siblings first, or the text follows another distribution."
             )
     if (np.diff(picked) <= 0).any():
-        raise InputError("the nodes of a drawn draft are to be moved; expected their own order.")
+        raise InputError("the nodes of a sampled draft would be moved; expected their own order.")
 
 
-def _check_shapes(tree: DraftTree, n: int) -> None:
-    one, two = (n,), (n, 2)
-    for name, values in (
-        ("tokens", tree.tokens), ("parents", tree.parents),
-        ("accept_prob", tree.accept_prob), ("source", tree.source),
+def _check_shapes(tree: DraftTree) -> None:
+    n = len(tree)
+    for name, values, shape in (
+        ("tokens", tree.tokens, (n,)), ("parents", tree.parents, (n,)),
+        ("accept_prob", tree.accept_prob, (n,)), ("source", tree.source, (n,)),
+        ("origin", tree.origin, (n, 2)),
     ):  # fmt: skip
-        if values.shape != one:
-            raise InputError(f"{name}: got shape {values.shape}, expected {one}, a value per node.")
-        if values.dtype.kind not in ("iuf" if name == "accept_prob" else "iu"):
-            raise InputError(f"{name}: got {values.dtype} values, expected numbers.")
+        if values.shape != shape:
+            raise InputError(f"{name}: got shape {values.shape}, expected {shape}, a row per node.")
+        kinds, expected = ("iuf", "numbers") if name == "accept_prob" else ("iu", "whole numbers")
+        if values.dtype.kind not in kinds:
+            raise InputError(f"{name}: got {values.dtype} values, expected {expected}.")
     if not all(isinstance(name, str) for name in tree.sources):
         raise InputError(f"sources: got {tree.sources!r}, expected names.")
-    if tree.origin.dtype.kind not in "iu":
-        raise InputError(f"origin: got {tree.origin.dtype} values, expected whole numbers.")
-    if tree.origin.shape != two:
-        raise InputError(f"origin: got shape {tree.origin.shape}, expected {two}.")
     if tree.q is not None and tree.q.shape[0] != n + 1:
         raise InputError(f"q: got {tree.q.shape[0]} rows, expected {n + 1} (root and nodes).")
 
 
 def _padded(parents: Ints) -> Ints:
-    """Return the parents with the root as node N, its own parent: i64 [N + 1]."""
+    """Return the parents i64 [N + 1] with the root as node N, which is its own parent."""
     n = len(parents)
     jump = np.empty(n + 1, dtype=np.int64)
     jump[:n] = np.where(parents < 0, n, parents)

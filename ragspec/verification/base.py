@@ -1,4 +1,4 @@
-"""What the loop asks of a target: the session of one generation, whatever model lies behind it."""
+"""The interface between the decoding loop and a target model: the session of a generation."""
 
 from __future__ import annotations
 
@@ -13,140 +13,157 @@ from ragspec.trees.draft_tree import DraftTree
 
 
 class TargetSession(Protocol):
-    """A cache of R rows, which texts join and leave and which grow at their own pace.
+    """A cache of R rows for sequences of different lengths, as a context manager.
 
-    A forward covers the B rows *in line*: all of them at first, then those of the last `line_up`,
-    in the order that it returned. `admit`, `verify` and `commit` are about these; `join`, `fork`,
-    `leave` and `line_up` go by the numbers 0 .. R - 1 of rows. A context manager.
+    A forward covers the B *selected* rows: at first all, later those of the last `select_rows`, in
+    the order that it returned. `trim_draft`, `verify` and `commit` address rows by their index
+    among these; `join`, `fork`, `leave` and `select_rows` by their numbers 0 .. R - 1.
     """
 
     def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
-        """Take a free row for a text; return its number and how many tokens it holds already.
+        """Take a free row for a sequence; return its number and the count of cached tokens.
 
-        Those are what the text has in common with one of the same scope that was read here before,
-        less the last token, which is always to be read. Raises InputError where no row is free.
+        The cached tokens are the common prefix with an earlier sequence of the same scope. The last
+        token is never among them: it must be read.
+
+        Raises:
+            InputError: No row is free.
         """
 
     def fork(self, row: int) -> int:
-        """Take a free row that holds all that this one has committed; return its number."""
+        """Copy the committed tokens of a row to a free row; return the number of the new row."""
 
     def leave(self, row: int) -> None:
-        """Give a row back; its keys serve texts that begin alike until another text takes it."""
+        """Free a row. Until it is taken again, its keys serve sequences with a common prefix."""
 
-    def line_up(self, rows: Sequence[int]) -> list[int]:
-        """Let the next forwards cover these rows; return them in the order in which they lie.
+    def select_rows(self, rows: Sequence[int]) -> list[int]:
+        """Select the rows of the next forwards; return them in the order of the batch.
 
-        What was not committed is forgotten.
+        Uncommitted tokens are discarded.
         """
 
-    def abandon(self) -> list[int]:
-        """Forget what was not committed, also of a forward that was broken off by an error.
+    def discard_uncommitted(self) -> list[int]:
+        """Discard uncommitted tokens, also of an interrupted forward; return the emptied rows.
 
-        Returns the rows that hold nothing any more, where what they held cannot be told apart.
+        A row is emptied completely if its cache cannot drop single tokens.
         """
 
-    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the part of a row's next draft that this session verifies, at a fair price.
+    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Trim a row's next draft to the part that this session can verify.
 
-        row: its place in line. text: all committed tokens of the row, the root last.
+        Args:
+            row: The index of the row among the selected ones.
+            text: All committed tokens of the row, the root last.
         """
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
-        """Run one forward over committed-but-unseen tokens and the draft below them.
+        """Run one forward over the pending tokens and the draft trees below them.
 
-        pending: for each row the committed tokens not yet in the cache, the root last (the whole
-        prompt at first). trees: one draft a row, same row order. Returns logits [B, N + 1, V]:
-        row b has the root's first, then its nodes'; what lies beyond its own N is undefined.
+        Args:
+            pending: For each row the committed tokens that the cache lacks, the root last. At first
+                this is the whole prompt.
+            trees: One draft tree per row.
+
+        Returns:
+            Logits [B, N + 1, V], of each row the root first, then its nodes. Entries beyond the N
+            of a row are undefined.
         """
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep the pending tokens and these nodes of the last forward, drop all others."""
+        """Keep the pending tokens and these nodes of the last forward; drop all other nodes."""
 
     def shrink(self) -> None:
-        """Free the memory of the rows that nobody has; it is taken again when they are wanted."""
+        """Free the memory of the free rows. It is allocated again when they are taken."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *raised: object) -> None: ...
 
 
-# The keys and values of the first n tokens of a text: a pair [1, heads, n, width] for each layer.
+# Keys and values of the first n tokens of a sequence: a pair [1, heads, n, width] per layer.
 Beginning = Sequence[tuple[Tensor, Tensor]]
 
 
 @runtime_checkable
 class CachedSession(TargetSession, Protocol):
-    """A session over a key-value cache that can be cut, shared and read in parts.
+    """A session over a KV cache that can be truncated, shared and filled in chunks.
 
-    hidden: of the last forward, for each row [copies, n, H] what the output head reads: after
-    `verify` at the root and the nodes (beyond a row's own undefined), after `read_prompts` at the
-    prompt's last n tokens. cfg_branches: cache rows of a sequence, 2 with guidance, the conditional
-    one first. on_read: None, or called with the tokens of the longest prompt that were read and
-    those in all; with 0 at first and then after every part. Not for what is read at once.
+    Attributes:
+        hidden: Hidden states of the last forward that the output head reads, [copies, n, H] for
+            each row. `copies` is 2 with guidance, the conditional one first. After `verify` they
+            are those of the root and the nodes, undefined beyond a row's own. After `read_prompts`
+            they are those of the prompt's last n tokens.
+        on_read: Called during a chunked prefill with the tokens read and their total, of the
+            longest prompt: first with 0, then after every chunk. None for no calls.
     """
 
     hidden: list[Tensor]
     on_read: Callable[[int, int], None] | None
 
     def resume(self, length: int) -> int:
-        """Forget all but the first `length` committed tokens; return how many are left.
+        """Keep at most the first `length` committed tokens; return how many are left.
 
-        What an interrupt left half done is forgotten too. The session is to be entered again.
+        Remains of an interrupted forward are discarded too. Enter the session again afterwards.
         """
 
     def beginning(self, length: int) -> Beginning | None:
-        """Return a copy of the first committed tokens' keys and values; None where not fit."""
+        """Return a copy of the first tokens' keys and values, None if they cannot be reused."""
 
     def begin_with(self, beginning: Beginning) -> None:
-        """Forget everything and hold these keys and values as committed tokens."""
+        """Replace the contents of the cache by these keys and values, as committed tokens."""
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[Tensor, list[TopTokens]]:
-        """Verify empty trees; return logits [B, 1, V] and the best tokens along the prompts.
+        """Read the prompts; return the last logits [B, 1, V] and the best tokens along them.
 
-        These are, for each row, the k best after the last T' tokens of the prompt, where T' may be
-        smaller than the prompt, 0 included. No rows where k is 0.
+        The best tokens are, for each row, the k best after each of the prompt's last T' tokens.
+        T' may be shorter than the prompt, even 0. If k is 0, the list is empty.
         """
 
     def read_states(self, tokens: Sequence[int]) -> Tensor | None:
-        """Read more of the one row, as `verify` does without a draft; `commit` is to follow.
+        """Read further tokens of the only row, as `verify` without a draft. Call `commit` next.
 
-        Returns what the output head would read at each of the tokens, [copies, n, H]; None where it
-        has no part in the model. No logits but the last are computed.
+        Returns:
+            Hidden states [copies, n, H] of all tokens before the output head; None if the model
+            does not call that head. Only the last logits are computed.
         """
 
     def keep_hidden(self) -> None:
-        """Keep the hidden states of all forwards from now on."""
+        """Keep the hidden states of all later forwards."""
 
 
 @runtime_checkable
 class StepSession(TargetSession, Protocol):
-    """A session whose forwards choose the target's tokens and run beside the host.
+    """A session whose forwards choose the target's tokens and run asynchronously to the host.
 
-    `verify` is `launch`, then `settle`. What was launched may be abandoned. chosen: of the last
-    forward, for each row the target's own tokens after the root and the nodes; below 0 what is to
-    be computed from the logits. None where nothing was followed. seconds: that the device took for
-    the last forward that has settled, 0 where it does not say.
+    `verify` equals `launch` and then `settle`. A launched forward may be abandoned.
+
+    Attributes:
+        chosen: For each row the target's own tokens after the root and the nodes, of the last
+            forward. The host computes tokens below 0 from the logits. None without `follow`.
     """
 
     chosen: list[list[int]] | None
 
     @property
     def seconds(self) -> float:
-        """The seconds of the device."""
+        """Device seconds of the last settled forward, 0 if the device does not measure them."""
 
     def follow(
         self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
     ) -> None:
-        """Let the next forward choose by these distributions and keep the walk's paths.
+        """Let the next forward choose tokens by these distributions and keep the accepted paths.
 
-        texts: all committed tokens of each row, the root last; lent. `commit` then gets these
-        paths, or beginnings of them. Laws that the session does not know are left to the host.
+        `commit` must then receive these paths or prefixes of them. If a distribution is not
+        supported, the host chooses.
+
+        Args:
+            texts: All committed tokens of each row, the root last. Not modified.
         """
 
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
-        """Begin a forward; see `verify`. Rows and their texts stay as they are until it settles."""
+        """Start a forward; see `verify`. Rows and their texts must not change until `settle`."""
 
     def settle(self) -> Tensor:
-        """Wait for the forward that was launched; returns what `verify` does."""
+        """Wait for the launched forward; return the logits of `verify`."""

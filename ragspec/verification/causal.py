@@ -1,7 +1,6 @@
-"""The target: one forward verifies a tree per row and its cache keeps the accepted paths.
+"""The target: one forward verifies a draft tree per row, and its cache keeps the accepted paths.
 
-It knows a transformers causal model and token ids. It refuses to know text, sampling and where
-drafts come from.
+It handles a transformers causal model and token ids. Text, sampling and drafters are not its part.
 """
 
 from __future__ import annotations
@@ -41,29 +40,36 @@ from ragspec.verification.rotary_tables import rereads, table_border
 from ragspec.verification.row_prefixes import Place, RowPrefixes
 from ragspec.verification.tree_attention import Configs, TreeView, model_configs, tree_view
 
-FIRST_BYTES = 256 << 20  # of keys and values that a session for texts of any length begins with
-FIRST_SLOTS = 512  # of each of its rows, at least
-TIMINGS = 4  # of one forward, the first of them to warm up
-SLOW = 0.05  # seconds of a forward that is timed once
-MOST_LOGITS = 1 << 24  # of a prompt, kept at once to see its best tokens
+FIRST_BYTES = 256 << 20  # initial keys and values of a session for texts of any length
+FIRST_SLOTS = 512  # minimum for each of its rows
+TIMINGS = 4  # forwards per measurement; the first is a warm-up
+SLOW = 0.05  # seconds of a forward from which on it is timed only once
+MOST_LOGITS = 1 << 24  # logits of a prompt that are held at once to find its best tokens
 
 
 class CausalTarget:
-    """Any transformers causal model that attends through the registered pair of `tree_attention`.
+    """A transformers causal model that attends through the functions of `tree_attention`.
 
-    The model object is used, never changed: see `tree_attention.lease`. Subclasses may make the
-    logits of a sequence from several rows of the model. vocab_size: ids that may be produced, V.
-    input_size: ids that may be read, V and further ones where the model has tokens for input only.
-    copies: rows of the cache that a sequence owns. piece: tokens of a prompt that are read at once,
-    None for all of them. widths: positions that forwards can have after a prompt, () for any.
-    border: see `table_border`. rereads: whether a text is read again beyond it.
+    The model object is never changed: see `tree_attention.lease`. Subclasses may compute the logits
+    of a sequence from several rows of the model.
+
+    Attributes:
+        vocab_size: The ids that the model may generate, V.
+        input_size: The ids that it may read: V, plus any tokens for input only.
+        copies: Cache rows per sequence.
+        piece: The chunk size of prompts in tokens, None for no chunks.
+        widths: The possible widths of forwards after a prompt, () for any.
+        static: How steps of fixed shape run, see `static.target`.
+        bit_exact: Whether forwards of all widths give the same bits, in any dtype.
+        border: See `table_border`.
+        rereads: Whether a text is read again beyond the border.
     """
 
     copies: int = 1
     piece: int | None = None
     widths: Sequence[int] = ()
-    static: str = "off"  # how steps of fixed shape are taken, see `target.static`
-    bit_exact: bool = False  # whether forwards of all widths give the same bits, in any dtype
+    static: str = "off"
+    bit_exact: bool = False
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -83,9 +89,9 @@ class CausalTarget:
         self._training: bool = unwrapped(model).training
 
     def check_mode(self) -> None:
-        """Raise ModelError where the model was put into training mode since this target was made.
+        """Raise ModelError if the model was put into training mode after it was opened.
 
-        Dropout would make every forward another, so that no text could be repeated.
+        With dropout no two forwards are equal, so that no text could be reproduced.
         """
         model = unwrapped(self.model)
         if model.training and not self._training:
@@ -97,29 +103,29 @@ class CausalTarget:
 
     @property
     def generation_config(self) -> Any:
-        """What the model asks of every text, see `defaults`; None for nothing."""
+        """The model's generation config, None if it has none."""
         return getattr(self.model, "generation_config", None)
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
-        """Raise InputError for a prompt that the model cannot go on from; ids are in range."""
+        """Raise InputError for a prompt that the model cannot continue. Its ids are in range."""
 
     @property
     def divisible(self) -> bool:
-        """Whether a text may be read in parts, and what was read of it serve another text.
+        """Whether prompts may be read in chunks and their prefixes reused.
 
-        Tables that depend on the length turn a prompt's tokens by that of the whole prompt, and
-        forwards of another shape give other bits.
+        Not for rotary tables that depend on the length of the whole prompt, nor for bit-exact
+        targets: forwards of another shape give other bits.
         """
         return not self.bit_exact and self.border is None
 
     def open(self, rows: int, capacity: int) -> TreeSession:
-        """Return an empty session of R rows with room for `capacity` slots (it grows)."""
+        """Return an empty session of R rows of initially `capacity` slots."""
         return TreeSession(self, rows, capacity)
 
     def open_rows(self, rows: int) -> TreeSession:
         """Return an empty session of R rows for texts of any length.
 
-        It begins with as much memory as most of them need: to grow takes as long as some steps.
+        Its first allocation suffices for most texts, because growing takes as long as some steps.
         """
         each = slot_bytes(self.model.config, self.dtype) * self.copies * rows
         most = max(FIRST_SLOTS, FIRST_BYTES // each)
@@ -127,19 +133,20 @@ class CausalTarget:
 
     @property
     def output_head(self) -> torch.nn.Module:
-        """The module that makes logits out of the last hidden states."""
+        """The module that computes logits of the last hidden states."""
         head: torch.nn.Module = self.model.get_output_embeddings()
         return head
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return what the first layer reads for tokens i64 [B, n]: [copies * B, n, H]."""
+        """Return the input embeddings [copies * B, n, H] of tokens i64 [B, n]."""
         embedded: Tensor = self.model.get_input_embeddings()(tokens)
         return embedded
 
     def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:
         """Return the logits [B, n, V] of hidden states [copies * B, n, H].
 
-        positions i64 [B, n]: where the tokens stand that these states are of.
+        Args:
+            positions: The text positions of the states, i64 [B, n].
         """
         logits: Tensor = self.output_head(states)
         return logits
@@ -147,9 +154,10 @@ class CausalTarget:
     def forward(
         self, tokens: Tensor, view: TreeView, cache: SlotCache, keep: int | Tensor
     ) -> Tensor:
-        """Return logits of the kept queries [B, k, V] and let the cache take the new slots.
+        """Run tokens i64 [B, n] and fill their cache slots; return logits [B, k, V].
 
-        tokens i64 [B, n]; keep: the number of last queries whose logits are wanted, or i64 [k].
+        Args:
+            keep: The number k of last queries whose logits are returned, or their indices i64 [k].
         """
         arguments: dict[str, Any] = {"past_key_values": cache, "use_cache": True}
         if self.takes_positions:
@@ -164,7 +172,7 @@ class CausalTarget:
         return logits[:, -keep:] if isinstance(keep, int) else logits[:, keep]
 
     def time_forward(self, n: int, length: int) -> float:
-        """Return the least seconds of a forward over n positions after `length` cached ones."""
+        """Return the minimum seconds of a forward over n positions after `length` cached ones."""
         if self.max_length is not None:
             n = max(1, min(n, self.max_length - length))
         tree = DraftTree.chain([0] * (n - 1), "timing")
@@ -182,20 +190,20 @@ class CausalTarget:
                 self.synchronize()
                 seconds = time.perf_counter() - start
                 session.cache.commit([[]])
-                if attempt or seconds > SLOW:  # the first one of a fast model warms up
+                if attempt or seconds > SLOW:  # the first forward of a fast model is a warm-up
                     best = min(best, seconds)
                 if seconds > SLOW:
                     break
         return best
 
     def synchronize(self) -> None:
-        """Wait for the device, so that a host clock may be read."""
+        """Wait for the device, so that the host clock can time it."""
         if self.device.type not in ("cpu", "meta"):
             torch.accelerator.synchronize(self.device)
 
 
 class TreeSession:
-    """Tree verification over a slot cache; see `TargetSession` for the contract."""
+    """Verifies draft trees over a slot cache; implements `CachedSession`."""
 
     def __init__(self, target: CausalTarget, rows: int, capacity: int) -> None:
         self.target = target
@@ -203,7 +211,7 @@ class TreeSession:
         self._texts = RowPrefixes(rows)
         self._inputs: list[tuple[Sequence[int], DraftTree]] = []
         self.hidden: list[Tensor] = []
-        self.width = 1  # positions that a forward has at least, after the prompt
+        self.width = 1  # minimum positions of a forward after the prompt
         self.on_read: OnRead | None = None
         self._pending: list[int] = []
         self._rereads: dict[int, list[int]] = {}
@@ -220,51 +228,51 @@ class TreeSession:
         self._packs = Packed(())
 
     def keep_hidden(self) -> None:
-        """Keep what the output head reads from now on; see `base.CachedSession`."""
+        """Keep the hidden states of later forwards; see `base.CachedSession`."""
         if self._head_inputs is None:
             self._head_inputs = HeadInputs(self.target.output_head)
 
     def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
-        """Take a free row for a text; see `TargetSession.join`."""
+        """Take a free row for a sequence; see `TargetSession.join`."""
         place = self._texts.join(tokens[:-1] if self.target.divisible else (), scope)
         return self._take(place), place.known
 
     def fork(self, row: int) -> int:
-        """Take a free row that holds what this one does; see `TargetSession.fork`."""
+        """Copy a row to a free row; see `TargetSession.fork`."""
         return self._take(self._texts.fork(row))
 
     def _take(self, place: Place) -> int:
         try:
             self.cache.copy(place.source, place.row, place.known)
-        except BaseException:  # there was no memory for it
+        except BaseException:  # out of memory
             self._texts.free_again(place.row)
             raise
         return place.row
 
     def leave(self, row: int) -> None:
-        """Give a row back; see `TargetSession.leave`.
+        """Free a row; see `TargetSession.leave`.
 
-        Of pairs its memory is freed: all rows but those in line would cost a copy a forward.
+        With several copies its memory is freed too: otherwise every forward would copy the keys.
         """
         if self._texts.leave(row) and self.target.copies > 1:
             self.shrink()
 
-    def line_up(self, rows: Sequence[int]) -> list[int]:
-        """Let the next forwards cover these rows; see `TargetSession.line_up`."""
-        return self.cache.line_up(rows)
+    def select_rows(self, rows: Sequence[int]) -> list[int]:
+        """Select the rows of the next forwards; see `TargetSession.select_rows`."""
+        return self.cache.select_rows(rows)
 
-    def abandon(self) -> list[int]:
-        """Forget what was not committed; see `TargetSession.abandon`."""
+    def discard_uncommitted(self) -> list[int]:
+        """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
         self._rereads = {}
-        self.cache.abandon()
+        self.cache.discard_uncommitted()
         return []
 
     def shrink(self) -> None:
-        """Free the memory of the rows that nobody has; see `TargetSession.shrink`."""
+        """Free the memory of the free rows; see `TargetSession.shrink`."""
         self.cache.drop(self._texts.free())
 
-    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the whole draft, or what the row's keys are fit for; see `TargetSession.admit`."""
+    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the draft up to the rotary border of the row; see `TargetSession.trim_draft`."""
         border = self.target.border
         if border is None:
             return tree
@@ -290,8 +298,7 @@ class TreeSession:
             logits, states = self._forward(tokens, view, n - firsts[0])
             self.hidden = [] if states is None else list(states[:, :, :width].unbind(1))
             return logits[:, :width]
-        index = torch.tensor(firsts)[:, None] + torch.arange(width)
-        index = index.clamp(max=n - 1)
+        index = (torch.tensor(firsts)[:, None] + torch.arange(width)).clamp(max=n - 1)
         unique, where = torch.unique(index, return_inverse=True)
         logits, states = self._forward(tokens, view, unique.to(self.target.device))
         rows = torch.arange(len(firsts))[:, None]
@@ -301,7 +308,7 @@ class TreeSession:
     def _lay_out(
         self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree], width: int = 1
     ) -> tuple[Tensor, TreeView]:
-        """Return the tokens of the next forward and their view, and note what it reads."""
+        """Return the tokens of the next forward and their view, and record both for `commit`."""
         self._expect_one_table(pending, trees)
         self._pending = [len(row) for row in pending]
         self._inputs = list(zip(pending, trees, strict=True))
@@ -309,19 +316,19 @@ class TreeSession:
         return _layout(self.cache.book.lengths, pending, trees, target.device, width, target.piece)
 
     def _reread(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
-        """Empty the rows whose keys have become unfit; return what is to be read in each row."""
-        self.on_read = None  # text is shown by now
+        """Empty the rows beyond the border; return the tokens to read in each row."""
+        self.on_read = None  # output has begun, so no more progress reports
         for row in self._rereads:
             self.cache.truncate(row, 0)
             self._texts.forget(self.cache.line[row])
-        results = [self._rereads.get(row, tokens) for row, tokens in enumerate(pending)]
+        texts = [self._rereads.get(row, tokens) for row, tokens in enumerate(pending)]
         self._rereads = {}
-        return results
+        return texts
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
     ) -> tuple[Tensor, list[TopTokens]]:
-        """Read the prompts; see `base.CachedSession`. Of long ones only the ends are told."""
+        """Read the prompts; see `base.CachedSession`. T' is limited by `MOST_LOGITS`."""
         rows, device = len(pending), self.target.device
         tokens, view = self._lay_out(pending, [DraftTree.empty()] * rows)
         counts, n = self._pending, tokens.shape[1]
@@ -338,21 +345,21 @@ class TreeSession:
         return logits[torch.arange(rows, device=device), ends][:, None], top_tokens
 
     def read_states(self, tokens: Sequence[int]) -> Tensor | None:
-        """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
-        target, selected = self.target, self._head_inputs
+        """Return the hidden states of a row's next tokens; see `base.CachedSession`."""
+        target, head_inputs = self.target, self._head_inputs
         moved, view = self._lay_out([tokens], [DraftTree.empty()])
-        # Logits of all places would take a fifth of the time, and hundreds of megabytes.
+        # Logits of all positions would take a fifth of the time and hundreds of megabytes.
         self._head_inputs = HeadInputs(target.output_head, last_alone=target.keeps_logits)
         try:
             states = self._forward(moved, view, len(tokens))[1]
         finally:
-            self._head_inputs = selected
+            self._head_inputs = head_inputs
         return None if states is None else states[:, 0]
 
     def _forward(
         self, tokens: Tensor, view: TreeView, keep: int | Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the kept queries' logits [B, k, V] and, if they are kept, states [C, B, k, H]."""
+        """Return logits [B, k, V] of the last or indexed queries, and any states [C, B, k, H]."""
         most = self.target.piece
         if most is None or not in_chunks(view, most):
             return self._run(tokens, view, keep)
@@ -363,7 +370,7 @@ class TreeSession:
     ) -> tuple[Tensor, Tensor | None]:
         """Run one forward; see `_forward`.
 
-        The model is lent for this forward alone: between two of them it is as its owner left it.
+        The model is leased for this forward only. Between forwards it is in its original state.
         """
         self.target.check_mode()
         states = None
@@ -383,7 +390,7 @@ class TreeSession:
     def _expect_one_table(
         self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]
     ) -> None:
-        """Raise InputError for rows on both sides of a border; see `rotary_tables`."""
+        """Raise InputError if a forward has rows on both sides of the rotary border."""
         border, lengths = self.target.border, self.cache.book.lengths
         if border is None:
             return
@@ -407,31 +414,30 @@ class TreeSession:
             self._texts.grow(row, [*tokens, *(int(tree.tokens[node]) for node in path)])
 
     def resume(self, length: int) -> int:
-        """Keep the first tokens of the one row, or nothing where they are not fit for another text.
+        """Truncate the only row, to 0 tokens if `CausalTarget.divisible` is false.
 
-        See `base.CachedSession` and `CausalTarget.divisible`.
+        See `base.CachedSession`.
         """
-        self.abandon()
+        self.discard_uncommitted()
         self.cache.truncate(0, length if self.target.divisible else 0)
         return self.cache.book.lengths[0]
 
     def beginning(self, length: int) -> Beginning | None:
-        """Return a copy of the first keys and values of the one row; see `CachedSession`."""
+        """Return a copy of the first keys and values of the only row; see `CachedSession`."""
         if not self.target.divisible or self.cache.book.lengths[0] < length:
             return None
         return self.cache.beginning(length)
 
     def begin_with(self, beginning: Beginning) -> None:
-        """Hold these keys and values and no others; see `base.CachedSession`."""
+        """Replace the contents of the cache; see `base.CachedSession`."""
         self._rereads = {}
         self.cache.begin_with(beginning)
 
 
 def read_states(target: CausalTarget, texts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return what the output head reads over texts that are read in one batch.
+    """Return the hidden states [copies, T, H] of each text before the output head, in one batch.
 
-    For each of them [copies, T, H]; of texts with more than `MOST_LOGITS` logits in all the ends
-    alone.
+    If the texts have more than `MOST_LOGITS` logits, only the states of their last tokens.
     """
     with target.open(len(texts), max(map(len, texts))) as session, torch.no_grad():
         session.keep_hidden()
@@ -447,30 +453,35 @@ def _layout(
     width: int = 1,
     piece: int | None = None,
 ) -> tuple[Tensor, TreeView]:
-    """Lay pending tokens and nodes in one batch, rows padded with positions that see themselves.
+    """Lay out pending tokens and nodes in one batch. Pads attend to themselves.
 
-    Returns tokens i64 [B, n], n at least `width`, and the view of their attention. piece: of
-    a target that reads in pieces; it knows long chains without the table of their ancestors.
+    Args:
+        width: The minimum of n.
+        piece: The chunk size of the target. With one, long chains need no table of ancestors.
+
+    Returns:
+        Tokens i64 [B, n] and the view of their attention.
     """
     rows = len(trees)
     n = max(width, *(len(p) + len(t) for p, t in zip(pending, trees, strict=True)))
-    if rows == 1 and n == 1:
-        return _single(lengths[0], pending[0][0], device)
+    if rows == 1 and n == 1:  # plain decoding: one token that attends to all committed ones
+        moved = torch.tensor([[pending[0][0]], [lengths[0]]], device=device)[:, None]
+        return moved[0], TreeView(moved[1, 0], moved[1], moved[1], related=None)
     level = len(set(lengths)) == 1
     long = piece is not None and n > min(piece, LONG)
     chains = all(np.array_equal(tree.parents, np.arange(-1, len(tree) - 1)) for tree in trees)
     plain = chains and (long or (level and not lengths[0]))
-    known = None if plain else _related(pending, trees, n)
+    table = None if plain else _related(pending, trees, n)
     tokens = np.zeros((2, rows, n), dtype=np.int64)
     for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
         start, end, first = len(head), len(head) + len(tree), lengths[row]
         tokens[0, row, :start] = head
         tokens[0, row, start:end] = tree.tokens
         tokens[1, row, end:] = first + start - 1
-        tokens[1, row, :end] = first - 1 + _places(end, None if known is None else known[row, :end])
-    related = None if known is None else torch.from_numpy(known).to(device)
+        tokens[1, row, :end] = first - 1 + _places(end, None if table is None else table[row, :end])
+    related = None if table is None else torch.from_numpy(table).to(device)
     moved = torch.from_numpy(tokens).to(device)
-    # Without ancestors to tell them apart, pads must lie behind the root to be unseen by it.
+    # Without a table of ancestors, pads must lie behind the root so that it does not see them.
     starts = torch.tensor(lengths, device=device)
     slots = starts[:, None] + torch.arange(n, device=device) if plain else moved[1]
     view = TreeView(starts, moved[1], slots, related, level=level)
@@ -478,20 +489,14 @@ def _layout(
 
 
 def _places(count: int, visible: np.ndarray[Any, np.dtype[np.bool_]] | None) -> Ints:
-    """Return where new queries stand, from 1: behind all that they see; None: a chain."""
+    """Return the positions of new queries, from 1: behind all visible ones; None: a chain."""
     return np.arange(1, count + 1) if visible is None else visible.sum(-1)
-
-
-def _single(length: int, token: int, device: torch.device) -> tuple[Tensor, TreeView]:
-    """Lay out one token of one row, the step of plain decoding: it sees all that is committed."""
-    moved = torch.tensor([[token], [length]], device=device)[:, None]
-    return moved[0], TreeView(moved[1, 0], moved[1], moved[1], related=None)
 
 
 def _related(
     pending: Sequence[Sequence[int]], trees: Sequence[DraftTree], n: int
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return which of the n new slots each query sees: bool [B, n, n]."""
+    """Return the new slots that each query attends to: bool [B, n, n]."""
     related = np.zeros((len(trees), n, n), dtype=np.bool_)
     for row, (head, tree) in enumerate(zip(pending, trees, strict=True)):
         start, end = len(head), len(head) + len(tree)

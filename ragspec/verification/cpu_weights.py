@@ -1,10 +1,9 @@
-"""Linear weights of a model on the CPU, kept once more in the layout that its fast kernels read.
+"""Packed copies of a CPU model's linear weights, in the layout of oneDNN's kernels.
 
-For the few positions of a draft tree BLAS spends much of a product on rearranging the weights, at
-every call; oneDNN takes them rearranged beforehand (384 x 8192 weights, float32: 4 positions in
-0.16 instead of 0.64 ms, 16 in 0.46 instead of 1.4). The modules are lent a forward for the time of
-a block, one forward or one draft, and even then it serves only what runs in a `tree_view`; others
-find them as they were.
+For the few positions of a draft tree, BLAS spends much of each product on rearranging the weights.
+oneDNN takes weights that were rearranged beforehand. With 384 x 8192 float32 weights, 4 positions
+take 0.16 instead of 0.64 ms, 16 take 0.46 instead of 1.4 ms. Modules get another forward only for a
+block (one forward of the model or one draft), and it only acts inside a `tree_view`.
 """
 
 from __future__ import annotations
@@ -24,37 +23,38 @@ from torch.nn import functional
 from ragspec.models.packed import MOST_SHARE, available, free_memory, halves, packed, product
 from ragspec.verification.tree_attention import Configs, in_view, lease
 
-LEAST_WORK = 5 << 17  # multiplications in float32 below which a call costs more than it saves
-PACKED_FOR = 16  # positions of the forward that the layout is chosen for; it serves all
-
-BorrowedForwards = tuple[int, int, str]
+LEAST_WORK = 5 << 17  # float32 multiplications below which a call costs more than it saves
+PACKED_FOR = 16  # positions for which the layout is optimized; it works for any number
 
 
 class Pack(NamedTuple):
-    """One module's weights in oneDNN's layout, and what its own were at that time.
+    """One module's weights in oneDNN's layout.
 
-    size: number of weights. least: multiplications from which on the pack is used.
+    Attributes:
+        size: The number of weights.
+        least: Multiplications above which the pack is used.
+        borrowed: The state of the module's own weights at packing, see `_look`.
     """
 
     weight: Tensor
     size: int
     least: int
     dtype: torch.dtype
-    borrowed: BorrowedForwards
+    borrowed: tuple[int, int, str]
 
 
 _packs: dict[int, Pack] = {}
 _lock = threading.Lock()
 _borrowers: list[Packed] = []
-_lending = threading.Lock()  # not `_lock`: a forward must not wait while another model is packed
+_lending = threading.Lock()  # not `_lock`: forwards do not wait for the packing of other models
 
 
 def pack(model: nn.Module) -> list[nn.Linear]:
-    """Bring the packs of a model up to date and return the modules that have one.
+    """Update the packs of a model and return the modules that have one.
 
-    None are made where they would take more than a quarter of the free memory. Weights changed
-    since are packed again: torch counts changes, and those made behind its back (`weight.data`)
-    are seen where they are to whole rows or columns.
+    If the new packs would take more than a quarter of the free memory, none are created. Changed
+    weights are packed again. torch counts changes; those through `weight.data`, which it does not
+    count, are detected if they affect whole rows or columns.
     """
     if not available() or _is_compiled(model):
         return []
@@ -75,16 +75,17 @@ def lend(
 ) -> Iterator[None]:
     """Lease the model inside the block with its packs; see `tree_attention.lease` and `Packed`.
 
-    packs: of what `pack` says of it, for callers that borrow it step by step.
+    Args:
+        packs: The `Packed` of `pack(model)`, for callers that lease the model for every step.
     """
     with lease(model, configs), Packed(pack(model)) if packs is None else packs:
         yield
 
 
 class Packed:
-    """Lets these modules use their packs inside the block, in a `tree_view`; nests.
+    """Lets modules use their packs inside the block, in a `tree_view`. Blocks may nest.
 
-    Made once and entered for every forward: 0.1 us a module and direction.
+    Create it once and enter it for every forward: this takes 0.1 us per module and direction.
     """
 
     def __init__(self, modules: Iterable[nn.Linear]) -> None:
@@ -93,32 +94,32 @@ class Packed:
     def __enter__(self) -> None:
         with _lending:
             _borrowers.append(self)
-            for current, lent in self._forwards:
-                if "forward" not in current:
-                    current["forward"] = lent
+            for attributes, lent in self._forwards:
+                if "forward" not in attributes:
+                    attributes["forward"] = lent
 
     def __exit__(self, *raised: object) -> None:
         with _lending:
             _borrowers.remove(self)
             used = {id(local) for other in _borrowers for local, _ in other._forwards}
-            for current, lent in self._forwards:
-                if used and id(current) in used:
+            for attributes, lent in self._forwards:
+                if used and id(attributes) in used:
                     continue
-                if (result := current.get("forward")) is lent or _is_lent(result):
-                    del current["forward"]
+                if (override := attributes.get("forward")) is lent or _is_lent(override):
+                    del attributes["forward"]
 
 
 def forward(module: nn.Linear, states: Tensor) -> Tensor:
-    """Return what the module's own forward would, with its pack where that is faster."""
+    """Return the output of a linear module, computed with its pack if that is faster."""
     pack = _packs.get(id(module))
     if pack is None or not in_view() or not _fits(pack, states):
         return functional.linear(states, module.weight, module.bias)
     return product(states, pack.weight, module.bias)
 
 
-def _is_lent(result: object) -> bool:
-    """Tell whether a module's forward is one of ours; somebody else's is left where it is."""
-    return getattr(result, "__func__", None) is forward
+def _is_lent(function: object) -> bool:
+    """Return whether a module's forward is ours. Overrides by other code are left in place."""
+    return getattr(function, "__func__", None) is forward
 
 
 def _fits(pack: Pack, states: Tensor) -> bool:
@@ -131,7 +132,7 @@ def _fits(pack: Pack, states: Tensor) -> bool:
 
 
 def _is_compiled(model: nn.Module) -> bool:
-    """Tell whether dynamo reads the modules: a lent forward would make it compile again."""
+    """Return whether the model is compiled: with another forward dynamo would compile again."""
     return hasattr(model, "_orig_mod") or any(
         module._compiled_call_impl is not None for module in model.modules()
     )
@@ -159,21 +160,21 @@ def _remember(module: nn.Linear) -> None:
     _packs[key] = Pack(
         packed(weight, PACKED_FOR),
         weight.numel(),
-        LEAST_WORK if weight.dtype == torch.float32 else 0,  # halves go through oneDNN anyway
+        LEAST_WORK if weight.dtype == torch.float32 else 0,  # torch uses oneDNN for bfloat16 anyway
         weight.dtype,
         _look(module),
     )
 
 
 def _is_fresh(module: nn.Linear) -> bool:
-    result = _packs.get(id(module))
-    return result is not None and result.borrowed == _look(module)
+    pack = _packs.get(id(module))
+    return pack is not None and pack.borrowed == _look(module)
 
 
-def _look(module: nn.Linear) -> BorrowedForwards:
-    """Return what tells whether the weights are those of before: place, changes, and a sum.
+def _look(module: nn.Linear) -> tuple[int, int, str]:
+    """Return the address, change count and a sum of the weights, to detect changes.
 
-    The sum is over entries of every row and every column.
+    The sum has entries of every row and every column.
     """
     weight = module.weight.detach()
     entries = weight.view(-1)[:: _stride(*weight.shape)]
@@ -182,7 +183,7 @@ def _look(module: nn.Linear) -> BorrowedForwards:
 
 
 def _stride(rows: int, columns: int) -> int:
-    """Return a step through a matrix, row after row, that meets every row and every column."""
+    """Return a stride through a flat matrix that visits every row and every column."""
     step = min(rows, columns)
     while math.gcd(step, columns) > 1:
         step -= 1

@@ -1,8 +1,7 @@
-"""Attention over keys and values: fused where a kernel serves, committed slots apart if long.
+"""Attention kernels: fused where possible, with separate attention to committed slots if long.
 
-Shapes throughout: query [B, heads, n, width], key and value [B, groups, S, width], the result
-[B, heads, n, width]. Queries that share a key head read it where it lies: keys, values and masks
-are not repeated for them.
+Shapes throughout: query [B, heads, n, width], key and value [B, groups, S, width], output
+[B, heads, n, width]. Keys, values and masks are not repeated for query heads that share a key head.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 
 _HALVES = (torch.bfloat16, torch.float16)
-_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # what sdpa calls, with its second result
-SCORES = 1 << 25  # weights of queries that are held at once where no kernel is fused
+_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"  # called by sdpa; returns weights as well
+SCORES = 1 << 25  # attention weights that `explicit` holds at once
 
 
 def attend(
@@ -26,23 +25,19 @@ def attend(
     scaling: float | None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend by torch's own choice of kernels; mask [B, 1 or heads, n, S], additive."""
-    heads, groups = query.shape[1], key.shape[1]
-    if heads == groups and _is_slow(query):
+    """Attend by sdpa, which chooses the kernel; mask [B, 1 or heads, n, S], additive."""
+    shared = query.shape[1] != key.shape[1]
+    if not shared and _is_slow(query):
         twice = query.expand(-1, -1, 2, -1)
         return functional.scaled_dot_product_attention(
             twice, key, value, mask, dropout, scale=scaling
         )[:, :, :1]
-    if heads == groups:
+    if causal or not shared:
         return functional.scaled_dot_product_attention(
-            query, key, value, mask, dropout, is_causal=causal, scale=scaling
-        )
-    if causal:
-        return functional.scaled_dot_product_attention(
-            query, key, value, None, dropout, is_causal=True, scale=scaling, enable_gqa=True
+            query, key, value, mask, dropout, is_causal=causal, scale=scaling, enable_gqa=shared
         )
     if query.device.type == "cpu" and query.shape[2] > 2 * query.shape[3]:
-        # A mask of many queries costs more to repeat than keys and values do.
+        # Repeating the mask of many queries costs more than repeating keys and values.
         if mask is not None and mask.shape[1] == 1 and joins(query, value):
             return masked(query, key, value, mask, scaling)
         return functional.scaled_dot_product_attention(
@@ -52,9 +47,10 @@ def attend(
 
 
 def _is_slow(query: Tensor) -> bool:
-    """Tell whether two equal queries are faster than one: the CPU's kernel in half precision.
+    """Return whether two equal queries are faster than one: on a CPU in half precision.
 
-    Measured in bfloat16 over 800 keys: 0.10 ms for two, 0.37 ms for one; over 8,000 2.8 and 6.4.
+    Measured in bfloat16: over 800 keys 0.10 ms for two and 0.37 ms for one, over 8,000 keys 2.8 and
+    6.4 ms.
     """
     return query.shape[2] == 1 and query.device.type == "cpu" and query.dtype in _HALVES
 
@@ -62,7 +58,7 @@ def _is_slow(query: Tensor) -> bool:
 def _folded(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
 ) -> Tensor:
-    """Attend with the query heads of a group laid along the query axis."""
+    """Attend with the query heads of a group folded into the query axis."""
     batch, heads, n, width = query.shape
     groups = key.shape[1]
     folded = query.reshape(batch, groups, heads // groups * n, width)
@@ -75,7 +71,7 @@ def _folded(
 
 
 def joins(query: Tensor, value: Tensor) -> bool:
-    """Tell whether the kernel that says how much weight it gave serves these tensors."""
+    """Return whether `_KERNEL`, which returns its weights, supports these tensors."""
     alike = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
     return alike and hasattr(torch.ops.aten, _KERNEL)
 
@@ -84,42 +80,45 @@ def in_parts(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    current: Tensor | None,
+    mask: Tensor | None,
     scaling: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend to the committed slots, which need no mask, and to the new ones; join the two.
+    """Attend to committed slots without a mask and to new slots with one, then combine both.
 
-    current: additive mask [B, 1, n, m] of the last m slots; None where these are the queries' own
-    and causal. sinks [heads]: see `with_sinks`.
+    The kernel returns the logarithm of each query's sum of weights, by which the parts combine.
 
-    The kernel returns the logarithm of the sum of weights of each query, by which parts add up.
+    Args:
+        mask: Additive mask [B, 1, n, m] of the last m slots. None if these are the queries' own
+            slots and causal.
+        sinks: See `with_sinks`.
     """
     batch, heads, n, width = query.shape
     kernel, groups = getattr(torch.ops.aten, _KERNEL), key.shape[1]
-    before = key.shape[2] - (n if current is None else current.shape[3])
-    result, weight = _kernel(
-        query, key[:, :, before:], value[:, :, before:], current, current is None, scaling
-    )
+    before = key.shape[2] - (n if mask is None else mask.shape[3])
+    new = key[:, :, before:], value[:, :, before:]
+    out, weight = _kernel(query, *new, mask, mask is None, scaling)
     if before:
         folded = query.reshape(batch, groups, heads // groups * n, width)
         old, old_weight = kernel(folded, key[:, :, :before], value[:, :, :before], scale=scaling)
         old, old_weight = old.reshape(batch, heads, n, width), old_weight.reshape(batch, heads, n)
         share = torch.sigmoid(weight - old_weight)[..., None]
-        result = torch.lerp(old.to(share.dtype), result.to(share.dtype), share)
+        out = torch.lerp(old.to(share.dtype), out.to(share.dtype), share)
         weight = weight if sinks is None else torch.logaddexp(weight, old_weight)
-    return with_sinks(result, weight, sinks).to(query.dtype)
+    return with_sinks(out, weight, sinks).to(query.dtype)
 
 
-def with_sinks(result: Tensor, weight: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return what is left of an attention [B, heads, n, width] beside each head's sink, if any.
+def with_sinks(out: Tensor, weight: Tensor, sinks: Tensor | None) -> Tensor:
+    """Scale an attention output [B, heads, n, width] by its share beside attention sinks.
 
-    weight [B, heads, n]: logarithm of the sum of weights without it.
+    Args:
+        weight: Logarithms of the sums of weights without sinks [B, heads, n].
+        sinks: Logits of the sinks [heads], None for none.
     """
     if sinks is None:
-        return result
+        return out
     share = torch.sigmoid(weight - sinks.reshape(1, -1, 1).to(weight.dtype))[..., None]
-    return result.to(share.dtype) * share
+    return out.to(share.dtype) * share
 
 
 def _kernel(
@@ -130,38 +129,38 @@ def _kernel(
     causal: bool,
     scaling: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attend by the kernel that gives weights, see `in_parts`; weights are [B, heads, n]."""
+    """Attend by `_KERNEL`; return the output and log weights [B, heads, n], see `in_parts`."""
     batch, heads, n, _ = query.shape
     kernel = getattr(torch.ops.aten, _KERNEL)
     query, key, value = _grouped(query, key, value)
     mask = _for_groups(mask, batch, key.shape[0] // batch)
-    result, weight = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
-    return result.reshape(batch, heads, n, -1), weight.reshape(batch, heads, n)
+    out, weight = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
+    return out.reshape(batch, heads, n, -1), weight.reshape(batch, heads, n)
 
 
 def _grouped(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries [B * groups, share, n, width], and views of their keys and values alike."""
+    """Return queries [B * groups, share, n, width] and their keys and values, expanded views."""
     share = query.shape[1] // key.shape[1]
     folded = query.reshape(-1, share, *query.shape[2:])
-    known = [part.flatten(0, 1)[:, None].expand(-1, share, -1, -1) for part in (key, value)]
-    return folded, known[0], known[1]
+    key, value = (each.flatten(0, 1)[:, None].expand(-1, share, -1, -1) for each in (key, value))
+    return folded, key, value
 
 
 def _for_groups(mask: Tensor | None, batch: int, groups: int) -> Tensor | None:
-    """Return a mask [B or 1, 1, n, S] as one of `_grouped` queries: a view for one row or group."""
+    """Return a mask [B or 1, 1, n, S] for `_grouped` queries; a view for one row or group."""
     if mask is None or mask.shape[0] == 1 or groups == 1:
         return mask
     return mask.expand(batch, groups, -1, -1).reshape(batch * groups, 1, *mask.shape[2:])
 
 
 def behind(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Attend causally where the queries' own slots are the last ones, by CUDA's kernels.
+    """Attend causally by CUDA's kernels; the queries' own slots are the last ones.
 
-    Both align the triangle to the last query and last key, so that they need no mask.
+    Both kernels align the triangle to the last query and key and need no mask.
     """
     n, slots, shape = query.shape[2], key.shape[2], query.shape
     shared = query.shape[1] != key.shape[1]
-    if shared and query.dtype not in _HALVES:  # the kernel for wider numbers knows no groups
+    if shared and query.dtype not in _HALVES:  # the float32 kernel does not support groups
         query, key, value = _grouped(query, key, value)
         shared = False
     out = functional.scaled_dot_product_attention(
@@ -178,7 +177,7 @@ def masked(
     scaling: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend by the kernel that gives weights; mask [B or 1, 1, n, S]. It repeats no keys."""
+    """Attend by `_KERNEL` with a mask [B or 1, 1, n, S], without repeating keys."""
     out, weight = _kernel(query, key, value, mask, False, scaling)
     return with_sinks(out, weight, sinks).to(query.dtype)
 
@@ -193,10 +192,12 @@ def explicit(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend by plain matrix products, for what the fused kernels lack.
+    """Attend by plain matrix products, for features that the fused kernels lack.
 
-    causal: the last query sees all slots, each one before it one less. Long prompts go by blocks
-    of queries, so that at most `SCORES` weights are held at once.
+    Long prompts are computed in blocks of queries, so that at most `SCORES` weights are held.
+
+    Args:
+        causal: The last query attends to all slots, each query before it to one less.
     """
     batch, heads, n, width = query.shape
     groups, slots = key.shape[1], key.shape[2]
@@ -205,9 +206,9 @@ def explicit(
         parts = []
         for start in range(0, n, size):
             end = min(n, start + size)
-            known = slots - n + end if causal else slots
+            visible = slots - n + end if causal else slots
             rows = None if mask is None else mask[:, :, start:end]
-            block = query[:, :, start:end], key[:, :, :known], value[:, :, :known]
+            block = query[:, :, start:end], key[:, :, :visible], value[:, :, :visible]
             parts.append(explicit(*block, rows, causal, scaling, softcap, sinks))
         return torch.cat(parts, dim=2)
     scale = width**-0.5 if scaling is None else scaling
@@ -216,8 +217,8 @@ def explicit(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if causal:
-        visible = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril(slots - n)
-        scores = scores.masked_fill(~visible, float("-inf"))
+        triangle = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril(slots - n)
+        scores = scores.masked_fill(~triangle, float("-inf"))
     elif mask is not None:
         scores = scores + mask
     if sinks is not None:

@@ -1,16 +1,15 @@
 """The slot cache: keys and values in buffers that are written in place and never concatenated.
 
-Row b owns slots 0 .. capacity. Slots below `lengths[b]` hold committed tokens, slot = position.
-Above them lie up to `pending` speculative slots, filled by one or more forwards and then either
-kept (the accepted ones move down to close the gaps) or forgotten. Sliding and chunked layers keep
-every slot too: their window is enforced by the mask, so that no draft that is
-forgotten takes a key along.
+Row b owns slots 0 .. capacity. Slots below `lengths[b]` hold committed tokens, slot = position. Up
+to `pending` speculative slots follow, filled by one or more forwards. Accepted slots then move down
+to close the gaps, and the others are dropped. Sliding and chunked layers keep every slot too: the
+mask enforces their window, so that rejected drafts cannot evict keys.
 
-A sequence may own several rows of the buffers, its *copies* (guidance runs a model on a pair): with
+A sequence may own several rows of the buffers, its *copies* (guidance runs a model on a pair). With
 R sequences, copy c of sequence b is buffer row c * R + b. Lengths are those of sequences.
 
-A forward covers the sequences *in line*, B of the R, which lie in one batch so that their keys are
-one view. All are at first; `line_up` chooses others, and moves as few of them as it can.
+A forward covers the *selected* sequences: B of the R, adjacent in the buffers so that their keys
+are one view. At first these are all; `select_rows` selects others and moves as few as possible.
 """
 
 from __future__ import annotations
@@ -20,15 +19,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragspec.verification.base import Beginning
 
 
 class SlotBook:
-    """What all layers of one cache share: lengths of the rows in line and the speculative region.
+    """The state that all layers of one cache share, such as the lengths of the selected rows.
 
-    rows: R, those out of line included. first: where in the buffers those in line begin.
+    Attributes:
+        rows: R, including rows out of line.
+        first: The place in the buffers of the first selected row.
+        pending: Speculative slots, the same number for each row.
+        hidden: First slots of each row, by copy, that only themselves see: a prompt's padding.
+        block: After the prompt, keys are read in whole blocks of this many slots.
     """
 
     def __init__(self, rows: int, capacity: int, copies: int = 1) -> None:
@@ -38,9 +43,8 @@ class SlotBook:
         self.pending = 0
         self.capacity = capacity
         self.copies = copies
-        # First slots of each row, by copy, that they alone see: a prompt's padding.
         self.hidden: list[tuple[int, ...]] = [(0,) * copies] * rows
-        self.block = 1  # keys are read in whole blocks of so many slots, after the prompt
+        self.block = 1
         self._places: tuple[int, Tensor, Tensor] | None = None
 
     @property
@@ -49,7 +53,7 @@ class SlotBook:
         return max(self.lengths) + self.pending
 
     def read(self, n: int) -> int:
-        """Return how many slots n more queries read: those in use, and what fills up a block."""
+        """Return how many slots n more queries read: those in use, rounded up to whole blocks."""
         end = self.extent + n
         return -(-end // self.block) * self.block if any(self.lengths) else end
 
@@ -60,11 +64,11 @@ class SlotBook:
 
     @property
     def whole(self) -> bool:
-        """Whether all rows are in line."""
+        """Whether all rows are selected."""
         return len(self.lengths) == self.rows
 
     def places(self, n: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return where the next n tokens go: buffer rows i64 [C * B, 1], slots i64 [C * B, n]."""
+        """Return buffer rows i64 [C * B, 1] and slots i64 [C * B, n] of the next n tokens."""
         if self._places is None or self._places[0] != n:
             starts = torch.tensor(self.lengths * self.copies, device=device) + self.pending
             rows = torch.arange(self.copies, device=device)[:, None] * self.rows + self.first
@@ -73,7 +77,7 @@ class SlotBook:
         return self._places[1].to(device), self._places[2].to(device)
 
     def moved(self) -> None:
-        """Forget what was derived from the lengths; call after every change of them."""
+        """Clear values derived from the lengths. Call it after every change of lengths."""
         self._places = None
 
 
@@ -88,7 +92,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         self.book = book
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the buffers; head counts and widths are read off the first states."""
+        """Allocate the buffers, with the head counts and widths of the first states."""
         self.keys = self._buffer(key_states)
         self.values = self._buffer(value_states)
         self.is_initialized = True
@@ -98,8 +102,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
     ) -> tuple[Tensor, Tensor]:
         """Write n new slots in place and return views up to the last slot in use.
 
-        Shapes: [C * B, heads, n, width] -> two views [C * B, heads, extent + n, width], with what
-        fills up a block behind them.
+        Shapes: [C * B, heads, n, width] -> two views [C * B, heads, S, width]. S is extent + n,
+        rounded up to whole blocks.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -108,7 +112,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         read = self.book.read(n)
         if read > self.keys.shape[-2]:
             self.keys = _grown(self.keys, read)
-        if read > self.values.shape[-2]:  # asked apart: memory may have ended between the two
+        if read > self.values.shape[-2]:  # a separate check: memory may run out between the two
             self.values = _grown(self.values, read)
         if self.book.even:
             self._active_rows(self.keys)[..., end - n : end, :] = self._by_copy(key_states)
@@ -120,46 +124,43 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return self._visible(self.keys, read), self._visible(self.values, read)
 
     def move(self, row: int, source: Tensor, target: slice) -> None:
-        """Copy slots `source` i64 [A] of a sequence in line to the slots of `target`."""
+        """Copy slots `source` i64 [A] of a selected sequence to the slots of `target`."""
         for buffer in (self.keys, self.values):
             slots_of_row = buffer[self.book.first + row :: self.book.rows]
             slots_of_row[:, :, target] = slots_of_row.index_select(2, source)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first slots of one sequence to another; both by their places of R."""
+        """Copy the first slots of one sequence to another, both given by their places of R."""
         for buffer in (self.keys, self.values):
-            current, other = buffer[source :: self.book.rows], buffer[target :: self.book.rows]
-            other[:, :, :length] = current[:, :, :length]
+            slots = buffer[source :: self.book.rows, :, :length]
+            buffer[target :: self.book.rows, :, :length] = slots
 
     def swap(self, one: int, other: int, lengths: tuple[int, int]) -> None:
-        """Let two sequences change places; lengths: the committed slots of each."""
+        """Exchange the places of two sequences with these numbers of committed slots."""
         for buffer in (self.keys, self.values):
             first, second = buffer[one :: self.book.rows], buffer[other :: self.book.rows]
             copied = first[:, :, : lengths[0]].clone()
             first[:, :, : lengths[1]] = second[:, :, : lengths[1]]
             second[:, :, : lengths[0]] = copied
 
-    def keep(self, places: Sequence[int]) -> None:
-        """Keep the sequences at these places of R, in that order, and free the memory of others."""
-        rows = list(places)
-        self.keys = self._every(self.keys)[:, rows].flatten(0, 1)
-        self.values = self._every(self.values)[:, rows].flatten(0, 1)
+    def keep(self, places: list[int]) -> None:
+        """Keep the sequences at these places of R, in this order; free the memory of others."""
+        self.keys = self._every(self.keys)[:, places].flatten(0, 1)
+        self.values = self._every(self.values)[:, places].flatten(0, 1)
 
     def added(self) -> tuple[Tensor, Tensor]:
-        """Return keys and values with room for one more sequence behind the others."""
-        results = []
-        for buffer in (self.keys, self.values):
-            by_copy = self._every(buffer)
-            more = by_copy.new_zeros(by_copy.shape[0], 1, *by_copy.shape[2:])
-            results.append(torch.cat([by_copy, more], 1).flatten(0, 1))
-        return results[0], results[1]
+        """Return keys and values with room for one more sequence at the end."""
+        one_row = (0, 0, 0, 0, 0, 0, 0, 1)
+        by_copy = map(self._every, (self.keys, self.values))
+        keys, values = (pad(buffer, one_row).flatten(0, 1) for buffer in by_copy)
+        return keys, values
 
     def _every(self, buffer: Tensor) -> Tensor:
         """Return a buffer by copy and sequence: [C, R, heads, capacity, width]."""
         return buffer.view(self.book.copies, self.book.rows, *buffer.shape[1:])
 
     def _active_rows(self, buffer: Tensor) -> Tensor:
-        """Return what lies in line, a view: [B, heads, capacity, width], of copies [C, B, ...]."""
+        """View the selected rows: [B, heads, capacity, width], of copies [C, B, ...]."""
         book = self.book
         if book.copies == 1:
             return buffer if book.whole else buffer[book.first : book.first + len(book.lengths)]
@@ -171,9 +172,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return states if copies == 1 else states.reshape(copies, -1, *states.shape[1:])
 
     def _visible(self, buffer: Tensor, read: int) -> Tensor:
-        """Return the slots that queries see: [C * B, heads, read, width].
+        """Return the slots that queries read: [C * B, heads, read, width].
 
-        A view, but of copies of which some are out of line.
+        This is a view, unless there are copies and some sequences are out of line.
         """
         if self.book.whole:
             return buffer[:, :, :read]
@@ -181,7 +182,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return active_rows if self.book.copies == 1 else active_rows.flatten(0, 1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of slots that n more queries see, and their offset 0."""
+        """Return the number of slots that n more queries read, and their offset 0."""
         return self.book.read(query_length), 0
 
     def get_seq_length(self) -> int:
@@ -199,54 +200,58 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
 
 
 class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
-    """A transformers cache of slot layers, made as the model asks for them.
+    """A transformers cache of slot layers, each created on its first use.
 
-    rows: sequences, R. capacity: slots to begin with. copies: buffer rows of each sequence.
-    Sequences go by their numbers 0 .. R - 1 in `line_up`, `copy` and `length`, wherever they lie;
-    all other methods are about those in line, in the order that `line_up` returned.
+    `select_rows`, `copy`, `length` and `drop` address sequences by their numbers 0 .. R - 1. All
+    other methods address the selected ones, in the order that `select_rows` returned.
+
+    Args:
+        rows: The number of sequences, R.
+        capacity: The initial number of slots.
+        copies: Buffer rows of each sequence.
     """
 
     def __init__(self, rows: int, capacity: int, copies: int = 1) -> None:
         super().__init__(layers=[])
         self.book = SlotBook(rows, capacity, copies)
-        self._row_order = list(range(rows))  # the sequence at each place of the buffers
-        # Of each sequence out of line its length and hidden slots.
+        self.row_order = list(range(rows))  # the sequence at each place of the buffers
+        # The length and hidden slots of each sequence out of line.
         self._aside: list[tuple[int, tuple[int, ...]]] = [(0, (0,) * copies)] * rows
 
     @property
     def line(self) -> list[int]:
-        """The sequences in line, in order."""
+        """The selected sequences, in order."""
         first = self.book.first
-        return self._row_order[first : first + len(self.book.lengths)]
+        return self.row_order[first : first + len(self.book.lengths)]
 
-    def line_up(self, rows: Sequence[int]) -> list[int]:
-        """Let the next forwards cover these sequences; return them in the order in which they lie.
+    def select_rows(self, rows: Sequence[int]) -> list[int]:
+        """Select the sequences of the next forwards; return them in the order of the batch.
 
-        What was not committed is forgotten.
+        Uncommitted slots are dropped.
         """
         if sorted(rows) != sorted(self.line):
             self._put_aside()
             book, chosen = self.book, set(rows)
             book.first = self._window(chosen)
             here = range(book.first, book.first + len(chosen))
-            away = [p for p in range(book.rows) if p not in here and self._row_order[p] in chosen]
-            strange = [place for place in here if self._row_order[place] not in chosen]
+            away = [p for p in range(book.rows) if p not in here and self.row_order[p] in chosen]
+            strange = [place for place in here if self.row_order[place] not in chosen]
             for one, other in zip(away, strange, strict=True):
                 self._swap(one, other)
             self._recall(len(chosen))
         return self.line
 
     def length(self, row: int) -> int:
-        """Return how many committed slots a sequence has, in line or not."""
+        """Return how many committed slots a sequence has, selected or not."""
         line = self.line
         return self.book.lengths[line.index(row)] if row in line else self._aside[row][0]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Let a sequence hold the first committed slots of another, or of itself, and no more."""
+        """Replace a sequence by the first committed slots of another, or truncate it itself."""
         self._put_aside()
         self._make(target)
         if source != target and length:
-            places = self._row_order.index(source), self._row_order.index(target)
+            places = self.row_order.index(source), self.row_order.index(target)
             for layer in self.layers:
                 if layer.is_initialized:
                     layer.copy(*places, length)
@@ -254,58 +259,55 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         self._recall(len(self.book.lengths))
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Give up the memory of these sequences, which then hold nothing; `copy` takes it again."""
+        """Empty these sequences and free their memory. `copy` allocates it again."""
         self._put_aside()
-        places = [place for place, row in enumerate(self._row_order) if row not in rows]
+        places = [place for place, row in enumerate(self.row_order) if row not in rows]
         for layer in self.layers:
             if layer.is_initialized:
                 layer.keep(places)
-        self._row_order = [self._row_order[place] for place in places]
+        self.row_order = [self.row_order[place] for place in places]
         self.book.rows, self.book.first = len(places), 0
         for row in rows:
             self._aside[row] = (0, (0,) * self.book.copies)
         self._recall(len(places))
 
     def _make(self, row: int) -> None:
-        """Give a sequence a place in the buffers, where it was dropped."""
-        if row not in self._row_order:
+        """Allocate a dropped sequence again."""
+        if row not in self.row_order:
             added = [layer.added() if layer.is_initialized else None for layer in self.layers]
-            for layer, buffers in zip(self.layers, added, strict=True):  # all of them, or none
+            for layer, buffers in zip(self.layers, added, strict=True):  # after all allocations
                 if buffers is not None:
                     layer.keys, layer.values = buffers
-            self._row_order.append(row)
+            self.row_order.append(row)
             self.book.rows += 1
 
-    def abandon(self) -> None:
-        """Forget what was not committed, also of a forward that was broken off."""
+    def discard_uncommitted(self) -> None:
+        """Drop uncommitted slots, also those of an interrupted forward."""
         self.book.pending = 0
         self.book.moved()
 
     def _put_aside(self) -> None:
-        """Note what is known of those in line."""
+        """Record the lengths and hidden slots of the selected sequences."""
         self.book.pending = 0
-        known = zip(self.book.lengths, self.book.hidden, strict=True)
-        for row, current in zip(self.line, known, strict=True):
-            self._aside[row] = current
+        for row, length, hidden in zip(self.line, self.book.lengths, self.book.hidden, strict=True):
+            self._aside[row] = length, hidden
 
     def _recall(self, count: int) -> None:
-        """Put so many in line, from the book's first place on, with what is known of them."""
+        """Select `count` sequences, from the book's first place on."""
         book = self.book
-        results = [self._aside[row] for row in self._row_order[book.first : book.first + count]]
-        book.lengths, book.hidden = (
-            [length for length, _ in results],
-            [hidden for _, hidden in results],
-        )
+        entries = [self._aside[row] for row in self.row_order[book.first : book.first + count]]
+        book.lengths = [length for length, _ in entries]
+        book.hidden = [hidden for _, hidden in entries]
         book.moved()
 
     def _window(self, selection: set[int]) -> int:
-        """Return the place from which on most of these sequences lie in one batch already."""
-        current = [row in selection for row in self._row_order]
-        starts = range(len(current) - len(selection) + 1)
-        return max(starts, key=lambda start: sum(current[start : start + len(selection)]))
+        """Return the first place of the window that has most of these sequences already."""
+        members = [row in selection for row in self.row_order]
+        starts = range(len(members) - len(selection) + 1)
+        return max(starts, key=lambda start: sum(members[start : start + len(selection)]))
 
     def _swap(self, one: int, other: int) -> None:
-        row_order = self._row_order
+        row_order = self.row_order
         lengths = self._aside[row_order[one]][0], self._aside[row_order[other]][0]
         for layer in self.layers:
             if layer.is_initialized:
@@ -315,7 +317,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write into layer `layer_idx`, made on first use; see `SlotLayer.update`."""
+        """Write into layer `layer_idx`, created on first use; see `SlotLayer.update`."""
         while len(self.layers) <= layer_idx:
             self.layers.append(SlotLayer(self.book))
         layer: SlotLayer = self.layers[layer_idx]
@@ -326,10 +328,10 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         self.book.pending += n
         self.book.moved()
 
-    def commit(self, selected: Sequence[Sequence[int]]) -> None:
-        """Keep, for each row, these of its speculative slots (ascending) and drop the others."""
+    def commit(self, accepted: Sequence[Sequence[int]]) -> None:
+        """Keep these speculative slots of each row, in ascending order, and drop the others."""
         book = self.book
-        for row, slots in enumerate(selected):
+        for row, slots in enumerate(accepted):
             start = book.lengths[row]
             first = next((i for i, slot in enumerate(slots) if slot != i), len(slots))
             if first < len(slots):
@@ -339,12 +341,12 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         book.moved()
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget all but the first `length` committed tokens of a row."""
+        """Keep at most the first `length` committed tokens of a row."""
         self.book.lengths[row] = min(length, self.book.lengths[row])
         self.book.moved()
 
     def beginning(self, length: int) -> Beginning | None:
-        """Return copies of the first slots of all layers; None for more than one row of buffers."""
+        """Return copies of the first slots of all layers; None unless there is one buffer row."""
         layers = [layer for layer in self.layers if layer.is_initialized]
         if not layers or len(layers) < len(self.layers) or layers[0].keys.shape[0] != 1:
             return None
@@ -354,7 +356,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
         ]
 
     def begin_with(self, beginning: Beginning) -> None:
-        """Fill the first slots of the one row; what was there is forgotten."""
+        """Replace the contents of the only row by these keys and values."""
         self.book.lengths[0] = self.book.pending = 0
         self.book.moved()
         for index, (keys, values) in enumerate(beginning):
@@ -373,7 +375,7 @@ class SlotCache(Cache):  # type: ignore[misc, unused-ignore]
 
 
 def slot_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Return the bytes that one token takes in the cache of a model with this configuration."""
+    """Return the cache bytes per token of a model with this configuration."""
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
     groups = int(getattr(text, "num_key_value_heads", None) or heads)
@@ -382,7 +384,5 @@ def slot_bytes(config: Any, dtype: torch.dtype) -> int:
 
 
 def _grown(buffer: Tensor, needed: int) -> Tensor:
-    batch, heads, capacity, width = buffer.shape
-    grown = buffer.new_zeros(batch, heads, max(needed, 2 * capacity), width)
-    grown[:, :, :capacity] = buffer
-    return grown
+    capacity = buffer.shape[2]
+    return pad(buffer, (0, 0, 0, max(needed - capacity, capacity)))

@@ -1,4 +1,4 @@
-"""From a model to a target: its architecture is checked and probed."""
+"""Check and probe a model and open it as a target."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from ragspec.verification.static.open import open_static
 
 
 def open_target(model: Any, static: str = "auto") -> CausalTarget:
-    """Return the target over a model, after its architecture passed the load-time probe.
+    """Return the target over a model that passed the load-time probe.
 
-    static: how its steps are taken, see `target.static`; a model that cannot be taken so is
-    verified as before, its `static` says why. Raises UnsupportedModelError with the reason for
-    models outside the scope, InputError for a mode that this device lacks.
+    Args:
+        static: How steps of fixed shape run, see `static.target`. If the model cannot take such
+            steps, it is verified without them, and the target's `static` has the reason.
+
+    Raises:
+        UnsupportedModelError: The model is outside the scope. The message has the reason.
+        InputError: The mode is unknown, or the device lacks it.
     """
     check_scope(model)
     return open_static(probe_target(CausalTarget(model)).target, static)

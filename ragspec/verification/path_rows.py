@@ -1,4 +1,4 @@
-"""Rows of a session that are objects of their own, which share nothing of what they read."""
+"""Sessions whose rows are independent objects, without prefix sharing."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ T = TypeVar("T")
 
 
 class ListedRows(Generic[T]):
-    """The part of a `TargetSession` in which rows join, leave and line up.
+    """The row management of a `TargetSession`, over a list of R rows.
 
-    rows: R. make: makes an empty row. copy: copies one, as of the last commit.
+    Args:
+        make: Returns an empty row.
+        copy: Returns a copy of a row, as of the last commit.
     """
 
     def __init__(self, rows: int, make: Callable[[], T], copy: Callable[[T], T]) -> None:
@@ -33,40 +35,40 @@ class ListedRows(Generic[T]):
 
     @property
     def active_rows(self) -> list[T]:
-        """The rows in line."""
+        """The selected rows."""
         return [self._all[row] for row in self._line]
 
     def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
-        """Take a free row for a text, of which it holds nothing; see `TargetSession.join`."""
+        """Take a free row, without cached tokens; see `TargetSession.join`."""
         row = self._taken.join((), scope).row
         self._all[row] = self._make()
         return row, 0
 
     def fork(self, row: int) -> int:
-        """Take a free row that holds what this one does; see `TargetSession.fork`."""
+        """Copy a row to a free row; see `TargetSession.fork`."""
         other = self._taken.fork(row).row
         self._all[other] = self._copy(self._all[row])
         return other
 
     def leave(self, row: int) -> None:
-        """Give a row back, and its memory; see `TargetSession.leave`."""
+        """Free a row and its memory; see `TargetSession.leave`."""
         self._taken.leave(row)
         self._all[row] = self._make()
 
-    def line_up(self, rows: Sequence[int]) -> list[int]:
-        """Let the next forwards cover these rows; see `TargetSession.line_up`."""
+    def select_rows(self, rows: Sequence[int]) -> list[int]:
+        """Select the rows of the next forwards; see `TargetSession.select_rows`."""
         self._line = list(rows)
         return self._line
 
-    def abandon(self) -> list[int]:
-        """Forget what was not committed, which no row holds; see `TargetSession.abandon`."""
+    def discard_uncommitted(self) -> list[int]:
+        """Return []: rows hold only committed tokens; see `TargetSession.discard_uncommitted`."""
         return []
 
     def shrink(self) -> None:
-        """Nothing to do: rows that were left hold no memory."""
+        """Do nothing: free rows hold no memory."""
 
 
-LAG = 16  # replayed tokens beyond this are settled by a forward of their own
+LAG = 16  # more replayed tokens than this take a forward of their own
 
 
 class PathTarget(CausalTarget):
@@ -78,7 +80,7 @@ class PathTarget(CausalTarget):
 
     @property
     def divisible(self) -> bool:
-        """Never: recurrent layers read a prompt at once, and what they knew halfway is gone."""
+        """False: recurrent layers do not keep their states within a prompt."""
         return False
 
     def open(self, rows: int, capacity: int) -> PathSession:  # type: ignore[override]
@@ -102,26 +104,26 @@ class PathTarget(CausalTarget):
 
 
 class OneTreeTarget(CausalTarget):
-    """A causal model that verifies trees in sessions of one row, else chains over its own cache.
-
-    Its rotary table changes with the length (longrope).
-    """
+    """A causal model with longrope tables: verifies trees in sessions of one row, else chains."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self._beyond = PathTarget(model)
 
     def open(self, rows: int, capacity: int) -> TreeSession | PathSession:  # type: ignore[override]
-        """Return an empty session of R rows, fit for `capacity` slots."""
+        """Return an empty session of R rows of initially `capacity` slots."""
         return super().open(rows, capacity) if rows == 1 else self._beyond.open(rows, capacity)
 
 
 @dataclass(slots=True)
 class _Row:
-    """One text: the model's cache, what it was before the last forward, and what it lacks.
+    """One sequence with the model's own cache.
 
-    length: tokens in the cache. replay: committed tokens that the cache has not seen. head, draft:
-    the tokens of the last forward.
+    Attributes:
+        cache, before: The cache, and its copy before the last forward.
+        length: Tokens in the cache.
+        replay: Committed tokens that the cache lacks.
+        head, draft: The tokens of the last forward.
     """
 
     cache: Any = None
@@ -130,6 +132,11 @@ class _Row:
     replay: list[int] = field(default_factory=list)
     head: list[int] = field(default_factory=list)
     draft: list[int] = field(default_factory=list)
+
+    @property
+    def committed(self) -> int:
+        """The number of committed tokens."""
+        return self.length + len(self.replay)
 
     def fork(self) -> _Row:
         """Return an independent copy, as of the last commit."""
@@ -149,31 +156,27 @@ class PathSession(ListedRows[_Row]):
     def __exit__(self, *raised: object) -> None:
         self._all, self._line = [], []
 
-    def abandon(self) -> list[int]:
-        """Empty the rows in line, whose states cannot be taken back; see `TargetSession`."""
+    def discard_uncommitted(self) -> list[int]:
+        """Empty the selected rows, whose states cannot be rolled back; see `TargetSession`."""
         for row in self._line:
             self._all[row] = _Row()
         return list(self._line)
 
-    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the likeliest path of a draft; of draws the first.
+    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the most likely path of a draft, of sampled paths the first.
 
-        Drafts end where the rotary table of the row changes; see `rotary_tables`.
+        The path ends at the rotary border of the row; see `rotary_tables`.
         """
-        border, current = self.target.border, self.active_rows[row]
+        border, held = self.target.border, self.active_rows[row]
         if border is not None and len(text) <= border:
             tree = limit_depth(tree, border - len(text))
-        elif (
-            border is not None
-            and self.target.rereads
-            and border >= current.length + len(current.replay)
-        ):
+        elif border is not None and self.target.rereads and border >= held.committed:
             self._all[self._line[row]] = _Row(replay=list(text[:-1]))
             return DraftTree.empty(tree.kind)
         return keep_paths(tree, 1)
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
-        """Run one forward a row; see `TargetSession.verify`."""
+        """Run one forward per row; see `TargetSession.verify`."""
         parts = [
             self._verify(row, list(tokens), tree)
             for row, tokens, tree in zip(self.active_rows, pending, trees, strict=True)
@@ -195,8 +198,8 @@ class PathSession(ListedRows[_Row]):
 
     def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> Tensor:
         """Return the logits of the root and the nodes: [N + 1, V]."""
-        known, border = row.length + len(row.replay), self.target.border
-        crosses = border is not None and known <= border < known + len(pending)
+        border = self.target.border
+        crosses = border is not None and 0 <= border - row.committed < len(pending)
         if row.replay and row.length and (len(row.replay) > LAG or crosses):
             self._forward(row, row.replay, 1)
             row.replay = []
@@ -211,7 +214,7 @@ class PathSession(ListedRows[_Row]):
         arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
         ids = torch.tensor([tokens], device=target.device)
         positions = torch.arange(row.length, row.length + ids.shape[1], device=target.device)
-        if target.takes_positions:  # as `generate` does: some count otherwise by themselves
+        if target.takes_positions:  # as in `generate`: some models would count differently
             arguments["position_ids"] = positions[None]
         with torch.no_grad():
             out = target.model(
@@ -224,10 +227,10 @@ class PathSession(ListedRows[_Row]):
 
 
 def snapshot(cache: Any) -> Any:
-    """Return a copy of a transformers cache that later forwards leave alone.
+    """Return a copy of a transformers cache that later forwards do not change.
 
     Keys and values are shared: dynamic layers replace them by longer ones and never write into
-    them. Recurrent and convolution states are written in place and so are copied.
+    them. Recurrent and convolution states are written in place, so they are copied.
     """
     if cache is None:
         return None
@@ -237,7 +240,7 @@ def snapshot(cache: Any) -> Any:
 
 
 def _copied(thing: Any) -> Any:
-    """Return a shallow copy whose lists and dictionaries of tensors are its own."""
+    """Return a shallow copy with cloned tensors in lists and dictionaries."""
     twin = copy.copy(thing)
     for name, value in vars(thing).items():
         if isinstance(value, dict):
@@ -252,7 +255,7 @@ def _cloned(value: Any) -> Any:
 
 
 def _commit(row: _Row, path: tuple[int, ...]) -> None:
-    """Bring the row's cache to the end of the accepted path, or note what it lacks."""
+    """Move the row's cache to the end of the accepted path, or note the tokens to replay."""
     beyond = len(row.draft) - len(path)
     row.length -= beyond
     if beyond and not _croppable(row.cache):
@@ -267,9 +270,9 @@ def _commit(row: _Row, path: tuple[int, ...]) -> None:
 
 
 def _croppable(cache: Any) -> bool:
-    """Whether the last slots of every layer can be dropped without a trace.
+    """Return whether the last slots of every layer can be dropped.
 
-    Sliding layers cannot once they have release what lies before their window.
+    Sliding layers have already dropped the slots before their window, which a shorter text needs.
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer
 

@@ -1,8 +1,8 @@
-"""The experiment of the load-time probe: logits of drafts against those of their paths run alone.
+"""The load-time probe: compares logits of verified drafts with those of each path run alone.
 
-Two rows of unequal length, a step without a draft, and further drafts after an accepted path was
-kept, so that ragged batches, positions, windows and compaction are all in it. The reference is the
-model as it was found, over whole texts and without a cache.
+The probe has two rows of unequal length, a step without a draft, and drafts after an accepted path.
+So it covers ragged batches, positions, windows and compaction. The reference is the unmodified
+model, over whole texts and without a cache.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from ragspec.verification.path_rows import OneTreeTarget, PathTarget
 
 PREFIXES = (12, 7)
 AFFORDED = 2.0  # seconds that crossing a long window may take on a CPU
-ROUNDING = 1000.0  # of the dtype's step, relative to the largest logit; models compute norms and
-HALF_ROUNDING = 4.0  # softmax in float32 at best, and half precision rounds at every product
-NOISE = 8.0  # times the difference that another batch shape alone makes
-SENSE = 0.25  # of the logits' deviation: a tolerance above this would let everything pass
-QUANTILE = 0.75  # in half precision a near-tie of routed experts spoils single nodes
+# Tolerances in units of the dtype's epsilon times the largest logit. Models compute norms and
+# softmax in float32 at best, and half precision rounds at every product.
+ROUNDING = 1000.0
+HALF_ROUNDING = 4.0
+NOISE = 8.0  # tolerance in units of the difference between two batch shapes
+SENSE = 0.25  # limit of the tolerance, in units of the logits' standard deviation
+QUANTILE = 0.75  # of errors in half precision: near-ties of routed experts spoil single nodes
 
 _BUSHY = (-1, 0, 1, 0, 3, -1, 5, 6)
 _FORK = (-1, -1, 1)
 _CHAIN = (-1, 0, 1, 2)
-# For each stage the shape of the tree and the nodes that are kept, for both rows. The first is a
-# step of plain decoding: some models with states have code of its own for a single token.
+# For each stage and both rows: the parents of the tree and the accepted nodes. The first stage is a
+# step of plain decoding, because some recurrent models have separate code for a single token.
 _PLAIN = (((), ()), ((), ()))
 TREES = (_PLAIN, ((_BUSHY, (0, 3, 4)), (_FORK, (1, 2))), ((_FORK, (0,)), (_BUSHY, (5, 6, 7))))
 CHAINS = (
@@ -51,7 +53,7 @@ Stages = Sequence[Sequence[tuple[Sequence[int], tuple[int, ...]]]]
 
 @dataclass(frozen=True, slots=True)
 class ProbeAttempt:
-    """How far one way of verifying was off, or the error that it raised."""
+    """The error of one verification method and its tolerance, or the exception it raised."""
 
     error: float
     tolerance: float
@@ -59,12 +61,12 @@ class ProbeAttempt:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was raised and the error lies within the tolerance."""
+        """Whether no exception was raised and the error is within the tolerance."""
         return not self.raised and self.error <= self.tolerance
 
     @property
     def story(self) -> str:
-        """What went wrong, in a few words."""
+        """A short description of the failure."""
         if self.raised:
             return self.raised
         return f"logits are off by {self.error:.2g}, tolerance {self.tolerance:.2g}"
@@ -72,14 +74,14 @@ class ProbeAttempt:
 
 @dataclass(slots=True)
 class Case:
-    """One row of the experiment: a prompt, then (root token, tree, kept nodes) stage by stage."""
+    """One row of the probe: a prompt, then (root token, tree, accepted nodes) per stage."""
 
     prompt: list[int]
     stages: list[tuple[int, DraftTree, tuple[int, ...]]]
 
 
 class Trial:
-    """Runs one model in several ways on the same tokens and compares the logits."""
+    """Runs one model by several methods on the same tokens and compares the logits."""
 
     def __init__(self, target: CausalTarget) -> None:
         self.target = target
@@ -90,36 +92,34 @@ class Trial:
         self.prefix = self._long_prefix(seconds)
 
     def attempt(self, opened: Callable[[int, int], TargetSession], stages: Stages) -> ProbeAttempt:
-        """Return how far the sessions that `opened` makes are off over these stages."""
+        """Verify these stages in a session of `opened` and compare the logits."""
         lengths = (self.prefix, PREFIXES[1])
         cases = [self._case(n, [stage[row] for stage in stages]) for row, n in enumerate(lengths)]
-        tolerance = self._tolerance()
+        tolerance = min(max(self._rounding(), NOISE * self.noise), SENSE * self.deviation)
         try:
-            result = list(self._verified(opened, cases))
+            logits = list(self._verified(opened, cases))
         except (torch.OutOfMemoryError, MemoryError):
             raise
-        except Exception as raised:  # whatever a foreign model may raise is its verdict
-            return ProbeAttempt(float("inf"), tolerance, f"{type(raised).__name__}: {raised}"[:200])
+        except Exception as raised:  # a third-party model may raise anything
+            return ProbeAttempt(math.inf, tolerance, f"{type(raised).__name__}: {raised}"[:200])
         expected = [self._expected(case) for case in cases]
-        worst = torch.cat([_difference(a, b) for a, b in zip(result, expected, strict=True)])
+        worst = torch.cat([_difference(a, b) for a, b in zip(logits, expected, strict=True)])
         half = torch.finfo(self.target.dtype).bits < 32
         error = float(worst.quantile(QUANTILE) if half else worst.max())
-        return ProbeAttempt(error if error == error else float("inf"), tolerance)
+        return ProbeAttempt(math.inf if math.isnan(error) else error, tolerance)
 
     def wavers(self) -> bool:
-        """Say whether two equal forwards differ, as dropout makes them."""
+        """Return whether two equal forwards differ, as with dropout."""
         text = [self._tokens(PREFIXES[0])]
         one, other = (self._alone(text, PREFIXES[0])[0] for _ in range(2))
         return bool(_difference(one, other).max() > self._rounding())
 
     def looks_ahead(self) -> bool:
-        """Say whether logits depend on later tokens of the same forward: one text, two endings."""
-        beginning = self._tokens(PREFIXES[0])
-        ways = [[*beginning, *self._tokens(PREFIXES[0])] for _ in range(2)]
-        one, other = (
-            self._alone([direction], len(direction))[0, : len(beginning)] for direction in ways
-        )
-        # The median: a near-tie of routed experts spoils single places.
+        """Return whether logits depend on later tokens, tested with two endings of one text."""
+        n, prefix = PREFIXES[0], self._tokens(PREFIXES[0])
+        texts = [[*prefix, *self._tokens(n)] for _ in range(2)]
+        one, other = (self._alone([text], 2 * n)[0, :n] for text in texts)
+        # The median, since near-ties of routed experts spoil single positions.
         return bool(_difference(one, other).median() > self._rounding())
 
     def _rounding(self) -> float:
@@ -128,28 +128,25 @@ class Trial:
             return HALF_ROUNDING * precision.eps * self.scale
         return ROUNDING * torch.finfo(torch.float32).eps * self.scale
 
-    def _tolerance(self) -> float:
-        return min(max(self._rounding(), NOISE * self.noise), SENSE * self.deviation)
-
     def _survey(self) -> tuple[float, float, float, float]:
-        """Return the largest logit, their deviation, the noise of batching, and seconds a token."""
-        first = [self._tokens(2 * self.prefix) for _ in range(2)]
-        together = self._alone(first, self.prefix)
+        """Return the largest logit, the deviation, the noise of batching, and seconds per token."""
+        texts = [self._tokens(2 * self.prefix) for _ in range(2)]
+        together = self._alone(texts, self.prefix)
         start = time.perf_counter()
-        difference = self._alone(first[:1], self.prefix)
+        single = self._alone(texts[:1], self.prefix)
         self.target.synchronize()
-        seconds = (time.perf_counter() - start) / len(first[0])
+        seconds = (time.perf_counter() - start) / len(texts[0])
         logits = together.float()
-        noise = float(_difference(together[0], difference[0]).median())
+        noise = float(_difference(together[0], single[0]).median())
         return float(logits.abs().max()), float(logits.std()), noise, seconds
 
     def _long_prefix(self, seconds: float) -> int:
-        """Return a prefix that crosses the model's window, where that is affordable."""
+        """Return a prefix length that crosses the model's window, if that is fast enough."""
         window = shortest_window(self.target)
         limit = self.target.max_length
         if window is None or window < PREFIXES[1] or (limit and window + 24 > limit):
             return self.prefix
-        rows = 6  # four paths run alone, our own, and something to spare
+        rows = 6  # four paths run alone, the session, and a margin
         on_cpu = self.target.device.type == "cpu"
         cost = rows * window * seconds if on_cpu else AFFORDED * window / 8192
         return window + 3 if cost <= AFFORDED else self.prefix
@@ -162,16 +159,15 @@ class Trial:
 
     def _case(self, length: int, shapes: Sequence[tuple[Sequence[int], tuple[int, ...]]]) -> Case:
         stages = []
-        for parents, selected in shapes:
+        for parents, accepted in shapes:
             root, *tokens = self._tokens(len(parents) + 1) if parents else self.vocabulary[:1]
-            stages.append((root, DraftTree.build(tokens, parents, "probe"), selected))
+            stages.append((root, DraftTree.build(tokens, parents, "probe"), accepted))
         return Case(self._tokens(length), stages)
 
     def _alone(self, sequences: list[list[int]], keep: int) -> Tensor:
-        """Return the last `keep` logits of equally long sequences, by the model as it was found.
+        """Return the last `keep` logits of equally long sequences, by the unmodified model.
 
-        Positions are given as transformers' `generate` gives them: some models count otherwise by
-        themselves.
+        Positions are passed as in transformers' `generate`: some models would count differently.
         """
         target = self.target
         arguments: dict[str, Any] = {"logits_to_keep": keep} if target.keeps_logits else {}
@@ -184,14 +180,14 @@ class Trial:
         return logits[:, -keep:]
 
     def _expected(self, case: Case) -> Tensor:
-        """Return the logits of all roots and nodes of a case, each path run as a plain text.
+        """Return the logits of all roots and nodes of a case, each path run as plain text.
 
-        What follows a position does not change its logits, so shorter paths are filled up.
+        Later tokens do not change the logits of a position, so shorter paths are padded.
         """
         sequences: list[list[int]] = []
         where: list[tuple[int, int]] = []
         context = case.prompt
-        for root, tree, selected in case.stages:
+        for root, tree, accepted in case.stages:
             context = [*context, root]
             tokens = tree.tokens.tolist()
             place = {ROOT: (len(sequences), len(context) - 1)}
@@ -200,7 +196,7 @@ class Trial:
                     place.setdefault(node, (len(sequences), len(context) + depth))
                 sequences.append([*context, *(tokens[node] for node in path)])
             where += [place[node] for node in range(ROOT, len(tree))]
-            context = [*context, *(tokens[node] for node in selected)]
+            context = [*context, *(tokens[node] for node in accepted)]
         sequences, renamed = _without_beginnings(sequences)
         longest = max(len(sequence) for sequence in sequences)
         filled = [[*s, *([s[-1]] * (longest - len(s)))] for s in sequences]
@@ -211,8 +207,8 @@ class Trial:
     def _verified(
         self, opened: Callable[[int, int], TargetSession], cases: Sequence[Case]
     ) -> Iterator[Tensor]:
-        """Yield for each case the logits of the same positions as verified in a session."""
-        results: list[list[Tensor]] = [[] for _ in cases]
+        """Yield for each case the logits of the same positions, verified in a session."""
+        verified: list[list[Tensor]] = [[] for _ in cases]
         empty = [DraftTree.empty() for _ in cases]
         with opened(len(cases), self.prefix + 32) as session:
             session.verify([case.prompt for case in cases], empty)
@@ -220,46 +216,42 @@ class Trial:
             for stage in zip(*(case.stages for case in cases), strict=True):
                 logits = session.verify([[root] for root, _, _ in stage], [t for _, t, _ in stage])
                 for row, (_, tree, _) in enumerate(stage):
-                    results[row].append(logits[row, : len(tree) + 1])
-                session.commit([selected for _, _, selected in stage])
-        yield from (torch.cat(parts) for parts in results)
+                    verified[row].append(logits[row, : len(tree) + 1])
+                session.commit([accepted for _, _, accepted in stage])
+        yield from (torch.cat(parts) for parts in verified)
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """Return the largest difference of each position: two [K, V] -> [K]."""
+    """Return the largest absolute difference at each position: two [K, V] -> [K]."""
     exact = torch.promote_types(a.dtype, torch.float32)
     return (a.to(exact) - b.to(exact)).abs().amax(-1)
 
 
 def _without_beginnings(sequences: list[list[int]]) -> tuple[list[list[int]], list[int]]:
-    """Drop sequences that another one begins with; return the rest and where each can be found."""
-    results: list[list[int]] = []
+    """Drop prefixes of other sequences; return the rest and the new index of each sequence."""
+    rest: list[list[int]] = []
     renamed: dict[int, int] = {}
     for i in sorted(range(len(sequences)), key=lambda i: -len(sequences[i])):
         sequence = sequences[i]
-        known = (j for j, other in enumerate(results) if other[: len(sequence)] == sequence)
-        renamed[i] = next(known, len(results))
-        if renamed[i] == len(results):
-            results.append(sequence)
-    return results, [renamed[i] for i in range(len(sequences))]
+        matches = (j for j, other in enumerate(rest) if other[: len(sequence)] == sequence)
+        renamed[i] = next(matches, len(rest))
+        if renamed[i] == len(rest):
+            rest.append(sequence)
+    return rest, [renamed[i] for i in range(len(sequences))]
 
 
 def shortest_window(target: CausalTarget) -> int | None:
-    """Return the shortest attention window or chunk of the configuration."""
+    """Return the shortest attention window or chunk of the configuration, None for none."""
     text = target.model.config.get_text_config()
     names = ("sliding_window", "attention_chunk_size", "window_size")
-    results = [getattr(text, name, None) for name in names]
-    return min((n for n in results if isinstance(n, int) and n > 0), default=None)
+    sizes = [getattr(text, name, None) for name in names]
+    return min((n for n in sizes if isinstance(n, int) and n > 0), default=None)
 
 
 def _plain_tokens(target: CausalTarget) -> list[int]:
-    """Return token ids without those that the configuration names: padding, images, ends."""
+    """Return token ids without special ones of the configuration: padding, images, ends."""
     config = target.model.config.to_dict() | target.model.config.get_text_config().to_dict()
-    special = {
-        v
-        for k, v in config.items()
-        if k.endswith(("token_id", "token_index")) and isinstance(v, int)
-    }
+    special = [v for k, v in config.items() if k.endswith(("token_id", "token_index"))]
     low = min(100, target.vocab_size // 4)
     usable = range(low, min(target.vocab_size, low + 1024))
     return [token for token in usable if token not in special] or list(range(target.vocab_size))
@@ -270,16 +262,18 @@ _LOOKS_AHEAD = (
     "quantisation with one scale per tensor?); use a model that attends to the left alone, and "
     "weight-only or per-token quantisation"
 )
-_TRAINING = "two equal forwards differ: the model is in training mode, call model.eval()"
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeVerdict:
-    """What a model may be used for, and the figures behind it.
+    """The verification mode of a model, and the measurements behind it.
 
-    mode: "tree", "chain" or "refused". error: largest difference of two logits between
-    a draft verified in that mode (refused: as a tree) and its paths run alone, infinite where the
-    model raised. tolerance: what rounding may do in this dtype. prefix: tokens before the draft.
+    Attributes:
+        mode: "tree", "chain" or "refused".
+        error: The largest difference of logits between a draft verified in that mode (if refused,
+            as a tree) and its paths run alone. Infinite if the model raised an exception.
+        tolerance: The largest error that rounding may cause in this dtype.
+        prefix: Tokens before the draft.
     """
 
     mode: str
@@ -290,16 +284,17 @@ class ProbeVerdict:
 
 
 class Probed(NamedTuple):
-    """A target that verifies in the way that its model can, and the verdict on the model."""
+    """A target in the mode that its model supports, and the verdict on the model."""
 
     target: CausalTarget
     verdict: ProbeVerdict
 
 
 def probe_target(target: CausalTarget) -> Probed:
-    """Return the target to use for a model, which is `target` itself where trees are right.
+    """Return the target to use for a model: `target` itself if it verifies trees correctly.
 
-    Raises UnsupportedModelError for a refused model.
+    Raises:
+        UnsupportedModelError: The probe refuses the model.
     """
     verdict = probe(target)
     if verdict.mode == "refused":
@@ -317,12 +312,12 @@ def probe_target(target: CausalTarget) -> Probed:
 
 
 def probe(target: CausalTarget) -> ProbeVerdict:
-    """Return how the model may be used; four forwards of ours against four of the model's own."""
+    """Return the mode of a model, by comparing four forwards with four of the model itself."""
     try:
         trial = Trial(target)
     except (torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception as error:  # whatever a foreign model may raise is its verdict
+    except Exception as error:  # a third-party model may raise anything
         reason = f"its own forward fails on plain text ({type(error).__name__}: {error})"[:400]
         return ProbeVerdict("refused", reason, math.inf, 0.0, 0)
     if not math.isfinite(trial.scale):
@@ -330,7 +325,8 @@ def probe(target: CausalTarget) -> ProbeVerdict:
         reason = f"its own logits are {kind} on plain text: its weights are damaged or overflow"
         return ProbeVerdict("refused", reason, math.inf, 0.0, trial.prefix)
     if unwrapped(target.model).training and trial.wavers():
-        return ProbeVerdict("refused", _TRAINING, math.inf, 0.0, trial.prefix)
+        reason = "two equal forwards differ: the model is in training mode, call model.eval()"
+        return ProbeVerdict("refused", reason, math.inf, 0.0, trial.prefix)
     attempt = trial.attempt(target.open, TREES)
     if attempt.passed:
         return _verdict(trial, "tree", attempt, "trees give the logits of their paths")
@@ -346,7 +342,7 @@ def probe(target: CausalTarget) -> ProbeVerdict:
 
 
 def _cause(target: CausalTarget) -> str:
-    """Return why a model cannot verify trees where its code says so; "" where it does not."""
+    """Return why a model cannot verify trees if its code shows it, else ""."""
     config = target.model.config
     if states := ", ".join(sorted(state_layers(config))):
         return f"layers that keep a state ({states}) know no trees"
@@ -358,7 +354,7 @@ def _cause(target: CausalTarget) -> str:
 
 
 def _verdict(trial: Trial, mode: str, attempt: ProbeAttempt, reason: str) -> ProbeVerdict:
-    """Return the verdict, which says so where a window was too long to be crossed."""
+    """Return the verdict. Its reason notes a window that was too long to be crossed."""
     window = shortest_window(trial.target)
     if mode != "refused" and window is not None and trial.prefix <= window:
         reason += f" (its window of {window} tokens was too long to be crossed)"

@@ -1,9 +1,9 @@
-"""Long prompts are read in pieces, one forward each, so that somebody can be told how far it is.
+"""Chunked prefill: long prompts are read in chunks, one forward each, with progress reports.
 
-The pieces lie one behind the other in the speculative slots of the cache and are committed
-together, as if there had been one forward; each attends to those before it. Activations and masks
-are as large as a piece asks for and not as the prompt does: that is why accelerators read in pieces
-too, of a size at which a forward takes far longer than its launches.
+The chunks fill consecutive speculative slots of the cache and are committed together, as if by one
+forward. Each chunk attends to those before it. Activations and masks have the size of a chunk
+instead of the prompt. For that reason accelerators read in chunks too, large enough that a forward
+takes far longer than its kernel launches.
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from torch import Tensor, nn
 
 from ragspec.verification.tree_attention import TreeView
 
-PIECE = 512  # tokens that a CPU reads at once
-LARGE_PIECE = 2048  # and an accelerator
-LONG = 256  # tokens of a chain whose ancestors are not worth a table of n x n
+PIECE = 512  # tokens of a chunk on a CPU
+LARGE_PIECE = 2048  # tokens of a chunk on an accelerator
+LONG = 256  # tokens of a chain from which on its n x n table of ancestors costs too much
 States = Tensor | None
 Forward = Callable[[Tensor, TreeView, int | Tensor], tuple[Tensor, States]]
 OnRead = Callable[[int, int], None]
 
 
 def piece_of(device: torch.device) -> int:
-    """Return how many tokens of a prompt a device reads at once."""
+    """Return the chunk size of a device, in tokens."""
     return PIECE if device.type == "cpu" else LARGE_PIECE
 
 
 def chunks(n: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield the beginnings and ends of n tokens cut into even pieces of at most `most`."""
+    """Yield the starts and ends of n tokens cut into even chunks of at most `most`."""
     count = -(-n // most)
     for i in range(count):
         yield i * n // count, (i + 1) * n // count
 
 
-def in_chunks(view: TreeView, most: int | None) -> bool:
-    """Tell whether a forward can be cut: it is long, and its rows are chains."""
-    plain = view.related is None and not view.unused
-    return most is not None and plain and view.positions.shape[1] > most
+def in_chunks(view: TreeView, most: int) -> bool:
+    """Return whether a forward needs chunks of at most `most` and is a chain in every row."""
+    return view.related is None and not view.unused and view.positions.shape[1] > most
 
 
 def read_in_chunks(
@@ -52,11 +51,15 @@ def read_in_chunks(
     most: int,
     on_read: OnRead | None,
 ) -> tuple[Tensor, States]:
-    """Return what `forward` would of all tokens i64 [B, n], read `most` at a time.
+    """Run `forward` over tokens i64 [B, n] in chunks of at most `most`.
 
-    keep: the number of last queries whose logits are wanted, or i64 [k], ascending. on_read: called
-    with how many tokens have been read and of how many, first with 0. Returns logits [B, k, V] and,
-    where the forward gives them, states [C, B, k, H].
+    Args:
+        keep: The number of last queries whose logits are returned, or their indices i64 [k],
+            ascending.
+        on_read: Called with the tokens read and their total, first with 0.
+
+    Returns:
+        Logits [B, k, V], and hidden states [C, B, k, H] if `forward` returns them.
     """
     n = tokens.shape[1]
     positions = torch.arange(n - keep, n) if isinstance(keep, int) else keep
@@ -65,15 +68,15 @@ def read_in_chunks(
     if on_read is not None:
         on_read(0, n)
     for start, end in chunks(n, most):
-        current = positions[(positions >= start) & (positions < end)] - start
+        queries = positions[(positions >= start) & (positions < end)] - start
         part = replace(
             view,
             positions=view.positions[:, start:end],
             slot_positions=view.slot_positions[:, :end],
         )
-        result, hidden = forward(tokens[:, start:end], part, current if len(current) else 1)
-        if len(current):
-            logits.append(result)
+        chunk, hidden = forward(tokens[:, start:end], part, queries if len(queries) else 1)
+        if len(queries):
+            logits.append(chunk)
             states += [] if hidden is None else [hidden]
         if on_read is not None:
             on_read(end, n)
@@ -81,11 +84,13 @@ def read_in_chunks(
 
 
 class HeadInputs:
-    """Keeps what an output head reads last inside the block; serves block after block.
+    """Records the last hidden states that an output head reads inside the block; reusable.
 
-    head: the module that makes logits out of hidden states; it is left as it was found. Other
-    threads may use it meanwhile: what they read is not kept. last_alone: the head then makes logits
-    of the last states only, which are cheaper than those of a whole text.
+    Calls of the head from other threads are not recorded.
+
+    Args:
+        head: The module that computes logits of hidden states. It is not changed.
+        last_alone: Whether the head computes only the last logits, which is cheaper.
     """
 
     def __init__(self, head: nn.Module, *, last_alone: bool = False) -> None:
@@ -105,7 +110,7 @@ class HeadInputs:
         self._hook = None
 
     def taken(self) -> Tensor | None:
-        """Return the states [R, n, H] of the last block, None where the head had no part in it."""
+        """Return the states [R, n, H] of the last block, None if the head was not called."""
         states, self._states = self._states, None
         return states
 

@@ -1,8 +1,8 @@
-"""Rotary tables that change with the length of the text (longrope): where forwards must not mix.
+"""Rotary tables that change with the length of the text (longrope).
 
-Such a model turns keys by one table in texts of up to `original_max_position_embeddings` tokens
-and by another in longer ones. transformers picks one of them for a whole forward, by its largest
-position. So a session takes one row a forward and verifies no draft across the border.
+Such a model rotates keys by one table in texts of up to `original_max_position_embeddings` tokens
+and by another in longer ones. transformers picks one table for a whole forward, by its largest
+position. So a session takes one row per forward and verifies no draft across the border.
 
 Dynamic scaling changes its table beyond `max_position_embeddings`, which no request exceeds.
 """
@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import nn
 
-# Their `generate` reads the text again, by the long table, with the first token beyond the border
-# (that of Phi 4, and of Phi 3 in early releases, goes on from the last token alone: a mistake).
+# Their `generate` reads the whole text again, by the long table, at the first token beyond the
+# border. (That of Phi 4, and of Phi 3 in early releases, continues from the last token: a bug.)
 _READ_AGAIN = {"phi3", "phimoe", "phi4_multimodal"}
 
 
 def table_border(model: nn.Module) -> int | None:
-    """Return the most tokens of a text that is turned by the short table; None for one table."""
+    """Return the longest text, in tokens, of the short table; None for a model with one table."""
     for module in model.modules():
         if "longrope" in _kinds(module) and hasattr(module, "config"):
             config: Any = module.config
@@ -31,12 +31,12 @@ def table_border(model: nn.Module) -> int | None:
 
 
 def rereads(model: Any) -> bool:
-    """Return whether the model's own `generate` reads the whole text again beyond the border."""
+    """Return whether the model's own `generate` reads the text again beyond the border."""
     return model.config.model_type in _READ_AGAIN
 
 
 def asks_for_length(model: nn.Module) -> bool:
-    """Return whether a forward looks how long its text is before it turns keys, on the host."""
+    """Return whether a forward reads the length of its text on the host to pick a table."""
     kinds = {kind for module in model.modules() for kind in _kinds(module)}
     return any(word in str(kind) for kind in kinds for word in ("longrope", "dynamic"))
 

@@ -1,9 +1,9 @@
-"""Which rows of a session are taken, and what is known of the text that each holds.
+"""Prefix caching between the rows of a session: which rows are taken, and the tokens of each.
 
-The keys of a row that was left stay where they are until the row is wanted again. A text that
-begins like one of them, or like a row that is still being written, need not be read from its start:
-the keys of its beginning are copied (as in vLLM's prefix caching, arXiv 2309.06180, and SGLang's,
-2312.07104; here whole rows are looked through, since there are few).
+The keys of a freed row stay in place until the row is taken again. If a new sequence has a common
+prefix with a freed or active row, the keys of that prefix are copied instead of computed. vLLM
+(arXiv 2309.06180) and SGLang (2312.07104) cache prefixes too; here all rows are compared, since
+there are few.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ragspec.errors import InputError
 
 
 class Place(NamedTuple):
-    """Where a text joins: its row, and of which row the first `known` tokens are its own, too."""
+    """The row of a new sequence, and the source row of its first `known` tokens."""
 
     row: int
     source: int
@@ -25,9 +25,11 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class _Held:
-    """The text of one row. tokens: committed ones. left: when it was left, counted; 0: never.
+    """The committed tokens of one row.
 
-    dropped: its memory was given up.
+    Attributes:
+        left: The number of the `leave` that freed the row, 0 if it never was taken.
+        dropped: Whether the memory of the row was freed.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -38,17 +40,20 @@ class _Held:
 
 
 class RowPrefixes:
-    """The texts of `count` rows: who joins gets one, and who leaves gives it back."""
+    """Assigns `count` rows to sequences and finds common prefixes between them."""
 
     def __init__(self, count: int) -> None:
         self._rows = [_Held() for _ in range(count)]
         self._leaves = 0
 
     def join(self, tokens: Sequence[int], scope: str) -> Place:
-        """Take a free row for a text that begins with these tokens, that left longest ago first.
+        """Take a free row for a sequence of these tokens, the one freed longest ago.
 
-        Rows that would take new memory are the last choice. Texts of another scope are not looked
-        at. Raises InputError where no row is free.
+        Empty rows come before those, and rows without memory after them. Only prefixes of the same
+        scope are shared.
+
+        Raises:
+            InputError: No row is free.
         """
         free = [row for row, held in enumerate(self._rows) if not held.taken]
         if not free:
@@ -58,23 +63,26 @@ class RowPrefixes:
             )
         tokens = list(tokens)
         row = min(free, key=lambda each: _gain(self._rows[each]))
-        alike = [
+        prefix, source = max(
             (_common(held.tokens, tokens) if held.scope == scope else 0, -number)
             for number, held in enumerate(self._rows)
-        ]
-        known, source = max(alike)
-        self._rows[row] = _Held(tokens[:known], scope, True)
-        return Place(row, -source if known else row, known)
+        )
+        self._rows[row] = _Held(tokens[:prefix], scope, True)
+        return Place(row, -source if prefix else row, prefix)
 
     def fork(self, row: int) -> Place:
-        """Take a free row for a text that goes on like this one; raises InputError for none."""
+        """Take a free row for a copy of this sequence.
+
+        Raises:
+            InputError: No row is free.
+        """
         held = self._rows[row]
         place = self.join((), held.scope)
         self._rows[place.row].tokens = list(held.tokens)
         return Place(place.row, row, len(held.tokens))
 
     def leave(self, row: int) -> bool:
-        """Give a row back, of which what it holds stays known; tell whether it had been joined."""
+        """Free a row but remember its tokens. Return whether it was taken."""
         held = self._rows[row]
         if held.taken:
             self._leaves += 1
@@ -83,33 +91,33 @@ class RowPrefixes:
         return False
 
     def free(self) -> list[int]:
-        """Forget the texts of all rows that nobody has and that have memory; return these rows."""
-        results = [row for row, held in enumerate(self._rows) if not (held.taken or held.dropped)]
-        for row in results:
-            self._rows[row] = _Held(dropped=True)
-        return results
+        """Forget the tokens of all free rows with memory; return these rows."""
+        rows = [row for row, held in enumerate(self._rows) if not (held.taken or held.dropped)]
+        for row in rows:
+            self.free_again(row)
+        return rows
 
     def free_again(self, row: int) -> None:
-        """Give a row back that could not be had."""
+        """Free a row without memory, for example because it could not be allocated."""
         self._rows[row] = _Held(dropped=True)
 
     def grow(self, row: int, tokens: Sequence[int]) -> None:
-        """Note tokens that were committed to a row that was joined."""
+        """Append tokens that were committed to a row, if it is taken."""
         if self._rows[row].taken:
             self._rows[row].tokens.extend(tokens)
 
     def forget(self, row: int) -> None:
-        """Note that nothing is left of a row's text."""
+        """Forget the tokens of a row, whose keys were discarded."""
         self._rows[row].tokens = []
 
 
 def _gain(held: _Held) -> tuple[bool, bool, int]:
-    """Return what orders free rows: those first of which nobody else has any use."""
+    """Return the sort key of free rows: empty ones first, those without memory last."""
     return held.dropped, bool(held.tokens), held.left
 
 
 def _common(first: list[int], second: list[int]) -> int:
-    """Return how many tokens two texts begin with alike."""
+    """Return the length of the common prefix of two token lists."""
     most = min(len(first), len(second))
     if first[:most] == second[:most]:
         return most

@@ -1,10 +1,10 @@
-"""Tree attention for any transformers model, through a registered attention and mask pair.
+"""Tree attention for any transformers model, by a registered pair of attention and mask functions.
 
-The mask hook receives the model's own `mask_function` (full, sliding, chunked), so one wrapper
-serves all layer types: slots are mapped to logical positions, the model's rule is asked about
-those, and the ancestor relation of the tree is laid over it. Outside a `tree_view` both functions
-do what sdpa does, and a model lends itself only for the time of a `lease`, one forward or one
-draft: its configuration is put back afterwards, so `generate` and other engines may share it.
+The mask function receives the model's own `mask_function` (full, sliding, chunked), so one wrapper
+serves all layer types. It maps slots to logical positions, applies the model's rule to these, and
+combines that with the ancestor relation of the tree. Outside a `tree_view` both functions act like
+sdpa. A model uses them only inside a `lease`, one forward or one draft. Then its configuration is
+restored, so `generate` and other engines may share the model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers.masking_utils import causal_mask_function, eager_mask
 
 from ragspec.verification.kernels import attend, behind, explicit, in_parts, joins, masked
 
-LARGE_MASK = 1 << 17  # entries of a row's mask, queries by slots
+LARGE_MASK = 1 << 17  # entries (queries x slots) from which on a row's mask is large
 NAME = "ragspec"
 Configs = list[tuple[Any, bool]]
 MaskFunction = Callable[..., Tensor]
@@ -31,14 +31,17 @@ MaskFunction = Callable[..., Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TreeView:
-    """What the mask of one forward must know.
+    """The layout of one forward, from which its mask is computed.
 
-    lengths i64 [B]: committed slots of each row. positions i64 [B, n]: logical position of each
-    query. slot_positions i64 [B, m]: the same for the m speculative slots, the queries last.
-    related bool [B, n, m]: which speculative slots each query sees (itself and its ancestors);
-    None where the rows form chains. level: whether these begin at one slot, so that causal
-    attention is right. unused: slots behind the speculative ones, which nobody sees. hidden i64
-    [B]: first slots of each row that nobody else sees, see `hiding`.
+    Attributes:
+        lengths: Committed slots of each row, i64 [B].
+        positions: Logical positions of the queries, i64 [B, n].
+        slot_positions: Logical positions of the m speculative slots, the queries last, i64 [B, m].
+        related: The speculative slots that each query attends to (itself and its ancestors), bool
+            [B, n, m]. None if the rows are chains.
+        unused: Slots behind the speculative ones that no query attends to.
+        hidden: First slots of each row that no other query attends to, i64 [B]; see `hide_padding`.
+        level: Whether all chains begin at the same slot, so that causal attention is correct.
     """
 
     lengths: Tensor
@@ -50,10 +53,10 @@ class TreeView:
     level: bool = True
 
 
-def hiding(view: TreeView, counts: Sequence[int]) -> TreeView:
-    """Return the view where each row's first slots, a prompt's padding, are seen by none but them.
+def hide_padding(view: TreeView, counts: Sequence[int]) -> TreeView:
+    """Return the view with the first `counts` slots of each row, a prompt's padding, masked.
 
-    Each of them sees itself, so that it has something to attend to.
+    Each masked slot attends to itself only, so that its softmax is defined.
     """
     hidden = torch.tensor(counts, device=view.lengths.device)
     related = view.related
@@ -62,8 +65,8 @@ def hiding(view: TreeView, counts: Sequence[int]) -> TreeView:
         chain = torch.ones(n, view.slot_positions.shape[1], dtype=torch.bool, device=hidden.device)
         related = chain.tril(chain.shape[1] - n).expand(rows, -1, -1)
     slots = view.lengths[:, None] + torch.arange(related.shape[2], device=hidden.device)
-    current = slots[:, -n:, None] == slots[:, None]
-    related = related & (current | (slots >= hidden[:, None])[:, None])
+    itself = slots[:, -n:, None] == slots[:, None]
+    related = related & (itself | (slots >= hidden[:, None])[:, None])
     return replace(view, related=related, hidden=hidden)
 
 
@@ -72,7 +75,7 @@ _view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=Non
 
 @contextmanager
 def tree_view(view: TreeView) -> Iterator[None]:
-    """Make the forwards inside the block attend as `view` says."""
+    """Apply the masks of `view` to the forwards inside the block."""
     token = _view.set(view)
     try:
         yield
@@ -81,7 +84,7 @@ def tree_view(view: TreeView) -> Iterator[None]:
 
 
 def in_view() -> bool:
-    """Tell whether this is the forward of a `tree_view`."""
+    """Return whether the calling code runs inside a `tree_view`."""
     return _view.get() is not None
 
 
@@ -95,21 +98,22 @@ def tree_mask(
     dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> Tensor | None:
-    """Return the additive mask [B, 1, n, S] of the tree in view, or None where none is needed.
+    """Return the additive mask [B, 1, n, S] of the current view, None if none is needed.
 
-    That is for plain causality, and where committed slots are attended to apart, see `in_parts`.
-    The mask of a long chain under a window covers the last slots alone, those that it sees.
-    Without a view, and for masks over something other than the cache (cross attention), it is
-    spelled out, as for eager attention: a lease can end between another thread's mask and its
-    attention. Models with attention code of their own know no mask but the one they are given, so
-    theirs always is, and so is one that forbids the skip because the model goes on to change it.
+    None is needed for plain causality and for separate attention to committed slots, see
+    `in_parts`. The mask of a long chain under a window only covers the last slots, those visible.
+
+    Without a view, and for masks over something other than the cache (cross attention), the full
+    mask is returned, as for eager attention: a lease can end between another thread's mask and its
+    attention. The full mask is also returned to models with their own attention code, which have no
+    other source of it, and to models that forbid the skip because they modify the mask.
     """
     view = _view.get()
     bidirectional = "allow_is_bidirectional_skip" in kwargs  # some models' self-attention
     if view is not None and bidirectional:
         view = view if kv_length == _slots(view) else None
     if view is None:
-        spelled: Tensor = eager_mask(
+        full: Tensor = eager_mask(
             batch_size=batch_size,
             q_length=q_length,
             kv_length=kv_length,
@@ -119,14 +123,16 @@ def tree_mask(
             dtype=dtype,
             **kwargs,
         )
-        return spelled
-    current = _leases.explicit(kwargs.get("config")) or not kwargs.get("allow_is_causal_skip", True)
+        return full
+    required = _leases.explicit(kwargs.get("config")) or not kwargs.get(
+        "allow_is_causal_skip", True
+    )
     local = local_size is not None and kv_length > local_size
     windowed = local or (local_size is None and mask_function is not causal_mask_function)
-    if not windowed and not current and _needs_none(view, kv_length):
+    if not windowed and not required and _needs_none(view, kv_length):
         return None
     first = 0
-    if local_size is not None and local and not current and not bidirectional:
+    if local_size is not None and local and not required and not bidirectional:
         first = _first_visible(view, mask_function, local_size, q_length * kv_length)
     if view.related is None:
         allowed = _model_allows(view, mask_function, kv_length, first)
@@ -153,31 +159,25 @@ def tree_attention(
     """Attend with an optional mask, logit soft-cap and attention sinks.
 
     Shapes: query [B, heads, n, width], key and value [B, groups, S, width], mask [B, 1, n, S] or
-    [B, heads, n, S] -> [B, n, heads, width]. A narrower mask is that of the last slots. Queries
-    that share a key head are folded into one longer query, so that keys and values are never
-    repeated.
+    [B, heads, n, S] -> [B, n, heads, width]. A narrower mask covers the last slots. Queries that
+    share a key head are folded into one longer query, so keys and values are never repeated.
     """
+    mask = attention_mask
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = causal and attention_mask is None and query.shape[2] > 1
+    causal = causal and mask is None and query.shape[2] > 1
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
     view = _in_view(key) if causal else None
-    if attention_mask is not None and attention_mask.shape[-1] < key.shape[2]:
-        last = slice(key.shape[2] - attention_mask.shape[-1], None)
+    if mask is not None and mask.shape[-1] < key.shape[2]:
+        last = slice(key.shape[2] - mask.shape[-1], None)
         key, value = key[:, :, last], value[:, :, last]
     if view is not None:
         out = _unmasked(query, key, value, view, scaling, softcap, sinks)
-    elif (
-        softcap is None
-        and sinks is not None
-        and attention_mask is not None
-        and attention_mask.shape[1] == 1
-        and joins(query, value)
-    ):
-        out = masked(query, key, value, attention_mask, scaling, sinks)
-    elif softcap is not None or sinks is not None:
-        out = explicit(query, key, value, attention_mask, causal, scaling, softcap, sinks)
+    elif softcap is None and sinks is None:
+        out = attend(query, key, value, mask, causal, scaling, dropout)
+    elif softcap is None and mask is not None and mask.shape[1] == 1 and joins(query, value):
+        out = masked(query, key, value, mask, scaling, sinks)
     else:
-        out = attend(query, key, value, attention_mask, causal, scaling, dropout)
+        out = explicit(query, key, value, mask, causal, scaling, softcap, sinks)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -190,14 +190,14 @@ def _unmasked(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend to the slots of a view whose full attention came without a mask, see `_needs_none`."""
+    """Attend to the slots of a view whose full attention needs no mask, see `_needs_none`."""
     n, slots, related = query.shape[2], key.shape[2], view.related
     plain = softcap is None and sinks is None
     if related is None and slots == n and plain:
         return attend(query, key, value, None, True, scaling)
     if softcap is None and joins(query, value):
-        current = None if related is None else _additive(related, query.dtype).to(query.device)
-        return in_parts(query, key, value, current, scaling, sinks)
+        mask = None if related is None else _additive(related, query.dtype).to(query.device)
+        return in_parts(query, key, value, mask, scaling, sinks)
     if related is None:
         if plain:
             return behind(query, key, value, scaling)
@@ -210,10 +210,11 @@ def _unmasked(
 
 @dataclass(slots=True)
 class _Lent:
-    """A configuration on loan: to how many, and what it said before.
+    """A leased configuration.
 
-    custom_attention: some part of the model has attention code that does not go through the
-    registry.
+    Attributes:
+        implementation: Its attention implementation before the lease.
+        custom_attention: Whether a part of the model has attention code outside the registry.
     """
 
     config: Any
@@ -223,28 +224,27 @@ class _Lent:
 
 
 class _Leases:
-    """Counts who uses a configuration; the first sets it, the last puts it back.
+    """Counts the leases of each configuration; the first lease sets it, the last restores it.
 
-    Counted by configuration and not by model, because models may share one.
+    Leases are counted by configuration, not by model, because models may share one.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lent: dict[int, _Lent] = {}
 
-    def take(self, configs: Configs) -> list[Any]:
+    def take(self, configs: Configs) -> None:
         with self._lock:
-            for config, current in configs:
-                new = _Lent(config, config._attn_implementation_internal, current)
+            for config, custom in configs:
+                new = _Lent(config, config._attn_implementation_internal, custom)
                 lent = self._lent.setdefault(id(config), new)
-                lent.custom_attention |= current
+                lent.custom_attention |= custom
                 lent.count += 1
                 config._attn_implementation_internal = NAME
-        return [config for config, _ in configs]
 
-    def give_back(self, configs: list[Any]) -> None:
+    def give_back(self, configs: Configs) -> None:
         with self._lock:
-            for config in configs:
+            for config, _ in configs:
                 lent = self._lent[id(config)]
                 lent.count -= 1
                 if not lent.count:
@@ -263,36 +263,38 @@ AttentionMaskInterface.register(NAME, tree_mask)
 
 @contextmanager
 def lease(model: nn.Module, configs: Configs | None = None) -> Iterator[None]:
-    """Let the model attend through this module inside the block; nests and is thread-safe.
+    """Make the model attend through this module inside the block; nests and is thread-safe.
 
-    configs: what `model_configs` says of it, for callers that lease it step by step.
+    Args:
+        configs: `model_configs(model)`, for callers that lease the model for every step.
     """
-    taken = _leases.take(model_configs(model) if configs is None else configs)
+    configs = model_configs(model) if configs is None else configs
+    _leases.take(configs)
     try:
         yield
     finally:
-        _leases.give_back(taken)
+        _leases.give_back(configs)
 
 
 def model_configs(model: nn.Module) -> Configs:
-    """Return every distinct configuration that some module reads, and `_Lent.own` of it."""
+    """Return all configurations of the modules, each with its `_Lent.custom_attention`."""
     record: dict[int, tuple[Any, bool]] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
         if hasattr(config, "_attn_implementation_internal"):
-            current = getattr(module, "_supports_attention_backend", None) is False
+            custom = getattr(module, "_supports_attention_backend", None) is False
             _, before = record.get(id(config), (config, False))
-            record[id(config)] = (config, current or before)
+            record[id(config)] = (config, custom or before)
     return list(record.values())
 
 
 def _slots(view: TreeView) -> int:
-    """Return how many slots of the cache the queries of a view read."""
+    """Return the number of cache slots that the queries of a view read."""
     return int(view.lengths.max()) + view.slot_positions.shape[1] + view.unused
 
 
 def _tree_allowed(view: TreeView, related: Tensor, slots: int) -> Tensor:
-    """Return committed slots and ancestors: bool [B, n, slots]."""
+    """Return the mask of committed slots and ancestors: bool [B, n, slots]."""
     lengths = view.lengths
     rows, n, m = related.shape
     hidden = view.hidden
@@ -302,10 +304,10 @@ def _tree_allowed(view: TreeView, related: Tensor, slots: int) -> Tensor:
             committed[:, :, : int(hidden[0])] = False
         return torch.cat([committed, related, related.new_zeros(1, n, view.unused)], dim=-1)
     columns = torch.arange(slots, device=lengths.device)
-    known = columns < lengths[:, None]
+    committed = columns < lengths[:, None]
     if hidden is not None:
-        known &= columns >= hidden[:, None]
-    allowed = known[:, None].expand(rows, n, slots).clone()
+        committed &= columns >= hidden[:, None]
+    allowed = committed[:, None].expand(rows, n, slots).clone()
     index = (lengths[:, None] + torch.arange(m, device=lengths.device))[:, None]
     return allowed.scatter_(2, index.expand(rows, n, m), related)
 
@@ -313,7 +315,7 @@ def _tree_allowed(view: TreeView, related: Tensor, slots: int) -> Tensor:
 def _model_allows(
     view: TreeView, mask_function: MaskFunction, slots: int, first: int = 0
 ) -> Tensor:
-    """Ask the model's own rule about logical positions of slots from `first` on: bool [B, n, S]."""
+    """Apply the model's own rule to the slots from `first` on: bool [B, n, S]."""
     rows, m = view.slot_positions.shape
     device = view.lengths.device
     logical = torch.arange(slots, device=device).expand(rows, slots).clone()
@@ -327,10 +329,10 @@ def _model_allows(
 
 
 def _pays_split(view: TreeView, slots: int) -> bool:
-    """Tell whether a mask over all slots would cost more than to join two attentions.
+    """Return whether `in_parts` is cheaper than a mask over all slots.
 
-    A mask is read entry by entry, joining takes a fixed number of small operations. On a CPU with
-    48 folded queries the two break even between 2,000 and 8,000 slots.
+    A mask is read entry by entry, while `in_parts` adds a fixed number of small operations. On a
+    CPU with 48 folded queries the two break even between 2,000 and 8,000 slots.
     """
     n, m = view.positions.shape[1], view.slot_positions.shape[1]
     if n == 1 or n * slots < LARGE_MASK or slots <= m:
@@ -341,7 +343,7 @@ def _pays_split(view: TreeView, slots: int) -> bool:
 
 
 def _needs_none(view: TreeView, slots: int) -> bool:
-    """Tell whether full attention can do without a mask."""
+    """Return whether full attention needs no mask."""
     if view.hidden is not None:
         return False
     chains = view.related is None and not view.unused and view.level
@@ -350,9 +352,9 @@ def _needs_none(view: TreeView, slots: int) -> bool:
 
 
 def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int) -> int:
-    """Return how many first slots no query of a long chain sees under a window of `local` slots.
+    """Return how many first slots lie outside a window of `local` slots for a long chain.
 
-    entries: of the whole mask; small ones are not worth it. 0 where the rule sees farther.
+    The result is 0 if `rule` allows farther slots, or if the mask has few `entries`.
     """
     if view.related is not None or view.hidden is not None or entries < LARGE_MASK:
         return 0
@@ -361,12 +363,12 @@ def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int)
     zero = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
     rows = torch.arange(len(view.positions), device=device)[:, None, None, None]
     slots = torch.arange(first, device=device)[None, None, None]
-    known = rule(rows, zero, view.positions[:, None, [0, -1], None], slots)
-    return 0 if bool(known.any()) else first
+    allowed = rule(rows, zero, view.positions[:, None, [0, -1], None], slots)
+    return 0 if bool(allowed.any()) else first
 
 
 def _in_view(key: Tensor) -> TreeView | None:
-    """Return the view of queries that came without a mask, where these are its keys."""
+    """Return the current view if it needs no mask and `key` has its slots."""
     view = _view.get()
     if view is None or key.shape[2] != _slots(view):
         return None
@@ -374,6 +376,6 @@ def _in_view(key: Tensor) -> TreeView | None:
 
 
 def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where a slot is seen, else minus infinity: bool [B, n, S] -> [B, 1, n, S]."""
+    """Return 0 for allowed slots, else minus infinity: bool [B, n, S] -> [B, 1, n, S]."""
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return mask.masked_fill_(~allowed, float("-inf"))[:, None]

@@ -1,7 +1,7 @@
-"""Text appended to a corpus that is not on disk yet, and drafted from all the same.
+"""Appended text of a corpus that is not on disk yet, but is drafted from.
 
-Small segments in memory make it visible. These are made when a reader looks, and rebuilt
-geometrically, so that a token is sorted a handful of times before it reaches the disk.
+Small segments in memory make it visible. They are built when a reader asks for them, and merged
+geometrically, so that a token is sorted only a few times before it reaches the disk.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ragspec.retrievers.indexes.suffix_array import (
     token_row,
 )
 
-FACTOR = 4  # an older part is rebuilt with newer ones while it is less than so many times as large
-MOST_TENANTS = 16  # whose segments stay in memory; others' are made again when a reader looks
+FACTOR = 4  # an older part is merged with newer ones while it is less than so many times as large
+MOST_TENANTS = 16  # scopes whose segments stay in memory; others are built again when read
 
 Document = NDArray[np.int32]
 
 
 def segment_in_memory(documents: Sequence[NDArray[Any]], vocab_size: int, depth: int) -> Segment:
-    """Return a segment like those that `build_segment` writes, on no disk."""
+    """Return a segment like those of `build_segment`, without files."""
     sizes = SegmentSizes(0, 0, 0, vocab_size, depth)
     border = np.array([vocab_size], dtype=sizes.dtype)
     chunks = [border]
@@ -47,7 +47,7 @@ def segment_in_memory(documents: Sequence[NDArray[Any]], vocab_size: int, depth:
 
 @dataclass(slots=True)
 class _Part:
-    """Some documents of one scope, oldest first; segment: where it was made."""
+    """Some documents of one scope, oldest first, and their segment if it was built."""
 
     documents: list[Document]
     tokens: int
@@ -56,7 +56,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Scope:
-    """The text of one scope: parts of decreasing size, then what came since."""
+    """The text of one scope: parts of decreasing size, then the documents that came since."""
 
     parts: list[_Part] = field(default_factory=list)
     fresh: list[Document] = field(default_factory=list)
@@ -67,7 +67,7 @@ class _Scope:
         return [*(document for part in self.parts for document in part.documents), *self.fresh]
 
     def fold(self) -> None:
-        """Make a part of what came, together with the newest parts where that pays."""
+        """Make a part of the fresh documents, merged with the newest parts if that pays."""
         if not self.fresh:
             return
         documents, self.fresh = self.fresh, []
@@ -80,22 +80,22 @@ class _Scope:
 
 
 class AppendBuffer:
-    """The documents in memory, by scope; its owner takes care of threads.
+    """The documents in memory, by scope. It is not thread-safe: the owner holds a lock.
 
     Attributes:
         tokens: Tokens that wait; each document counts one more.
-        dropped: Tokens that were lost, since they could not be written.
+        dropped: Tokens that were lost because they could not be written.
     """
 
     def __init__(self, vocab_size: int, depth: int) -> None:
         self._vocab_size = vocab_size
         self._depth = depth
         self._scopes: dict[str, _Scope] = {}
-        self._visible: dict[str, None] = {}  # scopes with segments, the last seen last
+        self._visible: dict[str, None] = {}  # scopes with segments, least recently read first
         self.tokens = self.dropped = 0
 
     def append(self, tokens: Sequence[int] | NDArray[Any], scope: str) -> None:
-        """Add a document; raise InputError for ids out of range."""
+        """Add a document; raise InputError if it is no row of ids below the vocabulary's size."""
         row = token_row(tokens)
         check_ids(row, self._vocab_size, "the document")
         document = row.astype(np.int32)  # a copy: the caller may go on writing to its array
@@ -104,7 +104,7 @@ class AppendBuffer:
             self.tokens += len(document) + 1
 
     def segments(self, scope: str) -> tuple[Segment, ...]:
-        """Return segments that hold all documents of one scope, made where they are missing."""
+        """Return segments that hold all documents of one scope; build the missing ones."""
         if scope not in self._scopes:
             return ()
         self._scopes[scope].fold()

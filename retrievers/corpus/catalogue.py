@@ -1,8 +1,8 @@
-"""What a corpus on disk says about itself, and the view that readers have of one generation.
+"""The catalogue of a corpus on disk, and the view that a reader has of one generation.
 
-A corpus is one store (`storage.store`) whose manifest lists its segments, oldest text first, each a
-folder with a scope and a source. A view is opened once and never changes; the next one takes over
-the segments that are still there.
+A corpus is a store (`storage.store`). Its manifest lists the segments, oldest text first; each is a
+folder with a scope and a source. A view is opened once and never changes. The next view reuses the
+segments that both have.
 """
 
 from __future__ import annotations
@@ -26,10 +26,15 @@ from ragspec.storage.store import POINTER, OpenStore, open_store
 
 KIND = "corpus"
 MODEL, TOKENIZER = "model", "tokenizer"
+BATCH = 256  # documents that are tokenized together
+
+Texts = Iterable[str | Sequence[int] | NDArray[Any]]
+ProgressCallback = Callable[[int, int], None]  # documents and tokens so far
+_Identity = tuple[tuple[str, FileRecord], ...]
 
 
 class SegmentSource(StrEnum):
-    """How a segment's text came in: built from a corpus, or appended while in use."""
+    """The origin of a segment's text: built from a corpus, or appended while in use."""
 
     BUILT = "built"
     APPENDED = "appended"
@@ -37,7 +42,7 @@ class SegmentSource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecord:
-    """What the manifest says about one segment; tokens and documents are counts."""
+    """The manifest's entry of one segment; tokens and documents are counts."""
 
     name: str
     scope: str
@@ -48,10 +53,12 @@ class SegmentRecord:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The parameters of one generation: its segments, oldest text first.
+    """The parameters of one generation of a corpus.
 
-    serial: the number of the next segment; a name is never given twice. model: the fingerprint of
-    the model whose outputs are in it, None where there are none.
+    Attributes:
+        model: Fingerprint of the model that wrote the texts, None if no model did.
+        serial: Number of the next segment; no name is used twice.
+        segments: Oldest text first.
     """
 
     vocab_size: int
@@ -68,13 +75,13 @@ class Catalogue:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What the store was made with, as the manifest has it."""
+        """The known fingerprints of the tokenizer and the model, as the manifest has them."""
         pairs = {TOKENIZER: self.tokenizer, MODEL: self.model}
         return {name: value for name, value in pairs.items() if value is not None}
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the manifest keeps beside the fingerprints."""
+        """The manifest's parameters, without the fingerprints."""
         return {
             "vocab_size": self.vocab_size,
             "depth": self.depth,
@@ -85,11 +92,14 @@ class Catalogue:
 
 @dataclass(frozen=True, slots=True)
 class CorpusInfo:
-    """What a corpus holds; counts are of tokens and documents, bytes of the files on disk.
+    """The contents of a corpus.
 
-    tokenizer, model: fingerprints of what it was made with. segments: oldest text first. waiting:
-    tokens that were appended and are in memory only. dropped: tokens lost because they could not
-    be written.
+    Attributes:
+        bytes: Size of the files on disk.
+        tokenizer, model: Fingerprints of what the corpus was made with.
+        segments: Oldest text first.
+        waiting: Appended tokens that are in memory only, plus one for each document.
+        dropped: The same, for text that was lost because it could not be written.
     """
 
     path: str
@@ -108,18 +118,22 @@ class CorpusInfo:
     @property
     def scopes(self) -> dict[str, int]:
         """Tokens on disk by scope."""
-        fields: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for record in self.segments:
-            fields[record.scope] = fields.get(record.scope, 0) + record.tokens
-        return fields
+            counts[record.scope] = counts.get(record.scope, 0) + record.tokens
+        return counts
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the whole as what JSON can hold."""
+        """Return all fields and the scopes as JSON types."""
         return asdict(self) | {"scopes": self.scopes}
 
 
 def read_catalogue(store: OpenStore) -> Catalogue:
-    """Return what a checked generation holds; raises StoreError where that makes no sense."""
+    """Return the catalogue of a checked generation.
+
+    Raises:
+        StoreError: The manifest's parameters are incomplete or malformed.
+    """
     parameters, prints = store.manifest.parameters, store.manifest.fingerprints
     try:
         segments = tuple(
@@ -129,17 +143,16 @@ def read_catalogue(store: OpenStore) -> Catalogue:
             )
             for raw in parameters["segments"]
         )  # fmt: skip
-        sizes = (int(parameters[name]) for name in ("vocab_size", "depth", "serial"))
-        vocab_size, depth, serial = sizes
+        sizes = {name: int(parameters[name]) for name in ("vocab_size", "depth", "serial")}
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{store.path} cannot be read ({error}); build it again.") from error
     return Catalogue(
-        vocab_size, depth, prints.get(TOKENIZER), prints.get(MODEL), serial, segments
-    )  # fmt: skip
+        **sizes, tokenizer=prints.get(TOKENIZER), model=prints.get(MODEL), segments=segments
+    )
 
 
 def read_pointer(root: Path) -> bytes:
-    """Return the pointer file's bytes, empty where it cannot be read."""
+    """Return the pointer file's bytes, empty if it cannot be read."""
     try:
         return (root / POINTER).read_bytes()
     except OSError:
@@ -147,25 +160,23 @@ def read_pointer(root: Path) -> bytes:
 
 
 def files_of(store: OpenStore, record: SegmentRecord) -> dict[str, FileRecord]:
-    """Return the records of the files of one segment, by name; raises StoreError without one."""
-    fields: dict[str, FileRecord] = {}
-    for file in FILES:
-        name = f"{record.name}/{file}"
+    """Return the records of one segment's files, by name; raise StoreError if one is missing."""
+    names = [f"{record.name}/{file}" for file in FILES]
+    for name in names:
         if name not in store.manifest.files:
             raise StoreError(f"{store.path} lists no file {name}; build the store again.")
-        fields[name] = store.manifest.files[name]
-    return fields
+    return {name: store.manifest.files[name] for name in names}
 
 
 def open_segment(store: OpenStore, record: SegmentRecord, verify: Verify) -> Segment:
-    """Map one segment; raises StoreError where its files are not those of its records."""
+    """Map one segment into memory; raise StoreError if its files do not match the records."""
     for name, each in files_of(store, record).items():
         check_file(store.path, name, each, verify)
     segment = Segment.open(store.path / record.name)
-    result = (len(segment), segment.document_count)
-    if result != (record.tokens, record.documents):
+    counts = (len(segment), segment.document_count)
+    if counts != (record.tokens, record.documents):
         raise StoreError(
-            f"{store.path / record.name} holds {result} tokens and documents, expected "
+            f"{store.path / record.name} holds {counts} tokens and documents, expected "
             f"{(record.tokens, record.documents)}; build the store again."
         )
     return segment
@@ -173,9 +184,11 @@ def open_segment(store: OpenStore, record: SegmentRecord, verify: Verify) -> Seg
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One generation, open: its segments in the order of the catalogue.
+    """One generation, open.
 
-    pointer: the bytes that named it, by which a newer one is noticed.
+    Attributes:
+        segments: In the order of the catalogue.
+        pointer: The pointer file's bytes; a newer generation changes them.
     """
 
     store: OpenStore
@@ -184,7 +197,7 @@ class View:
     pointer: bytes
 
     def visible(self, scope: str) -> tuple[Segment, ...]:
-        """Return the segments that everybody sees, and those of the scope itself."""
+        """Return the segments of global text and those of the scope."""
         pairs = zip(self.catalogue.segments, self.segments, strict=True)
         return tuple(segment for record, segment in pairs if record.scope in (GLOBAL, scope))
 
@@ -196,22 +209,30 @@ def open_view(
     expected: Mapping[str, str] | None = None,
     last: View | None = None,
 ) -> View:
-    """Check the current generation and open it.
+    """Check the current generation and open it. A reader that two writers overtake starts again.
 
-    verify: "full" hashes every file, "size" compares sizes only. expected: fingerprints that the
-    store must have. last: an older view; what it has open is taken over and not checked again.
-    A reader that is overtaken by two writers begins again. Raises StoreError.
+    Args:
+        verify: "full" hashes every file, "size" compares sizes only.
+        expected: Fingerprints that the store must have.
+        last: An older view, whose open segments are reused and not checked again.
+
+    Raises:
+        InputError: `verify` is neither.
+        StoreError: The store is missing, damaged, or has other fingerprints.
     """
     if verify not in ("full", "size"):
         raise InputError(f"verify is {verify!r}; expected 'full' or 'size'.")
+    reusable: dict[_Identity, Segment] = {}
+    if last is not None:
+        pairs = zip(last.catalogue.segments, last.segments, strict=True)
+        reusable = {_identity(last.store, record): segment for record, segment in pairs}
     while True:
         pointer = read_pointer(root)
         try:
             store = open_store(root, KIND, verify="size", fingerprints=expected)
             catalogue = read_catalogue(store)
-            known = _open_segments(last)
             segments = tuple(
-                known.get(_identity(store, record)) or open_segment(store, record, verify)
+                reusable.get(_identity(store, record)) or open_segment(store, record, verify)
                 for record in catalogue.segments
             )
         except StoreError:
@@ -221,36 +242,22 @@ def open_view(
         return View(store, catalogue, segments, pointer)
 
 
-_Identity = tuple[tuple[str, FileRecord], ...]
-
-
 def _identity(store: OpenStore, record: SegmentRecord) -> _Identity:
     return tuple(files_of(store, record).items())
-
-
-def _open_segments(view: View | None) -> dict[_Identity, Segment]:
-    if view is None:
-        return {}
-    pairs = zip(view.catalogue.segments, view.segments, strict=True)
-    return {_identity(view.store, record): segment for record, segment in pairs}
-
-
-Texts = Iterable[str | Sequence[int] | NDArray[Any]]
-
-
-ProgressCallback = Callable[[int, int], None]
-
-
-BATCH = 256
 
 
 def tokenized(
     texts: Texts, tokenizer: Any, progress: ProgressCallback = lambda documents, tokens: None
 ) -> Iterator[NDArray[Any]]:
-    """Yield the token ids of every document [T], those that are token ids already as they are.
+    """Yield the token ids of every document [T]; token ids pass unchanged.
 
-    No special tokens are added; lone surrogates become U+FFFD. progress: called with the documents
-    and tokens so far, once a batch. Raises InputError for a text without a tokenizer.
+    No special tokens are added. Lone surrogates become U+FFFD.
+
+    Args:
+        progress: Called after each batch with the documents and tokens so far.
+
+    Raises:
+        InputError: A text comes without a tokenizer, or a document is no row of token ids.
     """
     if isinstance(texts, str):
         raise InputError("got one text; expected a list or a stream of texts or of token ids.")
@@ -264,7 +271,7 @@ def tokenized(
 
 
 def chunks(documents: Iterator[NDArray[Any]], most: int) -> Iterator[Iterator[NDArray[Any]]]:
-    """Yield streams of documents of about `most` tokens each; use up one before the next."""
+    """Split documents into streams of about `most` tokens; exhaust each before the next."""
     for first in documents:
         yield _piece(first, documents, most)
 
@@ -282,9 +289,9 @@ def _rows(batch: list[Any], tokenizer: Any) -> Iterator[NDArray[Any]]:
     texts = [well_formed(item) for item in batch if isinstance(item, str)]
     if texts and tokenizer is None:
         raise InputError("got a text but no tokenizer; pass one, or token ids.")
-    result: Iterator[Any] = iter(())
+    encoded: Iterator[Any] = iter(())
     if texts:
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        result = iter(tokenizer(texts, **options)["input_ids"])
+        encoded = iter(tokenizer(texts, **options)["input_ids"])
     for item in batch:
-        yield token_row(next(result) if isinstance(item, str) else item)
+        yield token_row(next(encoded) if isinstance(item, str) else item)

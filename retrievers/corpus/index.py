@@ -1,9 +1,9 @@
-"""The corpus index: much text on disk, growing while it is in use, that drafts for any request.
+"""The corpus index: text on disk that grows while in use and drafts for any request.
 
-Immutable segments are mapped into memory; appended text waits in memory, visible at once, until
-there is enough for a segment. A request keeps the segments that it saw when it opened. One process
-writes at a time, any number read, and every change starts from what is on disk then. Text has a
-scope: what a tenant's requests brought in is never offered to another tenant.
+Immutable segments are mapped into memory. Appended text waits in memory, visible at once, until
+there is enough for a segment. A request keeps the segments that were visible when it opened. One
+process writes at a time and any number read; every change starts from the newest generation on
+disk. Text has a scope: the text of one tenant is never offered to another.
 """
 
 from __future__ import annotations
@@ -56,18 +56,20 @@ if TYPE_CHECKING:
     from ragspec.retrievers.corpus.rest import RestDrafter
 
 REQUEST = "request"
-# Tokens of the prompt that are kept in front of a recorded answer, so that its start is found too.
-LEAD = 16
+LEAD = 16  # prompt tokens stored in front of a recorded answer, so that its start matches too
 FLUSH_TOKENS = 1 << 16
-BEHIND = 4  # times `flush_tokens` that wait at most, where the disk refuses them
-SHARE = 8  # with a limit, segments have at most this part of it: eviction drops whole ones
+BEHIND = 4  # if the disk refuses text, at most so many times `flush_tokens` wait in memory
+SHARE = 8  # a segment has at most 1/8 of `max_tokens`, since eviction drops whole segments
 
 
 class CorpusIndex:
     """Text on disk to draft from; made by `build` or `open`.
 
-    Any number of threads may use it. Close it, or use it as a context manager: what was appended
-    last is written then.
+    Any number of threads may use it. Close it, or use it as a context manager, to write the text
+    that was appended last.
+
+    Raises:
+        StoreError: By every method, if the corpus is closed or cannot be read or written.
     """
 
     def __init__(
@@ -80,14 +82,14 @@ class CorpusIndex:
         self.path = root
         self._view = view
         self._verify: Verify = verify
-        self._model = view.catalogue.model  # the fingerprint of whose outputs are appended
+        self._model = view.catalogue.model  # fingerprint of the model that writes appended text
         self._buffer = AppendBuffer(view.catalogue.vocab_size, view.catalogue.depth)
         self._flush_tokens = self._flush_at = flush_tokens
         self._max_tokens = max_tokens
         self._closed = False
         self._lock = threading.RLock()
         self._recording: dict[object, Callable[[], None]] = {}
-        # Not __del__: when the interpreter ends it would come too late to say anything.
+        # Not __del__: at interpreter exit it would run too late to warn.
         weakref.finalize(self, _warn_lost, root, self._buffer)
 
     @classmethod
@@ -105,34 +107,34 @@ class CorpusIndex:
         progress: ProgressCallback = lambda documents, tokens: None,
         **options: Any,
     ) -> CorpusIndex:
-        """Write a new corpus, in the place of an older one, and open it.
+        """Write a new corpus, in place of an older one, and open it.
 
         Args:
-            texts_or_tokens: Texts, or token ids [T] each; streamed, one document after the other.
-                None at all makes an empty corpus to append to.
-            tokenizer: May be None for token ids, with `vocab_size`, which else is the tokenizer's.
-            model: The model (or engine, or fingerprint) that wrote the texts, None where they are
-                nobody's outputs.
+            texts_or_tokens: Texts, or token ids [T] each, streamed one document at a time. An empty
+                stream makes an empty corpus to append to.
+            tokenizer: None for token ids; `vocab_size` is required then.
+            model: The model (or engine, or fingerprint) that wrote the texts, None if no model did.
             depth: See `build_segment`.
             segment_tokens: Most tokens of a segment; building takes up to 24 bytes for each.
             progress: Called with the documents and tokens read so far.
             options: As in `open`.
 
         Raises:
-            InputError, StoreError: What is wrong, and a remedy.
+            InputError: An argument or a document is out of range.
+            StoreError: `out` holds another kind of store or cannot be written.
         """
         size = max(vocab_size or 0, 0 if tokenizer is None else len(tokenizer))
         if size < 1:
             raise InputError("got no tokenizer and no vocab_size; expected one of them.")
         checked_scope(scope)
-        known = None if tokenizer is None else tokenizer_fingerprint(tokenizer)
+        mark = None if tokenizer is None else tokenizer_fingerprint(tokenizer)
         documents = checked(tokenized(texts_or_tokens, tokenizer, progress), size)
 
         def fill(revision: Revision) -> None:
             for piece in chunks(documents, segment_tokens):
                 revision.put((), revision.build(piece, scope, SegmentSource.BUILT))
 
-        create(Path(out), Catalogue(size, depth, known, _print_of(model)), fill)
+        create(Path(out), Catalogue(size, depth, mark, _print_of(model)), fill)
         return cls.open(out, **options)
 
     @classmethod
@@ -149,35 +151,33 @@ class CorpusIndex:
         """Open a corpus to read and to append to.
 
         Args:
-            tokenizer, model: Where given, the corpus must have been made with these (a corpus that
-                is no model's output fits any model).
+            tokenizer, model: What the corpus must have been made with, None for anything. Text that
+                no model wrote fits every model.
             verify: "full" hashes every file; "size" compares sizes, which misses changed bytes.
             flush_tokens: Appended tokens that are written together.
-            max_tokens: Appended tokens to keep, the oldest go; None keeps all.
+            max_tokens: Most appended tokens to keep; the oldest are evicted. None keeps all.
 
         Raises:
-            StoreError: Where the corpus is missing, damaged, or made for something else.
+            StoreError: The corpus is missing, damaged, or made with another tokenizer or model.
         """
         expected = {} if tokenizer is None else {TOKENIZER: tokenizer_fingerprint(tokenizer)}
         root = Path(path)
         view = open_view(root, verify, expected=expected)
-        fingerprint = _print_of(model)
-        if fingerprint is not None:
-            check_model(root, view.catalogue.model, fingerprint)
+        check_model(root, view.catalogue.model, _print_of(model))
         return cls(root, view, verify, flush_tokens, max_tokens)
 
     @property
     def vocab_size(self) -> int:
-        """The number of token ids; a request must know all of them."""
+        """The number of token ids; the model of a request must know all of them."""
         return self._view.catalogue.vocab_size
 
     @property
     def depth(self) -> int:
-        """The tokens to which the segments are sorted: longest match plus deepest draft."""
+        """Tokens to which the segments are sorted: the longest match plus the deepest draft."""
         return self._view.catalogue.depth
 
     def segments(self, scope: str = GLOBAL) -> tuple[Segment, ...]:
-        """Return what a request of this scope may see, as it is now: global text and its own."""
+        """Return the segments visible now, which are those of global text and of the scope."""
         with self._lock:
             self._check_open()
             names = dict.fromkeys((GLOBAL, scope))
@@ -185,9 +185,9 @@ class CorpusIndex:
             return (*self._view.visible(scope), *waiting)
 
     def drafter(self, scope: str = GLOBAL, **options: Any) -> RestDrafter:
-        """Return a drafter over what is visible in a scope; options: those of `RestDrafter`.
+        """Return a drafter over the text visible in a scope, with the options of `RestDrafter`.
 
-        Compiled look-ups are loaded now, not in the midst of the first text.
+        The compiled look-ups are loaded now, not during the first request.
 
         Raises:
             InputError: The scope or an option is out of range.
@@ -201,14 +201,14 @@ class CorpusIndex:
         return RestDrafter(self, scope, **options)
 
     def append(self, tokens: Sequence[int] | NDArray[Any], *, scope: str) -> None:
-        """Add one document of token ids [T]; requests that open after this see it.
+        """Append one document of token ids [T]; requests that open afterwards see it.
 
-        It is on disk after `flush` or `close`, or when enough has come together; a process that is
-        killed loses at most that. Where the disk refuses it, a warning says so and a bounded part
-        stays in memory.
+        `flush`, `close`, or enough further text writes it to disk; a killed process loses only
+        unwritten text. If the disk refuses the text, a warning is issued and a bounded part stays
+        in memory.
 
         Raises:
-            InputError, StoreError: Once closed.
+            InputError: The scope or a token id is out of range.
         """
         with self._lock:
             self._check_open()
@@ -220,7 +220,7 @@ class CorpusIndex:
             except Exception as error:
                 most = BEHIND * self._flush_tokens
                 self._buffer.drop(most - self._flush_tokens)
-                self._flush_at = self._buffer.tokens + self._flush_tokens  # then tried again
+                self._flush_at = self._buffer.tokens + self._flush_tokens  # the next attempt
                 warnings.warn(
                     f"{self.path} could not be written ({error}); what was appended stays in "
                     f"memory, at most about {most} tokens of it.",
@@ -229,30 +229,30 @@ class CorpusIndex:
                 )
 
     def record(self, engine: Engine, *, scope: str, lead: int = LEAD) -> Callable[[], None]:
-        """Append every answer that the engine finishes from now on; returns what ends that.
+        """Append every answer that the engine finishes from now on; return a function to stop it.
 
         Args:
-            scope: Who may see the answers; warns where the engine drafts from this corpus, but in
-                other scopes alone.
-            lead: Tokens of the prompt kept in front of each.
+            scope: Scope of the answers. A warning is issued if the engine drafts from this corpus,
+                but only in other scopes.
+            lead: Prompt tokens stored in front of each answer.
 
         Raises:
-            StoreError: Where the corpus was made with another tokenizer or holds another model's
-                outputs: a corpus takes the outputs of one model only.
+            StoreError: The corpus was made with another tokenizer, or holds the outputs of another
+                model: a corpus takes the outputs of one model only.
         """
         checked_scope(scope)
-        known = self._view.catalogue.tokenizer
-        if known is not None and engine.tokenizer is not None:
+        expected = self._view.catalogue.tokenizer
+        if expected is not None and engine.tokenizer is not None:
             mark = tokenizer_fingerprint(engine.tokenizer)
-            if mark != known:
+            if mark != expected:
                 raise StoreError(
-                    f"{self.path} was built with another tokenizer (fingerprint {known[:12]}) than "
-                    f"the engine's ({mark[:12]}); record into a store built with that one."
+                    f"{self.path} was built with another tokenizer (fingerprint {expected[:12]}) "
+                    f"than the engine's ({mark[:12]}); record into a store built with that one."
                 )
         self._check_open()
         mark = model_fingerprint(engine.model)
         check_model(self.path, self._model, mark)
-        self._model = self._model or mark  # the one of the store knows more dtypes
+        self._model = self._model or mark  # the store's fingerprint may cover more dtypes
         self._check_read(engine, scope)
 
         def keep(generation: Generation) -> None:
@@ -263,7 +263,7 @@ class CorpusIndex:
         self._recording[key] = engine.on_finish(keep)
 
         def end() -> None:
-            # Not kept: it would keep the engine and its model alive.
+            # Popped, since the callback would keep the engine and its model alive.
             stop = self._recording.pop(key, None)
             if stop is not None:
                 stop()
@@ -271,7 +271,7 @@ class CorpusIndex:
         return end
 
     def _check_read(self, engine: Engine, scope: str) -> None:
-        """Warn where the engine's drafters read this corpus, but never what it records."""
+        """Warn if the engine's drafters read this corpus, but not the scope that it records."""
         from ragspec.retrievers.corpus.rest import RestDrafter
 
         every = () if engine.drafter is None else within(engine.drafter)
@@ -286,35 +286,37 @@ class CorpusIndex:
             )
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError where the corpus was made with another model or tokenizer."""
+        """Raise StoreError if the corpus was made with another model or tokenizer."""
         prints = {"tokenizer": self._view.catalogue.tokenizer, "model": self._model}
         check_prints(str(self.path), prints, prints_of(model, tokenizer))
 
     def flush(self) -> None:
-        """Write what was appended to disk now. Raises StoreError."""
+        """Write the appended text to disk now."""
         with self._lock:
             self._check_open()
             self._flush()
 
     def change(self, change: Callable[[Revision], None]) -> None:
-        """Flush, make a change of what is on disk, and look at it. Raises StoreError."""
+        """Flush, change the corpus on disk, and adopt the new generation."""
         with self._lock:
             self.flush()
             revise(self.path, change)
             self._adopt()
 
     def merge(self) -> None:
-        """Make one segment of all those of one scope and source. Raises StoreError."""
+        """Merge the segments of each scope and source, up to the largest size of a segment."""
         self.change(Revision.merge)
 
     def evict(self, max_tokens: int, *, scope: str | None = None) -> None:
         """Drop the oldest documents until at most `max_tokens` tokens are left.
 
+        Merged text has the age of its newest part.
+
         Args:
-            scope: Of this scope only; None counts all. Merged text has the age of its newest part.
+            scope: The only scope to count and to drop from; None stands for all.
 
         Raises:
-            InputError, StoreError: The number is negative, or the disk cannot be written.
+            InputError: `max_tokens` is negative, or the scope is out of range.
         """
         if max_tokens < 0:
             raise InputError(f"max_tokens is {max_tokens}; expected 0 or more.")
@@ -327,7 +329,7 @@ class CorpusIndex:
         self.change(evict)
 
     def forget(self, scope: str) -> None:
-        """Delete all text of a scope, from the disk as well. Raises StoreError."""
+        """Delete all text of a scope, on disk too."""
         checked_scope(scope)
 
         def drop(revision: Revision) -> None:
@@ -337,12 +339,12 @@ class CorpusIndex:
             self._check_open()
             self._buffer.forget(scope)
             self.change(drop)
-            self.change(lambda revision: None)  # the generation before the newest is kept too
+            self.change(lambda revision: None)  # the store keeps the previous generation too
 
     def refresh(self) -> bool:
-        """See what other processes wrote meanwhile; return whether there was anything.
+        """Adopt what other processes wrote meanwhile; return whether there was anything.
 
-        Open requests keep what they see. Raises StoreError.
+        Open requests keep their segments.
         """
         with self._lock:
             self._check_open()
@@ -352,28 +354,28 @@ class CorpusIndex:
             return True
 
     def info(self) -> CorpusInfo:
-        """Return what the corpus holds."""
+        """Return the contents of the corpus, with the text that waits in memory."""
         with self._lock:
-            known, store = self._view.catalogue, self._view.store
+            catalogue, store = self._view.catalogue, self._view.store
             return CorpusInfo(
                 path=str(self.path),
                 generation=store.path.name,
-                tokens=known.tokens,
-                documents=sum(record.documents for record in known.segments),
+                tokens=catalogue.tokens,
+                documents=sum(record.documents for record in catalogue.segments),
                 bytes=sum(record.size for record in store.manifest.files.values()),
-                vocab_size=known.vocab_size,
-                depth=known.depth,
-                tokenizer=known.tokenizer,
+                vocab_size=catalogue.vocab_size,
+                depth=catalogue.depth,
+                tokenizer=catalogue.tokenizer,
                 model=self._model,
-                segments=known.segments,
+                segments=catalogue.segments,
                 waiting=self._buffer.tokens,
                 dropped=self._buffer.dropped,
             )
 
     def close(self) -> None:
-        """Stop recording, write what waits, and release the files.
+        """Stop recording, write the waiting text, and release the files.
 
-        Where it cannot be written, StoreError is raised and the corpus stays open.
+        If the text cannot be written, the corpus stays open.
         """
         with self._lock:
             if self._closed:
@@ -402,12 +404,11 @@ class CorpusIndex:
             self._adopt()
 
     def _add(self, revision: Revision) -> None:
-        """Add what waits to a generation, and evict beyond the limit."""
-        known = revision.catalogue
-        self._check_same(known)
-        if self._model is not None:
-            check_model(self.path, known.model, self._model)
-            revision.catalogue = replace(known, model=known.model or self._model)
+        """Add the waiting text to a generation, and evict beyond the limit."""
+        catalogue = revision.catalogue
+        self._check_same(catalogue)
+        check_model(self.path, catalogue.model, self._model)
+        revision.catalogue = replace(catalogue, model=catalogue.model or self._model)
         limit, largest = self._max_tokens, MERGED
         if limit is not None:
             largest = min(MERGED, max(self._flush_tokens, limit // SHARE))
@@ -419,21 +420,21 @@ class CorpusIndex:
             revision.evict(limit, among, whole=True)
 
     def _adopt(self) -> None:
-        """Let readers see the newest generation."""
+        """Open the newest generation for the requests to come."""
         view = open_view(self.path, self._verify, last=self._view)
         self._check_same(view.catalogue)
         self._view = view
         self._model = view.catalogue.model or self._model
 
     def _check_same(self, catalogue: Catalogue) -> None:
-        """Raise StoreError where another process built the corpus again for something else."""
-        known = self._view.catalogue
-        before = (known.tokenizer, known.vocab_size, known.depth)
-        if (catalogue.tokenizer, catalogue.vocab_size, catalogue.depth) != before:
+        """Raise StoreError if another process built the corpus again with other parameters."""
+        before = self._view.catalogue
+        parameters = (before.tokenizer, before.vocab_size, before.depth)
+        if (catalogue.tokenizer, catalogue.vocab_size, catalogue.depth) != parameters:
             raise StoreError(
                 f"{self.path} was built again meanwhile, with another tokenizer, vocabulary or "
                 f"depth (now {catalogue.vocab_size} ids sorted to {catalogue.depth} tokens, before "
-                f"{known.vocab_size} to {known.depth}); open it again."
+                f"{before.vocab_size} to {before.depth}); open it again."
             )
 
 
@@ -446,9 +447,9 @@ def _warn_lost(root: Path, buffer: AppendBuffer) -> None:
         )
 
 
-def check_model(root: Path, mark: str | None, expected: str) -> None:
-    """Raise StoreError where a corpus holds the outputs of another model."""
-    if mark is not None and not same_print(mark, expected):
+def check_model(root: Path, mark: str | None, expected: str | None) -> None:
+    """Raise StoreError if a corpus holds the outputs of another model; None fits every model."""
+    if mark is not None and expected is not None and not same_print(mark, expected):
         raise StoreError(
             f"{root} holds outputs of another model (fingerprint {mark[:12]}, expected "
             f"{expected[:12]}): they draft badly for this one. Make a store of this model's own "
@@ -457,7 +458,11 @@ def check_model(root: Path, mark: str | None, expected: str) -> None:
 
 
 def checked_scope(scope: str) -> str:
-    """Return the scope; raises InputError for one that no store keeps."""
+    """Return the scope.
+
+    Raises:
+        InputError: It is empty, no string, or 'request', whose text is never stored.
+    """
     if not isinstance(scope, str) or not scope.strip():
         raise InputError(f"scope is {scope!r}; expected 'global' or the name of a tenant.")
     if scope == REQUEST:
@@ -469,7 +474,7 @@ def checked_scope(scope: str) -> str:
 
 
 def _print_of(model: Any) -> str | None:
-    """Return the fingerprint of a model, of an engine's model, or the one that was given."""
+    """Return the fingerprint of a model or of an engine's model; fingerprints pass unchanged."""
     if model is None or isinstance(model, str):
         return model
     return model_fingerprint(model if hasattr(model, "named_parameters") else model.model)

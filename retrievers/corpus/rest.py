@@ -1,14 +1,16 @@
-"""REST: continue as the texts of a corpus went on after the same words (arXiv 2311.08252).
+"""REST: draft what followed the last tokens in a corpus (arXiv 2311.08252).
 
-Section 3: the longest of the last 16 to 2 tokens that occurs in a datastore is looked up exactly,
-what followed it there makes a trie by counts, and the most frequent prefixes are drafted. The
-deviations: the length is found by binary search (an interval of the suffix array only narrows with
-length), and goes down to one token; counts are exact, or sampled at a stride, never the first rows
-in lexicographic order; no continuation runs into the next document; shorter suffixes fill the rest
-of the tree; several segments answer as one text, each by its number of occurrences; and nodes are
-ranked by their estimated reach, corrected by what the target has accepted in this text.
+Section 3: the longest suffix of 16 to 2 tokens that occurs in a datastore is looked up exactly. The
+texts that followed it form a trie by counts, and the most frequent prefixes are drafted.
+Deviations:
+- The length comes from a binary search (an interval of the suffix array only narrows with length),
+  and goes down to one token.
+- Counts are exact, or sampled at a stride, never taken from the first rows in lexicographic order.
+- No continuation runs into the next document, and shorter suffixes fill the rest of the tree.
+- Several segments answer as one text, each weighted by its number of occurrences.
+- Nodes are ranked by estimated acceptance, corrected by what the target accepted in this text.
 
-Nodes have no origin: a document of the corpus is none that the request could cite.
+Nodes have no origin, since a request cannot cite documents of the corpus.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
-# Probability that the target goes on with one of the continuations, by length of the match, as
-# measured on 200 greedy answers of a small Llama (18,000 places) against 656,000 tokens of text.
+# Probability that the target goes on with one of the continuations, by length of the match.
+# Measured on 200 greedy answers of a small Llama (18,000 places) against 656,000 tokens of text.
 FOLLOWED = (
     0.0, 0.6, 0.5, 0.5, 0.5, 0.58, 0.66, 0.68, 0.68, 0.7, 0.76, 0.82, 0.86, 0.88, 0.91, 0.93, 0.95,
 )  # fmt: skip
@@ -40,13 +42,12 @@ LONGEST, SHORTEST, DEPTH = 16, 1, 16
 _BINS = 16
 _PRIOR, _DECAY = 8.0, 0.97
 _SURE = 0.99
-# Of what the longest match leaves open, how much segments with a shorter match are given.
-_OTHERS = 0.5
+_OTHERS = 0.5  # share of the longest match's miss probability for segments with a shorter match
 _LEAST = 0.01
 
 
 class Corpus(Protocol):
-    """What a REST drafter needs of a corpus."""
+    """The part of a corpus that a REST drafter needs."""
 
     @property
     def vocab_size(self) -> int:
@@ -54,25 +55,25 @@ class Corpus(Protocol):
 
     @property
     def depth(self) -> int:
-        """The tokens to which the segments are sorted."""
+        """Tokens to which the segments are sorted."""
 
     def segments(self, scope: str) -> tuple[Segment, ...]:
-        """Return what a scope may see, as it is now."""
+        """Return the segments visible in a scope now."""
 
 
 class RestDrafter:
-    """Drafts from a corpus, what is visible in one scope when a request opens.
+    """Drafts from the text of a corpus that is visible in a scope when a request opens.
 
     Args:
         longest, shortest: Tokens of the suffix that is looked up.
-        depth: Levels of the tree. Longest and depth together may not exceed the corpus' own depth.
-        shorter: Lengths to fall back on where the longest match leaves nodes free; () for the
-            paper's longest match alone.
+        depth: Levels of the tree; at most the depth of the corpus less `longest`.
+        shorter: Lengths to fall back on if the longest match leaves nodes free; () for the longest
+            match alone, as in the paper.
         followed, followed_after_miss: See `DraftOptions`.
-        name: Of the source, its own where there are several.
+        name: Name of the source in reports.
 
     Raises:
-        InputError: For settings outside their range.
+        InputError: A setting is out of range.
     """
 
     method = Method(
@@ -119,14 +120,14 @@ class RestDrafter:
         )
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError where the corpus was made with another model or tokenizer."""
+        """Raise StoreError if the corpus was made with another model or tokenizer."""
         check_fits([self.corpus], model, tokenizer)
 
     def open(self, request: DraftRequest) -> RestSession:
-        """Return a session over what the corpus holds now; later text is for later requests.
+        """Return a session over the text that the corpus holds now.
 
         Raises:
-            StoreError: Where the corpus has token ids that the request's model does not know.
+            StoreError: The corpus has token ids that the request's model does not know.
         """
         if self.corpus.vocab_size > request.vocab_size:
             raise StoreError(
@@ -138,9 +139,9 @@ class RestDrafter:
 
 @dataclass(slots=True)
 class _Nodes:
-    """Drafted nodes, parents first: lists of N; chance: once the parent is accepted, uncorrected.
+    """N drafted nodes, parents first, and the length of the match at the root.
 
-    length: of the match at the root.
+    Acceptance is not yet corrected by what the target accepted.
     """
 
     tokens: list[int]
@@ -150,29 +151,30 @@ class _Nodes:
     length: int = 0
 
     def chances(self) -> list[float]:
-        """Return the chance of every node once its parent is accepted."""
+        """Return the acceptance probability of every node given its parent: [N]."""
         above = [1.0 if parent == ROOT else self.accept_prob[parent] for parent in self.parents]
         pairs = zip(self.accept_prob, above, strict=True)
-        return [current / before if before > 0.0 else 0.0 for current, before in pairs]
+        return [node / parent if parent > 0.0 else 0.0 for node, parent in pairs]
 
 
 class RestSession:
-    """One snapshot of a corpus and what was learned in one row; see `RestDrafter`.
+    """A snapshot of a corpus and the corrections learned in one row; see `RestDrafter`.
 
-    matched: length of the match behind the last proposal, 0 where there was none.
+    Attributes:
+        matched: Length of the match behind the last proposal, 0 without one.
     """
 
     def __init__(self, drafter: RestDrafter, segments: Sequence[Segment]) -> None:
         self._name = drafter.name
         self._options = drafter.options
         self._shortest = drafter.shortest
-        self._segments = tuple(segments)
+        self._segments = segments
         self._held = [Ratio() for _ in range(_BINS + 1)]  # by length of the match
         self._drafted: _Nodes | None = None
         self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return at most `budget` nodes of largest reach, no deeper than wanted."""
+        """Return the at most `budget` likeliest nodes, no deeper than the remaining tokens."""
         deepest = min(self._options.max_depth, context.remaining - 1)
         nodes = None
         if budget > 0 and deepest > 0:
@@ -186,7 +188,7 @@ class RestSession:
         return DraftTree.build(nodes.tokens, nodes.parents, self._name, accept_prob=accept_prob)
 
     def observe(self, step: Step) -> None:
-        """Learn how often the target goes on with one of the continuations."""
+        """Learn how often the target continues with one of the drafted tokens."""
         nodes, self._drafted = self._drafted, None
         if nodes is None or not nodes.tokens:
             return
@@ -207,7 +209,7 @@ class RestSession:
             at = hit
 
     def _corrected(self, nodes: _Nodes) -> NDArray[np.float32]:
-        """Return the reach of every node, after what was learned in this text: f32 [N]."""
+        """Return the acceptance probability of every node, corrected in this text: f32 [N]."""
         chances = nodes.chances()
         total: dict[int, float] = {}
         for parent, chance in zip(nodes.parents, chances, strict=True):
@@ -221,7 +223,7 @@ class RestSession:
         return np.asarray(accept_prob, dtype=np.float32)
 
     def _look_up(self, tail: list[int], budget: int, deepest: int) -> _Nodes | None:
-        """Return the nodes of all segments as those of one text, None without a match."""
+        """Return the nodes of all segments as if they were one text, None without a match."""
         shares = [(self._segments[0], 1.0)] if len(self._segments) == 1 else self._shares(tail)
         trees = []
         for segment, share in shares:
@@ -239,34 +241,31 @@ class RestSession:
         )  # fmt: skip
 
     def _shares(self, tail: list[int]) -> list[tuple[Segment, float]]:
-        """Return the segments that know the context, and how much each one's word counts.
+        """Return the segments that match the context, and the weight of each.
 
-        Those with the longest match share by occurrences. The others have a part of what is left
-        when that match fails; the rest of it is in the shorter suffixes of the former.
+        Segments with the longest match share a weight of 1 by occurrences. The others share a part
+        of the probability that this match fails; the rest is left to its shorter suffixes.
         """
-        results = [
+        matches = [
             (segment, segment.longest_match(tail, self._options.max_match))
             for segment in self._segments
         ]
-        longest = max((match.length for _, match in results), default=0)
-        if longest < self._shortest:
-            return []
+        matches = [pair for pair in matches if pair[1].length >= self._shortest]
+        longest = max((match.length for _, match in matches), default=0)
         total = {True: 0, False: 0}
-        for _, match in results:
-            if match.length >= self._shortest:
-                total[match.length == longest] += match.high - match.low
+        for _, match in matches:
+            total[match.length == longest] += match.high - match.low
         left = _OTHERS * (1.0 - float(self._options.chances[0, longest, 0]))
         shares = []
-        for segment, match in results:
-            if match.length >= self._shortest:
-                first = match.length == longest
-                share = (1.0 if first else left) * (match.high - match.low) / total[first]
-                shares.append((segment, share))
+        for segment, match in matches:
+            first = match.length == longest
+            share = (1.0 if first else left) * (match.high - match.low) / total[first]
+            shares.append((segment, share))
         return [(segment, share) for segment, share in shares if share > _LEAST]
 
 
 def _pooled(trees: Sequence[tuple[Draft, float]], budget: int) -> _Nodes:
-    """Return the best nodes of several trees laid over each other, their reach added by share."""
+    """Return the best nodes of several trees, merged with their probabilities added by share."""
     at: dict[tuple[int, int], int] = {}
     every = _Nodes([], [], [], [], max(draft.length for draft, _ in trees))
     for draft, share in trees:

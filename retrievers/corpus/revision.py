@@ -1,8 +1,8 @@
-"""Changes of a corpus on disk: more text, a merge, an eviction, each one a new generation.
+"""Changes of a corpus on disk: more text, a merge or an eviction, each as a new generation.
 
-Only new segments are written; the others are carried over by hard links, hashes and all. Readers
-see the whole change or nothing of it, and so does whoever comes after a crash (`storage.store`).
-Segments are merged as in a log-structured merge tree (O'Neil et al. 1996), by a factor of 4.
+Only new segments are written; the others are carried over by hard links, with their hashes. Readers
+see the whole change or nothing of it, also after a crash (`storage.store`). Segments are merged as
+in a log-structured merge tree (O'Neil et al. 1996), by a factor of 4.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from ragspec.retrievers.corpus.catalogue import (
     read_catalogue,
 )
 from ragspec.retrievers.indexes.segment import Segment, build_segment
-from ragspec.retrievers.indexes.suffix_array import Progress
 from ragspec.storage.manifest import Contents, FileRecord
 from ragspec.storage.store import OpenStore, carry, open_store, publish, read_current
 
-# Two neighbours are merged while the older is less than so many times as large as the newer.
-FACTOR = 4
+FACTOR = 4  # appending merges a segment that is less than so many times as large as the next newer
 LARGEST = 1 << 26
-MERGED = 1 << 20  # tokens up to which appending merges: about a second
-WAIT_SECONDS = 30.0
+MERGED = 1 << 20  # largest segment that appending makes, in tokens: about a second
+WAIT_SECONDS = 30.0  # for another writer
 
 Document = NDArray[Any]
 
 
 class Revision:
-    """A change of a corpus running: works on the catalogue and in the new folder.
+    """A change in progress, made on the catalogue and in the new folder.
 
-    store: the generation it starts from, None for a first one. Segments that the change leaves
-    alone are carried over in the end.
+    Segments that the change leaves alone are carried over at the end.
+
+    Args:
+        store: The generation that it starts from, None for a first one.
     """
 
     def __init__(self, folder: Path, store: OpenStore | None, catalogue: Catalogue) -> None:
@@ -55,35 +55,31 @@ class Revision:
         self._old = {record.name for record in catalogue.segments} if store else set()
 
     def build(
-        self,
-        documents: Iterable[Document],
-        scope: str,
-        source: SegmentSource,
-        progress: Progress | None = None,
+        self, documents: Iterable[Document], scope: str, source: SegmentSource
     ) -> SegmentRecord | None:
-        """Write one segment and return its record, not listed yet; None where there is no text."""
+        """Write one segment and return its record, not yet listed; None if there is no text."""
         name = f"seg-{self.catalogue.serial:06d}"
-        folder, known = self.folder / name, self.catalogue
+        folder, catalogue = self.folder / name, self.catalogue
         folder.mkdir()
         texts = (document for document in documents if len(document))
-        sizes = build_segment(folder, texts, known.vocab_size, depth=known.depth, progress=progress)
+        sizes = build_segment(folder, texts, catalogue.vocab_size, depth=catalogue.depth)
         if not sizes.documents:
             shutil.rmtree(folder)
             return None
-        self.catalogue = replace(known, serial=known.serial + 1)
+        self.catalogue = replace(catalogue, serial=catalogue.serial + 1)
         return SegmentRecord(name, scope, source, sizes.suffixes, sizes.documents)
 
     def put(self, old: Sequence[SegmentRecord], new: SegmentRecord | None) -> None:
-        """List `new` in the place of the last of `old`, else at the end; drop all of `old`."""
-        selected: list[SegmentRecord] = []
+        """Replace `old` by `new`, at the place of the last of `old`; without `old`, at the end."""
+        segments: list[SegmentRecord] = []
         for record in self.catalogue.segments:
             if record not in old:
-                selected.append(record)
+                segments.append(record)
             elif new is not None and record == old[-1]:
-                selected.append(new)
+                segments.append(new)
         if new is not None and not old:
-            selected.append(new)
-        self.catalogue = replace(self.catalogue, segments=tuple(selected))
+            segments.append(new)
+        self.catalogue = replace(self.catalogue, segments=tuple(segments))
         for record in old:
             shutil.rmtree(self.folder / record.name, ignore_errors=True)
 
@@ -94,7 +90,7 @@ class Revision:
         return list(open_segment(self._store, record, "full").documents())
 
     def append(self, documents: Sequence[Document], scope: str, largest: int = MERGED) -> None:
-        """Add appended text of a scope, merged with its newest segments where that pays.
+        """Add appended text of a scope, merged with the newest segments if that pays.
 
         Afterwards every segment is at least FACTOR times as large as the next newer one, or about
         as large as a segment may get.
@@ -112,7 +108,7 @@ class Revision:
         self.put((), new)  # the newest of all scopes: eviction takes the first
 
     def merge(self, largest: int = LARGEST) -> None:
-        """Make one segment of all those of one scope and source, or few of the largest size."""
+        """Merge the segments of each scope and source, up to `largest` tokens each."""
         groups = {(record.scope, record.source): None for record in self.catalogue.segments}
         for scope, source in groups:
             run: list[SegmentRecord] = []
@@ -131,8 +127,10 @@ class Revision:
     def evict(self, max_tokens: int, among: Sequence[SegmentRecord], *, whole: bool) -> None:
         """Drop the oldest text of these segments until at most `max_tokens` are left in them.
 
-        whole: drop segments as they are, unless that left less than half of `max_tokens`; else the
-        last one is cut between two documents.
+        Args:
+            among: Segments, oldest first.
+            whole: Drop whole segments, unless that leaves less than half of `max_tokens`.
+                Otherwise the last one is cut between two documents.
         """
         excess = sum(record.tokens for record in among) - max_tokens
         for record in among:
@@ -149,7 +147,7 @@ class Revision:
             excess -= record.tokens
 
     def contents(self) -> Contents:
-        """Carry over what was left alone and return the whole."""
+        """Carry over the unchanged segments and return the contents of the generation."""
         carried: dict[str, FileRecord] = {}
         for record in self.catalogue.segments:
             if record.name in self._old and self._store is not None:
@@ -161,12 +159,11 @@ class Revision:
         return [each for each in self.catalogue.segments if (each.scope, each.source) == mine]
 
 
-def revise(
-    root: Path, change: Callable[[Revision], None], *, wait: float = WAIT_SECONDS
-) -> OpenStore:
+def revise(root: Path, change: Callable[[Revision], None]) -> OpenStore:
     """Change the current generation into a new one, with the writers' lock held.
 
-    wait: seconds to wait for another writer. Raises StoreError, and what `change` raises.
+    Raises:
+        StoreError: The store cannot be read or written. Errors of `change` pass through.
     """
 
     def write(folder: Path) -> Contents:
@@ -175,11 +172,15 @@ def revise(
         change(revision)
         return revision.contents()
 
-    return publish(root, KIND, write, wait=wait)
+    return publish(root, KIND, write, wait=WAIT_SECONDS)
 
 
 def create(root: Path, catalogue: Catalogue, fill: Callable[[Revision], None]) -> OpenStore:
-    """Make a new corpus, in the place of an older one where there is one. Raises StoreError."""
+    """Write a new corpus, in place of an older one.
+
+    Raises:
+        StoreError: The folder holds another kind of store or cannot be written.
+    """
     kind = KIND
     with suppress(StoreError):  # a damaged store may be built again
         kind = read_current(root)[1].kind

@@ -1,1 +1,1 @@
-"""Where a phrase stood before, found in microseconds."""
+"""Indexes that find earlier occurrences of a phrase in microseconds."""

@@ -1,7 +1,7 @@
-"""The context index: one request's texts, prompt and output, kept in step with what is committed.
+"""The context index: the texts, the prompt and the committed output of one request.
 
-A suffix automaton over the further texts of the request (each behind its own border), the prompt
-and the growing output, and where its places lie in documents.
+It is a suffix automaton over the further texts of the request (a separator behind each), the prompt
+and the growing output, and maps positions to documents.
 """
 
 from __future__ import annotations
@@ -15,35 +15,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.drafters.base import DraftRequest
-from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE, SuffixAutomaton, Text
+from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE, SuffixAutomaton
 from ragspec.trees.draft_tree import NO_ORIGIN
+
+_LABEL_TOKENS = 24  # of the label and the title in front of a document; longer ones are rare
+_QUERY_TOKENS = 96
+_OFFERED = 4
+_TEMPERATURE = 2.0
 
 
 class ContextIndex:
     """Every substring of the request's text so far.
 
     Attributes:
-        automaton: Of all tokens.
-        base: The place of the prompt's first token in it.
+        automaton: Suffix automaton of all tokens.
+        base: Position of the prompt's first token in it.
         ranges: The parts that are text of documents.
     """
 
     def __init__(self, request: DraftRequest) -> None:
         self.automaton = SuffixAutomaton(request.vocab_size)
         self.ranges: list[DocumentRange] = []
-        texts: list[Text] = []
         self.base = 0
         for text in request.texts:
             end = self.base + len(text.tokens)
             self.ranges.append(DocumentRange(self.base, end, text.document, text.offset))
-            texts.append((text.tokens, text.document >= 0))
+            self.automaton.build(text.tokens, text.document >= 0)
+            self.automaton.separate()
             self.base = end + 1
         marks = [False] * len(request.prompt)
         for start, end, document, offset in sorted(request.spans):
             marks[start:end] = [True] * (end - start)
             place = DocumentRange(self.base + start, self.base + end, document, offset)
             self.ranges.append(place)
-        self.automaton.build_texts([*texts, (request.prompt, marks)])
+        self.automaton.build(request.prompt, marks)
         self._starts = [r.start for r in self.ranges]
 
     @property
@@ -52,20 +57,20 @@ class ContextIndex:
         return self.automaton.length[self.automaton.match()]
 
     def follow(self, tokens: list[int]) -> None:
-        """Bring the index up to the committed tokens (prompt and output)."""
+        """Append the newly committed tokens; `tokens` are the prompt and the output."""
         self.automaton.extend(tokens[len(self.automaton) - self.base :])
 
     def suffixes(self) -> list[int]:
         """Return the states of the suffixes that occurred before, longest first."""
-        automaton, result = self.automaton, []
+        automaton, states = self.automaton, []
         state = automaton.match()
         while state > ROOT_STATE:
-            result.append(state)
+            states.append(state)
             state = automaton.link[state]
-        return result
+        return states
 
     def origin(self, position: int) -> tuple[int, int]:
-        """Return (document, token offset) of a place in the index, (-1, -1) where it has none."""
+        """Return (document, token offset) of a position, (-1, -1) outside of documents."""
         at = bisect_right(self._starts, position) - 1
         if at < 0 or position >= self.ranges[at].end:
             return NO_ORIGIN
@@ -73,16 +78,9 @@ class ContextIndex:
         return r.document, r.offset + position - r.start
 
 
-# A label and a title lie between; longer ones are rare.
-_LABEL_TOKENS = 24
-_QUERY_TOKENS = 96
-_OFFERED = 4
-_TEMPERATURE = 2.0
-
-
 @dataclass(frozen=True, slots=True)
 class DocumentRange:
-    """tokens[start:end] of an index is text of `document` from token `offset` on."""
+    """A part of an index: tokens[start:end] is text of `document` from token `offset` on."""
 
     start: int
     end: int
@@ -91,7 +89,7 @@ class DocumentRange:
 
 
 def sentence_ends(tokens: Sequence[int], ranges: Sequence[DocumentRange]) -> frozenset[int]:
-    """Return the token ids that end at least two in five of the documents (a full stop, mostly)."""
+    """Return the token ids that end at least two in five documents, mostly a full stop."""
     last = Counter(tokens[r.end - 1] for r in ranges if r.end > r.start)
     return frozenset(token for token, n in last.items() if n * 5 >= 2 * len(ranges))
 
@@ -99,9 +97,11 @@ def sentence_ends(tokens: Sequence[int], ranges: Sequence[DocumentRange]) -> fro
 class QuotationStarts:
     """Ranked sentence starts of the documents in one prompt.
 
-    tokens: the text of the index, read when a document is first asked for; ranges: its document
-    parts; query: token ids of the question; ends: token ids after which a sentence starts, None
-    to infer them from the ends of the documents.
+    Args:
+        tokens: Text of the index, read when a document is first needed.
+        ranges: Its parts that are documents.
+        query: Token ids of the question.
+        ends: Token ids after which a sentence starts, None to infer them from the documents' ends.
     """
 
     def __init__(
@@ -115,14 +115,14 @@ class QuotationStarts:
         self._ranges = sorted(ranges, key=lambda r: r.start)
         self._opens = [r.start for r in self._ranges]
         self._query = np.asarray(query[-_QUERY_TOKENS:], dtype=np.int64)
-        known = sentence_ends(tokens, ranges) if ends is None else ends
-        self._ends = np.fromiter(known, dtype=np.int64)
+        ends = sentence_ends(tokens, ranges) if ends is None else ends
+        self._ends = np.fromiter(ends, dtype=np.int64)
         self._ranked: dict[int, list[tuple[int, float]]] = {}
 
     def after(self, position: int) -> list[tuple[int, float]]:
         """Return (position, share of the probability) of the best starts, best first.
 
-        They lie in the document that begins shortly after `position`; none where none does.
+        They are in the document that begins shortly after `position`, if one does.
         """
         at = bisect_left(self._opens, position + 1)
         if at == len(self._opens) or self._opens[at] > position + _LABEL_TOKENS:
@@ -147,10 +147,10 @@ class QuotationStarts:
 def _overlap(
     ids: NDArray[np.int64], sentence: NDArray[np.int64], n: int, query: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return per sentence the summed rarity of the query tokens in it: f64 [n]."""
-    request = np.isin(ids, query)
+    """Return the summed rarity of the query tokens in each sentence: f64 [n]."""
+    shared = np.isin(ids, query)
     stride = int(ids.max()) + 1
-    pairs = np.unique(sentence[request] * stride + ids[request])
+    pairs = np.unique(sentence[shared] * stride + ids[shared])
     which, token = pairs // stride, pairs % stride
     spread = np.bincount(token, minlength=stride)
     rarity = np.log(1.0 + n / (spread[token] + 0.5))

@@ -1,8 +1,8 @@
-"""A heap of draft nodes in flat arrays, compiled with numba.
+"""The types of a segment's look-ups, and a heap of draft nodes compiled with numba.
 
-Nodes are candidates by number: reach f64 [C] and nodes i32 [C, 2 or more] (level, first row, ...).
-numba looks for changes only in the file of a function: touch `lookup` after a change
-here.
+The heap holds numbers of candidates, which are rows of flat arrays: accept_prob f64 [C] and nodes
+i32 [C, 2 or more] (level, first row, ...). numba looks for changes only in the file of a function:
+touch `lookup` after a change here.
 """
 
 from __future__ import annotations
@@ -19,11 +19,19 @@ from ragspec.errors import InputError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Table = NDArray[np.int32]
+
+# Probability that the target goes on with one of the continuations, by length of the match (0, 1,
+# 2, ...; the last for all longer), and the same after the continuations of a longer match failed.
+FOLLOWED = (0.0, 0.55, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.84, 0.87, 0.9, 0.92, 0.94, 0.95)
+FOLLOWED_AFTER_MISS = (0.0, 0.4, 0.4, 0.4)
+
+_MOST = 1 << 16  # row numbers share 64 bits with tokens in the compiled look-ups
 
 
 def compiled(function: Function) -> Function:
-    """Return the function as numba compiles it at its first call, cached on disk if possible."""
+    """Return a function that numba compiles at the first call, cached on disk if possible."""
     import numba
 
     try:
@@ -35,7 +43,7 @@ def compiled(function: Function) -> Function:
 
 @compiled
 def goes_first(a: int, b: int, accept_prob: Floats, nodes: Table) -> bool:
-    """Say whether candidate a is better than b: larger reach, then shallower, then earlier row."""
+    """Tell whether candidate `a` precedes `b`: likelier, then shallower, then of an earlier row."""
     if accept_prob[a] != accept_prob[b]:
         return bool(accept_prob[a] > accept_prob[b])
     if nodes[a, 0] != nodes[b, 0]:
@@ -73,19 +81,8 @@ def pop(heap: Table, size: int, accept_prob: Floats, nodes: Table) -> int:
     return int(best)
 
 
-Ints = NDArray[np.int64]
-
-# Probability that the target goes on with one of the continuations, by length of the match (0, 1,
-# 2, ...; the last for all longer), and the same after the continuations of a longer one failed.
-FOLLOWED = (0.0, 0.55, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.84, 0.87, 0.9, 0.92, 0.94, 0.95)
-FOLLOWED_AFTER_MISS = (0.0, 0.4, 0.4, 0.4)
-
-# Numbers of rows share 64 bits with tokens in the compiled look-ups.
-_MOST = 1 << 16
-
-
 class Match(NamedTuple):
-    """The longest suffix that occurs: its length, and its interval [low, high) of positions."""
+    """The longest suffix that occurs: its length, and its interval [low, high) of `suffixes`."""
 
     length: int
     low: int
@@ -95,11 +92,13 @@ class Match(NamedTuple):
 class Draft(NamedTuple):
     """Continuations as a tree of N nodes, best first, parents before children.
 
-    tokens, parents (-1 = child of the context's last token), depths (0 = first drafted token) and
-    counts (occurrences behind the contexts in use, estimated where sampled): i64 [N]. accept_prob:
-    f64 [N], not increasing. origin: i64 [N, 2], (document number, token offset) of one occurrence,
-    that of the best child where a node has children. length: of the longest match, 0 where there is
-    none.
+    Attributes:
+        tokens, parents: i64 [N]; the parent is -1 for a child of the context's last token.
+        accept_prob: f64 [N], not increasing.
+        counts: i64 [N], occurrences behind the contexts in use, estimated if they were sampled.
+        depths: i64 [N], 0 for the first drafted token.
+        origin: i64 [N, 2], (document, token offset) of one occurrence, of the best child's if any.
+        length: Length of the longest match, 0 without one.
     """
 
     tokens: Ints
@@ -113,14 +112,17 @@ class Draft(NamedTuple):
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """How continuations are looked up; shared by all look-ups of a segment.
+    """The settings of look-ups in segments.
 
-    max_match: longest match looked for, at most the depth that the segment is sorted to. max_depth:
-    levels of a draft. rows: occurrences looked at in one look-up. contexts: suffixes used at most.
-    shorter: lengths of the suffixes to fall back on, descending. followed, followed_after_miss:
-    probability that the target goes on with one of the continuations, by length of the match (the
-    last for longer ones). With 256 rows and 4 contexts 1.5 % more of 64 nodes is accepted (measured
-    on 10 M tokens of Python source), in twice the time.
+    256 rows and 4 contexts take twice the time and let 1.5 % more of 64 nodes be accepted (measured
+    on 10 M tokens of Python source).
+
+    Attributes:
+        max_match: Longest match to look for, at most the depth to which the segment is sorted.
+        max_depth: Most levels of a draft.
+        rows, contexts: Most occurrences, and most suffixes, used in one look-up.
+        shorter: Lengths of the suffixes to fall back on, descending.
+        followed, followed_after_miss: See FOLLOWED and FOLLOWED_AFTER_MISS.
     """
 
     max_match: int = 16
@@ -143,7 +145,7 @@ class DraftOptions:
 
     @cached_property
     def chances(self) -> Floats:
-        """f64 [2, max_match + 1, max_depth]: followed to a depth, first or after a miss."""
+        """Probability of each depth, first or after a miss: f64 [2, max_match + 1, max_depth]."""
         table = np.empty((2, self.max_match + 1, self.max_depth))
         last = len(self.followed) - 1
         for length in range(self.max_match + 1):
@@ -155,16 +157,19 @@ class DraftOptions:
 
     @cached_property
     def lengths(self) -> Ints:
-        """The lengths to fall back on as an array."""
+        """The lengths to fall back on, as an array."""
         return np.array(self.shorter, dtype=np.int64)
 
 
 class Arrays(NamedTuple):
-    """A segment's arrays: tokens u16 or u32 [T], suffixes i32 [S], buckets i64 [V + 1], starts.
+    """The arrays of a segment.
 
-    suffixes: all positions but those of separators, in the order of the text up to them (see
-    `suffix_array`). buckets: where the positions of each token start. starts i64 [documents + 1]:
-    where documents begin; the last is T. A separator (id V) stands first and behind every document.
+    Attributes:
+        tokens: u16 or u32 [T]; a separator (id V) comes first and behind every document.
+        suffixes: i32 [S], all positions but those of separators, in the order of the text up to
+            them (see `suffix_array`).
+        buckets: i64 [V + 1], the index in `suffixes` where the positions of each token start.
+        starts: i64 [documents + 1], the first position of every document; the last is T.
     """
 
     tokens: NDArray[Any]

@@ -1,8 +1,8 @@
 """The look-ups of a segment, compiled with numba.
 
-`continuations` describes the algorithm. Nodes are taken best first from a heap and expanded when
-taken, so that most are never made. The kernels release the GIL and are cached on disk. Positions
-read from a file are checked before use: a damaged segment gives a useless draft, not a crash.
+Nodes are taken best first from a heap and expanded only then, so that most are never made. The
+kernels release the GIL and are cached on disk. Positions read from a file are checked before use: a
+damaged segment gives a useless draft, not a crash.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ragspec.retrievers.indexes.continuations import (
     Floats,
     Ints,
     Match,
+    compiled,
     pop,
     push,
 )
-from ragspec.retrievers.indexes.continuations import compiled as compiled
 
 Text = tuple[NDArray[Any], NDArray[np.int32]]
 
@@ -37,7 +37,7 @@ class SegmentLookup:
         self._arrays = arrays
 
     def longest_match(self, context: Sequence[int], max_match: int) -> Match:
-        """Return the longest suffix that occurs; with its interval."""
+        """Return the longest suffix that occurs, with its interval."""
         tokens, suffixes, buckets, _ = self._arrays
         tail = np.array(context, dtype=np.int64)
         return Match(*longest((tokens, suffixes), buckets, tail, max_match))
@@ -55,7 +55,7 @@ class SegmentLookup:
 
 @compiled
 def place(suffixes: NDArray[np.int32], index: int, size: int) -> int:
-    """Return a position of the suffix array, or the last one where the file is damaged."""
+    """Return a position of the suffix array, the last position of the text if it is damaged."""
     position = int(suffixes[index])
     return position if 0 <= position < size else size - 1
 
@@ -71,7 +71,7 @@ def agree(tokens: NDArray[Any], position: int, tail: Ints, most: int) -> int:
 
 @compiled
 def bucket(suffixes: NDArray[np.int32], buckets: Ints, tail: Ints) -> tuple[int, int]:
-    """Return the interval of the last token, empty where there is none."""
+    """Return the interval of the last token, empty if it does not occur."""
     if len(tail) == 0:
         return 0, 0
     low = max(0, int(buckets[tail[-1]]))
@@ -145,7 +145,8 @@ def collect(
 ) -> tuple[Ints, Ints, Floats, Ints]:
     """Sample occurrences of the longest match, then of shorter suffixes, up to the cap of rows.
 
-    Returns where continuations start and their context [R], weights [contexts, D] and strides.
+    Returns:
+        Start and context of every continuation [R], weights [contexts, D], strides [contexts].
     """
     (tokens, suffixes), cap = text, caps[1]
     size = len(tokens)
@@ -155,18 +156,18 @@ def collect(
     taken, used, before, fallback = 0, 0, 0, 0
     while True:
         strides[used] = max(1, -(-(high - low) // (cap - taken)))
-        selected = taken
+        end = taken
         for index in range(low, high, strides[used]):
             position = place(suffixes, index, size)
-            # The occurrences of the longer suffix before are taken.
+            # The occurrences of the longer suffix before are already taken.
             if before == 0 or agree(tokens, position, tail, before) < before:
-                places[selected], context[selected] = position + 1, used
-                selected += 1
-        if selected > taken:
+                places[end], context[end] = position + 1, used
+                end += 1
+        if end > taken:
             chance = chances[1 if before else 0, length]
-            weights[used] = escape * chance / (selected - taken)
+            weights[used] = escape * chance / (end - taken)
             escape *= 1.0 - chance[0]
-            taken, used, before = selected, used + 1, length
+            taken, used, before = end, used + 1, length
         width = high - low
         while fallback < len(shorter) and high - low == width:
             if shorter[fallback] < match[0]:
@@ -214,17 +215,18 @@ def grow(
     strides: Ints,
     limits: tuple[int, int, int],
 ) -> tuple[Ints, Floats]:
-    """Return the best nodes: (token, parent, count, level, row) i64 [5, N], and reach f64 [N].
+    """Return the best nodes (token, parent, count, level, row) i64 [5, N], and accept_prob f64 [N].
 
-    limits: nodes, levels, separator.
+    Args:
+        limits: Most nodes, most levels, and the separator.
     """
     budget, depth, separator = limits
     n = len(places)
     keys, part = np.arange(n), np.zeros(len(strides), dtype=np.int64)
     nodes, accept_prob = np.empty((n * depth, 5), dtype=np.int32), np.empty(n * depth)
     heap = np.empty(n * depth, dtype=np.int32)
-    chosen, reached = np.empty((5, budget), dtype=np.int64), np.empty(budget)
-    instance, waiting, taken = 0, 0, 0
+    chosen, chosen_prob = np.empty((5, budget), dtype=np.int64), np.empty(budget)
+    new, waiting, taken = 0, 0, 0
     level, low, high = 0, 0, n  # of the children to make next, those of the root first
     while True:
         at = low if level < depth else high
@@ -239,17 +241,17 @@ def grow(
             for c in range(len(part)):
                 chance += weights[c, level] * part[c]
                 count += part[c] * strides[c]
-            nodes[instance, 0], nodes[instance, 1], nodes[instance, 2] = level, first, at
-            nodes[instance, 3], nodes[instance, 4], accept_prob[instance] = taken - 1, count, chance
-            push(heap, waiting, instance, accept_prob, nodes)
-            instance, waiting = instance + 1, waiting + 1
+            nodes[new, 0], nodes[new, 1], nodes[new, 2] = level, first, at
+            nodes[new, 3], nodes[new, 4], accept_prob[new] = taken - 1, count, chance
+            push(heap, waiting, new, accept_prob, nodes)
+            new, waiting = new + 1, waiting + 1
         if waiting == 0 or taken == budget:
-            return chosen[:, :taken], reached[:taken]
+            return chosen[:, :taken], chosen_prob[:taken]
         best = pop(heap, waiting, accept_prob, nodes)
         level, low, high = nodes[best, 0], nodes[best, 1], nodes[best, 2]
         chosen[0, taken], chosen[1, taken] = keys[low] >> 20, nodes[best, 3]
         chosen[2, taken], chosen[3, taken] = nodes[best, 4], level
-        chosen[4, taken], reached[taken] = keys[low] & ROW, accept_prob[best]
+        chosen[4, taken], chosen_prob[taken] = keys[low] & ROW, accept_prob[best]
         waiting, taken, level = waiting - 1, taken + 1, level + 1
 
 
@@ -268,7 +270,7 @@ def document_at(starts: Ints, position: int) -> int:
 
 @compiled
 def origins(starts: Ints, places: Ints, chosen: Ints) -> Ints:
-    """Return (document, offset) of one occurrence of each node, its best child's if it can."""
+    """Return (document, offset) of one occurrence of each node, of its best child's if any."""
     _, parents, _, levels, rows = chosen
     origin, document = np.empty((len(rows), 2), dtype=np.int64), -1
     for node in range(len(rows) - 1, -1, -1):
@@ -294,7 +296,7 @@ def draft(
     shorter: Ints,
     chances: Floats,
 ) -> tuple[Ints, Ints, Floats, Ints, Ints, Ints, int]:
-    """Return the fields of a `Draft`; caps: longest match, rows and contexts at most."""
+    """Return the fields of a `Draft`; `caps` are the longest match, most rows, most contexts."""
     match = longest((tokens, suffixes), buckets, tail, caps[0])
     if match[0] == 0 or budget < 1 or depth < 1:
         none = np.empty(0, dtype=np.int64)

@@ -7,12 +7,12 @@
       starts.bin     i64 [D + 1]      where each document starts in the tokens; the last is T
       segment.json                    sizes and parameters
 
-The files are mapped into memory: opening reads none but small ones (each map holds a file open, and
-there may be many small segments), and look-ups touch few pages. The separator is the id after the
-vocabulary, so no context that a model can write matches across documents, and no continuation goes
-past the end of one. Longest match, exact counts and drafts of bounded depth replace the suffix
-trees of SuffixDecoding (arXiv 2411.04975) and the whole-file reads of REST (arXiv 2311.08252) at 6
-to 8 bytes a token. Hashes are the business of the store around it.
+The files are mapped into memory, and look-ups touch few pages. Small files are read instead, since
+each map holds a file open and there may be many small segments. The separator is the id after the
+vocabulary, so no context of a model matches across documents, and no continuation passes the end of
+one. Longest matches, exact counts and drafts of bounded depth replace the suffix trees of
+SuffixDecoding (arXiv 2411.04975) and the whole-file reads of REST (arXiv 2311.08252), at 6 to 8
+bytes a token. The store around the segment checks hashes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,7 @@ from numpy.typing import NDArray
 
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import Arrays, Draft, DraftOptions, Match
-from ragspec.retrievers.indexes.suffix_array import (
-    Progress,
-    check_ids,
-    count_first_tokens,
-    sort_suffixes,
-)
+from ragspec.retrievers.indexes.suffix_array import check_ids, count_first_tokens, sort_suffixes
 from ragspec.storage.filesystem import read_file, reserve, unreadable
 
 if TYPE_CHECKING:
@@ -47,11 +42,17 @@ DEPTH = 32
 _LONGEST = 2**31 - 1
 _WRITE = 1 << 18
 _SMALL = 1 << 20  # bytes of a file that is read, not mapped
+_DEFAULTS = DraftOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSizes:
-    """What `segment.json` says: positions in the token file, suffixes, documents, parameters."""
+    """The contents of `segment.json`.
+
+    Attributes:
+        positions: Ids in the token file, with separators.
+        suffixes: Tokens without separators.
+    """
 
     positions: int
     suffixes: int
@@ -62,7 +63,7 @@ class SegmentSizes:
 
     @property
     def dtype(self) -> str:
-        """The type of the token file, little-endian; the separator must fit too."""
+        """The dtype of the token file, little-endian; the separator must fit too."""
         return "<u2" if self.vocab_size < 2**16 else "<u4"
 
 
@@ -72,14 +73,16 @@ def build_segment(
     vocab_size: int,
     *,
     depth: int = DEPTH,
-    progress: Progress | None = None,
 ) -> SegmentSizes:
-    """Write the files of a segment into an existing folder; documents may be a stream.
+    """Write the files of a segment into an existing folder.
 
-    documents: token ids in [0, vocab_size) each; empty ones keep their number. depth: tokens in
-    which positions are compared; no match is longer. progress: called
-    with (sorted, all) tokens. Raises InputError for ids outside the vocabulary and for more than
-    2^31 - 1 positions (make several segments of these), StoreError where the disk is full.
+    Args:
+        documents: Token ids in [0, vocab_size) each, may be a stream; empty documents count.
+        depth: Tokens in which positions are compared; no match is longer.
+
+    Raises:
+        InputError: An id is outside the vocabulary, or there are more than 2^31 - 1 positions.
+        StoreError: The disk is full.
     """
     if not 1 <= vocab_size < _LONGEST or depth < 2:
         raise InputError(f"got vocabulary {vocab_size}, depth {depth}; expected 1 and 2 or more.")
@@ -92,9 +95,7 @@ def build_segment(
     reserve(folder / SUFFIXES, 4 * total)
     if total:
         suffixes = np.memmap(folder / SUFFIXES, dtype="<i4", mode="r+", shape=(total,))
-        sort_suffixes(
-            tokens, vocab_size, depth=depth, buckets=buckets, out=suffixes, progress=progress
-        )
+        sort_suffixes(tokens, vocab_size, depth=depth, buckets=buckets, out=suffixes)
         suffixes.flush()
     buckets.astype("<i8").tofile(folder / BUCKETS)
     starts.astype("<i8").tofile(folder / STARTS)
@@ -109,7 +110,7 @@ def _write_tokens(
     separator: int,
     dtype: np.dtype[Any],
 ) -> NDArray[np.int64]:
-    """Write the token file in pieces; return where documents start, and the end."""
+    """Write the token file in chunks; return where documents start, and the end."""
     border = np.array([separator], dtype=dtype)
     chunks, waiting, at = [border], 1, 1
     starts = [1]
@@ -133,8 +134,9 @@ def _write_tokens(
 class Segment:
     """An open segment; any number of threads and processes may read it.
 
-    tokens u16 or u32 [T]: the mapped token file, with separators (id `vocab_size`) first and behind
-    each document. starts i64 [documents + 1]: where documents begin. depth: of the sorting.
+    Attributes:
+        tokens, suffixes, starts: See `Arrays`.
+        depth: Tokens to which the suffixes are sorted.
     """
 
     def __init__(self, sizes: SegmentSizes, arrays: Arrays) -> None:
@@ -148,17 +150,17 @@ class Segment:
         self._lookup: SegmentLookup | None = None
 
     def __len__(self) -> int:
-        """Return the number of tokens, without separators."""
+        """Return the number of tokens without separators."""
         return self.sizes.suffixes
 
     @property
     def document_count(self) -> int:
-        """The number of documents, empty ones too."""
+        """The number of documents, with empty ones."""
         return self.sizes.documents
 
     @classmethod
     def open(cls, folder: Path) -> Segment:
-        """Map the files of a segment; nothing but sizes is read or checked here.
+        """Map the files of a segment; only their sizes are checked.
 
         Raises:
             StoreError: A file is missing or has another size.
@@ -182,7 +184,9 @@ class Segment:
         """Return the longest suffix of the context, up to `max_match` tokens, that occurs here.
 
         The interval [low, high) of `suffixes` holds all its occurrences: the count is exact.
-        Raises InputError where `max_match` exceeds the depth of the sorting.
+
+        Raises:
+            InputError: `max_match` exceeds the depth of the segment.
         """
         if not 1 <= max_match <= self.depth:
             raise InputError(f"max_match is {max_match}; expected 1 to {self.depth}.")
@@ -196,11 +200,14 @@ class Segment:
         max_depth: int | None = None,
         options: DraftOptions | None = None,
     ) -> Draft:
-        """Return what followed the context here, as a tree of at most `budget` nodes.
+        """Return the continuations of the context as a tree of at most `budget` nodes.
 
-        context: token ids, the newest last. max_depth: levels of the tree, at most (and by default)
-        those of the options. Raises InputError where the longest match exceeds the depth of the
-        sorting: beyond it the counts would be wrong.
+        Args:
+            context: Token ids, the newest last.
+            max_depth: Most levels of the tree; those of the options by default and at most.
+
+        Raises:
+            InputError: The longest match exceeds the depth of the segment: counts would be wrong.
         """
         options = options or _DEFAULTS
         if options.max_match > self.depth:
@@ -212,12 +219,12 @@ class Segment:
         return self.lookup.draft(self._tail(context, options.max_match), budget, depth, options)
 
     def warm_up(self) -> None:
-        """Load (the first time ever: compile) the look-ups, and use them once."""
+        """Load the look-ups and use them once; the first time ever compiles them."""
         self.draft([0], 4)
 
     @property
     def lookup(self) -> SegmentLookup:
-        """The compiled look-ups; made when first needed, as numba takes long to import."""
+        """The compiled look-ups, loaded at first use since numba takes long to import."""
         if self._lookup is None:
             from ragspec.retrievers.indexes.lookup import SegmentLookup
 
@@ -225,7 +232,7 @@ class Segment:
         return self._lookup
 
     def _tail(self, context: Sequence[int], length: int) -> list[int]:
-        """Return the last tokens of the context, from behind the last one that no text can hold."""
+        """Return the last tokens of the context that follow the last id outside the vocabulary."""
         tail = list(context[-length:])
         if tail and min(tail) >= 0 and max(tail) < self.vocab_size:
             return tail
@@ -235,11 +242,8 @@ class Segment:
         return tail
 
 
-_DEFAULTS = DraftOptions()
-
-
 def _read_sizes(path: Path) -> SegmentSizes:
-    """Read `segment.json`; raises StoreError where it is damaged or of another format."""
+    """Read `segment.json`; raise StoreError if it is damaged or of another format."""
     try:
         sizes = SegmentSizes(**json.loads(read_file(path)))
         numbers = asdict(sizes)
@@ -257,16 +261,16 @@ def _read_sizes(path: Path) -> SegmentSizes:
 
 
 def _map(path: Path, dtype: str, length: int) -> NDArray[Any]:
-    """Return the array in a file, read-only; raises StoreError where it has another length."""
+    """Return the array in a file, read-only; raise StoreError if it has another length."""
     expected = length * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size
         if size == expected and size > _SMALL:
             return np.asarray(np.memmap(path, dtype=dtype, mode="r"))
         if size == expected:
-            result = np.fromfile(path, dtype=dtype)
-            result.flags.writeable = False  # as if mapped: one kind of array to compile for
-            return result
+            array = np.fromfile(path, dtype=dtype)
+            array.flags.writeable = False  # as if mapped: one kind of array to compile for
+            return array
     except OSError as error:
         raise unreadable(path, error) from error
     raise StoreError(f"{path} has {size} bytes, expected {expected}; build the store again.")

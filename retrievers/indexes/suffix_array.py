@@ -1,8 +1,8 @@
-"""Rows of token ids as users give them, checked before they are kept."""
+"""Checks of token ids, and the suffix array of a token text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,21 @@ from numpy.typing import NDArray
 
 from ragspec.errors import InputError
 
+Tokens = NDArray[np.uint16] | NDArray[np.uint32]
+Positions = NDArray[np.int32]
+
+_RUN = 1 << 17  # positions sorted at a time, so that keys and order fit the processor's cache
+_BLOCK = 1 << 20
+_WORD_BITS = 63
+_LONGEST = 2**31 - 1
+
 
 def token_row(tokens: Any) -> NDArray[Any]:
-    """Return token ids as an array [T]; raises InputError for anything else."""
+    """Return token ids as an array [T].
+
+    Raises:
+        InputError: The tokens are no single row of integers.
+    """
     try:
         ids = np.asarray(tokens)
     except ValueError as error:
@@ -21,15 +33,14 @@ def token_row(tokens: Any) -> NDArray[Any]:
         ) from error
     if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
         raise InputError(
-            f"got tokens of shape {ids.shape} and type {ids.dtype}; expected one row of "
-            f"token "
-            "ids for each document."
+            f"got tokens of shape {ids.shape} and type {ids.dtype}; expected one row of token ids "
+            "for each document."
         )
     return ids
 
 
 def check_ids(row: NDArray[Any], vocab_size: int, name: str) -> None:
-    """Raise InputError unless all ids [T] are in [0, vocab_size); name: of the document."""
+    """Raise InputError, with the document's name, unless all ids [T] are in [0, vocab_size)."""
     if len(row) and (row.min() < 0 or row.max() >= vocab_size):
         raise InputError(
             f"{name} holds ids from {row.min()} to {row.max()}; expected 0 to {vocab_size - 1}: "
@@ -38,25 +49,18 @@ def check_ids(row: NDArray[Any], vocab_size: int, name: str) -> None:
 
 
 def checked(rows: Iterable[NDArray[Any]], vocab_size: int) -> Iterator[NDArray[Any]]:
-    """Yield the rows; raises InputError for ids out of range, with the document's number."""
+    """Yield the rows, checked.
+
+    Raises:
+        InputError: An id is out of range; the message has the document's number.
+    """
     for number, row in enumerate(rows):
         check_ids(row, vocab_size, f"document {number}")
         yield row
 
 
-Tokens = NDArray[np.uint16] | NDArray[np.uint32]
-Positions = NDArray[np.int32]
-Progress = Callable[[int, int], None]
-
-# Positions sorted at a time: few enough that keys and order stay in the processor's cache.
-_RUN = 1 << 17
-_BLOCK = 1 << 20
-_WORD_BITS = 63
-_LONGEST = 2**31 - 1
-
-
 def count_first_tokens(tokens: Tokens, separator: int) -> NDArray[np.int64]:
-    """Return where the positions of each token start: i64 [separator + 1], the last the total.
+    """Return where the positions of each token start: i64 [separator + 1]; the last is the total.
 
     Separators (the largest id) are not counted.
     """
@@ -75,15 +79,19 @@ def sort_suffixes(
     depth: int = 32,
     buckets: NDArray[np.int64] | None = None,
     out: Positions | None = None,
-    progress: Progress | None = None,
 ) -> Positions:
     """Return the positions of all tokens but separators, sorted by the text up to them: i32 [S].
 
-    tokens: ids up to `separator`, which parts the texts and stands first and last. Position p is
-    compared by the tokens at p, p - 1, ..., `depth` of them (before the first stand separators),
-    then by p itself. buckets: what `count_first_tokens` returned. out: where to write (a file
-    mapped into memory). progress: called with (sorted positions, all of them). Raises InputError
-    where the text is too long, or has no separator first and last.
+    Position p is compared by the tokens at p, p - 1, ..., `depth` of them (separators before the
+    first), then by p itself.
+
+    Args:
+        tokens: Ids up to `separator`, which comes first, last and between texts.
+        buckets: Output of `count_first_tokens`, if it is known.
+        out: Array to write to, such as a file mapped into memory.
+
+    Raises:
+        InputError: The text is too long, lacks a separator first or last, or `depth` is below 1.
     """
     ends = not len(tokens) or (int(tokens[0]), int(tokens[-1])) != (separator, separator)
     if ends or len(tokens) > _LONGEST or depth < 1:
@@ -93,13 +101,10 @@ def sort_suffixes(
         )
     if buckets is None:
         buckets = count_first_tokens(tokens, separator)
-    total = int(buckets[-1])
-    suffixes = np.empty(total, dtype=np.int32) if out is None else out
+    suffixes = np.empty(int(buckets[-1]), dtype=np.int32) if out is None else out
     _deal(tokens, buckets, suffixes)
     for start, end in _runs(buckets):
         suffixes[start:end] = _sort_run(tokens, suffixes[start:end], separator, depth)
-        if progress is not None:
-            progress(end, total)
     return suffixes
 
 
@@ -142,26 +147,26 @@ def _runs(buckets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def _sort_run(tokens: Tokens, run: Positions, separator: int, depth: int) -> NDArray[np.int64]:
-    """Return the positions of a run, which come ordered by token, in their final order."""
+    """Return the positions of a run, which is ordered by token, in their final order."""
     bits = max(1, separator.bit_length())
     at = run.astype(np.int64)
     places = np.arange(len(at))
     first = np.take(tokens, at)
     starts = _changes(first)
-    known = 1
+    compared = 1  # tokens
     places, starts = _ties(places, starts)
-    while len(places) and known < depth:
+    while len(places) and compared < depth:
         group = np.cumsum(starts)
-        width = min((_WORD_BITS - int(group[-1]).bit_length()) // bits, depth - known)
+        width = min((_WORD_BITS - int(group[-1]).bit_length()) // bits, depth - compared)
         here = at[places]
         key = group
-        for back in range(known, known + width):
+        for back in range(compared, compared + width):
             word = np.take(tokens, here - back, mode="clip")
             key = np.bitwise_or(key << bits, word, dtype=np.int64)
         order = np.argsort(key)
         at[places] = here[order]
         places, starts = _ties(places, _changes(key[order]))
-        known += width
+        compared += width
     if len(places):  # equal to the full depth
         tied = (np.cumsum(starts) << 32) | at[places]
         tied.sort()
@@ -179,7 +184,6 @@ def _changes(values: NDArray[Any]) -> NDArray[np.bool_]:
 def _ties(
     places: NDArray[np.int64], starts: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Keep the members of groups of two or more; `starts` marks the first of each group."""
-    alone = starts & np.append(starts[1:], True)
-    keep = ~alone
+    """Return the members of groups of two or more; `starts` marks the first of each group."""
+    keep = ~(starts & np.append(starts[1:], True))
     return places[keep], starts[keep]

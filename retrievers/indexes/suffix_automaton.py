@@ -1,13 +1,14 @@
 """The online suffix automaton: every substring of a growing token text, amortised O(1) a token.
 
 After Blumer et al. 1985 ("The smallest automaton recognizing the subwords of a text"); its use for
-drafting follows SAM-Decoding (arXiv 2411.10666). Deviations: one automaton holds several texts,
-parted by separator ids that occur once (so no match crosses a border); the match state need not be
-advanced beside the automaton, because the longest suffix that occurred before is the suffix link
-of the newest state; each state keeps its count and its latest end.
+drafting follows SAM-Decoding (arXiv 2411.10666). Deviations:
+- One automaton holds several texts, split by separator ids that occur once. No match crosses one.
+- No match state is advanced beside the automaton: the longest suffix that occurred before is the
+  suffix link of the newest state.
+- Each state has its count and its latest end.
 
-The layout is parallel integer lists by state. Most states have one outgoing edge, kept in two of
-the lists; the few further edges lie in a dictionary by state.
+The states are stored in parallel integer lists. Most states have one outgoing edge, stored in two
+of the lists. The few further edges are in a dictionary by state.
 """
 
 from __future__ import annotations
@@ -17,21 +18,19 @@ from collections.abc import Iterator, Sequence
 from ragspec.errors import InputError
 
 ROOT_STATE = 0
-# On text that repeats one token the chain of suffix links is as long as the text. Counts and ends
-# of the shorter suffixes beyond this many links may then lag; the matches themselves stay exact.
+# If a text repeats one token, the chain of suffix links is as long as the text. Counts and ends of
+# the shorter suffixes beyond this many links may then lag; the matches themselves stay exact.
 MAX_LINKS = 32
 _NONE = -1
 
-Text = tuple[Sequence[int], Sequence[bool] | bool]
-
 
 class SuffixAutomaton:
-    """All substrings of the tokens seen so far, with counts and latest ends.
+    """All substrings of the tokens so far, with counts and latest ends.
 
     State 0 is the empty string. A state stands for the substrings that end at the same places;
     `length[s]` is the longest of them, `link[s]` the longest suffix that ends at more places.
     `count[s]` and `latest[s]` cover the ends before the newest token, so the newest suffix never
-    matches itself; `cited[s]` is the latest end inside a document (-1 where there is none).
+    matches itself. `cited[s]` is the latest end inside a document, -1 without one.
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -55,19 +54,12 @@ class SuffixAutomaton:
         return len(self.tokens)
 
     def build(self, tokens: Sequence[int], document: Sequence[bool] | bool = False) -> None:
-        """Append a text, as document text where `document` is true."""
+        """Append a text; `document` says, for all or for each token, whether it is a document's."""
         marks = [document] * len(tokens) if isinstance(document, bool) else document
         for token, mark in zip(tokens, marks, strict=True):
             self._count_newest()
             self._append(token)
             self._last_is_document = mark
-
-    def build_texts(self, texts: Sequence[Text]) -> None:
-        """Append whole texts, (tokens, document) each, with borders between them."""
-        for number, (tokens, document) in enumerate(texts):
-            if number:
-                self.separate()
-            self.build(tokens, document)
 
     def separate(self) -> None:
         """End the current text: no match and no continuation crosses this border."""
@@ -75,7 +67,7 @@ class SuffixAutomaton:
         self._separator += 1
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens that are no document's, such as the output while it grows."""
+        """Append tokens of no document, such as the growing output."""
         for token in tokens:
             self._count_newest()
             self._append(token)
@@ -85,7 +77,7 @@ class SuffixAutomaton:
         return max(self.link[self._last], ROOT_STATE)
 
     def children(self, state: int) -> Iterator[tuple[int, int]]:
-        """Yield (token, state) for every token that followed; borders are left out."""
+        """Yield (token, state) for every token that followed, without separators."""
         first = self.first_token[state]
         if _NONE < first < self.vocab_size:
             yield first, self.first_target[state]
@@ -122,40 +114,40 @@ class SuffixAutomaton:
         state = link[state]
         while state >= 0:
             if first_token[state] == token:
-                result = first_target[state]
+                target = first_target[state]
                 break
             further = more.get(state)
             if further is None:
                 more[state] = {token: newest}
             else:
-                result = further.get(token, _NONE)
-                if result >= 0:
+                target = further.get(token, _NONE)
+                if target >= 0:
                     break
                 further[token] = newest
             state = link[state]
         else:
             return
-        if self.length[result] != self.length[state] + 1:
-            result = self._split(state, token, result)
-        link[newest] = result
+        if self.length[target] != self.length[state] + 1:
+            target = self._split(state, token, target)
+        link[newest] = target
 
-    def _split(self, state: int, token: int, result: int) -> int:
-        """Part the suffixes of `result` that now end at one more place; return their state."""
+    def _split(self, state: int, token: int, target: int) -> int:
+        """Split off the suffixes of `target` that now end at one more place; return their state."""
         first_token, first_target, more = self.first_token, self.first_target, self.more
-        half = self._new_state(self.length[state] + 1, self.link[result])
+        half = self._new_state(self.length[state] + 1, self.link[target])
         for values in (self.count, self.latest, self.cited, first_token, first_target):
-            values[half] = values[result]
-        if result in more:
-            more[half] = dict(more[result])
-        self.link[result] = half
+            values[half] = values[target]
+        if target in more:
+            more[half] = dict(more[target])
+        self.link[target] = half
         while state >= 0:
             if first_token[state] == token:
-                if first_target[state] != result:
+                if first_target[state] != target:
                     break
                 first_target[state] = half
             else:
                 further = more.get(state)
-                if further is None or further.get(token) != result:
+                if further is None or further.get(token) != target:
                     break
                 further[token] = half
             state = self.link[state]

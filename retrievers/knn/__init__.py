@@ -1,1 +1,1 @@
-"""A datastore of contexts and what followed them, and texts that are written by it."""
+"""kNN language models: a datastore of hidden states with their next tokens, and texts over it."""

@@ -1,9 +1,9 @@
-"""A datastore: the model's state before every token of some texts, and that token.
+"""A datastore: the model's hidden state before every token of some texts, and that token.
 
 The memory of a kNN language model (Khandelwal et al. 2020, arXiv 1911.00172, section 2). Keys are
-what the output head reads; the paper takes the input of the last feed-forward layer, which was a
-little better for its model and is none for others. Keys are float16 beside their tokens, in a store
-that is whole or absent.
+the input of the output head. The paper takes the input of the last feed-forward layer, which was
+slightly better for its model but does not exist in every model. Keys are float16. The store is
+whole or absent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST_KEYS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class DatastoreInfo:
-    """The contents of a datastore; fit: the temperature of its distances."""
+    """The contents of a datastore, with the fitted temperature of its distances."""
 
     path: str
     keys: int
@@ -97,17 +97,18 @@ class Datastore:
         max_tokens: int = MOST_KEYS,
         progress: ProgressCallback = lambda documents, keys: None,
     ) -> Datastore:
-        """Read texts with an engine's model and write its state before every token.
+        """Read texts with an engine's model and write its hidden state before every token.
 
         An older datastore in `out` is replaced once the new one is whole.
 
         Args:
             texts: Texts or rows of token ids, may be a stream.
-            max_tokens: Keys to stop at; each takes twice the model's width in bytes.
+            max_tokens: Number of keys to stop at; each takes twice the model's width in bytes.
             progress: Called with the documents and keys so far.
 
         Raises:
-            InputError, DocumentError: No text has two tokens.
+            InputError: An argument or a document is out of range.
+            DocumentError: No text has two tokens.
             StoreError: The folder cannot be written.
         """
         if max_tokens < 1:
@@ -130,10 +131,13 @@ class Datastore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, verify: Verify = "full") -> Datastore:
-        """Open what `build` wrote; verify: "full" hashes every file, "size" compares sizes.
+        """Open a datastore that `build` wrote.
+
+        Args:
+            verify: "full" hashes every file, "size" compares sizes only.
 
         Raises:
-            StoreError: Where it is missing, damaged or something else.
+            StoreError: The store is missing, damaged or of another kind.
         """
         store = open_store(Path(path), KIND, verify=verify)
         try:
@@ -158,7 +162,11 @@ class Datastore:
         return NearestKeys(self.keys)
 
     def search(self, states: Floats, k: int) -> list[Neighbours]:
-        """Return the k nearest keys of each state f32 [Q, H]; raises InputError for other sizes."""
+        """Return the k nearest keys of each state f32 [Q, H].
+
+        Raises:
+            InputError: The states have another width than the keys.
+        """
         if states.shape[1] != self.width:
             raise InputError(
                 f"got states of {states.shape[1]} numbers, the datastore has {self.width}; "
@@ -167,23 +175,21 @@ class Datastore:
         return self.near.search(states, k)
 
     def following(self, numbers: Numbers, count: int) -> Numbers:
-        """Return keys and the `count` next ones behind each, never of another text.
+        """Return each key and the `count` next ones of its text: [k] -> [k * (count + 1)] or fewer.
 
-        numbers [k] -> [k * (count + 1)] or fewer; those of the first come first.
+        The keys of the first number come first.
         """
         ends = self.starts[np.searchsorted(self.starts, numbers, side="right")]
         following: Numbers = numbers[:, None] + np.arange(count + 1)
         return following[following < ends[:, None]]
 
     def check(self, engine: Engine) -> None:
-        """Raise StoreError where the datastore is of another model or tokenizer."""
-        prints = self._store.manifest.fingerprints
-        check_prints(
-            f"the datastore {self.path}", prints, prints_of(engine.model, engine.tokenizer)
-        )
+        """Raise StoreError if the datastore was made with another model or tokenizer."""
+        expected = prints_of(engine.model, engine.tokenizer)
+        check_prints(f"the datastore {self.path}", self._store.manifest.fingerprints, expected)
 
     def info(self) -> DatastoreInfo:
-        """Return what it holds."""
+        """Return the contents of the datastore."""
         prints, files = self._store.manifest.fingerprints, self._store.manifest.files
         return DatastoreInfo(
             path=str(self.path),
@@ -200,7 +206,7 @@ class Datastore:
 
 
 def _facts(engine: Engine, folder: Path, written: KeysWritten) -> Mapping[str, Any]:
-    """Return the parameters of the manifest, the temperature fitted."""
+    """Fit the temperature and return the parameters of the manifest."""
     keys = _mapped(folder / KEYS, "<f2", (written.keys, written.width))
     values = np.asarray(_mapped(folder / VALUES, "<i4", (written.keys,)), np.int64)
     target = engine.target
@@ -228,7 +234,7 @@ def _beginning(tokenizer: Any) -> Sequence[int]:
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Map a file of plain numbers; raises ValueError where it is of another size."""
+    """Map a file of plain numbers into memory; raise ValueError if it has another size."""
     expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if path.stat().st_size != expected:
         raise ValueError(f"{path.name} has {path.stat().st_size} bytes, expected {expected}")

@@ -1,14 +1,15 @@
-"""Keys that earlier searches were near to, and what follows them: where guesses are looked up.
+"""The transforms of a kNN text, and the cache of keys that guesses are looked up in.
 
-What a search finds for one token, the keys behind it answer for the next ones (RaLMSpec, Zhang et
-al. 2024, arXiv 2401.14021, section 3: the next n = 10 positions are cached).
+The keys behind the neighbours of one token are likely neighbours of the next tokens (RaLMSpec,
+Zhang et al. 2024, arXiv 2401.14021, section 3: the next n = 10 positions are cached).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,15 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.transform import TextStart
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
-AHEAD = 10  # keys behind a neighbour
-CACHED = 1 << 14  # keys in all, of which the oldest leave
-ADDED = 1 << 11  # keys of one search, those of its nearest ones
+NAME = "knn"
+TOGETHER = 16  # nodes of a draft that are searched with the root, in one pass over the keys
+AHEAD = 10  # keys behind a neighbour that are cached with it
+CACHED = 1 << 14  # most keys of a cache, by default
+ADDED = 1 << 11  # most keys added after one search
 
 
 class NeighbourCache:
-    """Some keys of a datastore, those of one text's searches; forgets the oldest."""
+    """The keys that the searches of one text added last, at most `most`."""
 
     def __init__(self, store: Datastore, most: int = CACHED) -> None:
         self._store = store
@@ -35,22 +38,22 @@ class NeighbourCache:
         self._keys: Floats = np.zeros((most, store.width), np.float32)
         self._half: Floats = np.zeros(most, np.float32)  # |x|^2 / 2
         self._numbers: Numbers = np.full(most, -1, np.int64)
-        self._known: NDArray[np.bool_] = np.zeros(len(store), np.bool_)
+        self._cached: NDArray[np.bool_] = np.zeros(len(store), np.bool_)
         self._next = 0
         self.size = 0
 
-    def add(self, result: Neighbours) -> None:
-        """Keep what a search found, and what follows it."""
+    def add(self, neighbours: Neighbours) -> None:
+        """Add the neighbours of a search and the keys behind them."""
         most = min(ADDED, len(self._numbers))
-        following = self._store.following(result.numbers[:most], AHEAD)[:most]
+        following = self._store.following(neighbours.numbers[:most], AHEAD)[:most]
         following = following[np.sort(np.unique(following, return_index=True)[1])]
-        new = following[~self._known[following]]
+        new = following[~self._cached[following]]
         if not len(new):
             return
         places = (self._next + np.arange(len(new))) % len(self._numbers)
         gone = self._numbers[places]
-        self._known[gone[gone >= 0]] = False
-        self._known[new] = True
+        self._cached[gone[gone >= 0]] = False
+        self._cached[new] = True
         rows = np.asarray(self._store.keys[new], np.float32)
         self._keys[places], self._numbers[places] = rows, new
         self._half[places] = 0.5 * np.einsum("ij,ij->i", rows, rows)
@@ -58,7 +61,7 @@ class NeighbourCache:
         self.size = min(self.size + len(new), len(self._numbers))
 
     def nearest(self, state: Floats, k: int) -> Neighbours:
-        """Return the k nearest of the keys that are here, in float32: good enough for a guess."""
+        """Return the k nearest cached keys, measured in float32, which is enough for a guess."""
         scores = self._keys[: self.size] @ state - self._half[: self.size]
         if k < self.size:
             best = np.argpartition(-scores, k - 1)[:k]
@@ -69,13 +72,9 @@ class NeighbourCache:
         return Neighbours(self._numbers[best], distances)
 
 
-NAME = "knn"
-TOGETHER = 16  # of a draft's nodes that are searched with the root, in one pass over the keys
-
-
 @dataclass(frozen=True, slots=True)
 class Knn:
-    """A datastore and how it counts: k neighbours, in a mixture."""
+    """A datastore, the number of neighbours, and their mixture with the target."""
 
     store: Datastore
     k: int
@@ -85,16 +84,20 @@ class Knn:
         """Return the neighbours of states f32 [Q, H]."""
         return self.store.search(states, self.k)
 
-    def logits(self, logits: Tensor, result: Neighbours) -> Tensor:
-        """Return the mixed distribution f64 [1, V] from the target's logits [1, V]."""
-        return self.mixture.logits(logits, self.store.values[result.numbers], result.distances)
+    def logits(self, logits: Tensor, neighbours: Neighbours) -> Tensor:
+        """Return the log of the mixed distribution f64 [1, V] from the target's logits [1, V]."""
+        tokens = self.store.values[neighbours.numbers]
+        return self.mixture.logits(logits, tokens, neighbours.distances)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KnnQuery:
-    """A place of the text that was guessed: the state f32 [H], the target's logits [1, V].
+    """A guessed position of the text.
 
-    index: the generated index of the token that follows.
+    Attributes:
+        state: Hidden state f32 [H].
+        logits: The target's logits [1, V].
+        index: Generated index of the token that follows.
     """
 
     state: Floats
@@ -102,82 +105,76 @@ class KnnQuery:
     index: int
 
 
-class Searching:
-    """Makes the distribution of a text by searching for every token: what the text is defined by.
-
-    cache: takes what is found, for guesses to come. times: of each search when it began, its
-    queries and milliseconds.
-    """
+class KnnTransform:
+    """The part that both transforms share; each serves one text."""
 
     name = NAME
     reads_hidden = True
 
-    def __init__(self, knn: Knn, cache: NeighbourCache | None = None) -> None:
+    def __init__(self, knn: Knn) -> None:
         self._knn = knn
-        self._cache = cache
         self._states: Floats = np.zeros((0, knn.store.width), np.float32)
-        self._matches: dict[int, Neighbours] = {}
         self.distribution: TokenDistribution | None = None
-        self.times: list[tuple[float, int, float]] = []
 
-    def open(self, start: TextStart) -> Searching:
-        """Serve one text."""
+    def open(self, start: TextStart) -> Self:
+        """Return the transform itself."""
         self.distribution = start.distribution
         return self
+
+    def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
+        """Store the hidden states [N + 1, H] as float32 on the host."""
+        assert states is not None
+        self._states = states.float().cpu().numpy()
+
+
+class Searching(KnnTransform):
+    """The transform that defines the text: it searches for the neighbours of every token.
+
+    Args:
+        cache: Takes the neighbours, for later guesses.
+
+    Attributes:
+        times: Start in seconds, queries and milliseconds of each search.
+    """
+
+    def __init__(self, knn: Knn, cache: NeighbourCache | None = None) -> None:
+        super().__init__(knn)
+        self._cache = cache
+        self._neighbours: dict[int, Neighbours] = {}
+        self.times: list[tuple[float, int, float]] = []
 
     def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
         """Search for the root and the likeliest nodes together."""
-        assert states is not None
-        self._states = on_host(states)
-        self._matches = {}
+        super().forward(states, tree, tokens)
+        self._neighbours = {}
         self._search(range(ROOT, min(len(self._states) - 1, TOGETHER)))
 
     def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
-        """Return the mixed distribution after a node."""
-        if node not in self._matches:
+        """Return the log of the mixed distribution after a node."""
+        if node not in self._neighbours:
             self._search([node])
-        result = self._matches[node]
+        neighbours = self._neighbours[node]
         if self._cache is not None:
-            self._cache.add(result)
-        return self._knn.logits(logits, result)
+            self._cache.add(neighbours)
+        return self._knn.logits(logits, neighbours)
 
     def _search(self, nodes: Sequence[int]) -> None:
         began = time.perf_counter()
-        result = self._knn.search(self._states[[node + 1 for node in nodes]])
+        neighbours = self._knn.search(self._states[[node + 1 for node in nodes]])
         self.times.append((began, len(nodes), 1000.0 * (time.perf_counter() - began)))
-        self._matches.update(zip(nodes, result, strict=True))
+        self._neighbours.update(zip(nodes, neighbours, strict=True))
 
 
-@dataclass(slots=True)
-class Guessing:
-    """Makes the distribution from a cache, and notes each place."""
+class Guessing(KnnTransform):
+    """The transform that takes neighbours from a cache, and records each query."""
 
-    knn: Knn
-    cache: NeighbourCache
-    name: str = NAME
-    reads_hidden: bool = True
-    queries: list[KnnQuery] = field(default_factory=list)
-    distribution: TokenDistribution | None = None
-    _states: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
-
-    def open(self, start: TextStart) -> Guessing:
-        """Serve one text."""
-        self.distribution = start.distribution
-        return self
-
-    def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
-        """Take the states."""
-        assert states is not None
-        self._states = on_host(states)
+    def __init__(self, knn: Knn, cache: NeighbourCache) -> None:
+        super().__init__(knn)
+        self.cache = cache
+        self.queries: list[KnnQuery] = []
 
     def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
-        """Return the guessed distribution after a node."""
+        """Return the log of the guessed distribution after a node."""
         state = self._states[node + 1]
         self.queries.append(KnnQuery(state, logits.clone(), index))
-        return self.knn.logits(logits, self.cache.nearest(state, self.knn.k))
-
-
-def on_host(states: Tensor) -> Floats:
-    """Return states as a float32 array of their own."""
-    result: Floats = states.float().cpu().numpy()
-    return result
+        return self._knn.logits(logits, self.cache.nearest(state, self._knn.k))

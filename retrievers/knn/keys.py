@@ -1,4 +1,4 @@
-"""The keys of a datastore: what a model's output head reads after every beginning of a text."""
+"""The keys of a datastore: the input of a model's output head after every prefix of a text."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
 KEYS, VALUES, STARTS = "keys.bin", "values.bin", "starts.bin"
 WINDOW = 512  # tokens that are read at once
-SHARE_KNOWN = 8  # of a window, one in so many is text of the window before
-TOGETHER = 64  # windows that are read in one batch, or one after the other where they are long
+SHARE_KNOWN = 8  # 1/8 of a window repeats the end of the window before
+TOGETHER = 64  # windows that are collected, then read in batches of similar length
 
 ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenWindow:
-    """Tokens to read together; the last ones have keys, which `values` follow.
+    """Tokens to read together.
 
-    ends: whether it is the last of its document.
+    Attributes:
+        values: Tokens that follow the last `len(values)` tokens, which get keys.
+        ends: Whether it is the last window of its document.
     """
 
     tokens: list[int]
@@ -39,7 +41,7 @@ class TokenWindow:
 
 @dataclass(frozen=True, slots=True)
 class KeysWritten:
-    """What was written: N keys of some width, out of so many documents."""
+    """The number of keys that were written, their width, and the number of documents."""
 
     keys: int
     width: int
@@ -47,37 +49,41 @@ class KeysWritten:
 
 
 class KeyReader:
-    """Reads documents with a target, window by window. before: tokens that begin every text."""
+    """Reads documents with a target, window by window.
+
+    Args:
+        before: Tokens in front of every window, such as BOS.
+    """
 
     def __init__(self, target: CausalTarget, before: Sequence[int] = ()) -> None:
         from ragspec.verification.causal import MOST_LOGITS
 
         self.target = target
         self.before = list(before)
-        self.room = MOST_LOGITS // target.vocab_size  # tokens whose logits are made on the way
+        self.room = MOST_LOGITS // target.vocab_size  # tokens of a batch, whose logits are made too
         most = min(WINDOW, self.room)
         self.size = min(most, target.max_length or most) - len(self.before)
 
     def windows(
         self, documents: Iterable[Sequence[int] | NDArray[Any]], most: int
     ) -> Iterator[TokenWindow]:
-        """Yield windows in which every token of a document but the last has a key, `most` in all.
+        """Yield windows that give every token of a document but the last a key, `most` in total.
 
         Raises:
-            InputError: For ids outside the vocabulary.
+            InputError: An id is outside the vocabulary.
         """
         total = 0
         for number, document in enumerate(documents):
             check_ids(np.asarray(document), self.target.vocab_size, f"document {number}")
             row = np.asarray(document)[: most - total + 1].tolist()
-            last, start, end, known = len(row) - 1, 0, 0, 0
+            last, start, end, repeated = len(row) - 1, 0, 0, 0
             while end < last:
                 end = min(start + self.size, last)
-                values = row[start + known + 1 : end + 1]
+                values = row[start + repeated + 1 : end + 1]
                 yield TokenWindow([*self.before, *row[start:end]], values, end == last)
                 total += len(values)
-                known = self.size // SHARE_KNOWN
-                start = end - known
+                repeated = self.size // SHARE_KNOWN
+                start = end - repeated
             if total >= most:
                 return
 
@@ -87,7 +93,7 @@ class KeyReader:
 
         record: dict[int, NDArray[np.float16]] = {}
         order = sorted(range(len(windows)), key=lambda i: -len(windows[i].tokens))
-        while order:  # the longest together, so that little is padded
+        while order:  # longest first, so that little is padded
             longest = len(windows[order[0]].tokens)
             most = max(1, self.room // longest)
             part, order = order[:most], order[most:]
@@ -106,18 +112,23 @@ def write_keys(
 ) -> KeysWritten:
     """Write keys f16 [N, H], values i32 [N] (the tokens that follow) and starts i64 [D + 1].
 
-    most: keys to stop at. on_progress: called with the documents and keys so far. Raises InputError
-    for ids outside the vocabulary, StoreError where the disk is full.
+    Args:
+        most: Number of keys to stop at.
+        on_progress: Called with the documents and keys so far.
+
+    Raises:
+        InputError: An id is outside the vocabulary.
+        StoreError: The disk is full.
     """
     keys, starts, width = 0, [0], 0
     try:
         with (folder / KEYS).open("wb") as states, (folder / VALUES).open("wb") as values:
             stream = reader.windows(documents, most)
             while windows := list(islice(stream, TOGETHER)):
-                for window, current in zip(windows, reader.states(windows), strict=True):
-                    states.write(current.tobytes())
+                for window, rows in zip(windows, reader.states(windows), strict=True):
+                    states.write(rows.tobytes())
                     values.write(np.asarray(window.values, "<i4").tobytes())
-                    keys, width = keys + len(current), current.shape[1]
+                    keys, width = keys + len(rows), rows.shape[1]
                     if window.ends:
                         starts.append(keys)
                 on_progress(len(starts) - 1, keys)
@@ -131,8 +142,8 @@ def write_keys(
 
 
 def _halved(states: NDArray[np.float32]) -> NDArray[np.float16]:
-    """Round states to half the size; raises InputError where they are no numbers of that size."""
-    with np.errstate(over="ignore"):  # it is found below
+    """Round states to float16; raise InputError if any is not finite then."""
+    with np.errstate(over="ignore"):  # checked below
         halved = states.astype("<f2")
     if not np.isfinite(halved).all():
         raise InputError(

@@ -1,8 +1,8 @@
-"""The keys nearest to a state, and the distribution of what followed them (kNN-LM).
+"""The keys nearest to a state, and the distribution of the tokens that followed them (kNN-LM).
 
-p = (1 - weight) p_target + weight p_near, where p_near gives each neighbour's token its share of
-softmax(-distance / temperature), distances being squared (Khandelwal et al. 2020, arXiv 1911.00172,
-section 2; there the temperature is 1, at which the nearest neighbour often takes all).
+p = (1 - weight) p_target + weight p_near. p_near gives the token of each neighbour its share of
+softmax(-distance / temperature), with squared distances (Khandelwal et al. 2020, arXiv 1911.00172,
+section 2). At the paper's temperature of 1 the nearest neighbour often gets all of p_near.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 from ragspec.retrievers.search.nearest import Exact, Floats, Numbers
 
 SAMPLED = 1 << 14  # keys whose mean is subtracted
-# The neighbours never take all: where processors forbid all their tokens the target's own remain.
+# Below 1: if processors forbid all tokens of the neighbours, those of the target remain.
 MOST_WEIGHT = 1.0 - 1.0 / (1 << 40)
-FIT_PLACES = 384  # of the datastore that are asked for their own next token
+FIT_PLACES = 384  # keys of the datastore that serve as queries of the fit
 FIT_K, FIT_WEIGHT = 32, 0.25
-SAME_TEXT = 512  # keys before and behind a place that may not answer it
-GRID = np.geomspace(0.01, 100.0, 81)  # times the mean distance of the last neighbour
+SAME_TEXT = 512  # keys before and behind a query that are left out of its neighbours
+GRID = np.geomspace(0.01, 100.0, 81)  # temperatures, times the mean distance of the last neighbour
 
 
 class Neighbours(NamedTuple):
@@ -35,11 +35,11 @@ class Neighbours(NamedTuple):
 
 
 class NearestKeys:
-    """Searches keys f16 [N, H] exactly, each state the same in any company.
+    """Searches keys f16 [N, H] exactly; a result does not depend on the other states of a search.
 
     The squared distance of x and q is |q|^2 less twice x.q - |x|^2 / 2, an inner product of vectors
     with one more number. Centred keys have smaller error bounds. Candidates are measured again in
-    float64; of equal ones the lower number comes first.
+    float64; of equal distances the lower number comes first.
     """
 
     def __init__(self, keys: NDArray[np.float16]) -> None:
@@ -53,12 +53,12 @@ class NearestKeys:
         vectors = np.empty((len(self._keys), self._keys.shape[1] + 1), np.float32)
         np.subtract(self._keys, mean, out=vectors[:, :-1], dtype=np.float32)
         squares = np.einsum("ij,ij->i", vectors[:, :-1], vectors[:, :-1])
-        scale = np.float32(max(np.sqrt(squares.max(initial=0.0)), 1e-30))  # both parts weigh alike
+        scale = np.float32(max(np.sqrt(squares.max(initial=0.0)), 1e-30))  # balances both parts
         vectors[:, -1] = squares * (-0.5 / scale)
         return mean, scale, Exact(vectors)
 
     def open(self) -> None:
-        """Prepare the search, which the first search would do otherwise."""
+        """Prepare the search now instead of at the first query."""
         _ = self._exact
 
     def search(self, states: Floats, k: int) -> list[Neighbours]:
@@ -78,35 +78,40 @@ class NearestKeys:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """weight: of the neighbours, 0 to 1. temperature: of squared distances, above 0."""
+    """The mixture of the target's distribution and that of the neighbours.
+
+    Attributes:
+        weight: Weight of the neighbours, 0 to 1.
+        temperature: Temperature of squared distances, above 0.
+    """
 
     weight: float
     temperature: float
 
     def shares(self, distances: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the weight of each neighbour, nearest first: [k] -> [k], 1 in all."""
+        """Return the share of each neighbour, nearest first: [k] -> [k], with a sum of 1."""
         scaled = np.exp((distances[0] - distances) / self.temperature)
         shares: NDArray[np.float64] = scaled / scaled.sum()
         return shares
 
     def logits(self, logits: Tensor, tokens: Numbers, distances: NDArray[np.float64]) -> Tensor:
-        """Return the log of the mixed distribution f64 [1, V], from the logits [1, V].
+        """Return the log of the mixed distribution f64 [1, V], from the target's logits [1, V].
 
         Args:
-            tokens, distances: What followed the neighbours [k], and how far these are.
+            tokens, distances: The token behind each neighbour, and its squared distance [k].
         """
         distribution, weight = logits.double().softmax(-1), min(self.weight, MOST_WEIGHT)
         distribution *= 1.0 - weight
         places = torch.from_numpy(tokens).to(distribution.device)
         added = torch.from_numpy(weight * self.shares(distances)).to(distribution.device)
-        # One after the other on every device, as float64 sums of few numbers do not depend on it.
+        # In float64 the order of these few additions does not matter: all devices agree.
         distribution[0].index_add_(0, places, added)
         return distribution.log()
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The best temperature for k neighbours; bits a token of the model alone and of the mixture."""
+    """The best temperature for k neighbours, and bits per token without and with the mixture."""
 
     k: int
     temperature: float
@@ -115,10 +120,9 @@ class Fit:
 
 
 def fit_temperature(keys: NDArray[np.float16], values: Numbers, head: Any) -> Fit:
-    """Return the temperature of the highest likelihood of next tokens.
+    """Return the temperature that gives the next tokens the highest likelihood.
 
-    Each place is answered by keys from elsewhere, as a text that is continued is not in the
-    datastore.
+    Neighbours near a query are left out, since a text to be continued is not in the datastore.
 
     Args:
         head: Returns logits [n, V] of states [n, H].
@@ -131,12 +135,11 @@ def fit_temperature(keys: NDArray[np.float16], values: Numbers, head: Any) -> Fi
     alone = chances.gather(1, torch.from_numpy(values[places])[:, None])[:, 0].cpu().numpy()
     k = min(FIT_K, max(1, len(keys) // 4))
     near = []
-    for place, result in zip(
-        places, NearestKeys(keys).search(states, k + 2 * SAME_TEXT), strict=True
-    ):
-        far = np.abs(result.numbers - place) > SAME_TEXT
-        far = far if far.any() else result.numbers != place
-        near.append(Neighbours(result.numbers[far][:k], result.distances[far][:k]))
+    searched = NearestKeys(keys).search(states, k + 2 * SAME_TEXT)
+    for place, (numbers, distances) in zip(places, searched, strict=True):
+        far = np.abs(numbers - place) > SAME_TEXT
+        far = far if far.any() else numbers != place
+        near.append(Neighbours(numbers[far][:k], distances[far][:k]))
     right = [values[n.numbers] == values[place] for n, place in zip(near, places, strict=True)]
 
     def bits(temperature: float) -> float:

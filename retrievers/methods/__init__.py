@@ -1,1 +1,1 @@
-"""The drafting methods over text that exists, one file for each."""
+"""Drafting methods over existing text, one file each."""

@@ -1,8 +1,8 @@
-"""The recommended drafter: everything that is there to draft from, as one tree.
+"""The recommended drafter: all available sources in one tree.
 
-The text of the request, the target's own second choices (Token Recycling), and stores where they
-are given; a draft model joins where the engine has one. There are no quotas: the adviser of the
-row corrects what each source claims and asks costly ones only where they pay (see
+These are the text of the request, the target's own second choices (Token Recycling), the stores if
+any, and the engine's draft model if it has one. There are no quotas: the adviser of the row
+corrects the claims of each source and uses costly ones only if they pay (see
 `budget.source_choice`).
 """
 
@@ -16,9 +16,9 @@ from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 
 
 class AutoDrafter(Fuse):
-    """The context, then the stores' drafters, then the target's second choices, fused.
+    """Fuses the context, then the stores' drafters, then the target's second choices.
 
-    The second choices are learned while writing only: at the prompt they would cost the prefill a
+    Second choices are learned only while decoding: for the prompt they would cost the prefill a
     pass of the output head over every token.
     """
 

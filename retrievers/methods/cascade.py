@@ -1,9 +1,9 @@
-"""Cascade: several sources in order, each filling what those before it leave of the budget.
+"""Cascade: several sources in order, each filling the budget that those before it leave.
 
-The order of the databases in Hierarchy Drafting (arXiv 2502.05609): the nearer in time a source
-is, the earlier it drafts. Deviations: nodes are counted, not branches, and shared prefixes once; a
-full source cannot starve the others, each keeps a part of the budget for what it is sure of; what
-no source is sure of is taken by reach, whoever offers it.
+The order of the databases in Hierarchy Drafting (arXiv 2502.05609): the nearer in time a source is,
+the earlier it drafts. Deviations: nodes are counted instead of branches, and shared prefixes once;
+each source keeps a part of the budget for its sure nodes, so none can starve the others; other
+nodes are taken by their acceptance probability, whichever source offers them.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Cascade(Combined):
     """Drafts with several drafters in order of trust.
 
     Args:
-        reserve: Share of the budget that each later drafter keeps for nodes it is sure of.
-        sure: The reach from which a node counts as sure.
+        reserve: Share of the budget that each later drafter keeps for its sure nodes.
+        sure: Acceptance probability from which a node counts as sure.
         patience: See `SourceSession`. A drafter that fails is switched off.
 
     Raises:
-        InputError: For no drafter, or a reserve that leaves the first nothing.
+        InputError: There is no drafter, or the reserves leave the first one nothing.
     """
 
     def __init__(
@@ -77,7 +77,11 @@ class Cascade(Combined):
 
 
 class CascadeSession:
-    """The sources of one row, in order; most_nodes: of any tree, None for as many as asked."""
+    """The sources of one row, in order.
+
+    Args:
+        most_nodes: Limit of every tree besides the budget, None for no limit.
+    """
 
     def __init__(
         self, cascade: Cascade, request: DraftRequest, most_nodes: int | None = None
@@ -92,11 +96,11 @@ class CascadeSession:
 
     @property
     def faults(self) -> dict[str, int]:
-        """How often each source failed."""
+        """Failures of each source, by name."""
         return faults_of(self._sources)
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return at most `budget` nodes, filled source after source."""
+        """Return a tree of at most `budget` nodes, filled source after source."""
         if self._most_nodes is not None:
             budget = min(budget, self._most_nodes)
         if budget < 1:
@@ -115,7 +119,7 @@ class CascadeSession:
         return share_out(select(merged, sorted(chosen)))
 
     def observe(self, feedback: Feedback) -> None:
-        """Tell every source; `Step.tree` is the tree as it was verified."""
+        """Pass the feedback to every source; `Step.tree` is the tree that was verified."""
         for source in self._sources:
             source.observe(feedback)
 
@@ -126,8 +130,8 @@ def fill(
     """Return the nodes of a merged tree that fill a budget, with all their ancestors.
 
     Args:
-        offers: By node the sources that offer it, as bits, the first source's the lowest.
-        reserve: Nodes that each later source may still fill with what reaches at least `sure`.
+        offers: By node, the sources that offer it as bits, the first source lowest.
+        reserve: Nodes reserved for each later source, if it has as many of at least `sure`.
     """
     parents, accept_prob = tree.parents.tolist(), tree.accept_prob.tolist()
     best = sorted(range(len(tree)), key=lambda node: -accept_prob[node])
@@ -149,7 +153,7 @@ def fill(
 
 
 def _take(node: int, parents: Sequence[int], chosen: set[int], room: int) -> None:
-    """Choose a node and those above it, unless they do not all fit."""
+    """Add a node and its ancestors to the chosen ones, if they all fit."""
     path = []
     while node >= 0 and node not in chosen:
         path.append(node)
@@ -159,7 +163,7 @@ def _take(node: int, parents: Sequence[int], chosen: set[int], room: int) -> Non
 
 
 class Named(Combined):
-    """A drafter under another name, so that reports tell two of one kind apart."""
+    """A drafter under another name, so that reports distinguish two of one class."""
 
     def __init__(self, drafter: Drafter, name: str) -> None:
         self.drafter = drafter
@@ -172,7 +176,7 @@ class Named(Combined):
 
     @property
     def kind(self) -> DraftKind:
-        """The drafter's own kind, whose trees pass unchanged."""
+        """The kind of the renamed drafter."""
         return self.drafter.kind
 
     def open(self, request: DraftRequest) -> NamedSession:

@@ -1,12 +1,12 @@
-"""The context drafter: copy on from where the last tokens stood before.
+"""The context drafter: copy the tokens that followed the last tokens earlier in the request.
 
 The longest suffix of the text that occurred earlier (in the prompt, in further texts of the
 request, or in the output itself) is continued, as in prompt lookup and SAM-Decoding (arXiv
-2411.10666). Deviations: continuations form one tree, grown best first by estimated reach, with
+2411.10666). Deviations: continuations form one tree, grown best first by estimated acceptance, with
 shorter matches as branches (the escape of PPM, Cleary and Witten 1984); acceptance is looked up by
 match length and corrected by what the target accepts; the first token of a quotation, which no
-match can find, is sought among the sentence starts of the document just named (see
-`quotation_starts`).
+match can find, is drafted from the sentence starts of the document just named (see
+`QuotationStarts`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import NO_ORIGIN, ROOT, DraftKind, DraftTree
 
 # Probability that the target follows the text, by match length (0, 1, 2, ...; the last for all
-# longer), and that a shorter match holds where the longest failed. Measured on gold answers.
+# longer), and that a shorter match holds after the longest failed. Measured on gold answers.
 FOLLOWS = (0.0, 0.45, 0.52, 0.85, 0.92, 0.93, 0.94, 0.955, 0.96, 0.97, 0.975)
 FOLLOWS_AFTER_MISS = (0.0, 0.2, 0.25, 0.35, 0.4, 0.45)
 # Probability that a quotation starts right after the label of its document.
@@ -45,21 +45,21 @@ _PRIOR, _DECAY = 8.0, 0.97
 
 @dataclass(slots=True)
 class _Acceptance:
-    """Corrects probabilities by how those of their row fared."""
+    """Corrects probabilities by the acceptance so far, by key."""
 
     ratios: dict[int, Ratio] = field(default_factory=dict)
-    known: dict[int, float] = field(default_factory=dict)  # what `expect` has computed
+    cache: dict[int, float] = field(default_factory=dict)  # values of `expect`
 
-    def expect(self, key: int, value: float) -> float:
-        """Return `value`, always the same for a key, as it fared so far."""
-        result = self.known.get(key)
-        if result is None:
+    def expect(self, key: int, prior: float) -> float:
+        """Return the corrected prior, which must be the same in all calls for a key."""
+        chance = self.cache.get(key)
+        if chance is None:
             share = self.ratios.setdefault(key, Ratio()).share(_PRIOR)
-            result = self.known[key] = min(value * share, 0.99)
-        return result
+            chance = self.cache[key] = min(prior * share, 0.99)
+        return chance
 
     def learn(self, key: int, expected: float, hit: bool) -> None:
-        self.known.pop(key, None)
+        self.cache.pop(key, None)
         self.ratios.setdefault(key, Ratio()).learn(expected, hit, _DECAY)
 
 
@@ -67,10 +67,13 @@ _Offer = tuple[float, int, int, int, int, int, int, int, float]  # a _Node's fie
 
 
 class _Node(NamedTuple):
-    """A place that the draft may reach; ordered so that a heap yields the largest reach first.
+    """A candidate node, ordered so that a heap yields the likeliest first.
 
-    cost: minus the reach. state: what is matched there, -1 for the one place `position`. length: of
-    the match. key, prior: row of the acceptance table and what it says before any correction.
+    Attributes:
+        cost: Minus the acceptance probability.
+        state: State of the automaton, -1 for the single place `position`.
+        length: Length of the match.
+        key, prior: Row of the acceptance table, and its probability before any correction.
     """
 
     cost: float
@@ -88,9 +91,8 @@ class ContextDrafter:
     """Drafts from the text of the request itself: prompt, retrieved texts, output.
 
     Args:
-        sentence_ends: Token ids after which a quotation may start; None infers them from the ends
-            of the request's documents, an empty collection switches the search for quotation starts
-            off.
+        sentence_ends: Token ids after which a quotation may start. None infers them from the ends
+            of the request's documents; an empty collection drafts no quotation starts.
     """
 
     method = Method("prompt, passages, output", "SAM-Decoding, PLD", colour=0)
@@ -127,14 +129,14 @@ class ContextSession:
         self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return at most `budget` nodes, largest reach first, no deeper than wanted."""
+        """Return at most `budget` nodes, likeliest first, no deeper than the remaining tokens."""
         self._texts.follow(context.tokens)
         self.matched = self._texts.matched
         self._drafted = self._grow(budget, context.remaining - 1)
         return self._tree(self._drafted)
 
     def expected_acceptance(self, context: DraftContext) -> float:
-        """Return how likely the best continuation of the longest match is."""
+        """Return the acceptance probability of the longest match's best continuation."""
         self._texts.follow(context.tokens)
         index = self._index
         state = index.match()
@@ -149,7 +151,7 @@ class ContextSession:
         return share * self._acceptance.expect(key, FOLLOWS[key])
 
     def observe(self, step: Step) -> None:
-        """Correct the acceptance table by what became of the last proposal."""
+        """Correct the acceptance table by what was accepted of the last proposal."""
         if not self._drafted:
             return
         children: dict[int, list[int]] = {}
@@ -166,7 +168,7 @@ class ContextSession:
         self._drafted = []
 
     def _grow(self, budget: int, depth: int) -> list[_Node]:
-        """Return the nodes of largest reach, parents first."""
+        """Return the likeliest nodes, parents first."""
         nodes: list[_Node] = []
         if budget < 1 or depth < 1:
             return nodes
@@ -185,7 +187,7 @@ class ContextSession:
         return nodes
 
     def _continue(self, heap: list[_Offer], node: _Node, at: int) -> None:
-        """Offer what may follow `node`, which has become node `at` of the tree."""
+        """Offer the continuations of `node`, which is node `at` of the tree."""
         accept_prob, level = -node.cost, node.level + 1
         if node.state != _ONE_PLACE:
             self._matches(heap, at, level, node.state, node.length, accept_prob)
@@ -209,14 +211,14 @@ class ContextSession:
         length: int,
         accept_prob: float,
     ) -> None:
-        """Offer what followed `state`, then, with what is left, what followed its suffixes."""
+        """Offer the continuations of `state`, then of its suffixes with the rest of accept_prob."""
         index = self._index
         if self._starts is not None and length > 1 and index.cited[state] < 0:
             accept_prob = self._quotations(heap, parent, level, self._in_prompt(state), accept_prob)
-        known: list[int] = []
+        offered: list[int] = []
         while state > ROOT_STATE and accept_prob > _FLOOR:
-            if offers := self._offers(state, known):
-                if known:
+            if offers := self._offers(state, offered):
+                if offered:
                     short = min(length, len(FOLLOWS_AFTER_MISS) - 1)
                     key, prior = len(FOLLOWS) + short, FOLLOWS_AFTER_MISS[short]
                 else:
@@ -229,15 +231,16 @@ class ContextSession:
                         (-accept_prob * p * share, parent, level, token, child,
                          length + 1, place, key, prior * share),
                     )  # fmt: skip
-                    known.append(token)
+                    offered.append(token)
                 accept_prob *= 1.0 - p
             state = index.link[state]
             length = index.length[state]
 
     def _in_prompt(self, state: int) -> int:
-        """Return where the longest suffix of `state` that is more than one token of it stands.
+        """Return the latest end of the longest suffix of `state` that occurs in the prompt.
 
-        The label of a document may have been met in a further text, which stands before the prompt.
+        The label of a document may also occur in a further text, which comes before the prompt.
+        Suffixes of one token do not count.
         """
         index, base = self._index, self._texts.base
         while index.latest[state] < base and index.length[index.link[state]] > 1:
@@ -245,7 +248,7 @@ class ContextSession:
         return index.latest[state]
 
     def _quoted(self, position: int) -> Sequence[tuple[int, float]]:
-        """Return where a quotation may start after a label that ends at `position`, with shares."""
+        """Return (start, share) of likely quotations after a label that ends at `position`."""
         prompt = position >= self._texts.base
         return self._starts.after(position) if self._starts is not None and prompt else ()
 
@@ -263,24 +266,24 @@ class ContextSession:
                 (-accept_prob * p * share, parent, level, self._index.tokens[place],
                  _ONE_PLACE, _QUOTE_LENGTH, place, _QUOTE_KEY, QUOTES * share),
             )  # fmt: skip
-        # Half of the mass stays with the matches, which may well continue with the same token.
+        # Half of the mass stays with the matches, which may continue with the same token.
         return accept_prob * (1.0 - p / 2)
 
-    def _offers(self, state: int, known: list[int]) -> list[tuple[float, int, int, int]]:
-        """Return (share, place, token, state) of the likeliest continuations but those seen."""
+    def _offers(self, state: int, offered: list[int]) -> list[tuple[float, int, int, int]]:
+        """Return (share, place, token, state) of the likeliest continuations not offered yet."""
         index = self._index
         count, latest, cited = index.count, index.latest, index.cited
-        newest = len(index.tokens) - 1  # where the count is 0, the only end is there
+        newest = len(index.tokens) - 1  # the only end of a state with count 0
         further, token = index.more.get(state), index.first_token[state]
         if further is None:  # one continuation, as in the middle of a quotation
-            if token in known or not 0 <= token < index.vocab_size:
+            if token in offered or not 0 <= token < index.vocab_size:
                 return []
             child = index.first_target[state]
             end = latest[child] if count[child] else newest
             return [(1.0, cited[child] if cited[child] >= 0 else end, token, child)]
         ranked = []
         for token, child in index.children(state):
-            if token not in known:
+            if token not in offered:
                 end = latest[child] if count[child] else newest
                 ranked.append((count[child] or 1, end, token, child))
                 if len(ranked) == _WIDE:
@@ -295,8 +298,8 @@ class ContextSession:
         tokens, origin = self._index.tokens, self._texts.origin
         place = [node.position for node in nodes]
         for i in range(len(nodes) - 1, -1, -1):
-            # The best child comes last in this order: its place fixes that of its parent, so
-            # that a quotation stays in one document from node to node.
+            # The best child comes last in this order. Its place determines that of its parent, so
+            # a quotation stays in one document from node to node.
             parent, before = nodes[i].parent, place[i] - 1
             if parent == ROOT or place[parent] == before or tokens[before] != nodes[parent].token:
                 continue

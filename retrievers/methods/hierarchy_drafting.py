@@ -1,16 +1,16 @@
 """Hierarchy Drafting (arXiv 2502.05609): databases in order of temporal locality, as one tree.
 
-The context (this prompt and output) drafts first, then what the model answered before, then a
-corpus of other text. Two forms: "ngram" has the paper's databases (section 3; level 5, guess 7,
-the corpus asked with the last 2, then 1 tokens), "trie" our own: suffixes of any length with
-counts, in the place of n-grams after one token. Deviations in both: see `ngrams` and `cascade`; the
-corpus is not padded with random tokens; in the trie form the target's second choices (see
-`token_recycling`) stand for Lookahead's n-grams of the context.
+The context (this prompt and output) drafts first, then the model's earlier answers, then a corpus
+of other text. The form "ngram" has the paper's databases (section 3; level 5, guess 7, the corpus
+queried with the last 2, then 1 tokens). The form "trie" is our own: suffixes of any length with
+counts, in place of n-grams after one token. Deviations in both: see `ngrams` and `cascade`; the
+corpus is not padded with random tokens. In the trie form the target's second choices (see
+`token_recycling`) replace Lookahead's n-grams of the context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -36,25 +36,26 @@ class HasDrafter(Protocol):
         """Return a drafter over the store."""
 
 
-Database = HasDrafter | NGramPool | Drafter | str | Path
+Store = HasDrafter | NGramPool | Drafter
+Database = Store | str | Path
 
 
 class HierarchyDrafter(Combined):
     """Drafts from the context, the model's own answers and a corpus, in this order.
 
     Args:
-        model_store: The model's earlier answers;
-        corpus: Other text. Each is a `CorpusIndex`, a drafter, or the folder of a saved store; the
-            model's may be an `NGramPool` as well. None leaves the level out.
+        model_store: The model's earlier answers, as a `CorpusIndex`, a drafter, an `NGramPool`, or
+            the folder of a saved store. None leaves the level out.
+        corpus: Other text, as a `CorpusIndex`, a drafter, or the folder of a saved store, or None.
         form: "trie" or "ngram".
-        level, guess, most: Of the n-gram form, tokens of an n-gram, n-grams after a token, n-grams
-            of the model's database.
-        lookahead: The context also learns from what the target did not choose.
+        level, guess, most: In the n-gram form, tokens of an n-gram, n-grams after a token, and
+            n-grams of the model's database.
+        lookahead: The context also learns from tokens that the target did not choose.
         options: Those of `Cascade`.
 
     Raises:
-        InputError: For another form.
-        StoreError: For a folder that holds no such store.
+        InputError: The form or a database is of another kind.
+        StoreError: A folder holds no such store.
     """
 
     method = Method(
@@ -82,7 +83,7 @@ class HierarchyDrafter(Combined):
             raise InputError(f"got form {form!r}; expected 'trie' or 'ngram'.")
         self.form = form
         answers, text = opened(model_store), opened(corpus)
-        self.stores = {"the model's store": answers, "the corpus": text}
+        self.stores: dict[str, Any] = {"the model's store": answers, "the corpus": text}
         if form == "ngram":
             drafters = _ngram_form(answers, text, level, guess, most, lookahead)
             self.most_nodes: int | None = guess * (level - 1)
@@ -97,10 +98,12 @@ class HierarchyDrafter(Combined):
         return self.cascade.drafters
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise StoreError where a store was made with another model or tokenizer."""
+        """Raise StoreError if a store was made with another model or tokenizer."""
         expected = prints_of(model, tokenizer)
         for name, store in self.stores.items():
-            check_prints(name, _prints(store), expected)
+            info = store.info() if hasattr(store, "info") else None
+            prints = {each: getattr(info, each, None) for each in ("model", "tokenizer")}
+            check_prints(name, prints, expected)
         super().fits(model, tokenizer)
 
     def open(self, request: DraftRequest) -> CascadeSession:
@@ -108,11 +111,16 @@ class HierarchyDrafter(Combined):
         return CascadeSession(self.cascade, request, most_nodes=self.most_nodes)
 
 
-def opened(database: Database | None) -> HasDrafter | NGramPool | Drafter | None:
-    """Return what a database names: itself, or the store in its folder."""
+def opened(database: Database | None) -> Store | None:
+    """Return a database as it is, or open the store in the folder that it names.
+
+    Raises:
+        InputError: It is no database.
+        StoreError: The folder holds no such store.
+    """
     if not isinstance(database, (str, Path)):
-        known = database is None or isinstance(database, (HasDrafter, NGramPool, Drafter))
-        if not known or isinstance(database, type):
+        usable = database is None or isinstance(database, (HasDrafter, NGramPool, Drafter))
+        if not usable or isinstance(database, type):
             raise InputError(
                 f"got {type(database).__name__} as a database; expected a corpus, an n-gram pool, "
                 "a drafter, the folder of a saved store, or None."
@@ -123,23 +131,7 @@ def opened(database: Database | None) -> HasDrafter | NGramPool | Drafter | None
     return CorpusIndex.open(database)
 
 
-def _prints(store: Any) -> dict[str, str | None]:
-    info = store.info() if hasattr(store, "info") else None
-    return {name: getattr(info, name, None) for name in ("model", "tokenizer")}
-
-
-def answers_in(store: Any) -> Iterator[Sequence[int]]:
-    """Yield the token ids of every document of a corpus that anybody may read."""
-    for segment in store.segments():
-        for document in segment.documents():
-            yield document.tolist()
-
-
-def _trie_form(
-    answers: HasDrafter | NGramPool | Drafter | None,
-    text: HasDrafter | NGramPool | Drafter | None,
-    lookahead: bool,
-) -> list[Drafter]:
+def _trie_form(answers: Store | None, text: Store | None, lookahead: bool) -> list[Drafter]:
     drafters: list[Drafter] = [ContextDrafter()]
     if answers is not None:
         drafters.append(_drafter(answers, "answers"))
@@ -151,17 +143,14 @@ def _trie_form(
 
 
 def _ngram_form(
-    answers: HasDrafter | NGramPool | Drafter | None,
-    text: HasDrafter | NGramPool | Drafter | None,
-    level: int,
-    guess: int,
-    most: int,
-    lookahead: bool,
+    answers: Store | None, text: Store | None, level: int, guess: int, most: int, lookahead: bool
 ) -> list[Drafter]:
     drafters: list[Drafter] = [NGramDrafter(level=level, guess=guess, lookahead=lookahead)]
     if answers is not None:
         if isinstance(answers, HasDrafter) and not isinstance(answers, Drafter):
-            answers = NGramPool.common(answers_in(answers), level=level, guess=guess, most=most)
+            corpus: Any = answers  # its documents in the global scope
+            texts = (each.tolist() for segment in corpus.segments() for each in segment.documents())
+            answers = NGramPool.common(texts, level=level, guess=guess, most=most)
         drafters.append(_drafter(answers, "answers"))
     if text is not None:
         options = {"longest": PREVIOUS, "shortest": 1, "shorter": (1,), "depth": level - 1}
@@ -169,8 +158,8 @@ def _ngram_form(
     return drafters
 
 
-def _drafter(store: HasDrafter | NGramPool | Drafter, name: str, **options: Any) -> Drafter:
-    """Return the drafter over a store, under the name of its level."""
+def _drafter(store: Store, name: str, **options: Any) -> Drafter:
+    """Return a drafter over a store, under the name of its level."""
     if isinstance(store, NGramPool):
         return NGramDrafter(store, name=name)
     if isinstance(store, Drafter):

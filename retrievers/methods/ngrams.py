@@ -1,11 +1,11 @@
-"""NGramPool: n-grams by their first token, the freshest first, and a drafter over pools.
+"""Pools of n-grams by their first token, the freshest first, and a drafter over pools.
 
-The databases of Hierarchy Drafting (arXiv 2502.05609) in the paper's own form: a token leads to
-the at most `guess` (7) n-grams of `level` (5) tokens that began with it. Deviations: every n-gram
-of the committed text is in the pool before the next draft, also after steps that accepted nothing;
-lists are read from their fresh end; n-grams with a common beginning share its nodes; in the place
-of Lookahead's window, whose forward is about fifty tokens wider, verified branches and what the
-target held best after them are taken as n-grams: they cost nothing.
+The databases of Hierarchy Drafting (arXiv 2502.05609) in the paper's own form: a token leads to at
+most `guess` (7) n-grams of `level` (5) tokens that begin with it. Deviations: every n-gram of the
+committed text is in the pool before the next draft, also after steps that accepted nothing; lists
+are read from their fresh end; n-grams with a common prefix share its nodes. Lookahead's window
+makes a forward about fifty tokens wider. Instead, verified branches with the target's best next
+tokens are added as n-grams, which costs nothing.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LEVEL = 5
 GUESS = 7
 MOST = 100_000
 
-# Probability that one of the n-grams in a list holds, by depth once the tokens before have held,
-# and the share of each next one in the list. Own figures, corrected by what is accepted.
+# Probability that one n-gram of a list holds at a depth once the tokens before have held, and the
+# factor from each n-gram of the list to the next. Our own figures, corrected by what is accepted.
 HOLDS = (0.4, 0.65, 0.75, 0.8)
 FADES = 0.6
 
@@ -36,12 +36,12 @@ _DECAY = 0.98
 
 
 class NGramPool:
-    """For each token the n-grams that began with it, at most `guess` of `level` tokens.
+    """For each token, at most `guess` n-grams of `level` tokens that begin with it.
 
-    Where a list is full the n-gram goes that was added, or seen again, the longest ago.
+    A full list drops the n-gram that was added, or added again, the longest ago.
 
     Raises:
-        InputError: For a level below 2 or a guess below 1.
+        InputError: `level` is below 2, or `guess` below 1.
     """
 
     def __init__(self, level: int = LEVEL, guess: int = GUESS) -> None:
@@ -63,23 +63,24 @@ class NGramPool:
         guess: int = GUESS,
         most: int = MOST,
     ) -> NGramPool:
-        """Return the pool of the `most` n-grams that the most answers hold, ties by first sight.
+        """Return the pool of the `most` n-grams that occur in the most answers.
+
+        Of equally common n-grams, the first to occur comes first.
 
         Args:
-            answers: Token ids [T] each; an n-gram counts once per answer, however often it is in
-                it.
+            answers: Token ids [T] each; an n-gram counts once per answer.
         """
         pool = cls(level, guess)
         counts: Counter[tuple[int, ...]] = Counter()
         for answer in answers:
             counts.update(list(dict.fromkeys(ngrams_of(answer, level))))
-        selected: dict[int, list[tuple[int, ...]]] = {}
+        lists: dict[int, list[tuple[int, ...]]] = {}
         for ngram, _ in counts.most_common(most):
-            rest = selected.setdefault(ngram[0], [])
+            rest = lists.setdefault(ngram[0], [])
             if len(rest) < guess:
                 rest.append(ngram)
-        for rest in selected.values():
-            for ngram in reversed(rest):  # the freshest is the last one added
+        for rest in lists.values():
+            for ngram in reversed(rest):  # the last one added counts as the freshest
                 pool.add(ngram)
         return pool
 
@@ -119,10 +120,10 @@ class NGramDrafter:
     """Drafts the n-grams that begin with the last token.
 
     Args:
-        pool: A fixed one, such as the model's database; None gives every text one of its own, which
-            holds its prompt, its further texts and its output (the context database).
-        lookahead: Such a pool also takes n-grams from verified branches.
-        level, guess: Of pools that are made here.
+        pool: A fixed pool, such as the model's database. None gives every text its own pool of the
+            prompt, the further texts and the output (the context database).
+        lookahead: A text's own pool also takes n-grams from verified branches.
+        level, guess: Sizes of a text's own pool, see `NGramPool`.
     """
 
     method = Method("n-grams of the text", "Lookahead", colour=0, listed=False)
@@ -146,7 +147,7 @@ class NGramDrafter:
         self.top_logits = 1 if lookahead and pool is None else 0
 
     def open(self, request: DraftRequest) -> NGramSession:
-        """Return a session over the pool, or over one of the text's own."""
+        """Return a session over the pool, or over the text's own one."""
         return NGramSession(self, request)
 
 
@@ -155,10 +156,12 @@ class NGramSession:
 
     def __init__(self, drafter: NGramDrafter, request: DraftRequest) -> None:
         self._drafter = drafter
-        self._request = request
+        self._vocab_size = request.vocab_size
         self._grows = drafter.pool is None
-        self._pool = drafter.pool or self._begun()
-        self._visible = 0
+        self._pool = drafter.pool or NGramPool(drafter.level, drafter.guess)
+        for text in () if drafter.pool else request.texts:
+            self._pool.add_text(text.tokens)
+        self._followed = 0  # committed tokens in the pool
         self._tail: list[int] = []
         self._holds = [Ratio() for _ in HOLDS]  # by depth
 
@@ -170,41 +173,34 @@ class NGramSession:
         return keep_best(self._tree(context.tokens[-1], context.remaining - 1), budget)
 
     def observe(self, step: Step) -> None:
-        """Learn how well the lists hold, and take n-grams from what was verified."""
+        """Learn how often the lists hold, and add n-grams of the verified branches."""
         self._judge(step)
         if self._grows and step.top is not None and self._tail:
             self._look_ahead(step, step.top[:, 0].tolist())
         if self._tail:
             self._tail = [*self._tail, *step.tokens][1 - self._drafter.level :]
 
-    def _begun(self) -> NGramPool:
-        """Return a pool of the texts that the request brings along."""
-        pool = NGramPool(self._drafter.level, self._drafter.guess)
-        for text in self._request.texts:
-            pool.add_text(text.tokens)
-        return pool
-
     def _follow(self, tokens: list[int]) -> None:
-        """Bring the pool up to the committed tokens, the newest one included."""
+        """Add the newly committed tokens to the pool, with the newest one."""
         level = self._drafter.level
-        if self._grows and len(tokens) > self._visible:
-            self._pool.add_text(tokens[max(0, self._visible - level + 1) :])
-        self._visible = len(tokens)
+        if self._grows and len(tokens) > self._followed:
+            self._pool.add_text(tokens[max(0, self._followed - level + 1) :])
+        self._followed = len(tokens)
         self._tail = tokens[-(level - 1) :]
 
     def _tree(self, root: int, deepest: int) -> DraftTree:
-        """Lay the n-grams over each other; what many of them share is claimed for their sum."""
-        result = self._pool.after(root)
-        total = sum(FADES**rank for rank in range(len(result)))
+        """Merge the n-grams into one tree; a shared node has the sum of their shares."""
+        ngrams = self._pool.after(root)
+        total = sum(FADES**rank for rank in range(len(ngrams)))
         tokens: list[int] = []
         parents: list[int] = []
         share: list[float] = []
         depth: list[int] = []
         at: dict[tuple[int, int], int] = {}
-        for rank, ngram in enumerate(result):
+        for rank, ngram in enumerate(ngrams):
             parent = ROOT
             for level, token in enumerate(ngram[:deepest]):
-                if token >= self._request.vocab_size:
+                if token >= self._vocab_size:
                     break
                 node = at.setdefault((parent, token), len(tokens))
                 if node == len(tokens):
@@ -228,7 +224,7 @@ class NGramSession:
         return held
 
     def _judge(self, step: Step) -> None:
-        """Count, by depth, whether some n-gram of the list went on as the target did."""
+        """Count, by depth, whether an n-gram of the list continued as the target did."""
         if not self._tail:
             return
         live = self._pool.after(self._tail[-1])
@@ -240,13 +236,13 @@ class NGramSession:
             self._holds[at].learn(1.0, bool(live), _DECAY)
 
     def _look_ahead(self, step: Step, best: list[int]) -> None:
-        """Add, for every verified branch, its last tokens and what the target holds best there."""
+        """Add, for every verified branch, its last tokens with the target's best next one."""
         size = self._drafter.level - 1
         runs = [tuple(self._tail[-size:])]
         parents, tokens = step.tree.parents.tolist(), step.tree.tokens.tolist()
         for parent, token in zip(parents, tokens, strict=True):
             runs.append((*runs[parent - ROOT], token)[-size:])
-        # The likeliest branches come first in a tree and shall stay the freshest.
+        # In reverse: the likeliest branches come first in a tree and must be the freshest.
         for run, token in zip(reversed(runs), reversed(best), strict=True):
             if len(run) == size:
                 self._pool.add((*run, token))

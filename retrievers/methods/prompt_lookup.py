@@ -1,10 +1,9 @@
-"""Prompt lookup: the tokens after an earlier place where the last few tokens stood.
+"""Prompt lookup: the tokens behind an earlier occurrence of the last few tokens.
 
 After Saxena's prompt-lookup-decoding (2023) and transformers' `PromptLookupCandidateGenerator`:
-n-grams from the longest down to the shortest, the leftmost place, a chain of a fixed length.
-Deviations: the request's further texts are searched as well; reach says how often copies of this
-match length hold; the end of the text and forbidden tokens are left to the rule, which judges them
-anyway.
+n-grams from the longest down to the shortest, the leftmost occurrence, a chain of a fixed length.
+Deviations: the request's further texts are searched too; acceptance probabilities depend on the
+length of the match; the end of the text and forbidden tokens are left to the rule.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ _BORDER = -1
 
 
 class LookupDrafter:
-    """Copies the tokens that followed the last few tokens before.
+    """Copies the tokens that followed an earlier occurrence of the last few tokens.
 
     Args:
-        longest, shortest: Sizes of the n-grams that are looked for, the longest first (transformers
-            and Saxena: 2 and 3 down to 1).
-        tokens: The most that are copied.
+        longest, shortest: Sizes of the n-grams to look for, the longest first (transformers and
+            Saxena: 2 and 3 down to 1).
+        tokens: Most tokens to copy.
 
     Raises:
-        InputError: For sizes below 1, and shortest above longest.
+        InputError: A size is below 1, or `shortest` is above `longest`.
     """
 
     method = Method("the same text, by its last tokens", "PLD", colour=7)
@@ -54,7 +53,7 @@ class LookupDrafter:
 
 
 class LookupSession(DraftSession):
-    """The tokens of one row; see `LookupDrafter`. matched: the n-gram of the last proposal."""
+    """The tokens of one row, and the size of the last matched n-gram; see `LookupDrafter`."""
 
     def __init__(self, drafter: LookupDrafter, request: DraftRequest) -> None:
         self._drafter = drafter
@@ -74,7 +73,7 @@ class LookupSession(DraftSession):
             self._origins += [(document, offset + i) for i in range(end - start)]
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return a chain of at most `budget` nodes, no deeper than wanted."""
+        """Return a chain of at most `budget` nodes, no deeper than the remaining tokens."""
         self._follow(context.tokens)
         n = min(budget, context.remaining - 1, self._drafter.tokens)
         start = self._find() if n > 0 else -1
@@ -94,7 +93,7 @@ class LookupSession(DraftSession):
         )
 
     def _follow(self, tokens: list[int]) -> None:
-        """Bring the buffer up to the committed tokens."""
+        """Append the newly committed tokens to the buffer."""
         have, end = self._held - self._base, self._base + len(tokens)
         if end > len(self._tokens):
             grown = np.zeros(2 * end, dtype=np.int32)
@@ -104,7 +103,7 @@ class LookupSession(DraftSession):
         self._held = end
 
     def _find(self) -> int:
-        """Return the place after the match that is to be copied from, -1 where there is none."""
+        """Return the position behind the match, to copy from, -1 without a match."""
         drafter, held = self._drafter, self._tokens[: self._held]
         ends = np.flatnonzero(held[:-1] == held[-1])
         levels: list[NDArray[np.int64]] = []
@@ -125,7 +124,7 @@ class LookupSession(DraftSession):
 
 
 def chain_accept_prob(matched: int, n: int) -> NDArray[np.float32]:
-    """Return the reach f32 [n] of a copy of n tokens behind a match of that many tokens."""
+    """Return the acceptance f32 [n] of a copy of n tokens behind a match of `matched` tokens."""
     longest = len(FOLLOWS) - 1
     chances = [FOLLOWS[min(matched + i, longest)] for i in range(n)]
     return np.cumprod(np.asarray(chances, dtype=np.float64)).astype(np.float32)

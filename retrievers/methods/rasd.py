@@ -1,16 +1,16 @@
 """RASD: a draft model's tree and retrieved trees, pruned by its distribution, as one tree.
 
-RASD (arXiv 2503.03434): each step the draft model grows its tree; what retrieval finds for the
-same suffix becomes a retrieval tree; it is pruned by the draft model's distribution, fused with
+RASD (arXiv 2503.03434): each step the draft model grows its tree, and retrieval for the same suffix
+gives a retrieval tree. The retrieval tree is pruned by the draft model's distribution, fused with
 the draft tree along the longest shared prefixes, and re-ranked to the budget. The paper publishes
-no code and its constants were not reachable: rank 10 and probability 0.01 are ours.
-Deviations: the distribution is known at the root and at every node that the draft model expanded,
-and is used at all of them; its probabilities are those of the target's choice being the same (under
-shared noise, see `coupled`); a pruned branch is not lost but keeps the share of its reach that the
-target granted to such branches so far, so that a draft model that knows little cannot silence a
-source that knows more; the result is judged by `walk`, exact for any tree. A further forward of the
-draft model over all other retrieved nodes was built and dropped: at 8 and 16 nodes it gave 0.96 to
-1.01 times the tokens a forward (docqa, quotation, rag, qa; starter models).
+no code and its constants were not available: rank 10 and probability 0.01 are ours. Deviations:
+- The distribution is used at the root and at every node that the draft model expanded.
+- Its probabilities are those of the target's same choice under shared noise (see `coupled`).
+- A pruned branch keeps the share of its acceptance that the target granted to such branches so far.
+  So a weak draft model cannot silence a better source.
+- The tree is judged by `walk`, which is exact for any tree.
+A further forward of the draft model over the other retrieved nodes was built and dropped: at 8 and
+16 nodes it gave 0.96 to 1.01 times the tokens (docqa, quotation, rag, qa; starter models).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class Rasd(Fuse):
     """Fuses a drafter's tree with retrieved trees that the drafter's distribution has pruned.
 
     Args:
-        drafter: A model drafter, or any other; where its session tells no distributions (see
-            `delegate`) nothing is pruned; None for the target's own second choices.
+        drafter: A model drafter, or any other, None for the target's own second choices. Nothing is
+            pruned if its session has no `distributions` (see `delegate`).
         retrievers: Drafters over text, in order of trust; None for the text of the request alone.
-        prune_rank: A retrieved token survives among so many first choices of the draft model;
-        prune_probability: Or with such a chance; 0 for both prunes nothing.
-        grace: The share of its reach that a pruned branch has to begin with; it follows what the
-            target accepts, and None drops pruned branches, as the paper does.
+        prune_rank: A retrieved token survives among so many first choices of the draft model.
+        prune_probability: It also survives with this probability; 0 for both prunes nothing.
+        grace: Initial share of its acceptance that a pruned branch keeps; later the share follows
+            what the target accepts. None drops pruned branches, as the paper does.
         patience: Seconds that a look-up may take for a draft, None for no limit.
 
     Raises:
-        InputError: Where there is no retriever, and for settings outside their range.
+        InputError: There is no retriever, or a setting is out of range.
     """
 
     method = Method(
@@ -99,10 +99,7 @@ class Rasd(Fuse):
 
 
 class RasdSession(FuseSession):
-    """The drafters of one row; see `Rasd`.
-
-    Pruned: retrieved nodes that a distribution objected to.
-    """
+    """The drafters of one row, and the number of pruned nodes; see `Rasd`."""
 
     def __init__(self, drafter: Rasd, request: DraftRequest) -> None:
         super().__init__(drafter.drafters, request, drafter.patience)
@@ -117,18 +114,18 @@ class RasdSession(FuseSession):
         self.pruned = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return the at most `budget` nodes of largest reach of the fused tree."""
+        """Return the at most `budget` likeliest nodes of the fused tree."""
         self._grace.begin()
         return super().propose(context, budget)
 
     def observe(self, feedback: Feedback) -> None:
-        """Tell every source, and learn what became of pruned branches."""
+        """Pass the feedback to every source, and learn how pruned branches fared."""
         if isinstance(feedback, Step):
             self._grace.learn(feedback.tokens)
         super().observe(feedback)
 
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
-        """Return the parts as one tree, the retrieved ones pruned where a distribution is known."""
+        """Return the parts as one tree, the retrieved ones pruned at nodes with a distribution."""
         drafted = next((tree for tree, source in parts if source == self._model), None)
         distributions = self._distributions() if drafted is not None and len(parts) > 1 else {}
         if drafted is None or not distributions:
@@ -141,7 +138,7 @@ class RasdSession(FuseSession):
         return super()._merged(pruned)
 
     def _distributions(self) -> dict[int, Distribution]:
-        """Return by node what survives there: the first choices, and what is likely enough."""
+        """Return the surviving tokens by node: the first choices, and those likely enough."""
         rank, least = self._drafter.prune_rank, self._drafter.prune_probability
         source = None if self._model is None else self._sources[self._model]
         if source is None or source.session is None or not (rank or least):
@@ -165,10 +162,10 @@ class RasdSession(FuseSession):
         place: dict[tuple[int, int], int],
         distributions: dict[int, Distribution],
     ) -> DraftTree:
-        """Return what pruning leaves of a retrieved tree, its probabilities scaled.
+        """Return a retrieved tree with pruned branches scaled down or left out.
 
-        place: the draft tree's nodes by (parent, token); a node that is not in it has no
-        distribution.
+        Args:
+            place: The draft tree's nodes by (parent, token); other nodes have no distribution.
         """
         grace = self._grace
         share = 0.0 if self._drafter.grace is None else grace.share
@@ -176,14 +173,14 @@ class RasdSession(FuseSession):
         scale: list[float] = []
         claimed = tree.accept_prob.tolist()
         for node, (parent, token) in enumerate(_pairs(tree)):
-            above, selected = (ROOT, 1.0) if parent == ROOT else (at[parent], scale[parent])
+            above, factor = (ROOT, 1.0) if parent == ROOT else (at[parent], scale[parent])
             at.append(None if above is None else place.get((above, token)))
             if above is not None and above in distributions and token not in distributions[above]:
                 self.pruned += 1
                 claim = claimed[node] / (1.0 if parent == ROOT else claimed[parent] or 1.0)
                 grace.watch(above, token, claim)
-                selected *= share
-            scale.append(selected)
+                factor *= share
+            scale.append(factor)
         grace.place = place
         if min(scale) == 1.0:
             return tree
@@ -193,9 +190,10 @@ class RasdSession(FuseSession):
 
 @dataclass(slots=True)
 class _Grace:
-    """How often the target takes what the draft model's distribution has pruned.
+    """How often the target takes tokens that the draft model's distribution has pruned.
 
-    watched: claims of the pruned tokens of this step, by (node of the draft tree, token).
+    Attributes:
+        watched: Claims of this step's pruned tokens, by (node of the draft tree, token).
     """
 
     start: float
@@ -205,7 +203,7 @@ class _Grace:
 
     @property
     def share(self) -> float:
-        """The share of its reach that a pruned branch keeps."""
+        """The share of its acceptance that a pruned branch keeps."""
         return min(self.ratio.share(_PRIOR, self.start), 1.0)
 
     def begin(self) -> None:
@@ -216,7 +214,7 @@ class _Grace:
         self.watched[node, token] = max(claim, self.watched.get((node, token), 0.0))
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Count every pruned token after the nodes that the text visited."""
+        """Count every pruned token below the nodes on the accepted path."""
         node: int | None = ROOT
         for token in tokens if self.watched else ():
             if node is None:

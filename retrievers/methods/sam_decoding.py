@@ -1,12 +1,12 @@
-"""Selection: of several sources the one that knows best drafts alone, as in SAM-Decoding.
+"""Selection: the source with the longest match drafts alone, as in SAM-Decoding.
 
-SAM-Decoding (arXiv 2411.10666): the longest suffix that occurred before, in the text itself or in
-a corpus (whose matches count some tokens less), is continued where it is long enough; else another
-drafter is asked. `Select` is that choice, `MatchDrafter` the paper's own draft from the text.
+SAM-Decoding (arXiv 2411.10666): the longest suffix that occurred before, in the text itself or in a
+corpus (whose matches count some tokens less), is continued if it is long enough; otherwise another
+drafter drafts. `Select` is that choice, `MatchDrafter` the paper's own draft from the text.
 Deviations: any drafters may be sources, and their trees are taken, not only chains; the choice may
-also be by expected accepted tokens, the sum of reach (as SuffixDecoding's hybrid does, arXiv
-2411.04975); the latest place is continued, not the first, and goes on into the copy itself where
-it reaches the end of the text. Thresholds are the paper's code's.
+also be by expected accepted tokens, as in SuffixDecoding's hybrid (arXiv 2411.04975); the latest
+occurrence is continued instead of the first, and the copy repeats at the end of the text.
+Thresholds are those of the paper's code.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 
 class MatchDrafter:
-    """Copies on from the latest place of the longest match, further the longer it is.
+    """Copies the tokens behind the latest occurrence of the longest match.
 
     A match of m tokens gives min(tokens, base + factor * m) nodes, none below `shortest`.
 
     Raises:
-        InputError: For numbers below 0, or no token at all.
+        InputError: `tokens` or `shortest` is below 1, or another number below 0.
     """
 
     method = Method("the same text, longest match", "SAM-Decoding", colour=5)
@@ -66,7 +66,7 @@ class MatchDrafter:
 
 
 class MatchSession(DraftSession):
-    """The index of one row; see `MatchDrafter`. matched: the match of the last proposal."""
+    """The index of one row, and the length of its last match; see `MatchDrafter`."""
 
     def __init__(self, drafter: MatchDrafter, index: ContextIndex) -> None:
         self._drafter = drafter
@@ -74,7 +74,7 @@ class MatchSession(DraftSession):
         self.matched = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return a chain of at most `budget` nodes, no deeper than wanted."""
+        """Return a chain of at most `budget` nodes, no deeper than the remaining tokens."""
         drafter, index = self._drafter, self._index
         index.follow(context.tokens)
         automaton = index.automaton
@@ -84,7 +84,7 @@ class MatchSession(DraftSession):
         if state == ROOT_STATE or self.matched < drafter.shortest or n < 1:
             return DraftTree.empty()
         start, end = automaton.latest[state] + 1, len(automaton)
-        # What repeats itself goes on repeating: behind the end the copy is copied.
+        # Text that repeats is likely to repeat again: behind its end the copy itself is copied.
         period = end - start
         tokens = automaton.tokens[start : start + n]
         while len(tokens) < n:
@@ -102,18 +102,18 @@ class MatchSession(DraftSession):
 
 
 class Select(Combined):
-    """Lets one drafter draft: the source that knows best, or the fallback where none knows enough.
+    """Lets one drafter draft: the source with the best score, or the fallback if all are low.
 
     Args:
         sources: Drafters in order of trust.
-        by: "match", the length of the match (sources must tell it: context, match, suffix, lookup,
-            REST), or "accept_prob", the expected accepted tokens.
-        discount: Taken off what every source but the first says.
-        threshold: Below it the fallback drafts, where there is one.
+        by: The score: "match", the length of the match (of context, match, suffix, lookup or REST,
+            which report it), or "accept_prob", the expected accepted tokens.
+        discount: Subtracted from the score of every source but the first.
+        threshold: Score below which the fallback drafts, if there is one.
         patience: Seconds that a source may take, see `SourceSession`.
 
     Raises:
-        InputError: For no source and another `by`.
+        InputError: There is no source, or `by` is something else.
     """
 
     method = Method(
@@ -167,12 +167,13 @@ class SelectSession:
         self._sources = [SourceSession(each, request, drafter.patience) for each in drafter.sources]
         fallback = drafter.fallback
         self._fallback = None if fallback is None else SourceSession(fallback, request, None)
+        self._all = [*self._sources, *([self._fallback] if self._fallback else [])]
         self.matched = 0
 
     @property
     def faults(self) -> dict[str, int]:
-        """How often each drafter failed; those without a fault are left out."""
-        return faults_of(self._all())
+        """Failures of each drafter that failed, by name."""
+        return faults_of(self._all)
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the tree of one drafter, at most `budget` nodes."""
@@ -181,9 +182,9 @@ class SelectSession:
             tree = source.propose(context, budget)
             if not len(tree):
                 continue
-            said = self._said(source, tree) - discount
-            if said > most:
-                best, most, self.matched = tree, said, source.matched or 0
+            score = self._score(source, tree) - discount
+            if score > most:
+                best, most, self.matched = tree, score, source.matched or 0
         if self._fallback is not None and most < self._drafter.threshold:
             tree = self._fallback.propose(context, budget)
             if len(tree):
@@ -191,11 +192,11 @@ class SelectSession:
         return as_kind(best, self._kind)
 
     def observe(self, feedback: Feedback) -> None:
-        """Tell every drafter, also those that did not draft."""
-        for source in self._all():
+        """Pass the feedback to every drafter, also to those that did not draft."""
+        for source in self._all:
             source.observe(feedback)
 
-    def _said(self, source: SourceSession, tree: DraftTree) -> float:
+    def _score(self, source: SourceSession, tree: DraftTree) -> float:
         if self._drafter.by == "accept_prob":
             return float(tree.accept_prob.sum())
         matched = source.matched
@@ -205,6 +206,3 @@ class SelectSession:
                 "session with `matched`. Use Select(..., by='accept_prob')."
             )
         return float(matched)
-
-    def _all(self) -> list[SourceSession]:
-        return self._sources if self._fallback is None else [*self._sources, self._fallback]

@@ -1,14 +1,16 @@
-"""Suffix decoding: of all suffix matches the one whose continuations promise the most tokens.
+"""Suffix decoding: the suffix match with the most expected accepted tokens drafts.
 
-SuffixDecoding (arXiv 2411.04975), section 4: for every suffix of the text that occurred before, of
-at most `depth` tokens, the tree of what followed is grown best first by the share of occurrences,
-to at most factor * match + offset nodes; the score of a tree is the sum of its nodes' path
-probabilities; the highest score wins, over one index of this request (prompt and output) and one
-of past outputs. Deviations: the local tree is the context automaton, where suffixes that occur at
-the same places are one state, grown once; ties favour the longer match, and growth ends at the
-first suffix whose cap cannot beat the best score; the past outputs are any other drafter (a store
-of them, or several fused), compared by expected accepted tokens; reach corrects the shares by how
-often copies of this match length hold, and by what the target accepted so far.
+SuffixDecoding (arXiv 2411.04975), section 4: for every suffix of at most `depth` tokens that
+occurred before, the tree of its continuations is grown best first by the share of occurrences, to
+at most factor * match + offset nodes. The score of a tree is the sum of its nodes' path
+probabilities. The highest score wins, over an index of this request (prompt and output) and one of
+past outputs. Deviations:
+- The local tree is the context automaton: suffixes with the same occurrences are grown once.
+- Ties favour the longer match, and growth ends at the first suffix whose cap cannot win.
+- Past outputs are any other drafter (a store of them, or several fused), compared by expected
+  accepted tokens.
+- Acceptance probabilities correct the shares by the length of the match and by what the target
+  accepted so far.
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ Node = tuple[float, int, int, int, int]
 
 
 class SuffixDrafter(Combined):
-    """Drafts what followed the suffixes of the text, here and in past outputs.
+    """Drafts the continuations of the text's suffixes, in the text and in past outputs.
 
     Args:
         past: A drafter over earlier outputs, such as `store.drafter()`.
         factor, offset: A match of m tokens gives at most factor * m + offset nodes.
-        depth: The longest suffix that counts.
+        depth: Tokens of the longest suffix that counts.
         least: Nodes of a smaller path probability are left out.
         patience: Seconds that `past` may take.
 
     Raises:
-        InputError: For settings outside their range.
+        InputError: A setting is out of range.
     """
 
     method = Method(
@@ -88,11 +90,11 @@ class SuffixDrafter(Combined):
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
-        """What drafts from the past, if anything does."""
+        """The drafter of past outputs, if there is one."""
         return () if self.past is None else (self.past,)
 
     def cap(self, matched: int, budget: int) -> int:
-        """Return the most nodes that a match of that many tokens may give."""
+        """Return the most nodes for a match of `matched` tokens."""
         return min(budget, int(self.factor * matched + self.offset))
 
     def open(self, request: DraftRequest) -> SuffixSession:
@@ -101,7 +103,7 @@ class SuffixDrafter(Combined):
 
 
 class SuffixSession:
-    """The index and the past of one row; see `SuffixDrafter`.
+    """The index of one row and its session of past outputs; see `SuffixDrafter`.
 
     Attributes:
         matched: Length of the match behind the last proposal.
@@ -119,33 +121,33 @@ class SuffixSession:
 
     @property
     def faults(self) -> dict[str, int]:
-        """How often the drafter of the past failed; empty where it did not."""
+        """Failures of the drafter of past outputs, by name; empty without one."""
         return faults_of([] if self._past is None else [self._past])
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return at most `budget` nodes, the better of what the text and the past say."""
+        """Return the better tree of the text and the past outputs, at most `budget` nodes."""
         self._index.follow(context.tokens)
         matched, nodes = self._local(budget, context.remaining - 1)
         self._drafted, self.matched = (matched, nodes), matched
         tree = self._tree(matched, nodes)
         if self._past is not None:
             past = self._past.propose(context, budget)
-            known = self._past.matched
-            if known is not None:
-                past = keep_best(past, self._drafter.cap(known, budget))
+            past_matched = self._past.matched
+            if past_matched is not None:
+                past = keep_best(past, self._drafter.cap(past_matched, budget))
             if float(past.accept_prob.sum()) > float(tree.accept_prob.sum()):
-                tree, self.matched = past, known or 0
+                tree, self.matched = past, past_matched or 0
         return as_kind(tree, self._kind)
 
     def observe(self, feedback: Feedback) -> None:
-        """Learn how often matches of this length hold, drafted from or not, and tell the past."""
+        """Learn how often matches of this length hold, whether drafted or not."""
         if isinstance(feedback, Step):
             self._learn(feedback.tokens)
         if self._past is not None:
             self._past.observe(feedback)
 
     def _learn(self, tokens: Sequence[int]) -> None:
-        """Learn from the tokens that were emitted after the last proposal."""
+        """Learn from the tokens that were committed after the last proposal."""
         (matched, nodes), self._drafted = self._drafted, (0, [])
         children = {(node[1], node[3]): i for i, node in enumerate(nodes)}
         offered = {node[1] for node in nodes}
@@ -178,7 +180,8 @@ class SuffixSession:
     def _grow(self, state: int, cap: int, deepest: int, newest: set[int]) -> list[Node]:
         """Return the at most `cap` likeliest nodes below a suffix, parents first.
 
-        newest: the states that end at the newest token too, which their counts leave out.
+        Args:
+            newest: States that also end at the newest token, which their counts leave out.
         """
         automaton, least = self._index.automaton, self._drafter.least
         count, nodes = automaton.count, list[Node]()
@@ -193,14 +196,14 @@ class SuffixSession:
             parent = len(nodes) - 1
             scale = cost / count[at]
             for token, child in automaton.children(at):
-                # Counts may lag on text that repeats one token, see the automaton.
+                # On text that repeats one token, counts may lag (see the automaton).
                 share = max(scale * ((count[child] + (child in newest)) or 1), cost)
                 if share <= -least:
                     heappush(heap, (share, parent, depth + 1, token, child))
         return nodes
 
     def _follows(self, matched: int, depth: int) -> list[float]:
-        """Return the chance that a copy behind such a match holds for 0, 1, 2 .. tokens."""
+        """Return the probability that a copy behind the match holds for 0, 1, 2 ... tokens."""
         results = [1.0]
         for place in range(matched, matched + depth):
             key = min(place, _LONGEST)
@@ -213,19 +216,17 @@ class SuffixSession:
             return DraftTree.empty()
         automaton, index = self._index.automaton, self._index
         follows = self._follows(matched, max(node[2] for node in nodes))
-        # A state that nothing followed yet ends at the newest token only.
-        ends = [automaton.cited[node[4]] for node in nodes]
         return DraftTree.build(
             [node[3] for node in nodes],
             [node[1] for node in nodes],
             SuffixDrafter.name,
             accept_prob=np.array([-node[0] * follows[node[2]] for node in nodes], dtype=np.float32),
-            origin=[index.origin(end) for end in ends],
+            origin=[index.origin(automaton.cited[node[4]]) for node in nodes],
         )
 
 
 def _joined(past: list[Drafter]) -> Drafter | None:
-    """Return one drafter over all that was written before, None where there is nothing."""
+    """Return one drafter over all past outputs, None without any."""
     if len(past) > 1:
         return Fuse(past, "past")
     return past[0] if past else None

@@ -1,11 +1,11 @@
 """Token Recycling: the target's own second choices as drafts (arXiv 2408.08696).
 
-The rows of a `NeighbourTable` are followed from token to token; after every forward the rows of
-all verified tokens, rejected ones too, are replaced by what the target thought after them.
-Deviations: the tree is grown by reach, from how often each rank came true, instead of one fixed
-template; longer keys (see `neighbours.table`); the prompt's logits are learned from, too; of tokens
-that occur twice in a tree the accepted one teaches, else the likelier one; a text keeps what it
-teaches to itself unless a table is given for all, which is the paper's.
+The draft follows the rows of a `NeighbourTable` from token to token. After every forward the rows
+of all verified tokens, rejected ones too, are replaced by the target's best tokens after them.
+Deviations: the tree is grown by the acceptance rate of each rank instead of a fixed template; keys
+are longer (see `neighbours.table`); the prompt's logits are learned too; if a token occurs twice in
+a tree, the accepted one is learned, else the likelier one; each text has a table of its own, unless
+one is shared as in the paper.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _LATE = 16  # steps without a draft that are learned together
 
 
 class NeighbourDrafter:
-    """Drafts the tokens that the target ranked best after the same tokens before.
+    """Drafts the tokens that the target ranked best after the same tokens earlier.
 
     Args:
-        table: One that all texts teach and draft from, which must then serve one party: its drafts
-            reveal other texts. None lets every text learn for itself.
+        table: A table that all texts share. Its drafts reveal other texts, so it must serve one
+            party only. None gives every text its own table.
         k: Neighbours per token of a text's own table.
         orders: Longest key of a text's own table, in tokens.
         reads_prompt: Learn from the prompt too; the prefill then ranks tokens at each position.
@@ -53,7 +53,7 @@ class NeighbourDrafter:
         self._rates = RankRates(self.top_logits)
 
     def open(self, request: DraftRequest) -> NeighbourSession:
-        """Return a session over the shared table, or over one of the text's own."""
+        """Return a session over the shared table, or over the text's own one."""
         if self.table is not None:
             return NeighbourSession(self.table, self._rates, patience=1)
         k = min(self.top_logits, request.vocab_size)
@@ -62,18 +62,18 @@ class NeighbourDrafter:
 
 
 class NeighbourSession:
-    """What one text learns and drafts; see `NeighbourDrafter`."""
+    """The learning and drafting of one text; see `NeighbourDrafter`."""
 
     def __init__(self, table: NeighbourTable, rates: RankRates, patience: int) -> None:
         self._table = table
         self._rates = rates
         self._place: Place | None = None
-        # Steps without a draft are learned together, which takes less time, if only one text cares.
-        self._untold: list[Step] = []
+        # With a table of its own, steps without a draft are learned together, which is faster.
+        self._pending: list[Step] = []
         self._patience = patience
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return the at most `budget` nodes of largest reach."""
+        """Return the at most `budget` likeliest nodes."""
         self._catch_up()
         self._place = _last_place(context.tokens)
         deepest = context.remaining - 1
@@ -82,25 +82,25 @@ class NeighbourSession:
         return self._grown(budget, deepest)
 
     def expected_acceptance(self, context: DraftContext) -> float:
-        """Return how likely the first of the row that is known here is."""
+        """Return the acceptance rate of the best token of the row after the last tokens."""
         row = self._table.find(_last_place(context.tokens))
         return 0.0 if row is None else self._rates.of(row, 0)[0]
 
     def observe(self, feedback: Feedback) -> None:
-        """Learn from the prompt; from a step, some time later, how good the ranks are, and rows."""
+        """Learn rows from the prompt, and rows and rates from a step, possibly later."""
         if isinstance(feedback, Prefill):
             if feedback.best is not None:
                 self._table.learn_prompt(feedback.tokens, feedback.best)
             return
         step = Step(feedback.tree, feedback.path, feedback.tokens, best=feedback.best)
-        self._untold.append(step)
-        if len(step.tree) or len(self._untold) >= self._patience:
+        self._pending.append(step)
+        if len(step.tree) or len(self._pending) >= self._patience:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        for step in self._untold:
+        for step in self._pending:
             self._learn_step(step)
-        self._untold.clear()
+        self._pending.clear()
 
     def _learn_step(self, step: Step) -> None:
         place = self._place
@@ -119,7 +119,7 @@ class NeighbourSession:
                 self._rates.learn(row, level, token)
         if step.best is not None:
             accepted = set(visited)
-            # What is learned last, the accepted path, stays.
+            # The accepted path is learned last, so it overwrites the other nodes.
             order = [at for at in range(len(places) - 1, -1, -1) if at not in accepted]
             self._table.learn_step(places, order + visited, step.best)
         for token in step.tokens:
@@ -127,7 +127,7 @@ class NeighbourSession:
         self._place = place
 
     def _grown(self, budget: int, deepest: int) -> DraftTree:
-        """Follow rows best-first: siblings one after the other, children below what was taken."""
+        """Follow the rows best first: a taken node adds its next sibling and its first child."""
         tokens: list[int] = []
         parents: list[int] = []
         accept_prob: list[float] = []
@@ -137,9 +137,9 @@ class NeighbourSession:
         rates = self._rates
         at, level, claim = ROOT, 1, 1.0
         while True:
-            result = self._table.find(places[at - ROOT]) if level <= deepest else None
-            if result is not None:
-                row, chances = result.tokens, rates.of(result, level - 1)
+            best = self._table.find(places[at - ROOT]) if level <= deepest else None
+            if best is not None:
+                row, chances = best.tokens, rates.of(best, level - 1)
                 entry = (-claim * chances[0], next(number), at, level, 0, claim, row, chances)
                 heappush(heap, entry)
             if not heap or len(tokens) == budget or heap[0][0] > -_FLOOR:

@@ -1,1 +1,1 @@
-"""Which tokens the target thought of after which: the tables of Token Recycling."""
+"""Token Recycling's tables of the target's best tokens after each token."""

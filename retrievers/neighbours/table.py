@@ -1,9 +1,9 @@
-"""The neighbour table: the target's best next tokens after every token, learned as it decodes.
+"""The neighbour table: the target's best next tokens after every token, learned while decoding.
 
-Token Recycling, arXiv 2408.08696, section 3: the adjacency matrix. Deviations: rows that were never
-learned are empty, not zero, so token 0 is not drafted without evidence; the last one or two tokens
-before may be part of the key, and the longest known key counts; each row counts how often its best
-token was confirmed, which separates reliable rows from others.
+Token Recycling, arXiv 2408.08696, section 3: the adjacency matrix. Deviations:
+- Rows that were never learned are empty, not zero, so token 0 is not drafted without evidence.
+- The one or two tokens before may be part of the key, and the longest known key counts.
+- Each row counts how often its best token was confirmed, which separates reliable rows from others.
 """
 
 from __future__ import annotations
@@ -22,16 +22,21 @@ MOST_ROWS = 1 << 16
 NOTHING = -1
 SUREST = 4
 
-# The last three tokens, the newest last; NOTHING where there are fewer.
-Place = tuple[int, int, int]
+# Probability of a row's best token, by length of the key and by how often it was confirmed, and the
+# shares of the other ranks in the rest. Measured on small Llama models.
+FIRST = ((0.22, 0.3, 0.4, 0.45, 0.5), (0.3, 0.45, 0.65, 0.7, 0.75), (0.47, 0.73, 0.85, 0.93, 0.96))
+OTHERS = (0.16, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
+_PRIOR, _DECAY = 16.0, 0.99
+
+Place = tuple[int, int, int]  # the last three tokens, the newest last; NOTHING if there are fewer
 
 
 class NeighbourRow(NamedTuple):
     """The best tokens after a key, best first.
 
     Attributes:
-        order: Tokens of the key, 1 to 3.
-        sure: How often in a row the best token was confirmed, 0 to 4.
+        order: Number of tokens in the key, 1 to 3.
+        sure: Number of times in a row that the best token was confirmed, 0 to 4.
     """
 
     tokens: list[int]
@@ -40,15 +45,15 @@ class NeighbourRow(NamedTuple):
 
 
 class NeighbourTable:
-    """The k best next tokens by the last one to three tokens. May be shared by threads.
+    """The k best next tokens after the last one to three tokens. Threads may share it.
 
     Args:
         k: Neighbours of a key.
-        orders: The longest key, 1 (the paper's) to 3 tokens.
-        most: Rows that are kept; the least recently learned are dropped first.
+        orders: Tokens of the longest key, 1 (the paper's) to 3.
+        most: Most rows; the least recently learned are dropped first.
 
     Raises:
-        InputError: For sizes below 1 or orders outside 1 .. 3.
+        InputError: A size is below 1, or `orders` is outside 1 to 3.
     """
 
     def __init__(self, k: int = 8, *, orders: int = LONGEST, most: int = MOST_ROWS) -> None:
@@ -68,14 +73,14 @@ class NeighbourTable:
         return len(self._rows)
 
     def find(self, place: Place) -> NeighbourRow | None:
-        """Return the row of the longest known key that ends the place, None where there is none."""
+        """Return the row of the longest known key at the end of the place, None without one."""
         for order in range(self.orders, 0, -1):
             if (row := self._rows.get(place[3 - order :])) is not None:
                 return row
         return None
 
     def learn(self, place: Place, best: list[int]) -> None:
-        """Replace the rows of the place by the tokens that the target ranks best after it [k]."""
+        """Replace the rows of the place by the target's best tokens after it [k]."""
         with self._lock:
             for order in range(1, self.orders + 1):
                 key = place[3 - order :]
@@ -102,36 +107,27 @@ class NeighbourTable:
     def learn_step(
         self, places: Sequence[Place], order: Sequence[int], top_tokens: TopTokens
     ) -> None:
-        """Learn the best tokens after the places, in that order of their numbers."""
+        """Learn the best tokens after the places whose numbers are in `order`, in that order."""
         best = top_tokens.host()[:, : self.k].tolist()
         for at in order:
             self.learn(places[at], best[at])
 
 
-# How often the best token of a row comes true, by length of the key and by how often it was
-# confirmed, and how the other ranks share what it leaves. Measured on small Llama models.
-FIRST = ((0.22, 0.3, 0.4, 0.45, 0.5), (0.3, 0.45, 0.65, 0.7, 0.75), (0.47, 0.73, 0.85, 0.93, 0.96))
-OTHERS = (0.16, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
-
-_PRIOR = 16.0
-_DECAY = 0.99
-
-
 class RankRates:
-    """How often each rank of a row comes true, by key length, sureness and depth.
+    """The acceptance rate of each rank of a row, by key length, sureness and depth.
 
-    Counts are of tokens that the target chose after rows that were known, drafted or not, so what
-    is learned does not depend on which trees were grown. They decay by 1 % with each observation.
+    All tokens that the target chose after a known row count, drafted or not, so the rates do not
+    depend on the trees that were grown. Counts decay by 1 % with each observation.
     """
 
     def __init__(self, k: int) -> None:
         self.k = k
         self._hits: dict[int, list[float]] = {}
-        self._visible: dict[int, float] = {}
+        self._totals: dict[int, float] = {}
         self._rates: dict[int, list[float]] = {}
 
     def of(self, row: NeighbourRow, level: int) -> list[float]:
-        """Return the probability of each rank, non-increasing [k]; level: 0 below the root."""
+        """Return the probability of each rank, non-increasing [k]; level 0 is below the root."""
         key = _row_kind(row, level)
         rates = self._rates.get(key)
         if rates is None:
@@ -139,19 +135,19 @@ class RankRates:
         return rates
 
     def learn(self, row: NeighbourRow, level: int, token: int) -> None:
-        """Count which rank of the row the target's token has, if any."""
+        """Count the rank of the target's token in the row, if it has one."""
         key = _row_kind(row, level)
         hits = self._hits.setdefault(key, [0.0] * self.k)
         for rank in range(self.k):
             hits[rank] *= _DECAY
-        self._visible[key] = self._visible.get(key, 0.0) * _DECAY + 1.0
+        self._totals[key] = self._totals.get(key, 0.0) * _DECAY + 1.0
         if token in row.tokens:
             hits[row.tokens.index(token)] += 1.0
         self._rates.pop(key, None)
 
     def _estimate(self, row: NeighbourRow, key: int) -> list[float]:
         hits = self._hits.get(key, [0.0] * self.k)
-        weight = _PRIOR + self._visible.get(key, 0.0)
+        weight = _PRIOR + self._totals.get(key, 0.0)
         first = FIRST[row.order - 1][row.sure]
         rates = [(_PRIOR * first + hits[0]) / weight]
         for rank in range(1, self.k):

@@ -1,1 +1,1 @@
-"""RAPID: a model that reads what was retrieved drafts for one that reads all, or steers it."""
+"""RAPID: a model over retrieved chunks drafts for one over the whole document, or steers it."""

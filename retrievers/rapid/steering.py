@@ -1,6 +1,6 @@
-"""Between two distributions: what RAPID adds to the target's logits (arXiv 2502.20330, equation 6).
+"""RAPID's steering: the term added to the target's logits (arXiv 2502.20330, equation 6).
 
-mode "exact": nothing, the text is the target's. "steered": everywhere, see `Steering`.
+Mode "exact" adds nothing, so the text is the target's. Mode "steered" adds it to every token.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ if TYPE_CHECKING:
 
 MODES = ("exact", "steered")
 ETA, ALPHA = 10.0, 0.1
+TOGETHER = 16  # nodes that are read with the root; others are read when the rule visits them
 
 
 def shift(p: Tensor, q: Tensor, scale: float, alpha: float) -> Tensor:
-    """Return what is added to the target's logits: distributions p, q [.., V] -> [.., V]."""
+    """Return the term to add to the target's logits: distributions p, q [.., V] -> [.., V]."""
     counts = q >= alpha * q.amax(-1, keepdim=True)
     return scale * (q - p) * counts
 
 
 def checked(eta: float, alpha: float) -> tuple[float, float]:
-    """Return both; raises InputError where they are outside their range."""
+    """Return both as floats; raise InputError if one is out of range."""
     if not (math.isfinite(eta) and eta >= 0.0 and 0.0 <= alpha <= 1.0):
         raise InputError(
             f"got eta {eta} and alpha {alpha}; expected eta of 0 or more, such as 5 to 20, and "
@@ -44,7 +45,12 @@ def checked(eta: float, alpha: float) -> tuple[float, float]:
 
 
 def eta_of(mode: str, eta: float | None) -> float:
-    """Return eta as a mode has it; raises UnknownNameError for another mode, InputError for eta."""
+    """Return the eta of a mode, its default for None.
+
+    Raises:
+        InputError: `eta` is out of range, or above 0 in mode "exact".
+        UnknownNameError: The mode is unknown.
+    """
     if mode not in MODES:
         raise UnknownNameError(unknown("mode", mode, MODES))
     if mode != "exact":
@@ -57,18 +63,22 @@ def eta_of(mode: str, eta: float | None) -> float:
     return 0.0
 
 
-TOGETHER = 16  # nodes that are read with the root; further ones when a rule comes to them
-
-
 class Steering:
     """Moves the target's distribution towards that of another model over another prompt.
 
-    model: a transformers causal model of the target's vocabulary, or the target itself; it reads
-    `draft_prompt` in place of the prompt. eta: how far; logits move by at most eta times the
-    temperature. kappa: the same for greedy text, in logits; None is eta.
-    Where the model's context is full, or a token is none of its own, the distribution is the
-    target's from there on. Raises InputError for settings outside their range,
-    UnsupportedModelError for a model that keeps no keys and values.
+    Once the model's context is full, or a token is not in its vocabulary, the distribution is the
+    target's from there on.
+
+    Args:
+        model: A transformers causal model of the target's vocabulary, or the target itself. It
+            reads `draft_prompt` in place of the prompt.
+        eta: Strength: logits move by at most eta times the temperature.
+        kappa: The same for greedy text, in logits; None is eta.
+        alpha: Only tokens move to which the model gives at least alpha times its best probability.
+
+    Raises:
+        InputError: A setting is out of range.
+        UnsupportedModelError: The model has no KV cache.
     """
 
     reads_hidden = False
@@ -98,19 +108,19 @@ class Steering:
 
 
 class SteeredText:
-    """One text that is steered; see `Steering`. drift: mean total variation of the places asked."""
+    """The steering of one text; see `Steering`."""
 
     def __init__(
-        self, start: TextStart, current: Sequence[int], cache: DraftCache, steering: Steering
+        self, start: TextStart, prompt: Sequence[int], cache: DraftCache, steering: Steering
     ) -> None:
         self._taken = start.distribution.without_lazy()
-        self._known = _by_which_known(self._taken)
+        self._compared = _at_temperature_one(self._taken)
         sampling = start.distribution.sampling
         scale = steering.kappa if sampling.greedy else steering.eta * sampling.temperature
         self._scale, self._alpha = scale, steering.alpha
         self._cache = cache
         self._prompt_length = len(start.prompt)
-        self._text = list(current)
+        self._text = list(prompt)
         self._generated = 0
         self._tree = DraftTree.empty()
         self._context: Sequence[int] = ()
@@ -122,11 +132,11 @@ class SteeredText:
 
     @property
     def drift(self) -> float:
-        """Mean total variation between the target's own distribution and this one."""
+        """Mean total variation from the target's distribution, over the visited nodes."""
         return sum(self._drifts) / max(1, len(self._drifts))
 
     def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
-        """Read what is new of the text, and the likeliest nodes of the tree."""
+        """Read the new tokens of the text, and the likeliest nodes of the tree."""
         fresh = list(tokens[self._prompt_length + self._generated :])
         self._cache.commit(fresh)
         self._text += fresh
@@ -142,16 +152,16 @@ class SteeredText:
                 self._read(range(min(len(tree), TOGETHER)))
 
     def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
-        """Return the steered logits f64 [1, V] after a node; the target's own without a q."""
-        result = self._matches(node)
-        if result is None or not self._scale:
+        """Return the steered logits f64 [1, V] after a node, the target's if the model has none."""
+        other = self._model_logits(node)
+        if other is None or not self._scale:
             self._drifts.append(0.0)
             return logits
         path = self._path(node)
-        p = self._probabilities(self._known, logits, path)
-        q = self._probabilities(self._known, result.to(logits.device), path)
+        p = self._probabilities(self._compared, logits, path)
+        q = self._probabilities(self._compared, other.to(logits.device), path)
         steered = logits.double() + shift(p, q, self._scale, self._alpha)
-        if self._known is not self._taken:  # greedy: what is taken is one token
+        if self._compared is not self._taken:  # greedy text takes the best token alone
             p = self._probabilities(self._taken, logits, path)
         difference = (self._probabilities(self._taken, steered, path) - p).abs().sum()
         self._drifts.append(0.5 * float(difference))
@@ -165,23 +175,23 @@ class SteeredText:
             distribution.process(logits, self._context[: self._length], [path])
         )
 
-    def _matches(self, node: int) -> Tensor | None:
-        """Return the model's logits [1, V] after a node, None where it cannot read the text."""
+    def _model_logits(self, node: int) -> Tensor | None:
+        """Return the model's logits [1, V] after a node, None if it cannot read the text."""
         if node not in self._logits and ROOT in self._logits:
             above = int(self._tree.parents[node])
-            if self._matches(above) is not None:
+            if self._model_logits(above) is not None:
                 with self._cache.lease():
                     self._read([node])
         return self._logits.get(node)
 
     def _read(self, nodes: Sequence[int]) -> None:
-        """Read nodes in one forward, parents first, those that the model can read."""
+        """Read those nodes that the model can read in one forward, parents first."""
         tokens, parents = self._tree.tokens, self._tree.parents
         room, size = self._cache.room(self._text), self._cache.model.input_size
         slot, taken = self._cache.drafted, list[int]()
         for node in nodes:
-            known = int(parents[node]) in self._slots
-            if known and self._depths[node] < room and int(tokens[node]) < size:
+            attached = int(parents[node]) in self._slots
+            if attached and self._depths[node] < room and int(tokens[node]) < size:
                 self._slots[node] = slot + len(taken)
                 taken.append(node)
         if taken:
@@ -199,10 +209,10 @@ class SteeredText:
         return path[::-1]
 
 
-def _by_which_known(taken: TokenDistribution) -> TokenDistribution:
-    """Return the distribution that p and q are known by: at temperature 1 for greedy text."""
+def _at_temperature_one(taken: TokenDistribution) -> TokenDistribution:
+    """Return the distribution in which p and q are compared: at temperature 1 for greedy text."""
     if not taken.sampling.greedy:
         return taken
-    known = TokenDistribution(Sampling(temperature=1.0), taken.noise, taken.prompt_length)
-    known.processors = taken.processors
-    return known
+    compared = TokenDistribution(Sampling(temperature=1.0), taken.noise, taken.prompt_length)
+    compared.processors = taken.processors
+    return compared

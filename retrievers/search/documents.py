@@ -1,8 +1,7 @@
-"""Files and folders to documents: plain text with its title and headings.
+"""Load files and folders as documents: plain text with its title and headings.
 
-A document's `text` is what every offset counts in. For text files it is the file's own text
-(line ends made "\\n"); for HTML and PDF it is the text that was extracted from them. This module
-does not cut passages and does not search.
+All offsets count characters of a document's `text`. For text files it is the file's text with line
+ends "\\n"; for HTML and PDF it is the extracted text.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ HTML = frozenset({".html", ".htm", ".xhtml"})
 PDF = frozenset({".pdf"})
 PYTHON = frozenset({".py", ".pyi"})
 PAGE_BREAK = "\n\n"
-ProgressCallback = Callable[[str, int, int], None]  # what is done, how much of it, out of how much
-# Formats that hold text we cannot get at; refused by name, so that the reason is clear.
+ProgressCallback = Callable[[str, int, int], None]  # the stage, items done, all items
+# Formats whose text is not extracted; refused by suffix, so that the reason is clear.
 UNREAD = {
     ".doc .docx .odt .rtf .pages": "word-processor file",
     ".xls .xlsx .ods .numbers": "spreadsheet",
@@ -54,13 +53,14 @@ PYTHON_HEADING = re.compile(r"^((?:async +)?def|class) +(\w+)", re.M)
 class Document:
     """One text that can be searched and cited.
 
+    All text of a loaded document is valid UTF-8: a file name that is not has "?" for foreign bytes.
+
     Attributes:
-        name: Unique among the documents of a collection (the path inside the folder that was read).
+        name: Unique in a collection: the path inside the folder that was read.
         headings: (character offset, heading) in order of offset.
-        path: Where it was read from.
-        pages: Offset of each page, where the file has pages.
-        digest: SHA-256 of the file. Loaded ones can be written as UTF-8: a file name that is none
-            has "?" in place of its foreign bytes.
+        path: Path of the file.
+        pages: Offset of each page, if the file has pages.
+        digest: SHA-256 of the file.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Document:
     digest: str = ""
 
     def page_of(self, offset: int) -> int | None:
-        """Return the number of the page that holds a character, from 1; None without pages."""
+        """Return the page number of a character, from 1; None without pages."""
         return bisect_right(self.pages, offset) or None
 
 
@@ -86,7 +86,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """What was read: documents in sorted order, and the files that gave no text."""
+    """Loaded documents in sorted order, and the files that were skipped."""
 
     documents: tuple[Document, ...]
     skipped: tuple[Skipped, ...] = ()
@@ -101,16 +101,15 @@ def load_documents(
 ) -> Collection:
     """Read files and folders (recursively, sorted, hidden names left out).
 
-    A file that is named itself must be usable; in a folder unusable files are skipped and listed
-    with the reason. One that several paths lead to is read once.
+    A file in `paths` must be usable; unusable files of a folder are skipped and listed with the
+    reason. A file that several paths lead to is read once.
 
     Args:
-        known: Documents by path, which are taken as they are where the file's hash is that of the
-            document.
-        on_progress: Called with the progress, see `ProgressCallback`.
+        known: Documents by path; they are reused if the file's hash is still the same.
+        on_progress: Called with the stage, the files done, and all files.
 
     Raises:
-        DocumentError: For an unusable file, a missing path, and a folder that holds no usable file.
+        DocumentError: A path is missing, a file is unusable, or a folder has no usable file.
     """
     values = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not values:
@@ -120,9 +119,9 @@ def load_documents(
     read: set[str] = set()
     for path in map(Path, values):
         if path.is_dir():
-            result = load_folder(path, max_bytes, known, on_progress, read)
-            documents += result.documents
-            skipped += result.skipped
+            loaded = load_folder(path, max_bytes, known, on_progress, read)
+            documents += loaded.documents
+            skipped += loaded.skipped
         elif _first(path, read):
             documents.append(load_document(path, max_bytes=max_bytes, known=known))
     return Collection(tuple(with_unique_names(documents)), tuple(skipped))
@@ -130,19 +129,23 @@ def load_documents(
 
 def load_folder(
     folder: Path,
-    max_bytes: int = MAX_BYTES,
-    known: Mapping[str, Document] = MappingProxyType({}),
-    on_progress: ProgressCallback = lambda what, done, total: None,
-    read: set[str] | None = None,
+    max_bytes: int,
+    known: Mapping[str, Document],
+    on_progress: ProgressCallback,
+    read: set[str],
 ) -> Collection:
-    """Read every usable file below a folder; raises DocumentError where there is none.
+    """Read every usable file below a folder.
 
-    read: paths that were read before, which are left out, and grows by these.
+    Args:
+        read: Paths that were read before and are left out; the new paths are added.
+
+    Raises:
+        DocumentError: No file is usable.
     """
     documents: list[Document] = []
     skipped: list[Skipped] = []
     files = list_files(folder)
-    new = [path for path in files if _first(path, set() if read is None else read)]
+    new = [path for path in files if _first(path, read)]
     for number, path in enumerate(new):
         on_progress("reading documents", number, len(new))
         try:
@@ -164,24 +167,25 @@ def load_folder(
 
 
 def _first(path: Path, read: set[str]) -> bool:
-    """Tell whether a path is read for the first time, and note it."""
-    place = os.path.abspath(path)
-    known = place in read
+    """Add a path to those that were read; tell whether it is new."""
+    place, count = os.path.abspath(path), len(read)
     read.add(place)
-    return not known
+    return len(read) > count
 
 
 def list_files(folder: Path) -> list[Path]:
-    """List the files below a folder, sorted by path, without hidden ones and stores of ours.
+    """List the files below a folder, sorted by path, without hidden files and ragspec's stores.
 
-    Links to folders are listed and not followed: they may lead in a circle, or out of the folder.
-    Raises DocumentError where the folder is such a store itself, or cannot be listed.
+    Links to folders are listed but not followed: they may form a circle or leave the folder.
+
+    Raises:
+        DocumentError: The folder is such a store itself, or cannot be listed.
     """
     if is_store(folder):
         raise DocumentError(f"{folder} is {_advice(folder)}.")
     results: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=raise_unreadable):
-        if is_store(Path(root)):  # an index that was written among the documents it was made of
+        if is_store(Path(root)):  # an index that was written among its own documents
             folders.clear()
             continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -191,7 +195,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def _advice(folder: Path) -> str:
-    """Say what a store is that was named in the place of documents, and what it is for."""
+    """Describe a store that was passed instead of documents, and how to use it."""
     from ragspec.retrievers.corpus.catalogue import KIND
 
     kind = ""
@@ -203,24 +207,22 @@ def _advice(folder: Path) -> str:
 
 
 def raise_unreadable(error: OSError) -> None:
-    """Turn the refusal to list a folder into a DocumentError."""
+    """Raise a DocumentError for a folder that cannot be listed."""
     raise DocumentError(f"{error.filename} cannot be read ({error.strerror}).") from error
 
 
 def with_unique_names(documents: Sequence[Document]) -> list[Document]:
-    """Give documents of equal name (from several folders) the name of their path, or a number."""
-    known: set[str] = set()
-    result = []
+    """Rename documents whose name occurs before, by their path or with a number."""
+    renamed: dict[str, Document] = {}
     for document in documents:
         name = document.name
-        if name in known and document.path is not None:
+        if name in renamed and document.path is not None:
             name = Path(document.path).as_posix()
         base, number = name, 2
-        while name in known:
+        while name in renamed:
             name, number = f"{base} ({number})", number + 1
-        known.add(name)
-        result.append(replace(document, name=name))
-    return result
+        renamed[name] = replace(document, name=name)
+    return list(renamed.values())
 
 
 def load_document(
@@ -230,10 +232,13 @@ def load_document(
     max_bytes: int = MAX_BYTES,
     known: Mapping[str, Document] = MappingProxyType({}),
 ) -> Document:
-    """Read one file; raises DocumentError with the reason where it holds no usable text.
+    """Read one file.
 
     Args:
         known: See `load_documents`.
+
+    Raises:
+        DocumentError: The file is missing or holds no usable text.
     """
     path = Path(path)
     data = read_bytes(path, max_bytes)
@@ -266,7 +271,11 @@ def load_document(
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """Return a file's bytes; raises DocumentError where it is missing, unreadable or no text."""
+    """Return the bytes of a file.
+
+    Raises:
+        DocumentError: It is missing, unreadable, too large, or of a refused format.
+    """
     if path.is_symlink() and path.is_dir():
         raise DocumentError(f"{path} is a link to a folder, not followed; name that folder too.")
     kind = UNREAD_SUFFIXES.get(path.suffix.lower())
@@ -288,7 +297,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
 
 
 def decode(path: Path, data: bytes) -> str:
-    """Decode text (UTF-8, UTF-16 with its mark, else Windows-1252); refuse binary content."""
+    """Decode UTF-8, UTF-16 with its mark, else Windows-1252; raise DocumentError if binary."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         text = data.decode("utf-16", errors="replace")
     else:
@@ -304,12 +313,12 @@ def decode(path: Path, data: bytes) -> str:
 
 
 def clean(text: str) -> str:
-    """Replace what cannot be written as UTF-8 (surrogates of broken fonts, file names) and NULs."""
+    """Replace surrogates (of broken fonts and file names), which are not UTF-8, and NULs."""
     return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", " ")
 
 
 def find_headings(text: str, suffix: str) -> list[tuple[int, str]]:
-    """Find the headings of Markdown, reStructuredText and Python text, with their offsets."""
+    """Return (offset, heading) for the headings of Markdown, reStructuredText and Python text."""
     if suffix in MARKDOWN:
         fences = [match.span() for match in MARKDOWN_FENCE.finditer(text)]
         return [

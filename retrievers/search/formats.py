@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,7 +28,7 @@ SPACES = re.compile(r"[ \t\n\r\f\v]+")
 
 
 class TextExtractor(HTMLParser):
-    """Collects the visible text of a page, its title, and where its headings stand."""
+    """Collects the visible text of a page, its title, and its headings with their offsets."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -57,7 +59,7 @@ class TextExtractor(HTMLParser):
                 self._heading_start = -1
 
     def handle_endtag(self, tag: str) -> None:
-        """Close what the tag opened; closing tags that opened nothing are ignored."""
+        """Close the part that the tag opened; unmatched closing tags are ignored."""
         if tag == "title":
             self._in_title = False
         elif tag in HIDDEN:
@@ -112,7 +114,7 @@ class TextExtractor(HTMLParser):
 def extract_html(source: str) -> tuple[str, str, list[tuple[int, str]]]:
     """Return (title, text, headings with their offsets in the text) of an HTML page.
 
-    The title is the page's own, else its first heading. Broken markup gives what can be read.
+    The title is that of the page, else its first heading. Broken markup is read as far as possible.
     """
     extractor = TextExtractor()
     extractor.feed(source)
@@ -139,20 +141,22 @@ PDF_PILCROW = re.compile(r"[ \t]*¶(?=\s|$)")
 CUT_WORD = re.compile(r"(\w*[a-z])-[ \t]*\n[ \t]*([a-z]\w*)")
 DIGITS = re.compile(r"\d+")
 WORD = re.compile(r"\w+")
-EDGE = 2  # lines at the top and at the bottom of a page that may be running ones
-RUNNING, FEWEST = 0.4, 3  # share of the pages and their number (left and right ones may differ)
+EDGE = 2  # lines at the top and at the bottom of a page that may be running lines
+RUNNING, FEWEST = 0.4, 3  # least share and number of its pages (left and right ones may differ)
 
 
 def read_pdf(path: Path, data: bytes) -> tuple[str, list[str]]:
-    """Return the title and the text of every page; raises DocumentError where it is broken."""
+    """Return the title and the text of every page.
+
+    Raises:
+        DocumentError: The file is no PDF, broken or encrypted.
+        MissingExtraError: pypdf is missing.
+    """
     try:
         from pypdf import PdfReader
     except ImportError as error:
         raise MissingExtraError("Reading PDF files needs pypdf: pip install pypdf") from error
-    import io
-    import logging
-
-    if not data.startswith(b"%PDF") and b"%PDF" not in data[:1024]:
+    if b"%PDF" not in data[:1024]:
         raise DocumentError(f"{path} is no PDF (it does not begin with %PDF).")
     logging.getLogger("pypdf").setLevel(logging.ERROR)
     try:
@@ -169,32 +173,32 @@ def read_pdf(path: Path, data: bytes) -> tuple[str, list[str]]:
 
 
 def cleaned(pages: Sequence[str]) -> list[str]:
-    """Return the pages without running lines, ligatures and words cut in two."""
-    results = [PDF_PILCROW.sub("", page.translate(LIGATURES)) for page in pages]
-    results = without_running_lines(results)
-    known = {word.lower() for page in results for word in WORD.findall(page)}
-    return [CUT_WORD.sub(lambda match: _joined(match, known), page) for page in results]
+    """Return the pages without running lines and ligatures, words rejoined across line breaks."""
+    texts = [PDF_PILCROW.sub("", page.translate(LIGATURES)) for page in pages]
+    texts = without_running_lines(texts)
+    words = {word.lower() for page in texts for word in WORD.findall(page)}
 
+    def joined(match: re.Match[str]) -> str:
+        whole = match[1] + match[2]
+        return whole if whole.lower() in words else match[0]
 
-def _joined(match: re.Match[str], known: set[str]) -> str:
-    whole = match[1] + match[2]
-    return whole if whole.lower() in known else match[0]
+    return [CUT_WORD.sub(joined, page) for page in texts]
 
 
 def without_running_lines(pages: Sequence[str]) -> list[str]:
-    """Leave out lines at the edges of a page that stand there on many, numbers aside."""
+    """Return the pages without edge lines that many pages share, numbers aside."""
     split = [page.split("\n") for page in pages]
     counts = Counter(key for lines in split for key in {key for key, _ in _edges(lines)})
     least = max(FEWEST, RUNNING * len(pages))
-    selected = []
+    texts = []
     for lines in split:
         running = {place for key, place in _edges(lines) if counts[key] >= least}
-        selected.append("\n".join(line for place, line in enumerate(lines) if place not in running))
-    return selected
+        texts.append("\n".join(line for place, line in enumerate(lines) if place not in running))
+    return texts
 
 
 def _edges(lines: Sequence[str]) -> Iterator[tuple[tuple[bool, str], int]]:
-    """Yield ((is at the top, what it says), place) of the lines at both edges of a page."""
+    """Yield ((is at the top, text), line number) of the lines at both edges of a page."""
     places = [place for place, line in enumerate(lines) if line.strip()]
     for top, some in ((True, places[:EDGE]), (False, places[-EDGE:])):
         for place in some:

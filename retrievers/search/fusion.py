@@ -1,8 +1,8 @@
-"""Search over documents: dense, sparse, and both joined by reciprocal-rank fusion.
+"""Retrievers, and the fusion of dense and sparse search by reciprocal ranks.
 
 Cormack, Clarke and Buettcher 2009, "Reciprocal Rank Fusion outperforms Condorcet and individual
 rank learning methods": score = sum over lists of weight / (k + rank), rank from 1, k = 60. The
-weights and other k are ours: where one list is much weaker, a small k lets the strong one lead.
+weights and other values of k are ours: with a much weaker list, a small k lets the strong one lead.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from ragspec.retrievers.search.passages import Passage
 CANDIDATES = 100
 
 Ranking = list[tuple[int, float]]
+# Returns (text, score, meta) triples, best first.
+SearchFunction = Callable[[str], Sequence[tuple[str, float, Mapping[str, Any]]]]
 
 
 class SearchMode(StrEnum):
-    """Which lists a search uses."""
+    """The lists that a search uses."""
 
     DENSE = "dense"
     SPARSE = "sparse"
@@ -31,7 +33,7 @@ class SearchMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A passage that was found: its document, its score, and its rank (from 1) in each list."""
+    """A passage of a search, with its document, score, and rank (from 1) in each list."""
 
     document: Document
     passage: Passage
@@ -41,28 +43,28 @@ class Hit:
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Whatever finds passages for a question."""
+    """A search for passages."""
 
     def search(self, query: str, k: int) -> list[Hit]:
         """Return at most k hits, best first."""
 
 
-# What a bare function may return: (text, score, meta) triples, best first.
-SearchFunction = Callable[[str], Sequence[tuple[str, float, Mapping[str, Any]]]]
-
-
 class FunctionRetriever:
-    """A bare search function as a Retriever.
+    """A search function as a Retriever.
 
-    The function returns (text, score, meta) triples, best first. meta may hold "name" (or
-    "source") and "title"; each text counts as a document of its own.
+    The function returns (text, score, meta) triples, best first. Each text counts as a document,
+    and `meta` may have its "name" (or "source") and "title".
     """
 
     def __init__(self, function: SearchFunction) -> None:
         self._function = function
 
     def search(self, query: str, k: int) -> list[Hit]:
-        """Return the first k results; raises InputError where a result is no such triple."""
+        """Return the first k results as hits.
+
+        Raises:
+            InputError: A result is no such triple.
+        """
         return [self._hit(number, item) for number, item in enumerate(self._function(query)[:k])]
 
     def _hit(self, number: int, item: tuple[str, float, Mapping[str, Any]]) -> Hit:
@@ -83,7 +85,7 @@ class FunctionRetriever:
 
 
 def as_retriever(source: Retriever | SearchFunction) -> Retriever:
-    """Return a Retriever as it is, and a bare search function wrapped; else raise InputError."""
+    """Return a Retriever unchanged and a search function wrapped, else raise InputError."""
     if isinstance(source, Retriever):
         return source
     if callable(source):
@@ -96,7 +98,7 @@ def as_retriever(source: Retriever | SearchFunction) -> Retriever:
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How rankings are joined: the constant k, and a weight for the dense and the sparse list."""
+    """The constant k and the weights of the dense and the sparse list in a fusion."""
 
     k: float = 60.0
     dense: float = 1.0
@@ -108,7 +110,7 @@ class Fusion:
 
 
 EQUAL = Fusion()
-# Chosen on training questions for the bundled embedder, whose ranks say less than BM25's.
+# Chosen on training questions for the bundled embedder, whose ranks are weaker than BM25's.
 STATIC = Fusion(k=2.0, dense=0.25)
 
 
@@ -117,8 +119,11 @@ def fuse_rankings(
 ) -> list[tuple[int, float, dict[str, int]]]:
     """Join the "dense" and the "sparse" ranking by reciprocal-rank fusion.
 
-    rankings: by list name, (passage number, score) best first.
-    Returns (passage number, fused score, rank in each list), best first, ties by number.
+    Args:
+        rankings: (passage number, score), best first, by the name of the list.
+
+    Returns:
+        (passage number, fused score, rank in each list), best first; ties by number.
     """
     ranks: dict[int, dict[str, int]] = {}
     for name, ranking in rankings.items():

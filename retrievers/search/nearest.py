@@ -1,7 +1,7 @@
-"""The nearest of many vectors: exactly, or by an approximate index of faiss.
+"""The nearest of many vectors: by an exact search, or by an approximate index of faiss.
 
-Both only name candidates; `DenseIndex` scores them again by one routine in float64. A result
-depends neither on the number of queries in a call nor on threads or kernels.
+Both only find candidates, which `DenseIndex` scores again in float64. So a result depends neither
+on the number of queries in a call nor on threads or kernels.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
 
 BLOCK = 1 << 15  # vectors of one product
-LARGE = 1 << 15  # vectors from which on faiss scans a copy in 8 bits
-SCANNED = 512  # candidates of a scan in 8 bits, at least; 4 for each result
-FEW = 2  # queries up to which scans take less time than one product
+LARGE = 1 << 15  # collections of at least this many vectors are scanned in 8 bits by faiss
+SCANNED = 512  # fewest candidates of a scan in 8 bits; 4 for each result
+FEW = 2  # for up to so many queries, scans take less time than one product
 FLAT, KINDS = "exact", ("exact", "hnsw", "ivf")
-SEARCHED = 128  # candidates of an approximate index, at least, whatever k is
+SEARCHED = 128  # fewest candidates of an approximate index, for any k
 HNSW_LINKS, HNSW_BUILT = 32, 200
 IVF_SHARE = 16  # one list in so many is searched
-IVF_TRAINED = 64  # vectors for each list that the lists are learned from
+IVF_TRAINED = 64  # training vectors for each list
 SEED = 1234
-MOST_ON_GPU = 2048  # lists and vectors that faiss's kernels choose at once
+MOST_ON_GPU = 2048  # most lists or vectors that faiss's GPU kernels choose at once
 
 
 class Nearest(Protocol):
-    """Names candidates for searches: the vectors of the largest inner products, and some more."""
+    """Finds candidates of searches: the vectors of the largest inner products, and some more."""
 
     @property
     def kind(self) -> str:
@@ -45,7 +45,7 @@ class Nearest(Protocol):
 
     @property
     def parameters(self) -> Mapping[str, int]:
-        """What it was built with and searches with."""
+        """The settings of building and searching."""
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
         """Return positions for each query f32 [Q, dimensions], the k nearest among them."""
@@ -54,9 +54,9 @@ class Nearest(Protocol):
 class Exact:
     """All inner products, in float32 or, for large collections, first in 8 bits by faiss.
 
-    Scores of a pass in lower precision are off by at most e. Whatever scores at least the k-th
-    largest less 2 e may be among the k best, and becomes a candidate. A query whose scan in 8 bits
-    may have missed a candidate is answered by the product in float32.
+    Scores in lower precision are off by at most e. A vector whose score is at least the k-th
+    largest less 2 e may be among the k best, so it becomes a candidate. If the scan in 8 bits may
+    have missed a candidate of a query, the product in float32 is computed for that query.
     """
 
     kind = FLAT
@@ -82,7 +82,7 @@ class Exact:
 
     @cached_property
     def scan(self) -> QuantizedScan | None:
-        """A copy in 8 bits, made at the first search; None without faiss."""
+        """A copy in 8 bits, made at the first search of its kind; None without faiss."""
         try:
             return QuantizedScan(self._vectors)
         except MissingExtraError:
@@ -90,8 +90,8 @@ class Exact:
 
     def _products(self, queries: Floats, k: int) -> list[Numbers]:
         """Return candidates by products in float32."""
-        # Two queries take less time than one, which would be a product with a vector. The vectors
-        # stand left, since BLAS is twice as fast so.
+        # A single query is doubled, since a product with one vector takes longer than with two. The
+        # vectors are the left factor, as BLAS is twice as fast so.
         rows = torch.from_numpy(queries if len(queries) > 1 else queries.repeat(2, axis=0)).T
         parts = [torch.from_numpy(block) @ rows for block in blocks(self._vectors)]
         scores = torch.cat(parts).T[: len(queries)]
@@ -105,15 +105,19 @@ class Exact:
 class QuantizedScan:
     """A copy of vectors in 8 bits a number (`faiss.IndexScalarQuantizer`), a quarter of float32.
 
-    error: the longest vector of what rounding lost. By Cauchy-Schwarz it bounds what an inner
-    product is off by. Raises MissingExtraError without faiss.
+    Attributes:
+        error: Length of the longest rounding error. By Cauchy-Schwarz it bounds the error of an
+            inner product.
+
+    Raises:
+        MissingExtraError: faiss is missing.
     """
 
     def __init__(self, vectors: Floats) -> None:
         faiss = _faiss()
         kind, metric = faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
         self._index = faiss.IndexScalarQuantizer(vectors.shape[1], kind, metric)
-        # The extremes of each dimension are all that faiss learns from vectors.
+        # faiss learns only the extremes of each dimension.
         ends = [end for b in blocks(vectors) for end in (b.min(axis=0), b.max(axis=0))]
         self._index.train(np.stack(ends))
         self.error = self._longest = 0.0
@@ -124,7 +128,7 @@ class QuantizedScan:
             self._longest = max(self._longest, float(np.linalg.norm(copy, axis=1).max()))
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers | None]:
-        """Return the positions that may be among the k best; None for a query that has too many."""
+        """Return the positions that may be among the k best; None for a query with too many."""
         count = min(max(SCANNED, 4 * k), self._index.ntotal)
         scores, numbers = self._index.search(queries, count)
         slack = 2.0 * (self.error * np.linalg.norm(queries, axis=1))
@@ -138,13 +142,13 @@ class QuantizedScan:
 
 
 def blocks(vectors: Floats) -> Iterator[Floats]:
-    """Yield vectors in parts that one product takes."""
+    """Yield vectors in blocks of one product each."""
     for start in range(0, vectors.shape[0], BLOCK):
         yield vectors[start : start + BLOCK]
 
 
 def rounding(queries: Floats) -> NDArray[np.float64]:
-    """Return what sums in float32 are off by at most, for vectors of length one: [Q]."""
+    """Return the largest error of sums in float32, for vectors of length one: [Q]."""
     norms = np.linalg.norm(queries.astype(np.float64), axis=1)
     bounds: NDArray[np.float64] = (queries.shape[1] + 8) * 2.0**-24 * norms
     return bounds
@@ -153,15 +157,15 @@ def rounding(queries: Floats) -> NDArray[np.float64]:
 class Approximate:
     """An index of faiss over the same vectors: HNSW (a graph) or IVF (lists around centres).
 
-    It looks at the same vectors for every k up to SEARCHED, so a larger k moves no answer. Lists
-    are searched on the first GPU where faiss has one and their vectors fit there, by a copy.
+    It examines the same vectors for every k up to SEARCHED, so a larger k changes no result. IVF
+    is searched by a copy on the first GPU, if faiss supports GPUs and the vectors fit.
     """
 
     def __init__(self, kind: str, index: Any, parameters: Mapping[str, int]) -> None:
         self.kind = kind
         self.parameters = MappingProxyType(dict(parameters))
         self._index = index
-        self._gpu: tuple[Any, Any] | None = None  # the copy, and faiss's memory there
+        self._gpu: tuple[Any, Any] | None = None  # the copy, and faiss's GPU memory
 
     @classmethod
     def build(cls, vectors: Floats, kind: str) -> Self:
@@ -180,29 +184,29 @@ class Approximate:
             index.own_fields = True
             centres.this.disown()
             index.cp.seed = SEED
-            index.cp.min_points_per_centroid = 1  # no remark on small collections
+            index.cp.min_points_per_centroid = 1  # no warning for small collections
             index.train(_sample(vectors, lists * IVF_TRAINED))
             parameters = {"lists": lists, "searched": max(1, lists // IVF_SHARE), "seed": SEED}
         index.add(vectors)
         return cls(kind, index, parameters)
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
-        """Return the positions that the index finds; fewer where it reaches fewer."""
+        """Return the positions that the index finds, perhaps fewer than k."""
         faiss, most = _faiss(), max(k, SEARCHED)
         count = min(most, self._index.ntotal)
         if self.kind == "hnsw":
             options = faiss.SearchParametersHNSW(efSearch=most)
         elif (copy := self._on_gpu(most)) is not None:
-            # Alone, for kernels go by the size of the batch: a neighbour must move no answer.
-            result = np.concatenate([copy.search(query[None], count)[1] for query in queries])
-            return [row[row >= 0] for row in result]
+            # One by one: kernels depend on the size of the batch, but results must not.
+            numbers = np.concatenate([copy.search(query[None], count)[1] for query in queries])
+            return [row[row >= 0] for row in numbers]
         else:
             options = faiss.SearchParametersIVF(nprobe=self.parameters["searched"])
-        _, result = self._index.search(queries, count, params=options)
-        return [row[row >= 0] for row in result]
+        _, numbers = self._index.search(queries, count, params=options)
+        return [row[row >= 0] for row in numbers]
 
     def _on_gpu(self, most: int) -> Any | None:
-        """Return a copy on the first GPU, made when first asked for; None where it cannot serve."""
+        """Return a copy on the first GPU, made at the first call; None if it cannot be used."""
         faiss = _faiss()
         if max(most, self.parameters["searched"]) > MOST_ON_GPU or not (
             hasattr(faiss, "index_cpu_to_gpu") and faiss.get_num_gpus()
@@ -224,7 +228,11 @@ class Approximate:
 
     @classmethod
     def load(cls, path: Path, kind: str, parameters: Mapping[str, int], vectors: Floats) -> Self:
-        """Read what `save` wrote over these vectors; raises StoreError for anything else."""
+        """Read an index that `save` wrote over these vectors.
+
+        Raises:
+            StoreError: The file is no such index.
+        """
         faiss = _faiss()
         try:
             index = faiss.read_index(str(path))
@@ -241,14 +249,14 @@ class Approximate:
 
 
 def build_nearest(vectors: Floats, kind: str) -> Nearest:
-    """Return what searches vectors, by its kind; raises InputError for an unknown one."""
+    """Return a search over vectors; raise InputError unless its kind is one of KINDS."""
     if kind not in KINDS:
         raise InputError(f"dense is {kind!r}; expected one of {', '.join(KINDS)}.")
     return Exact(vectors) if kind == FLAT else Approximate.build(vectors, kind)
 
 
 def _faiss() -> Any:
-    """Import faiss; raises MissingExtraError where it is missing."""
+    """Import faiss; raise MissingExtraError if it is missing."""
     try:
         import faiss
     except ModuleNotFoundError as error:
@@ -257,7 +265,7 @@ def _faiss() -> Any:
 
 
 def _sample(vectors: Floats, most: int) -> Floats:
-    """Return some of the vectors, always the same ones."""
+    """Return at most `most` of the vectors, always the same ones."""
     if len(vectors) <= most:
         return vectors
     chosen = np.random.default_rng(SEED).choice(len(vectors), most, replace=False)

@@ -1,4 +1,4 @@
-"""The passage index: documents, their passages, and what searches them, in memory or on disk."""
+"""The passage index: documents and their passages with dense and sparse search, saved or not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Ranked = tuple[int, float, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A text that is searched for, embedded once; vector f32 [dimensions], None without dense."""
+    """A query, embedded once as f32 [dimensions]; the vector is None without dense search."""
 
     text: str
     vector: Floats | None = None
@@ -51,10 +51,12 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class IndexOrigin:
-    """How an index came to be.
+    """The origin of an index.
 
-    paths: files and folders that were read. removed: files of them that were taken out. words: of
-    a passage, about.
+    Attributes:
+        paths: Files and folders that were read.
+        removed: Files below these that were removed again.
+        words: Approximate words of a passage.
     """
 
     paths: tuple[str, ...] = ()
@@ -63,16 +65,16 @@ class IndexOrigin:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> IndexOrigin:
-        """Return what was recorded; nothing in indexes of before."""
+        """Return the recorded origin; older indexes have none."""
         paths = tuple(map(str, record.get("paths", ())))
         removed = tuple(map(str, record.get("removed", ())))
         return cls(paths, removed, int(record.get("words", WORDS)))
 
 
 class PassageIndex:
-    """Documents cut into P passages, searched by meaning, by words, or by both.
+    """Documents cut into P passages, with dense search, sparse search, or both.
 
-    Read-only after building; several threads may search it.
+    It is read-only after building; several threads may search it.
     """
 
     def __init__(
@@ -112,15 +114,16 @@ class PassageIndex:
         """Cut documents into passages of about `words` words and index them.
 
         Args:
-            fusion: How both rankings are joined, None for what suits the embedder. embedder None
-                leaves dense search out, sparse=False leaves BM25 out.
+            embedder: Name, folder or model of the embedder; None leaves dense search out.
             dense: "exact", or "hnsw" or "ivf", approximate indexes of faiss for many passages.
-            paths: What was read, recorded for `upkeep.refresh`.
-            on_progress: Called with the progress.
+            sparse: Whether to index words for BM25.
+            fusion: How both rankings are joined, None for the default of the embedder.
+            paths: Files and folders that were read, recorded for `upkeep.refresh`.
+            on_progress: Called with the stage, the passages done, and all passages.
 
         Raises:
-            InputError: Where nothing is left to search with or to search in, and the errors of
-                `load_embedder`.
+            InputError: `dense` is unknown, both searches are off, or there are no passages. Errors
+                of `load_embedder` pass through.
         """
         if dense not in KINDS:
             raise InputError(f"dense is {dense!r}; expected one of {', '.join(KINDS)}.")
@@ -147,7 +150,7 @@ class PassageIndex:
         origin: IndexOrigin,
         on_progress: ProgressCallback = lambda what, done, total: None,
     ) -> PassageIndex:
-        """Return an index of other documents; what is the same in both is not embedded again."""
+        """Return an index of other documents; passages of this index are not embedded again."""
         documents = tuple(documents)
         passages = split_documents(documents, origin.words)
         texts = [searched_text(documents[p.document], p) for p in passages]
@@ -165,13 +168,18 @@ class PassageIndex:
 
     @property
     def mode(self) -> SearchMode:
-        """The best search that this index can do."""
+        """The mode that uses all parts of this index."""
         if self.dense is None:
             return SearchMode.SPARSE
         return SearchMode.DENSE if self.sparse is None else SearchMode.FUSED
 
     def search(self, query: str, k: int = 5, mode: SearchMode | str | None = None) -> list[Hit]:
-        """Return the k best passages for a query; raises InputError for an empty query or k < 1."""
+        """Return the k best passages for a query.
+
+        Raises:
+            InputError: The query is empty, k is below 1, or the index lacks a part that `mode`
+                needs.
+        """
         if not query.strip():
             raise InputError("The query is empty; ask something.")
         chosen = SearchMode(mode or self.mode)
@@ -179,14 +187,14 @@ class PassageIndex:
         return [hit for _, hit in self.hits(ranked)]
 
     def check(self, mode: SearchMode) -> None:
-        """Raise InputError where the index lacks a part that a mode needs."""
+        """Raise InputError if the index lacks a part that a mode needs."""
         if mode is not SearchMode.SPARSE:
             _ = self._dense
         if mode is not SearchMode.DENSE:
             _ = self._sparse
 
     def query(self, text: str, mode: SearchMode) -> Query:
-        """Return a text ready to be searched for."""
+        """Return a query, embedded if the mode needs it."""
         if mode is SearchMode.SPARSE:
             return Query(text)
         return Query(text, self._dense.embed([text])[0])
@@ -194,10 +202,10 @@ class PassageIndex:
     def ranked(self, queries: Sequence[Query], k: int, mode: SearchMode) -> list[list[Ranked]]:
         """Return the k best passages of each query as (number, score, rank in each list).
 
-        What is found for a query depends on no other query and on no larger k.
+        A result depends neither on the other queries nor on a larger k.
 
         Raises:
-            InputError: For k < 1, and where the index lacks a part that the mode needs.
+            InputError: k is below 1, or the index lacks a part that the mode needs.
         """
         if k < 1:
             raise InputError(f"{k} passages were asked for, expected at least 1.")
@@ -205,25 +213,23 @@ class PassageIndex:
         lists: list[dict[str, Ranking]] = [{} for _ in queries]
         if mode is not SearchMode.SPARSE:
             vectors = [query.vector for query in queries if query.vector is not None]
-            for current, ranking in zip(
-                lists, self._dense.search_vectors(np.stack(vectors), depth), strict=True
-            ):
-                current["dense"] = ranking
+            dense = self._dense.search_vectors(np.stack(vectors), depth)
+            for rankings, ranking in zip(lists, dense, strict=True):
+                rankings["dense"] = ranking
         if mode is not SearchMode.DENSE:
-            for current, query in zip(lists, queries, strict=True):
-                current["sparse"] = self._sparse.search(query.text, depth)
-        return [fuse_rankings(local, self.fusion)[:k] for local in lists]
+            for rankings, query in zip(lists, queries, strict=True):
+                rankings["sparse"] = self._sparse.search(query.text, depth)
+        return [fuse_rankings(rankings, self.fusion)[:k] for rankings in lists]
 
     def best_of(self, query: Query, numbers: Sequence[int], mode: SearchMode) -> int | None:
         """Return the best of some passages (ascending numbers) by the scores of a search.
 
-        None where a search would find none of them.
+        It is None if a search would find none of them.
         """
         rankings: dict[str, Ranking] = {}
         if mode is not SearchMode.SPARSE and query.vector is not None:
-            rankings["dense"] = _ordered(
-                numbers, self._dense.scores(query.vector, numbers).tolist()
-            )
+            cosines = self._dense.scores(query.vector, numbers).tolist()
+            rankings["dense"] = _ordered(numbers, cosines)
         if mode is not SearchMode.DENSE:
             ranking = _ordered(numbers, self._sparse.scores(query.text, numbers))
             rankings["sparse"] = [(number, score) for number, score in ranking if score > 0]
@@ -231,7 +237,7 @@ class PassageIndex:
         return best[0][0] if best else None
 
     def hits(self, ranked: Sequence[Ranked]) -> list[tuple[int, Hit]]:
-        """Return what was ranked, as (number, hit)."""
+        """Return ranked passages as (number, hit)."""
         return [
             (number, Hit(self.documents[passage.document], passage, score, ranks))
             for number, score, ranks in ranked
@@ -239,7 +245,11 @@ class PassageIndex:
         ]
 
     def support(self, query: str, hits: Sequence[Hit] | None = None) -> Support:
-        """Return what the best passages have of a query; hits: those that a search found."""
+        """Return how well the best passages support an answer to a query.
+
+        Args:
+            hits: Passages of an earlier search for it, None to search.
+        """
         hits = self.search(query) if hits is None else hits
         coverage = cosine = None
         if self.sparse is not None:
@@ -263,32 +273,30 @@ class PassageIndex:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the index to a folder, as a whole or not at all; raises StoreError."""
-        contents = self.contents()
-        publish(
-            Path(path),
-            KIND,
-            self.write,
-            parameters=contents.parameters,
-            fingerprints=contents.fingerprints,
-        )
+        """Write the index to a folder, as a whole or not at all.
+
+        Raises:
+            StoreError: The folder is of another kind or cannot be written.
+        """
+        publish(Path(path), KIND, self.write)
 
     def contents(self) -> Contents:
-        """Return what the manifest of a saved index says of it."""
+        """Return the contents of the manifest of a saved index."""
+        dense = self.dense
         parameters = {
             "documents": len(self.documents),
             "passages": len(self.passages),
-            "embedder": self.dense.embedder.name if self.dense else None,
-            "dense": _described(self.dense),
+            "embedder": dense.embedder.name if dense else None,
+            "dense": {"kind": dense.nearest.kind, **dense.nearest.parameters} if dense else None,
             "sparse": self.sparse is not None,
             "fusion": asdict(self.fusion),
             "origin": asdict(self.origin),
         }
-        fingerprints = {"embedder": self.dense.embedder.fingerprint} if self.dense else {}
+        fingerprints = {"embedder": dense.embedder.fingerprint} if dense else {}
         return Contents(parameters, fingerprints)
 
-    def write(self, folder: Path) -> None:
-        """Write the files of the index into a folder, for `publish`."""
+    def write(self, folder: Path) -> Contents:
+        """Write the files of the index into a folder, for `publish`; return its contents."""
         write_lines(folder / "documents.jsonl", [asdict(document) for document in self.documents])
         spans = [[p.document, p.start, p.end] for p in self.passages]
         np.save(folder / "passages.npy", np.asarray(spans, np.int64), allow_pickle=False)
@@ -299,6 +307,7 @@ class PassageIndex:
                 self.dense.nearest.save(folder / NEAREST)
         if self.sparse is not None:
             self.sparse.save(folder / "sparse")
+        return self.contents()
 
     @classmethod
     def open(
@@ -311,12 +320,12 @@ class PassageIndex:
         """Open an index that `save` wrote.
 
         Args:
-            embedder: Overrides the name that was recorded (it must be the same model: the
-                fingerprint is compared).
+            embedder: Overrides the recorded name; its fingerprint must be that of the same model.
+            verify: "full" hashes every file, "size" compares sizes only.
 
         Raises:
-            StoreError: Where the index is missing, damaged or was made with another embedder, and
-                the errors of `load_embedder`.
+            StoreError: The index is missing, damaged, or made with another embedder. Errors of
+                `load_embedder` pass through.
         """
         store = open_index(Path(path), verify)
         try:
@@ -347,17 +356,10 @@ class PassageIndex:
         return cls(documents, passages, dense=dense, sparse=sparse, fusion=fusion, origin=origin)
 
 
-def _described(dense: DenseIndex | None) -> dict[str, Any] | None:
-    """Return what a manifest says of the index over the vectors."""
-    if dense is None:
-        return None
-    return {"kind": dense.nearest.kind, **dense.nearest.parameters}
-
-
 def _nearest(store: OpenStore, vectors: Floats) -> Nearest:
-    """Return the index over the vectors of a store; those of before are searched exactly."""
-    said = dict(store.manifest.parameters.get("dense") or {"kind": FLAT})
-    kind = said.pop("kind")
+    """Return the index over the vectors of a store; older stores are searched exactly."""
+    parameters = dict(store.manifest.parameters.get("dense") or {"kind": FLAT})
+    kind = parameters.pop("kind")
     if kind not in KINDS:
         raise StoreError(
             f"{store.path} has a dense index of kind {kind!r}, expected one of {', '.join(KINDS)}; "
@@ -365,16 +367,20 @@ def _nearest(store: OpenStore, vectors: Floats) -> Nearest:
         )
     if kind == FLAT:
         return Exact(np.ascontiguousarray(vectors))
-    return Approximate.load(store.file(NEAREST), kind, said, vectors)
+    return Approximate.load(store.file(NEAREST), kind, parameters, vectors)
 
 
 def _ordered(numbers: Sequence[int], scores: Sequence[float]) -> Ranking:
-    """Return numbers with their scores, best first, of equal ones the lower number."""
+    """Return numbers with their scores, best first; of equal scores the lower number."""
     return sorted(zip(numbers, scores, strict=True), key=lambda pair: (-pair[1], pair[0]))
 
 
 def open_index(path: Path, verify: Verify) -> OpenStore:
-    """Return the store of an index; raises StoreError where there is none, or a damaged one."""
+    """Return the store of an index.
+
+    Raises:
+        StoreError: There is none, or it is damaged.
+    """
     if not is_store(path):
         what = "holds no index" if path.exists() else "is missing"
         raise StoreError(
@@ -384,18 +390,18 @@ def open_index(path: Path, verify: Verify) -> OpenStore:
 
 
 def fusion_for(embedder: Embedder | None) -> Fusion:
-    """Return how this embedder's ranking is joined with BM25's where the user does not say."""
+    """Return the default fusion of this embedder's ranking with that of BM25."""
     return STATIC if isinstance(embedder, StaticEmbedder) else EQUAL
 
 
 def searched_text(document: Document, passage: Passage) -> str:
-    """Return what is indexed for a passage: the document's title, the heading, and the text."""
+    """Return the text to index for a passage, with the document's title and the heading."""
     titles = dict.fromkeys((document.title, passage.title))
     return "\n".join([*titles, passage.text])
 
 
 def read_document(record: dict[str, Any]) -> Document:
-    """Make a document of its JSON record."""
+    """Return the document of a JSON record."""
     headings = tuple((int(offset), str(title)) for offset, title in record.pop("headings"))
     pages = tuple(int(offset) for offset in record.pop("pages", ()))
     return Document(**record, headings=headings, pages=pages)

@@ -1,4 +1,4 @@
-"""Documents to passages of about a hundred words, cut between sentences and paragraphs.
+"""Split documents into passages of about a hundred words, between sentences and paragraphs.
 
 A passage is a piece of its document, character for character: `text == document.text[start:end]`.
 """
@@ -28,7 +28,7 @@ class Passage:
     """A piece of document number `document`: characters start to end of its text.
 
     Attributes:
-        title: The nearest heading above its middle, else the document's title.
+        title: The nearest heading above the middle of the passage, else the document's title.
     """
 
     document: int
@@ -50,11 +50,11 @@ def split_documents(documents: Iterable[Document], words: int = WORDS) -> list[P
 def split_document(document: Document, number: int = 0, words: int = WORDS) -> list[Passage]:
     """Cut one document into passages of about `words` words.
 
-    A passage ends where the next sentence would take it past `words`, and before a heading once it
-    is a quarter full. A longer sentence is cut at a line, else between words.
+    A passage ends before a sentence that would take it past `words`, and before a heading once it
+    is a quarter full. A longer sentence is cut at a line break, else between words.
 
     Raises:
-        InputError: For fewer than 10 words.
+        InputError: `words` is below 10.
     """
     if words < 10:
         raise InputError(f"Passages of {words} words were asked for, expected 10 or more.")
@@ -84,7 +84,7 @@ def group(spans: Sequence[Span], text: str, headings: set[int], words: int) -> I
 
 
 def units(text: str, words: int) -> Iterator[Span]:
-    """Yield the spans of the sentences of a text, without the white space around them."""
+    """Yield the spans of a text's sentences, or of their parts if they are too long."""
     for paragraph in chunks(text, (0, len(text)), PARAGRAPH_BREAK):
         for sentence in chunks(text, paragraph, SENTENCE_BREAK):
             if weight(text, sentence) <= words:
@@ -95,16 +95,14 @@ def units(text: str, words: int) -> Iterator[Span]:
 
 
 def chunks(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
-    """Cut a span at a pattern; the pieces are stripped of white space and never empty."""
+    """Cut a span at a pattern; pieces are stripped of white space and never empty."""
     begin = span[0]
-    for match in break_at.finditer(text, *span):
-        # What the pattern takes besides white space (closing quotes) stays with the piece.
-        selected = match.start() + len(match[0].rstrip())
-        if (piece := stripped(text, begin, selected))[0] < piece[1]:
+    # Closing quotes, which the pattern takes besides white space, stay with the piece.
+    breaks = [(m.start() + len(m[0].rstrip()), m.end()) for m in break_at.finditer(text, *span)]
+    for end, following in [*breaks, (span[1], span[1])]:
+        if (piece := stripped(text, begin, end))[0] < piece[1]:
             yield piece
-        begin = match.end()
-    if (piece := stripped(text, begin, span[1]))[0] < piece[1]:
-        yield piece
+        begin = following
 
 
 def stripped(text: str, start: int, end: int) -> Span:
@@ -122,7 +120,7 @@ def weight(text: str, span: Span) -> int:
 
 
 def runs(text: str, span: Span, words: int) -> Iterator[Span]:
-    """Cut a span into runs of at most `words` words, and never in a word of ordinary length."""
+    """Cut a span into runs of at most `words` words, never within a word of ordinary length."""
     first, last = span[0], span[0]
     for match in WORD.finditer(text, *span):
         for start in range(*match.span(), words * LONG_WORD):

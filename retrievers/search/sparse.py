@@ -20,11 +20,11 @@ _STOP_WORDS = (
     "whom whose why will with you your"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-K1, B = 1.2, 0.75
+LEAST_COVERAGE, LEAST_COSINE = 0.35, 0.35
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words that count: lower case, without accents, stop words and plural endings."""
+    """Return the words of a text in lower case, without accents, stop words and plural endings."""
     if not text.isascii():
         folded = unicodedata.normalize("NFKD", text)
         text = "".join(letter for letter in folded if not unicodedata.combining(letter))
@@ -32,7 +32,7 @@ def words_of(text: str) -> list[str]:
 
 
 def stem(word: str) -> str:
-    """Take off an English plural ending (Harman's s-stemmer, 1991)."""
+    """Remove an English plural ending (Harman's s-stemmer, 1991)."""
     if len(word) > 4 and word.endswith("ies") and word[-4] not in "ae":
         return word[:-3] + "y"
     if len(word) > 3 and word.endswith("s") and word[-2] not in "us":
@@ -41,7 +41,7 @@ def stem(word: str) -> str:
 
 
 def largest(scores: NDArray[Any], k: int) -> NDArray[np.int64]:
-    """Return the places of the k largest of scores [P], best first; of equal ones the earlier."""
+    """Return the indices of the k largest of scores [P], best first; of equal ones the earlier."""
     k = min(k, len(scores))
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
     above = np.flatnonzero(scores > least)
@@ -56,11 +56,11 @@ class SparseIndex:
         self._scorer = scorer
 
     @classmethod
-    def build(cls, texts: Sequence[str], *, k1: float = K1, b: float = B) -> SparseIndex:
+    def build(cls, texts: Sequence[str]) -> SparseIndex:
         """Index the passages' texts."""
         import bm25s
 
-        scorer = bm25s.BM25(k1=k1, b=b, method="lucene")
+        scorer = bm25s.BM25(k1=1.2, b=0.75, method="lucene")
         # A corpus without one word cannot be indexed; the empty string stands in and matches none.
         words = [words_of(text) or [""] for text in texts]
         scorer.index(words, show_progress=False)
@@ -68,8 +68,7 @@ class SparseIndex:
 
     def search(self, query: str, k: int) -> list[tuple[int, float]]:
         """Return the k best (passage number, score), best first; only those that share a word."""
-        known = self._scorer.vocab_dict
-        words = [word for word in words_of(query) if word in known]
+        words = [word for word in words_of(query) if word in self._scorer.vocab_dict]
         if not words:
             return []
         scores = self._scorer.get_scores(words)
@@ -78,34 +77,34 @@ class SparseIndex:
 
     def scores(self, query: str, numbers: Sequence[int]) -> list[float]:
         """Return the scores of some passages (ascending numbers), bit for bit those of `search`."""
-        chosen, known = np.asarray(numbers, np.int64), self._scorer.vocab_dict
+        chosen = np.asarray(numbers, np.int64)
         total = np.zeros(len(chosen), np.float32)
         parts = self._scorer.scores
         for word in words_of(query):
-            number = known.get(word)
+            number = self._scorer.vocab_dict.get(word)
             if number is None:
                 continue
             have = slice(parts["indptr"][number], parts["indptr"][number + 1])
             passages, added = parts["indices"][have], parts["data"][have]
             places = np.minimum(np.searchsorted(passages, chosen), max(len(passages) - 1, 0))
-            result = passages[places] == chosen if len(passages) else np.zeros(len(chosen), bool)
-            total[result] += added[places[result]]
+            hits = passages[places] == chosen if len(passages) else np.zeros(len(chosen), bool)
+            total[hits] += added[places[hits]]
         return [float(score) for score in total]
 
     def coverage(self, query: str, texts: Sequence[str]) -> float:
-        """Return the share of the query's words, by rarity, that the best of some texts has.
+        """Return the share of the query's words, weighted by rarity, in the best of some texts.
 
-        1 for a query without words that count. A word that no passage has is the rarest.
+        It is 1 for a query of stop words alone. A word that no passage has is the rarest.
         """
         rarity = {word: self._rarity(word) for word in words_of(query)}
         whole = sum(rarity.values())
         if not whole:
             return 1.0
-        result = (set(words_of(text)) & rarity.keys() for text in texts)
-        return max((sum(map(rarity.__getitem__, words)) for words in result), default=0.0) / whole
+        shared = (set(words_of(text)) & rarity.keys() for text in texts)
+        return max((sum(map(rarity.__getitem__, words)) for words in shared), default=0.0) / whole
 
     def _rarity(self, word: str) -> float:
-        """Return a word's inverse document frequency, as BM25 has it."""
+        """Return a word's inverse document frequency as in BM25."""
         number = self._scorer.vocab_dict.get(word)
         passages, starts = self._scorer.scores["num_docs"], self._scorer.scores["indptr"]
         have = 0 if number is None else int(starts[number + 1] - starts[number])
@@ -117,21 +116,20 @@ class SparseIndex:
 
     @classmethod
     def load(cls, folder: Path) -> SparseIndex:
-        """Read what `save` wrote; the caller has checked the files."""
+        """Read an index that `save` wrote; the caller has checked the files."""
         import bm25s
 
         return cls(bm25s.BM25.load(folder, load_corpus=False, allow_pickle=False))
 
 
-LEAST_COVERAGE, LEAST_COSINE = 0.35, 0.35
-
-
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What the best passages have of a question.
+    """How well the best passages support an answer.
 
-    coverage: share of its words, by rarity, in the best one; None where words are not indexed.
-    cosine: of the nearest one; None without dense search.
+    Attributes:
+        coverage: Share of the question's words, weighted by rarity, in the best passage; None
+            without sparse search.
+        cosine: Cosine of the nearest passage; None without dense search.
     """
 
     coverage: float | None
@@ -139,7 +137,7 @@ class Support:
 
     @property
     def covered(self) -> bool:
-        """Whether an answer may rest on it: by one of both measures, or where words are unknown."""
+        """Whether an answer is supported: by one of both measures, or without sparse search."""
         if self.coverage is None or self.coverage >= LEAST_COVERAGE:
             return True
         return self.cosine is not None and self.cosine >= LEAST_COSINE

@@ -1,8 +1,8 @@
-"""An index that grows: documents added, removed and read again where their files have changed.
+"""Changes of a saved index: add and remove documents, and read changed files again.
 
-Every change is computed with the writers' lock held and published as a whole, so that an index
-is what it was or what it should be, whenever a process ends. A changed index equals one that is
-built afresh; only passages that are new are embedded.
+Every change is computed with the writers' lock held and published as a whole: if a process ends, an
+index is either unchanged or completely changed. A changed index equals a newly built one, but only
+new passages are embedded.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Paths = Iterable[str | os.PathLike[str]]
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """What an index is to become, and what could not be read on the way."""
+    """The documents and origin of a changed index, and the files that could not be read."""
 
     documents: Sequence[Document]
     origin: IndexOrigin
@@ -53,10 +53,12 @@ class IndexPlan:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a change did, by the documents' names.
+    """The effect of a change, by the documents' names.
 
-    unchanged: how many stayed as they were. skipped: files that hold no usable text. missing:
-    paths of the index that could not be read; their documents stay.
+    Attributes:
+        unchanged: Number of unchanged documents.
+        skipped: Files without usable text.
+        missing: Paths of the index that could not be read; their documents stay.
     """
 
     added: tuple[str, ...]
@@ -77,24 +79,28 @@ def add(
     embedder: str | Path | Embedder | None = None,
     on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
-    """Read files and folders into an index; a file that it holds is read again.
+    """Read files and folders into an index; a file of the index is read again.
 
-    embedder: see `PassageIndex.open`. Raises StoreError for no index, DocumentError for paths that
-    hold no text.
+    Args:
+        embedder: See `PassageIndex.open`.
+
+    Raises:
+        StoreError: There is no index at `path`.
+        DocumentError: A path holds no text.
     """
     new = [os.path.abspath(each) for each in paths]
 
     def plan(index: PassageIndex) -> IndexPlan:
-        result = load_documents(new, known=_known(index), on_progress=on_progress)
-        read = {_place(document) for document in result.documents}
+        loaded = load_documents(new, known=_known(index), on_progress=on_progress)
+        read = {_place(document) for document in loaded.documents}
         stay = [each for each in index.documents if _place(each) not in read]
         origin = index.origin
         removed = [each for each in origin.removed if not _within(each, new)]
         paths = list(dict.fromkeys((*origin.paths, *new)))
         paths = [each for each in paths if not _within(each, {*paths} - {each})]
         origin = replace(origin, paths=tuple(paths), removed=tuple(removed))
-        documents = [*stay, *_as_before(index, result.documents)]
-        return IndexPlan(with_unique_names(documents), origin, result.skipped)
+        documents = [*stay, *_as_before(index, loaded.documents)]
+        return IndexPlan(with_unique_names(documents), origin, loaded.skipped)
 
     return _change(path, plan, embedder, on_progress)
 
@@ -106,10 +112,11 @@ def remove(
     embedder: str | Path | Embedder | None = None,
     on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
-    """Take documents out of an index, by name, file or folder; `refresh` leaves them out too.
+    """Remove documents from an index, by name, file or folder; `refresh` leaves them out too.
 
-    Raises StoreError for no index, InputError for a name that leads to no document, and where none
-    would be left.
+    Raises:
+        StoreError: There is no index at `path`.
+        InputError: A name matches no document, or no document would be left.
     """
     inputs = [os.fspath(name) for name in names]
 
@@ -137,27 +144,31 @@ def refresh(
     embedder: str | Path | Embedder | None = None,
     on_progress: ProgressCallback = lambda what, done, total: None,
 ) -> Change:
-    """Read the files of an index again: new ones come, changed ones are replaced, lost ones leave.
+    """Read the files of an index again: add new files, replace changed ones, remove lost ones.
 
-    A file counts as changed by its SHA-256. Documents that came from no file stay, and so do those
-    of a path that is missing or has become empty, since a disk may not be there: see
-    `Change.missing`. Raises StoreError for no index, DocumentError where no path can be read.
+    A file has changed if its SHA-256 has. Documents of no file stay. The documents of a path that
+    is missing or has become empty stay too, since a disk may be unmounted: see `Change.missing`.
+
+    Raises:
+        StoreError: There is no index at `path`.
+        DocumentError: None of its paths can be read.
     """
 
     def plan(index: PassageIndex) -> IndexPlan:
         origin = index.origin
         paths = origin.paths or tuple(_place(each) for each in index.documents if each.path)
-        known, missing, skipped = _known(index), list[Skipped](), list[Skipped]()
-        read, visible = list[Document](), set[str]()
+        before, missing, skipped = _known(index), list[Skipped](), list[Skipped]()
+        read, places = list[Document](), set[str]()
         for path in paths:
             try:
-                result = load_documents(path, known=known, on_progress=on_progress)
+                loaded = load_documents(path, known=before, on_progress=on_progress)
             except DocumentError as error:
                 missing.append(Skipped(path, str(error).removeprefix(f"{path} ")))
                 continue
-            read += [each for each in result.documents if _place(each) not in visible]
-            visible |= {_place(each) for each in result.documents}
-            skipped += result.skipped
+            # One load may have several documents of a place, if foreign names look alike.
+            read += [each for each in loaded.documents if _place(each) not in places]
+            places |= {_place(each) for each in loaded.documents}
+            skipped += loaded.skipped
         if len(missing) == len(paths) > 0:
             raise DocumentError(f"{missing[0].path} {missing[0].reason}")
         lost = [each.path for each in missing]
@@ -170,9 +181,10 @@ def refresh(
 
 
 def described(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a saved index holds, as JSON types; no embedder is loaded for it.
+    """Return the contents of a saved index as JSON types, without loading its embedder.
 
-    Raises StoreError where it is missing or damaged.
+    Raises:
+        StoreError: The index is missing or damaged.
     """
     store = open_index(Path(path), "size")
     parameters = store.manifest.parameters
@@ -182,12 +194,7 @@ def described(path: str | os.PathLike[str]) -> dict[str, Any]:
     records = read_lines(store.file("documents.jsonl"))
     return {
         "documents": [
-            {
-                "name": record["name"],
-                "title": record["title"],
-                "path": record["path"],
-                "passages": n,
-            }
+            {key: record[key] for key in ("name", "title", "path")} | {"passages": n}
             for record, n in zip(records, counts, strict=True)
         ],
         "passages": len(spans),
@@ -207,7 +214,7 @@ def _change(
     embedder: str | Path | Embedder | None,
     on_progress: ProgressCallback,
 ) -> Change:
-    """Change an index as a plan says; where it says nothing new, nothing is written."""
+    """Change an index by a plan; write nothing if the plan changes nothing."""
     root = Path(path)
     open_index(root, "size")  # before a lock is made in a folder that is no index
     changes: list[Change] = []
@@ -218,9 +225,7 @@ def _change(
         changes.append(_compared(index.documents, plan))
         if not changes[0] and plan.origin == index.origin:
             raise _Unchanged
-        new = index.rebuilt(plan.documents, plan.origin, on_progress)
-        new.write(folder)
-        return new.contents()
+        return index.rebuilt(plan.documents, plan.origin, on_progress).write(folder)
 
     with suppress(_Unchanged):
         publish(root, KIND, write)
@@ -246,7 +251,7 @@ def _compared(before: Sequence[Document], plan: IndexPlan) -> Change:
 
 
 def _place(document: Document) -> str:
-    """Return where a document was read from, absolute; "" where it was not."""
+    """Return the absolute path of a document's file, "" without one."""
     return os.path.abspath(document.path) if document.path else ""
 
 
@@ -255,9 +260,9 @@ def _known(index: PassageIndex) -> dict[str, Document]:
 
 
 def _as_before(index: PassageIndex, documents: Iterable[Document]) -> list[Document]:
-    """Return documents under the names that the index has for their files, if it has.
+    """Return documents with the names that the index has for their files, if any.
 
-    Files whose foreign names look alike when written as UTF-8 are named again.
+    Files whose foreign names are equal when written as UTF-8 are named again.
     """
     alike = Counter(_place(each) for each in index.documents)
     names = {_place(each): each.name for each in index.documents if alike[_place(each)] == 1}
@@ -268,19 +273,17 @@ def _within(path: str, folders: Iterable[str]) -> bool:
     return any(path == each or path.startswith(each.rstrip(os.sep) + os.sep) for each in folders)
 
 
-def _named(index: PassageIndex, inputs: str) -> list[str]:
+def _named(index: PassageIndex, name: str) -> list[str]:
     """Return the names of the documents that a name, a file or a folder stands for."""
     names = [each.name for each in index.documents]
-    if inputs in names:
-        return [inputs]
-    place = os.path.abspath(inputs)
-    results = [
-        each.name for each in index.documents if each.path and _within(_place(each), [place])
-    ]
-    results += [name for name in names if name.startswith(inputs.rstrip("/") + "/")]
-    if not results:
+    if name in names:
+        return [name]
+    place = os.path.abspath(name)
+    within = [each.name for each in index.documents if each.path and _within(_place(each), [place])]
+    within += [each for each in names if each.startswith(name.rstrip("/") + "/")]
+    if not within:
         raise InputError(
-            f"got {inputs!r}, which is no document of the index; expected a name, a file or a "
-            f"folder of it.{did_you_mean(inputs, names)} `ragspec index info` lists them."
+            f"got {name!r}, which is no document of the index; expected a name, a file or a "
+            f"folder of it.{did_you_mean(name, names)} `ragspec index info` lists them."
         )
-    return results
+    return within

@@ -1,1 +1,1 @@
-"""Text written on guesses of what a search would find, and checked."""
+"""Speculative retrieval: text written with guesses of the search's answers, then checked."""

@@ -1,8 +1,8 @@
-"""What a text in strides searches: a passage index, or whatever finds passages.
+"""The searchers of speculative retrieval: over a passage index, or over any `Retriever`.
 
-The best of the passages that earlier searches found is told by the measure of the search itself: a
-passage that the search would put first, and that is among them, is guessed right. Ranks among the
-known ones are not ranks in the index, so a fused guess may be wrong where both its parts are right.
+A guess ranks the passages of earlier searches by the scores of the search itself, so it is right if
+the passage that the search would rank first is among them. Ranks among known passages are not ranks
+in the index, so a fused guess may be wrong although both its parts are right.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Text = TypeVar("Text")
 
 @dataclass(frozen=True, eq=False)
 class RetrievedPassage:
-    """A passage that was found; equal to another where both are the same place."""
+    """A passage of a search; equal to another one of the same place."""
 
     hit: Hit
     number: int = -1
 
     @cached_property
     def place(self) -> tuple[int, str, int, str]:
-        """What tells passages apart."""
+        """The identity of the passage: its number, document, start and text."""
         passage = self.hit.passage
         return self.number, self.hit.document.name, passage.start, passage.text
 
@@ -44,7 +44,12 @@ class RetrievedPassage:
 
 @dataclass(slots=True)
 class IndexSearcher(Generic[Text]):
-    """Searches a passage index; each query is embedded once. words: what to ask after a text."""
+    """Searches a passage index; each query is embedded once.
+
+    Attributes:
+        words: Returns the query after the strides so far, None for no search.
+        most: Most queries of one search.
+    """
 
     index: PassageIndex
     words: Callable[[Sequence[Text]], str | None]
@@ -53,7 +58,7 @@ class IndexSearcher(Generic[Text]):
 
     @property
     def further(self) -> float:
-        """What each further query adds: little where one pass over all vectors serves them all."""
+        """Relative cost of each further query: low if one pass over all vectors serves all."""
         dense = self.mode is SearchMode.DENSE and self.index.dense
         return 0.1 if dense and dense.nearest.kind == FLAT else 1.0
 
@@ -71,34 +76,30 @@ class IndexSearcher(Generic[Text]):
         ]
 
     def guess(self, query: Query, known: Sequence[RetrievedPassage]) -> RetrievedPassage | None:
-        """Return the known passage that the measure of the search puts first."""
-        by_number = {result.number: result for result in known}
+        """Return the known passage with the best score of the search, None without any."""
+        by_number = {passage.number: passage for passage in known}
         best = self.index.best_of(query, sorted(by_number), self.mode)
         return None if best is None else by_number[best]
 
 
 @dataclass(slots=True)
 class RetrieverSearcher(Generic[Text]):
-    """Searches by any `Retriever`, queries of a batch in threads; guesses by BM25 over known texts.
+    """Searches with any `Retriever`, and guesses by BM25 over known texts.
 
-    So a service far away is asked for all guesses of a round in the time of one.
+    The queries of a batch run in threads: a remote service answers all in the time of one.
+
+    Attributes:
+        words: Returns the query after the strides so far, None for no search.
+        most: Most queries of one batch, each in a thread.
+        further: Relative cost of each further query of a batch.
     """
 
     retriever: Retriever
     words: Callable[[Sequence[Text]], str | None]
-    workers: int = 8
-    _visible: tuple[RetrievedPassage, ...] = ()
+    most: int = 8
+    further: float = 0.05
+    _indexed: tuple[RetrievedPassage, ...] = ()  # by `_scorer`
     _scorer: SparseIndex | None = field(default=None)
-
-    @property
-    def most(self) -> int:
-        """Queries that are asked in one batch."""
-        return self.workers
-
-    @property
-    def further(self) -> float:
-        """What each further query adds: little, in a thread of its own."""
-        return 0.05
 
     def query(self, before: Sequence[Text]) -> str | None:
         """Return the query after these strides."""
@@ -108,18 +109,18 @@ class RetrieverSearcher(Generic[Text]):
         """Return at most k passages of each query."""
         if len(queries) == 1:
             return [self._search(queries[0], k)]
-        with ThreadPoolExecutor(min(self.workers, len(queries))) as pool:
+        with ThreadPoolExecutor(min(self.most, len(queries))) as pool:
             return list(pool.map(lambda query: self._search(query, k), queries))
 
     def _search(self, query: str, k: int) -> list[RetrievedPassage]:
         return [RetrievedPassage(hit) for hit in self.retriever.search(query, k)]
 
     def guess(self, query: str, known: Sequence[RetrievedPassage]) -> RetrievedPassage | None:
-        """Return the known passage with the best BM25 score, None where none shares a word."""
+        """Return the known passage with the best BM25 score, None if none shares a word."""
         if not known:
             return None
-        if self._scorer is None or self._visible != known:
-            self._visible = tuple(known)
-            self._scorer = SparseIndex.build([result.hit.passage.text for result in known])
+        if self._scorer is None or self._indexed != known:
+            self._indexed = tuple(known)
+            self._scorer = SparseIndex.build([passage.hit.passage.text for passage in known])
         best = self._scorer.search(query, 1)
-        return self._visible[best[0][0]] if best else None
+        return self._indexed[best[0][0]] if best else None

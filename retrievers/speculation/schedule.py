@@ -1,18 +1,18 @@
-"""How many strides to write on guesses before they are checked, and whether while they are.
+"""The schedule of speculative retrieval: strides per check, and whether writing overlaps it.
 
-OS3, the optimal speculation stride of RaLMSpec (Zhang et al. 2024, arXiv 2401.14021, section 4):
-with a milliseconds for a stride, b(s) for checking s of them at once and g the chance of a guess,
-a round of s strides is expected to keep (1 - g^s) / (1 - g) of them in s * a + b(s), or, where the
-next stride is written while the search runs, in less by what the two share. Where we deviate:
-- b grows with the batch as it was seen to, and is not one number: an approximate or sparse index
-  takes s times as long for s queries, so that nothing is won by asking them together.
-- g is the mean of a Beta posterior that fades; the paper cuts it at 0.6, which forbids what pays
-  most where a search takes many strides. The best s is looked up among all up to 16.
-- There are two guesses, the best known answer by the measure of the search, and the present one
-  once more; whichever was right more often lately is written on.
-- Of the shorter of both times only the share that was seen to be hidden counts: on a machine of few
-  cores search and model slow each other.
-- The gate: where less than 5 % are to be had, every stride is checked before the next one.
+OS3, the optimal speculation stride of RaLMSpec (Zhang et al. 2024, arXiv 2401.14021, section 4).
+With a milliseconds for a stride, b(s) for a check of s strides and g the probability that a guess
+is right, a round of s strides is expected to keep (1 - g^s) / (1 - g) of them in s * a + b(s). If
+the next stride is written during the search, the time that both share is saved. Deviations:
+- b is measured by the size of the batch instead of one number. An approximate or sparse index takes
+  s times as long for s queries, so batching them saves nothing.
+- g is the mean of a Beta posterior that fades. The paper caps it at 0.6, which rules out the best
+  strides if a search takes as long as many of them. The best s is looked up among 1 to 16.
+- There are two guesses: the best known answer by the scores of the search, and the present answer
+  again. The one that was right more often lately is used.
+- Only the measured share of the shorter time counts as hidden by an overlap: with few cores, search
+  and model slow each other down.
+- If the expected gain is below 5 %, every stride is checked before the next one.
 """
 
 from __future__ import annotations
@@ -26,22 +26,25 @@ from typing import Self
 from ragspec.errors import InputError
 
 MOST = 16  # strides of a round
-LEAST_GAIN = 1.05  # over checking each stride, else it is not worth the risk
-RECENT = 9  # times of which the median counts
+LEAST_GAIN = 1.05  # over checking each stride; a smaller gain does not justify speculation
+RECENT = 9  # times whose median counts
 FADING = 0.97  # weight of the past at every guess
-PRIOR_HITS, PRIOR = 3.0, 4.0  # right ones of the guesses that stand for what is not known yet
-SHARED = 0.7  # of the shorter time is taken to be hidden, until it is seen; 0 on a single core
+PRIOR_HITS, PRIOR = 3.0, 4.0  # right guesses and all guesses assumed before any is observed
+SHARED = 0.7  # share of the shorter time assumed hidden until it is measured; 0 on a single core
 SHARED_RATE = 0.2
-GLANCE = 8  # rounds in a row without speculation after which a guess is compared all the same
-ALONE = 10  # of so many rounds one is not overlapped
+GLANCE = 8  # rounds in a row without speculation after which one guess is compared anyway
+ALONE = 10  # one in so many rounds is not overlapped
 
 
 @dataclass(frozen=True, slots=True)
 class StridePlan:
-    """What the next round does: so many strides, and whether the next is begun meanwhile.
+    """The plan of the next round.
 
-    guesses: whether the answer after the last one is guessed, too, if only to learn how often a
-    guess is right.
+    Attributes:
+        strides: Strides to write before their check.
+        overlapped: Whether the next stride is written during the check.
+        guesses: Whether the answer after the last stride is guessed too, if only to learn how often
+            a guess is right.
     """
 
     strides: int = 1
@@ -51,10 +54,12 @@ class StridePlan:
 
 @dataclass(slots=True)
 class SearchCost:
-    """Milliseconds of a search by the number of queries: medians of what was measured.
+    """Milliseconds of a search by the number of queries, as medians of recent times.
 
-    further: what each further query of a batch adds, as a share of a single one, until a batch of
-    that size was seen; then the nearest one counts.
+    Attributes:
+        further: Cost of each further query of a batch, relative to a single one. It scales the
+            nearest measured size if a size was not measured.
+        times, medians: By the number of queries.
     """
 
     further: float = 0.5
@@ -73,7 +78,7 @@ class SearchCost:
             return 0.0
         near = queries
         if near not in self.medians:
-            near = min(self.medians, key=lambda known: (abs(known - queries), known))
+            near = min(self.medians, key=lambda size: (abs(size - queries), size))
         return self.medians[near] * self._weight(queries) / self._weight(near)
 
     def _weight(self, queries: int) -> float:
@@ -86,13 +91,18 @@ class SearchCost:
 
 @dataclass(slots=True)
 class StrideSchedule:
-    """Chooses the strides of each round, and learns from it. One for all requests of a pipeline.
+    """Chooses the strides of each round and learns from it, for all requests of a pipeline.
 
-    fixed: the strides of every round, None to choose. overlap: None for where it pays. shared:
-    of the shorter of a stride and a search, the part that an overlap hides. hits, guesses,
-    searched, stayed: fading counts of guesses, and of what either kind had right. since_alone:
-    rounds since one was not overlapped; gated: rounds in a row that were not worth a guess. most:
-    strides of a round, as many as a search takes at once.
+    Attributes:
+        fixed: Strides of every round, None to choose them.
+        overlap: Whether rounds overlap their checks, None to choose.
+        strides: Recent milliseconds of a stride.
+        shared: Share of the shorter of stride and search that an overlap hides.
+        hits, guesses: Fading counts of right guesses and of all.
+        searched, stayed: Fading counts of right guesses by the search and by the present answer.
+        since_alone: Rounds since one was not overlapped.
+        gated: Rounds in a row that did not pay a guess.
+        most: Most strides of a round: the queries that a search takes at once.
     """
 
     fixed: int | None = None
@@ -110,9 +120,13 @@ class StrideSchedule:
 
     @classmethod
     def named(cls, speculate: str | int, overlap: bool | None = None) -> Self:
-        """Return the schedule of a user's word: "auto", "off", or the strides of every round.
+        """Return the schedule of a user's setting.
 
-        Raises InputError for anything else.
+        Args:
+            speculate: "auto", "off", or the strides of every round.
+
+        Raises:
+            InputError: `speculate` is something else.
         """
         if speculate == "off":
             return cls(fixed=1, overlap=False)
@@ -127,12 +141,12 @@ class StrideSchedule:
 
     @property
     def chance(self) -> float:
-        """The chance of a guess: the mean of its posterior, 0.75 before anything was seen."""
+        """Probability that a guess is right: the mean of its posterior, 0.75 at first."""
         return (self.hits + PRIOR_HITS) / (self.guesses + PRIOR)
 
     @property
     def stays(self) -> bool:
-        """Whether the present answer has been the better guess than the best known one."""
+        """Whether the present answer was a better guess lately than the best known one."""
         return self.stayed > self.searched
 
     def learn_rivals(self, searched: bool, stayed: bool) -> None:
@@ -142,50 +156,41 @@ class StrideSchedule:
 
     @property
     def stride_ms(self) -> float:
-        """Milliseconds of a stride; 0 before the first."""
+        """Milliseconds of a stride, 0 before the first."""
         return median(self.strides) if self.strides else 0.0
 
-    @property
-    def known(self) -> bool:
-        """Whether strides and searches have been timed."""
-        return bool(self.strides and self.search.times)
-
     def rate(self, plan: StridePlan) -> float:
-        """Return the strides that a round is expected to keep in a millisecond."""
+        """Return the strides that a round is expected to keep per millisecond."""
         b = self.search.of(plan.strides)
         shared = self.shared if plan.overlapped else 0.0
-        selected, spent = expected(plan.strides, self.chance, self.stride_ms, b, shared)
-        return selected / max(spent, 1e-9)
+        strides, spent = expected(plan.strides, self.chance, self.stride_ms, b, shared)
+        return strides / max(spent, 1e-9)
 
     def gain(self, plan: StridePlan) -> float:
-        """Return by what factor a plan is expected to be faster than checking each stride."""
+        """Return the expected speedup of a plan over checking each stride."""
         return self.rate(plan) / self.rate(StridePlan())
 
     def next(self) -> StridePlan:
-        """Return the plan of most strides a millisecond; one stride where little is to be had."""
+        """Return the plan of the highest rate, one stride if the gain is too small."""
         if self.fixed is not None:
             overlapped = bool(self.overlap)
             return StridePlan(self.fixed, overlapped, guesses=self.fixed > 1 or overlapped)
-        if not self.known:
+        if not (self.strides and self.search.times):  # nothing is timed yet
             return StridePlan()
-        best = self._best()
+        choices = (False, True) if self.overlap is None else (self.overlap,)
+        plans = [StridePlan(n, each) for each in choices for n in range(1, self.most + 1)]
+        best = max(plans, key=self.rate)  # of equal rates the smallest plan
         if self.gain(best) < LEAST_GAIN:
             self.gated += 1
             return StridePlan(guesses=self.gated % GLANCE == 0)
         self.gated = 0
-        # Only alone is it seen what strides and searches take: once before all, and now and then.
+        # Without an overlap, strides and searches are timed: once at first, then now and then.
         self.since_alone = self.since_alone + 1 if best.overlapped else 0
         timed = best.strides in self.search.times
         if (timed and self.since_alone < ALONE) or self.overlap:
             return best
         self.since_alone = 0
         return replace(best, overlapped=False)
-
-    def _best(self) -> StridePlan:
-        """Return the plan of the highest rate; of equal ones the smallest."""
-        choices = (False, True) if self.overlap is None else (self.overlap,)
-        plans = [StridePlan(n, each) for each in choices for n in range(1, self.most + 1)]
-        return max(plans, key=self.rate)
 
     def learn_guesses(self, right: int, wrong: bool) -> None:
         """Count the guesses of a round up to the first wrong one."""
@@ -194,9 +199,11 @@ class StrideSchedule:
             self.guesses = self.guesses * FADING + 1.0
 
     def learn_overlap(self, stride: float, search: float, both: float) -> None:
-        """Learn what share of the shorter time was hidden; all in milliseconds.
+        """Learn the share of the shorter time that an overlap hid.
 
-        stride, search: what they take alone. both: what they took together.
+        Args:
+            stride, search: Milliseconds of each alone.
+            both: Milliseconds of both together.
         """
         shorter = min(stride, search)
         if shorter > 0.0:
@@ -205,11 +212,12 @@ class StrideSchedule:
 
 
 def expected(strides: int, chance: float, a: float, b: float, shared: float) -> tuple[float, float]:
-    """Return the strides that a round of s is expected to keep, and its milliseconds.
+    """Return the strides that a round is expected to keep, and its milliseconds.
 
-    a: of a stride; b: of the search for all. shared: of the shorter of both, the part that an
-    overlap hides.
+    Args:
+        chance: Probability that a guess is right, below 1.
+        a, b: Milliseconds of a stride, and of the search for all.
+        shared: Share of the shorter of both that an overlap hides.
     """
     whole = chance**strides
-    selected = (1.0 - whole) / (1.0 - chance)
-    return selected, strides * a + b - whole * shared * min(a, b)
+    return (1.0 - whole) / (1.0 - chance), strides * a + b - whole * shared * min(a, b)

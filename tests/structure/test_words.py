@@ -83,3 +83,63 @@ def test_each_help_text_has_three_words() -> None:
     texts = dict(help_texts(get_command(app)))
     assert len(texts) > 100
     assert [where for where, text in texts.items() if len(text.split()) < 3] == []
+
+
+SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields):$")
+ERRORS_IN_PROSE = re.compile(r"\braises (an? )?`?[A-Z]\w+")
+
+
+def prose(docstring: str) -> str:
+    """Return a docstring without its sections."""
+    lines, inside = [], False
+    for line in docstring.splitlines():
+        inside = bool(SECTION.match(line)) or (inside and (not line or line.startswith(" ")))
+        lines += [] if inside else [line]
+    return "\n".join(lines)
+
+
+def parameters(node: ast.AST) -> Iterator[str]:
+    """Yield the parameters of a function, or of a class, and its fields."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        yield from (each.arg for each in (*node.args.args, *node.args.kwonlyargs))
+    elif isinstance(node, ast.ClassDef):
+        for each in node.body:
+            if isinstance(each, ast.AnnAssign):
+                yield ast.unparse(each.target)
+            elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
+                yield from parameters(each)
+
+
+def without_section(node: Any) -> list[str]:
+    """Return what a docstring describes in prose: parameters by name, and errors."""
+    text = prose(ast.get_docstring(node) or "")
+    named = r"(?<![\w`/]){}(, \w+)*( \w+)?( \[[^\]]*\])?: "
+    inline = [each for each in parameters(node) if re.search(named.format(re.escape(each)), text)]
+    return inline + [match[0] for match in ERRORS_IN_PROSE.finditer(text)]
+
+
+def public(tree: ast.Module | ast.ClassDef) -> Iterator[Any]:
+    """Yield the public functions, classes and methods of a module."""
+    for node in tree.body:
+        title = getattr(node, "name", "_")
+        if not title.startswith("_") or title == "__init__":
+            yield node
+            yield from public(node) if isinstance(node, ast.ClassDef) else ()
+
+
+def test_docstrings_describe_parameters_and_errors_in_sections() -> None:
+    bad = {
+        f"{name(path)} {node.name}": without_section(node)
+        for path in LIBRARY
+        for node in public(parse(path))
+    }
+    assert {where: what for where, what in bad.items() if what} == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["Do. size: how many.", "Do.\n\nsize [n]: of all.", "Do; raises InputError for 0."]
+)
+def test_the_check_of_docstrings_can_fail(text: str) -> None:
+    assert without_section(ast.parse(f'def f(size): """{text}"""').body[0])
+    sections = "Do.\n\n    Args:\n        size: How many.\n\n    Raises:\n        InputError: 0.\n"
+    assert not without_section(ast.parse(f'def f(size):\n    """{sections}"""').body[0])

@@ -1,4 +1,4 @@
-"""Batches of texts in a seeded order, and the target states over them that a head learns from."""
+"""Batches of texts in a seeded order, and the target's hidden states that a head learns from."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ import torch
 from ragspec.errors import InputError
 from ragspec.verification.causal import MOST_LOGITS, CausalTarget, read_states
 
-SHORTEST = 4
-NEAR = 16  # batches of which the texts are sorted by length
-_MIX = 0x9E3779B97F4A7C15  # odd, so that seeds next to each other give streams far apart
+SHORTEST = 4  # minimum tokens of a text to learn from
+NEAR = 16  # batches whose texts are sorted by length together
+_MIX = 0x9E3779B97F4A7C15  # odd, so that adjacent seeds give distant streams
 
 
 def seeded(seed: int, stream: int, number: int) -> torch.Generator:
-    """Return a generator that depends on these three alone, so that a run can go on anywhere."""
+    """Return a generator that depends on these three alone, so that any step can be resumed."""
     mixed = ((seed * 3 + stream) * _MIX + number * 2 + 1) % (1 << 63)
     return torch.Generator().manual_seed(mixed)
 
 
 class Batches:
-    """Texts cut to `length`, in batches of `size` of about one length, shuffled in every epoch.
+    """Chunks of texts, in batches of similar length that are shuffled in every epoch.
 
-    chunks: all of them, by the number that `of` gives. Longer texts are cut; the last piece
-    overlaps the one before, so that all have full length. Raises InputError where there is no text
-    of a few tokens, or one that the target cannot read in pieces.
+    Texts longer than `length` are split; the last chunk overlaps the one before, so that all have
+    full length.
+
+    Args:
+        size: Chunks per batch.
+        length: Maximum tokens per chunk.
+
+    Raises:
+        InputError: No text has `SHORTEST` tokens, or the target cannot read one in chunks.
     """
 
     def __init__(
@@ -41,14 +47,14 @@ class Batches:
         length: int,
         seed: int,
     ) -> None:
-        self.chunks: list[list[int]] = []
+        self.chunks: list[list[int]] = []  # by the numbers that `of` returns
         for text in texts:
-            whole = min(len(text), length)
-            for start in range(0, len(text), length) if whole >= SHORTEST else ():
-                start = min(start, len(text) - whole)
-                piece = list(text[start : start + whole])
-                _check_piece(target, piece, len(text))
-                self.chunks.append(piece)
+            tokens = min(len(text), length)
+            for start in range(0, len(text), length) if tokens >= SHORTEST else ():
+                start = min(start, len(text) - tokens)
+                chunk = list(text[start : start + tokens])
+                _check_chunk(target, chunk, len(text))
+                self.chunks.append(chunk)
         if not self.chunks:
             raise InputError(
                 f"got {len(texts)} texts, none of {SHORTEST} tokens or more; expected text to "
@@ -58,27 +64,27 @@ class Batches:
         self._epoch: tuple[int, list[list[int]]] = (-1, [])
 
     def __len__(self) -> int:
-        """Return the batches of an epoch."""
+        """Return the number of batches per epoch."""
         return -(-len(self.chunks) // self._size)
 
     def of(self, step: int) -> list[int]:
-        """Return the numbers of the pieces of a step."""
+        """Return the numbers of the chunks of a step."""
         epoch, place = divmod(step, len(self))
         if self._epoch[0] != epoch:
             self._epoch = epoch, self._shuffled(epoch)
         return self._epoch[1][place]
 
     def digest(self) -> str:
-        """Return a hash of what is learned from."""
-        result = hashlib.sha256()
-        for piece in self.chunks:
-            result.update(array("q", piece).tobytes() + b"|")
-        return result.hexdigest()
+        """Return a hash of all chunks."""
+        digest = hashlib.sha256()
+        for chunk in self.chunks:
+            digest.update(array("q", chunk).tobytes() + b"|")
+        return digest.hexdigest()
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
-        """Return batches in random order; texts of like lengths stand together among some dozens.
+        """Return batches in random order, sorting by length only within `NEAR` batches.
 
-        So little is padded, and yet a batch is hardly ever the same one twice.
+        This needs little padding, and yet a batch is hardly ever the same one twice.
         """
         generator, size = seeded(self._seed, 1, epoch), self._size
         order = torch.randperm(len(self.chunks), generator=generator).tolist()
@@ -88,29 +94,31 @@ class Batches:
         return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def _check_piece(target: CausalTarget, piece: list[int], whole: int) -> None:
-    """Raise InputError for a piece, of a text of `whole` tokens, that the target cannot read."""
+def _check_chunk(target: CausalTarget, chunk: list[int], whole: int) -> None:
+    """Raise InputError for a chunk, of a text of `whole` tokens, that the target cannot read."""
     try:
-        target.check_prompt(piece)
+        target.check_prompt(chunk)
     except InputError as error:
-        if len(piece) == whole:
+        if len(chunk) == whole:
             raise
         raise InputError(
-            f"got a text of {whole} tokens that length={len(piece)} cuts into pieces which the "
+            f"got a text of {whole} tokens that length={len(chunk)} cuts into pieces which the "
             f"target cannot read ({error}); expected it whole. Set length to {whole} or more."
         ) from error
 
 
-CACHE_BYTES = 4 << 30  # of states in memory, for later epochs
+CACHE_BYTES = 4 << 30  # of states, for later epochs
 
 
 @dataclass(frozen=True, slots=True)
 class StateRead:
-    """Texts as a target reads them, one after the other in rows; R: texts times copies.
+    """A target's inputs and hidden states of a batch of texts in R rows, texts times copies.
 
-    embedded f32 [R, T, E]: what its first layer reads. states f32 [R, T, H]: what its output head
-    does. real bool [R, T]: False where a shorter text is padded, on the right, and where a head is
-    not to learn. places i64 [R, T]: where the tokens stand; None: one behind the other.
+    Attributes:
+        embedded: Inputs of the first layer, f32 [R, T, E].
+        states: Inputs of the output head, f32 [R, T, H].
+        real: False for padding, on the right, and for tokens not to learn from, bool [R, T].
+        places: Positions of the tokens, i64 [R, T]; None if consecutive.
     """
 
     embedded: torch.Tensor
@@ -120,18 +128,19 @@ class StateRead:
 
 
 class Reads(Protocol):
-    """What reads the texts that a head learns from."""
+    """A source of the hidden states that a head learns from."""
 
     def read(self, numbers: Sequence[int]) -> StateRead:
-        """Return some of the texts, by number."""
-        ...
+        """Return the batch of the texts with these numbers."""
 
 
 class StateReader:
-    """Reads pieces of text with a target, each of them once while its states fit in memory.
+    """Reads chunks of token ids with a target, each once while the cache has room for its states.
 
-    chunks: token ids. cache_bytes: of states on the CPU, rounded to bfloat16 as all are, so that a
-    training does not depend on it.
+    All states are rounded to bfloat16, so that a training does not depend on the cache.
+
+    Args:
+        cache_bytes: Maximum bytes of states in CPU memory.
     """
 
     def __init__(
@@ -142,34 +151,32 @@ class StateReader:
         self._room = cache_bytes
 
     def read(self, numbers: Sequence[int]) -> StateRead:
-        """Return some of the pieces, by number; of too long ones only the ends are known."""
+        """Return the batch of the chunks with these numbers, the ends alone of too long ones."""
         states = {n: self._cache[n] for n in numbers if n in self._cache}
         missing = sorted((n for n in numbers if n not in states), key=lambda n: len(self.chunks[n]))
         while missing:
-            # Logits of all positions are computed too, so that few pieces fit at once.
+            # The forward also computes the logits of all positions, which limits a batch.
             longest = len(self.chunks[missing[-1]])
             most = max(1, MOST_LOGITS // (longest * self.target.vocab_size))
             missing, part = missing[:-most], missing[-most:]
-            for number, of_piece in zip(part, self._states(part), strict=True):
-                states[number] = of_piece.to("cpu", torch.bfloat16)
+            read = read_states(self.target, [self.chunks[number] for number in part])
+            for number, chunk_states in zip(part, read, strict=True):
+                states[number] = chunk_states.to("cpu", torch.bfloat16)
                 if (size := states[number].nbytes) <= self._room:
                     self._cache[number] = states[number]
                     self._room -= size
         return self._together(numbers, [states[number] for number in numbers])
 
-    def _states(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Return the states [copies, T, H] of pieces that the target reads in one batch."""
-        return read_states(self.target, [self.chunks[number] for number in numbers])
-
-    def _together(self, numbers: Sequence[int], result: Sequence[torch.Tensor]) -> StateRead:
+    def _together(self, numbers: Sequence[int], read: Sequence[torch.Tensor]) -> StateRead:
+        """Return one batch of the states [copies, T, H] of several chunks."""
         device = self.target.device
         embedded, states = list[torch.Tensor](), list[torch.Tensor]()
-        for number, text in zip(numbers, result, strict=True):
+        for number, chunk_states in zip(numbers, read, strict=True):
             tokens = torch.tensor([list(self.chunks[number])], device=device)
             with torch.no_grad():
-                read = self.target.embed(tokens)[:, -text.shape[1] :]
-            embedded += read.float().unbind()
-            states += text.to(device).float().unbind()
+                inputs = self.target.embed(tokens)[:, -chunk_states.shape[1] :]
+            embedded += inputs.float().unbind()
+            states += chunk_states.to(device).float().unbind()
         lengths = torch.tensor([len(row) for row in states], device=device)
         real = torch.arange(int(lengths.max()), device=device) < lengths[:, None]
         pad = torch.nn.utils.rnn.pad_sequence

@@ -1,4 +1,4 @@
-"""Pictures as texts of codes below their conditions, for the training of a feature head."""
+"""Images as sequences of codes behind their conditions, for the training of a feature head."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from ragspec.errors import InputError
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
-DROPPED = 0.1
+DROPPED = 0.1  # share of images without their condition
 
 
 def code_texts(
@@ -22,12 +22,16 @@ def code_texts(
     generator: torch.Generator,
     dropped: float = DROPPED,
 ) -> tuple[ImageTarget, list[list[int]]]:
-    """Return a target without guidance that knows all conditions, and the pictures as its texts.
+    """Return a target without guidance that has all conditions, and the images as its texts.
 
-    codes i64 [n, C]: of n pictures, in raster order. conditions: what they are of, class labels i64
-    [n] or caption features [n, L, d]. dropped: part of the pictures whose condition is left out,
-    since with guidance a head also runs on the row that has none (LANTERN, arXiv 2410.03355).
-    Raises InputError for codes and conditions that the model was not made for.
+    Args:
+        codes: Codes i64 [n, C] of n images, in raster order.
+        conditions: Class labels i64 [n], or caption features [n, L, d].
+        dropped: Share of images that lose their condition: with guidance a head also runs on the
+            unconditional row (LANTERN, arXiv 2410.03355).
+
+    Raises:
+        InputError: The codes or conditions do not fit the model.
     """
     config = model.config
     most, book = config.grid_size**2, config.vocab_size
@@ -58,7 +62,8 @@ def code_texts(
 def read_codes(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the codes and conditions of a .npz file; see `code_texts` above.
 
-    It holds `codes` and either `labels` or `features`. Raises InputError for anything else.
+    Raises:
+        InputError: The file does not hold `codes` and either `labels` or `features`.
     """
     try:
         with np.load(path, allow_pickle=False) as data:
@@ -68,16 +73,15 @@ def read_codes(path: Path) -> tuple[torch.Tensor, torch.Tensor]:
                     f"{path} holds {', '.join(sorted(data)) or 'nothing'}; expected the arrays "
                     "'codes' and either 'labels' or 'features'."
                 )
-            codes, labels = data["codes"], data[conditions[0]]
+            codes, inputs = data["codes"], data[conditions[0]]
     except (OSError, ValueError, TypeError, EOFError, BadZipFile) as error:
         if isinstance(error, InputError):
             raise
-        # NumPy's own text advises to open files that can run code.
+        # NumPy's own text advises to allow pickles, which can run code.
         reason = str(error) if isinstance(error, OSError) else type(error).__name__
         raise InputError(
             f"{path} cannot be read ({reason}); expected what numpy.savez writes, with the arrays "
             "'codes' and either 'labels' or 'features'."
         ) from None
-    if conditions == ["labels"]:
-        return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(labels.astype(np.int64))
-    return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(labels.astype(np.float32))
+    kind = np.int64 if conditions == ["labels"] else np.float32
+    return torch.from_numpy(codes.astype(np.int64)), torch.from_numpy(inputs.astype(kind))

@@ -1,9 +1,9 @@
-"""The loss of a feature head: the states that it guesses, and their distributions.
+"""The loss of a feature head: its predicted hidden states, and their distributions.
 
-With depth 1 as EAGLE (arXiv 2401.15077): each place is guessed from the target's own state before
-it. Deeper drafts feed on guesses; depth d trains d rounds of that, each place of round k reading
-the target's states up to k places before it and the guesses since, as HASS (2408.15766) and
-EAGLE-3 (2503.01840) do. All rounds are one forward under a mask.
+Depth 1 is EAGLE's loss (arXiv 2401.15077): a state is predicted from the target's own state before
+it. Deeper drafts read predictions. Depth d trains d such rounds: a place of round k reads the
+target's states up to k places before it and the predictions since, as in HASS (2408.15766) and
+EAGLE-3 (2503.01840). All rounds are one forward under a mask.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Output = Callable[[torch.Tensor], torch.Tensor]
 
 
 def frozen_output(target: CausalTarget, tokens: torch.Tensor | None) -> Output:
-    """Return what makes logits f32 of states, for some tokens or all; its weights are frozen."""
+    """Return a function with frozen weights from states to logits f32, of all tokens or some."""
     module = target.output_head if tokens is None else DraftVocabulary(target, tokens)
     weights = {name: value.detach() for name, value in module.named_parameters()}
 
@@ -43,24 +43,27 @@ def head_loss(
     noise: torch.Tensor | float = 0.0,
     depth: int = 1,
 ) -> tuple[torch.Tensor, float]:
-    """Return the loss, and how often both distributions have one best token in round one.
+    """Return the loss, and the share of places where head and target agree in round one.
 
-    Smooth L1 between states plus `distributions` times the cross-entropy between distributions,
-    over the tokens of `output`. noise [R, T - 1, H]: added to the target's states before they are
-    read.
+    The loss is smooth L1 between states plus `distributions` times the cross-entropy between
+    distributions, over the tokens of `output`. They agree if their best tokens are equal.
+
+    Args:
+        noise: Added to the target's states as inputs, [R, T - 1, H].
+        depth: Number of rounds.
     """
     after, real = read.states[:, 1:], read.real[:, 1:]
     total, agreement = torch.zeros((), device=after.device), 0.0
     for number, guessed in enumerate(rounds(head, read, noise, depth)):
         guessed = guessed[:, number:]
         start = after.shape[1] - guessed.shape[1]
-        learned = real[:, start:]  # elsewhere no distribution need be computed
-        expected, result = after[:, start:][learned], guessed[learned]
+        learned = real[:, start:]  # other places need no distribution
+        expected, guessed = after[:, start:][learned], guessed[learned]
         with torch.no_grad():
             theirs = output(expected)
             distribution = theirs.softmax(-1)
-        difference = functional.smooth_l1_loss(result, expected, reduction="none").mean(-1)
-        ours = output(result)
+        difference = functional.smooth_l1_loss(guessed, expected, reduction="none").mean(-1)
+        ours = output(guessed)
         if distributions:
             difference = difference - distributions * (distribution * ours.log_softmax(-1)).sum(-1)
         total = total + difference.sum() / max(1, len(difference))
@@ -73,15 +76,16 @@ def head_loss(
 def rounds(
     head: FeatureHead, read: StateRead, noise: torch.Tensor | float, depth: int
 ) -> list[torch.Tensor]:
-    """Return the states [R, n, H] guessed in each round, n: T - 1.
+    """Return the states [R, n, H] predicted in each round, n = T - 1.
 
-    Rounds after the first begin at the first place that is learned from: [R, n - start, H]. Place
-    start + i of round k is sound from i = k on. What a round reads of the one before carries no
-    gradient.
+    Rounds after the first begin at the first place to learn from: [R, n - start, H]. Place start +
+    i of round k is valid from i = k on. Inputs from the round before have no gradient.
     """
     embedded, before = read.embedded[:, 1:], read.states[:, :-1] + noise
     places = None if read.places is None else read.places[:, 1:] - read.places[:, 1:2]
-    start = _first_learned(read) if depth > 1 else 0
+    start = 0
+    if depth > 1 and len(learned := read.real[:, 1:].any(0).nonzero()):
+        start = int(learned[0])
     inputs = [before]
     for _ in range(1, depth):
         with torch.no_grad():
@@ -91,12 +95,6 @@ def rounds(
     return _forward(head, embedded, inputs, places, start)
 
 
-def _first_learned(read: StateRead) -> int:
-    """Return the first place that any of the texts is learned from."""
-    learned = read.real[:, 1:].any(0).nonzero()
-    return int(learned[0]) if len(learned) else 0
-
-
 def _forward(
     head: FeatureHead,
     embedded: torch.Tensor,
@@ -104,7 +102,7 @@ def _forward(
     places: torch.Tensor | None,
     start: int,
 ) -> list[torch.Tensor]:
-    """Read rounds of states in one batch, and return what each guesses; see `rounds`."""
+    """Return the predictions of several rounds of inputs, in one forward; see `rounds`."""
     count, n = len(inputs), embedded.shape[1]
     if count == 1:
         return [head(embedded, inputs[0], places).float()]
@@ -120,10 +118,10 @@ def _forward(
 def round_mask(
     n: int, count: int, device: torch.device | str = "cpu", start: int = 0
 ) -> torch.Tensor:
-    """Return bool [m, m]: what place i of round k sees, m: n + (count - 1) * (n - start).
+    """Return the attention mask of all rounds, bool [m, m] with m = n + (count - 1) * (n - start).
 
-    Of round 0 the places up to i - k; of each round between, the one place on its own way. Rounds
-    after the first have the places from `start` on.
+    Place i of round k sees the places of round 0 up to i - k, and place i - (k - e) of each round e
+    from 1 to k. Rounds after the first have the places from `start` on.
     """
     later = torch.arange(start, n, device=device).repeat(count - 1)
     place = torch.cat([torch.arange(n, device=device), later])
@@ -135,9 +133,9 @@ def round_mask(
 
 @torch.no_grad()
 def agreement(head: FeatureHead, target: CausalTarget, reads: Sequence[StateRead]) -> float:
-    """Return in what share of places the head's best token is the best of all the target's.
+    """Return the share of places where the head's best token is the target's best of all tokens.
 
-    The mean over readings, each of one text or more; nan where there are none.
+    It is the mean over `reads`, each of one text or more; NaN without any.
     """
     ours, theirs = (frozen_output(target, tokens) for tokens in (head.tokens, None))
     results = []

@@ -28,7 +28,7 @@ from ragspec.training.trainer import (
 )
 from ragspec.verification.causal import CausalTarget
 
-HOLD_OUT = 20  # one text in so many is held out, to judge the head
+HOLD_OUT = 20  # one text in this many is held out, to judge the head
 MOST_HELD_OUT = 32
 EVERY_SECONDS = 60.0  # between two checkpoints
 
@@ -96,11 +96,11 @@ def train_head(
 
 
 class HeadRun:
-    """A training that is judged and written every minute, so that the best head survives.
+    """A training that judges and saves the head every minute, so that the best one survives.
 
     Args:
-        judge: Returns how good the head is on held-out texts; nan where there are none, and then
-            the last head counts.
+        judge: Returns the head's score on held-out texts; NaN without any, so that the last head
+            is the best.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ def _read_states(
 
 
 def _split(texts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Return held-out texts, none where there are few, and those to learn from."""
+    """Return the held-out texts, none of fewer than `HOLD_OUT`, and those to learn from."""
     texts = [text for text in texts if len(text) >= SHORTEST] or texts
     if len(texts) < HOLD_OUT:
         return [], texts
@@ -197,7 +197,7 @@ def _split(texts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C and SIGTERM set; the second signal raises KeyboardInterrupt."""
+    """Yield an event that Ctrl-C and SIGTERM set; a second signal is a KeyboardInterrupt."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -217,9 +217,10 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 def check_out(out: Path, *, resume: bool = False) -> None:
-    """Raise InputError where a folder holds anything but a head, or an interrupted training.
+    """Raise InputError if a folder holds other files than a head, or an interrupted training.
 
-    resume: the training that was interrupted there goes on.
+    Args:
+        resume: Allow an interrupted training, to continue it.
     """
     if (out / CHECKPOINT).is_file():
         if not resume:
@@ -230,7 +231,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
         return
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file; expected the name of a folder.")
-    if not out.is_dir() or set(out.iterdir()) <= {out / PART}:  # of a kill in its first minute
+    if not out.is_dir() or set(out.iterdir()) <= {out / PART}:  # left by a kill in the first minute
         return
     config = out / CONFIG
     if not config.is_file() or KIND not in config.read_text(encoding="utf-8", errors="replace"):
@@ -240,7 +241,7 @@ def check_out(out: Path, *, resume: bool = False) -> None:
 def load_pictures(
     model: str, data: Path, seed: int, device: str, dtype: str
 ) -> tuple[CausalTarget, list[list[int]]]:
-    """Return an image model as a target, and pictures as ids."""
+    """Return an image model as a target, and the images of a .npz file as token ids."""
     from ragspec.visual.pipeline.folder import find_folder, load_model
 
     codes, conditions = read_codes(data)

@@ -1,10 +1,9 @@
 """Training of a feature head on texts, as for EAGLE (arXiv 2401.15077) and LANTERN (2410.03355).
 
-The target reads each text once; the head learns to guess its next hidden state (see `loss`).
-Uniform noise on the states that it is given stands for its own errors. Deviation: the learning
-rate goes with one over the width, so that it serves heads of any size, and falls to a tenth by a
-cosine. Order and noise of a step depend on seed and step alone, so that a run can be left and
-gone on with.
+The target reads each text once; the head learns to predict its next hidden state (see `loss`).
+Uniform noise on the head's inputs simulates its own errors. Deviation: the learning rate is
+inversely proportional to the width, so that it serves heads of any size, and falls to a tenth by a
+cosine. Order and noise of a step depend on seed and step alone, so that a run can be resumed.
 """
 
 from __future__ import annotations
@@ -31,27 +30,26 @@ CHECKPOINT, PART = "training.pt", ".training.part"
 _CLIP = 0.5
 _RATE = 0.6
 _WARM_UP = 0.03
-_TINY = math.ulp(0.0)  # the least number above 0
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTraining:
-    """How a head is trained.
+    """Settings of a head's training.
 
     Attributes:
-        steps: Of the optimizer.
-        seconds: The run ends after so many, whatever steps are left; None sets no such end.
-        batch_size, length: Texts of a step, and tokens that longer ones are cut to (texts below a
-            condition cannot be cut).
-        learning_rate: At its height; None gives 0.6 / H, near the published 1e-4 for H = 4096.
+        steps: Steps of the optimizer.
+        seconds: Time limit of the run, which may end it before `steps`; None sets no limit.
+        batch_size, length: Texts per step, and maximum tokens per text. Longer texts are split,
+            which texts behind a condition do not allow.
+        learning_rate: Peak rate; None gives 0.6 / H, near the published 1e-4 for H = 4096.
         noise: Width of the uniform noise on the states.
         distributions: Weight of the cross-entropy.
-        depth: Rounds in which the head reads its own guesses, see `loss`.
-        draft_vocab_size: The head drafts only so many of the texts' most frequent tokens, see
-            `vocabulary`; None: all.
+        depth: Rounds in which the head reads its own predictions, see `loss`.
+        draft_vocab_size: The head only drafts this many of the texts' most frequent tokens, see
+            `frequent_tokens`; None for all.
 
     Raises:
-        InputError: For numbers outside their range.
+        InputError: A number is out of range.
     """
 
     steps: int = 2000
@@ -71,19 +69,14 @@ class HeadTraining:
         if self.draft_vocab_size is not None:
             counts["draft_vocab_size"] = 1
         limits = [n for n in ("learning_rate", "seconds") if getattr(self, n) is not None]
-        least = {
-            "noise": 0.0,
-            "distributions": 0.0,
-            "weight_decay": 0.0,
-            **dict.fromkeys(limits, _TINY),
-        }
+        least = dict.fromkeys(("noise", "distributions", "weight_decay"), 0.0)
+        least |= dict.fromkeys(limits, math.ulp(0.0))  # above 0
         wrong = [n for n, low in counts.items() if not _reaches(getattr(self, n), low, Integral)]
         wrong += [n for n, low in least.items() if not _reaches(getattr(self, n), low, Real)]
         if wrong:
             got = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise InputError(
-                f"got {got}; expected at least one step, text a step, round and token, "
-                f"texts of "
+                f"got {got}; expected at least one step, text a step, round and token, texts of "
                 f"{SHORTEST} tokens or more, all in whole numbers, a rate and seconds above 0, and "
                 "nothing infinite or below 0."
             )
@@ -98,8 +91,9 @@ class TrainingProgress:
     """One step of the training.
 
     Attributes:
-        agreement: How often the head's best token is the target's, among those that it may draft.
-        part: Of the run, after the step.
+        agreement: Share of places where the head's best token is the target's, among those that
+            the head may draft.
+        part: Completed part of the run after the step, from 0 to 1.
     """
 
     step: int
@@ -117,16 +111,17 @@ def train_head(
     head: FeatureHead | None = None,
     on_step: Callable[[TrainingProgress], None] | None = None,
 ) -> FeatureHead:
-    """Return a head trained on token ids of texts, the target's own or such as it will write.
+    """Train a head on token ids of texts, the target's own or similar ones, and return it.
+
+    The target's weights stay unchanged.
 
     Args:
-        head: Goes on from this one, which is changed; None starts a fresh one. The target's weights
-            stay as they are.
+        head: The head to continue with, which is changed; None starts a fresh one.
 
     Raises:
-        InputError: Where there is no text of a few tokens, or one that the target cannot read in
-            pieces of `settings.length`.
-        UnsupportedModelError: Where its output head cannot be reduced to some tokens.
+        InputError: No text has `SHORTEST` tokens, or the target cannot read one in chunks of
+            `settings.length`.
+        UnsupportedModelError: The target's output head cannot be reduced to some tokens.
     """
     trainer = HeadTrainer(target, texts, settings or HeadTraining(), head=head)
     for progress in trainer.run():
@@ -136,16 +131,17 @@ def train_head(
 
 
 class HeadTrainer:
-    """A training that can be left at any step and gone on with, to the same head.
+    """A training that can be interrupted at any step and resumed.
 
-    The same where steps end it; time would give another rate.
+    If steps end it, the head is the same as without interruption; a time limit changes the rate.
+    See `train_head` for the other arguments and the errors.
 
     Args:
-        reader: Reads the texts, none of which may be longer than `settings.length`; None: the
-            target does. See `train_head` for the rest and for what it raises.
+        reader: Reads the texts, none of which may be longer than `settings.length`; None reads them
+            with the target.
 
     Attributes:
-        steps: Those that were taken.
+        steps: Steps taken so far.
     """
 
     def __init__(
@@ -186,7 +182,7 @@ class HeadTrainer:
         self._spent = 0.0  # seconds of runs before this one
 
     def run(self) -> Iterator[TrainingProgress]:
-        """Take step after step until the last, or until the time is over."""
+        """Train until the last step or the time limit, yielding the progress of every step."""
         spent, began = self._spent, time.perf_counter()
         while (part := self._part()) < 1.0:
             loss, agreement = self._step(self.rate * _schedule(part))
@@ -195,7 +191,7 @@ class HeadTrainer:
             yield TrainingProgress(self.steps - 1, loss, agreement, self._spent, self._part())
 
     def _part(self) -> float:
-        """Return how much of the run is done, by steps or by time: whichever ends it first."""
+        """Return the completed part of the run, by steps or by time: whichever is larger."""
         part = self.steps / self.settings.steps
         return max(part, self._spent / (self.settings.seconds or math.inf))
 
@@ -224,7 +220,7 @@ class HeadTrainer:
         return float(loss.detach()), agreement
 
     def state(self) -> dict[str, Any]:
-        """Return all that a later run needs, for `torch.save`."""
+        """Return the state to resume from, for `torch.save`."""
         return {
             "marks": self._marks(),
             "steps": self.steps,
@@ -234,7 +230,11 @@ class HeadTrainer:
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state` returned; raises InputError where it is of another training."""
+        """Continue from a `state`.
+
+        Raises:
+            InputError: It is of another training.
+        """
         marks = self._marks()
         other = [name for name in marks if state["marks"].get(name) != marks[name]]
         if other:
@@ -243,18 +243,18 @@ class HeadTrainer:
                 "texts, model and settings (steps and minutes may differ). Name another folder."
             )
         self.head.load_state_dict(state["head"])
-        self._output = frozen_output(self.target, self.head.tokens)  # of the tokens it came with
+        self._output = frozen_output(self.target, self.head.tokens)  # of the loaded head's tokens
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self._spent = int(state["steps"]), float(state["spent"])
 
     def _marks(self) -> dict[str, Any]:
-        """Return what has to be the same when a run goes on; the end may be put elsewhere."""
+        """Return all that must be the same to resume a run; steps and seconds may differ."""
         settings = {n: v for n, v in asdict(self.settings).items() if n not in ("steps", "seconds")}
         texts = {"texts": self.batches.digest(), "conditions": self._begins()}
         return {**settings, **texts, "model": asdict(self.head.config)}
 
     def _begins(self) -> str:
-        """Return a hash of what is embedded of first tokens: ids of conditions say nothing."""
+        """Return a hash of the first tokens' embeddings: condition ids alone identify nothing."""
         first = sorted({piece[0] for piece in self.batches.chunks})
         with torch.no_grad():
             read = self.target.embed(torch.tensor([first], device=self.target.device))
@@ -275,7 +275,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(state, part)
         os.replace(part, folder / CHECKPOINT)
-    except (OSError, RuntimeError) as error:  # torch's writer raises the latter on a full disk
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
         part.unlink(missing_ok=True)
         raise StoreError(
             f"Cannot write the state of the training to {folder} ({error}). Free some space; the "
@@ -294,7 +294,7 @@ def load_state(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, weights_only=True)
         state["marks"], state["steps"], state["head"], state["optimizer"], state["spent"]
-    except Exception as error:  # pickles raise what they like
+    except Exception as error:  # a damaged pickle may raise any error
         raise StoreError(
             f"{path} is damaged ({error}). Delete it and start again without --resume."
         ) from error

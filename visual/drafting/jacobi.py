@@ -1,19 +1,19 @@
 """Speculative Jacobi decoding: the target's last forward drafts for its next one, without a model.
 
-A window of drafted codes is verified; behind the first that falls, the distributions that this
-forward computed under the stale codes give the drafts of the next. Two forms:
+A forward verifies a window of drafted codes. Behind the first rejected code, the distributions that
+this forward computed under the stale codes yield the next drafts. Two forms:
 
-- "sampled", SJD (Teng et al., arXiv 2410.01699): codes are drawn again from those distributions,
-  which come along as q, so that the rejection rules keep the target's distribution;
+- "sampled", SJD (Teng et al., arXiv 2410.01699): codes are sampled again from those distributions,
+  which the draft carries as q, so that the rejection rules keep the target's distribution;
 - "coupled", SCD (So et al., arXiv 2510.24211, the form with shared Gumbel noise): each code is the
-  target's own choice under the stale codes, made with the noise of its index, so a code stays
-  where its distribution hardly moved, and `walk` writes what plain decoding would write.
+  target's choice under the stale codes, made with the noise of its index. A code stays the same
+  where its distribution hardly changed, and `walk` generates the codes of plain decoding.
 
 Positions that no forward has reached start as the code to the left, else above, as in SJD.
-With branches the coupled form is a tree: beside a code of the chain stand those that the target
-liked next best there, with the same noise.
-Deviations: the branches; such a code is a point distribution (q = 1), not a draw; the window
-shrinks with the budget, in which a node's reach is how often codes of its age came true.
+With branches the coupled form is a tree: each code of the chain gets the target's next choices
+under the same noise as siblings.
+Deviations: the branches; the start code is a point distribution (q = 1), not a sample; the window
+shrinks with the budget. A node's acceptance probability is how often codes of its age were right.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ Form = Literal["coupled", "sampled"]
 _RATES = (0.3, 0.5, 0.6, 0.7)
 _RATE = 0.1
 _BESIDE = 5  # one node in five of the budget, at least, is for branches
-_SECOND = 0.3  # how often a branch holds the code where the chain does not, before it is known
+_SECOND = 0.3  # how often a branch is right where the chain is wrong, at first
 _KINDS = {"coupled": DraftKind.COUPLED, "sampled": DraftKind.SAMPLED}
 
 
 class JacobiDrafter:
-    """Drafts what the target thought under the last draft.
+    """Drafts the target's choices under the last draft.
 
     Args:
-        window: The most codes of a draft.
+        window: The most codes in a draft.
         form: "coupled" (SCD, for `walk`) or "sampled" (SJD, for `rejection`).
         width: Codes in a row of the image; None for one endless row, as in text.
-        branches: Codes beside each of the chain, of the coupled form alone; 0 makes a chain.
-        end: The code that stands at the end of every row, where the model has one.
+        branches: Further codes beside each of the chain, in the coupled form alone; 0 for a chain.
+        end: The code at the end of every row, if the model has one.
 
     Raises:
-        InputError: For other settings.
+        InputError: An argument is out of range, or the form has no branches.
     """
 
     method = Method("the target's last forward", "SJD, SCD", listed=False)
@@ -84,13 +84,13 @@ class JacobiDrafter:
         self.kind = _KINDS[form]
 
     def open(self, request: DraftRequest) -> JacobiSession:
-        """Return a session that knows nothing yet: its first window is all fresh."""
+        """Return a session for one row; its first window copies codes to the left or above."""
         noise = NoiseStream(0) if request.distribution is None else request.distribution.noise
         return JacobiSession(self, request.vocab_size, noise)
 
 
 class JacobiSession:
-    """What the target's last forwards thought of the next codes of one row."""
+    """Drafts one row from the target's choices under the last draft."""
 
     def __init__(self, drafter: JacobiDrafter, vocab_size: int, noise: NoiseStream) -> None:
         self._drafter = drafter
@@ -105,7 +105,7 @@ class JacobiSession:
         self._drafted: list[int] = []
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return a chain of at most `budget` nodes, the window at the end of the text."""
+        """Return the window behind the text as a draft of at most `budget` nodes."""
         drafter, first = self._drafter, context.generated
         room = budget - budget // _BESIDE if drafter.branches else budget
         size = max(0, min(drafter.window, room, context.remaining - 1))
@@ -135,7 +135,7 @@ class JacobiSession:
         return self._branched(chain, budget) if drafter.branches else chain
 
     def observe(self, step: Step) -> None:
-        """Learn how the window fared, and what the target thinks of the codes behind the text."""
+        """Update the acceptance rates, and store the target's choices behind the text."""
         emitted, drafted = step.tokens, self._drafted
         for i, (code, token) in enumerate(zip(drafted, emitted, strict=False)):
             age = self._age(self._first + i)
@@ -162,9 +162,9 @@ class JacobiSession:
             self._guesses = dict(zip(indices, choices, strict=False))
 
     def _branched(self, chain: DraftTree, budget: int) -> DraftTree:
-        """Return the chain with the likeliest codes beside its own, as the budget has room.
+        """Return the chain with the likeliest branches that fit into the budget.
 
-        The chain comes first: what stands far down is mostly wrong, but thought over again.
+        The chain has priority: its deep codes are mostly wrong, but the forward updates them.
         """
         tokens, parents = chain.tokens.tolist(), chain.parents.tolist()
         accept_prob = chain.accept_prob.tolist()
@@ -184,7 +184,7 @@ class JacobiSession:
         )
 
     def _fresh(self, codes: Sequence[int], index: int, last: int) -> int:
-        """Return the code beside a position that no forward has reached."""
+        """Return the start code of a position that no forward has reached."""
         width, end = self._drafter.width, self._drafter.end
         if end is not None and width is not None and index % width == width - 1:
             return end
@@ -194,11 +194,11 @@ class JacobiSession:
         return codes[place] if place >= 0 else last
 
     def _age(self, index: int) -> int:
-        """Return how many forwards have thought about a position, up to the last that counts."""
+        """Return how many forwards have updated a position, capped at the oldest age."""
         return min(self._ages.get(index, 0), len(self._rates) - 1)
 
     def _accept_prob(self, first: int, size: int) -> list[float]:
-        """Return the chance of each node of the chain; no code that was drawn has a part in it."""
+        """Return each chain node's acceptance probability, which no sampled code influences."""
         accept_prob, above = [], 1.0
         for index in range(first, first + size):
             above *= self._rates[self._age(index)]
@@ -207,7 +207,7 @@ class JacobiSession:
 
 
 def _chain(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
-    """Return the nodes of a chain of tokens below the root, as far as the tree holds it."""
+    """Return the nodes of a chain of tokens below the root, as far as the tree contains it."""
     pairs = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
     child = {pair: node for node, pair in enumerate(pairs)}
     results: list[int] = []
@@ -220,6 +220,6 @@ def _chain(tree: DraftTree, tokens: Sequence[int]) -> list[int]:
 
 
 def _samples(distribution: Tensor, number: float) -> int:
-    """Return the code at a number in (0, 1) of the distribution's cumulative sum: f64 [V]."""
+    """Sample a distribution f64 [V] at a number in (0, 1) of its cumulative sum."""
     bounds = distribution.cumsum(0)
     return bisect_right((bounds / bounds[-1]).tolist(), number)

@@ -1,17 +1,14 @@
-"""Drafts of continuous latents by a smaller model, which draws with the noise of the target.
+"""Drafts of continuous latents by a smaller model that samples with the target's noise.
 
-CSpD's draft (Wang et al., arXiv 2411.11925): a chain of latents, each drawn by the draft's trunk
-and head on the target's time grid with the noise of its index, guided as the target is. What its
-head was told, its paths and their means lie in the target's table, so that every rule over latents
-can judge them. Deviation: a chain ends where the next latent's chance to be kept is small.
+CSpD's draft (Wang et al., arXiv 2411.11925) is a chain of latents. The draft model samples each on
+the target's time grid with the noise of its index, under the target's guidance. The target's table
+stores the conditioning, the paths and their means, so that every rule over latents can judge them.
+Deviation: a chain ends when the next latent's acceptance probability is small.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method
@@ -24,18 +21,23 @@ from ragspec.visual.masked.target import MaskedTarget, picture_of
 
 MIN_EXPECTED_GAIN = 0.1
 _RATE = 0.1
-_TYPICAL = 0.5  # chance of a draft to be kept, before any was judged
+_TYPICAL = 0.5  # the acceptance rate that a session starts with
 
 
 class LatentDrafter:
     """Drafts chains of latents with a smaller model.
 
-    draft: the smaller model as a target of its own, with the `table` of the target that it drafts
-    for, and its conditions in the same order. window: the most latents of a draft.
-    min_expected_gain: the least chance to be kept, by what was kept of this row so far, for which a
-    latent is drawn behind the first; 0 fills the window. begin: index of the first latent that is
-    drafted, the target draws those before it alone (CSpD's pre-filling, section 2). Raises
-    InputError.
+    Args:
+        draft: The smaller model as a target with the `table` of `target`, and the same conditions
+            in the same order.
+        window: The most latents in a draft.
+        min_expected_gain: The least acceptance probability, estimated from the row so far, for
+            latents after the first; 0 fills the window.
+        begin: The index of the first drafted latent; the target generates those before it alone
+            (CSpD's pre-filling, section 2).
+
+    Raises:
+        InputError: draft is no such target, or window or min_expected_gain is out of range.
     """
 
     method = Method("a smaller model of latents", "CSpD", listed=False)
@@ -62,14 +64,14 @@ class LatentDrafter:
         self.begin = begin
 
     def open(self, request: DraftRequest) -> LatentSession:
-        """Return a session for one row, which has read nothing yet."""
+        """Return a session for one row, with an empty cache."""
         noise = NoiseStream(0) if request.distribution is None else request.distribution.noise
         cache = self.draft.draft_cache(len(request.prompt) + 256)
         return LatentSession(self, noise, cache)
 
 
 def check_window(window: int, min_expected_gain: float) -> None:
-    """Raise InputError for a window without latents, and a worth that is no chance."""
+    """Raise InputError unless window is at least 1 and min_expected_gain from 0 to below 1."""
     if window < 1 or not 0.0 <= min_expected_gain < 1.0:
         raise InputError(
             f"got window {window} and worth {min_expected_gain}; expected at least 1, and 0 to 1."
@@ -77,20 +79,20 @@ def check_window(window: int, min_expected_gain: float) -> None:
 
 
 class ChainSession:
-    """Chains of latents, as long as they are likely enough to be kept; a base of sessions."""
+    """The base of sessions that draft a chain until its acceptance probability is too small."""
 
     def __init__(self, drafter: Any) -> None:
         self._drafter = drafter
-        self._selection = _TYPICAL
+        self._accept_rate = _TYPICAL
         self._drafted: list[int] = []
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return a chain of at most `budget` latents; none before the drafter begins."""
+        """Return a chain of at most `budget` latents, empty before the index `begin`."""
         drafter, drafted, accept_prob = self._drafter, self._drafted, list[float]()
         drafted.clear()
         size = min(drafter.window, budget, context.remaining - 1, self.room(context))
         while len(drafted) < size and context.generated >= drafter.begin:
-            chance = self._selection ** (len(drafted) + 1)
+            chance = self._accept_rate ** (len(drafted) + 1)
             if drafted and chance < drafter.min_expected_gain:
                 break
             number = self.next(context)
@@ -101,24 +103,24 @@ class ChainSession:
         return DraftTree.chain(drafted, drafter.name, accept_prob=accept_prob, kind=drafter.kind)
 
     def observe(self, step: Step) -> None:
-        """Learn how much of the draft the target kept."""
+        """Update the acceptance rate by the judged part of the draft."""
         judged = self._drafted[: len(step.tree)]  # a budget may have cut the rest
         for drafted, token in zip(judged, step.tokens, strict=False):
-            self._selection += _RATE * ((drafted == token) - self._selection)
+            self._accept_rate += _RATE * ((drafted == token) - self._accept_rate)
             if drafted != token:
                 break
 
     def room(self, context: DraftContext) -> int:
-        """Return how many latents may be drafted at most."""
+        """Return the most latents that fit into a draft."""
         return context.remaining
 
     def next(self, context: DraftContext) -> int | None:
-        """Return the number of the latent that follows those drafted so far, None for none."""
+        """Draft the next latent and return its number, or None to end the chain."""
         raise NotImplementedError
 
 
 class LatentSession(ChainSession):
-    """The smaller model's cache for one row, and how often its drafts are kept."""
+    """Drafts one row with the smaller model and its cache."""
 
     def __init__(self, drafter: LatentDrafter, noise: NoiseStream, cache: Any) -> None:
         super().__init__(drafter)
@@ -126,39 +128,39 @@ class LatentSession(ChainSession):
         self._cache = cache
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return a chain of at most `budget` latents, read and drawn one after the other."""
+        """Return a chain of at most `budget` latents; the model reads one after the other."""
         with self._cache.lease():
             return super().propose(context, budget)
 
     def observe(self, step: Step) -> None:
-        """Keep in the cache what the target kept of the draft, and learn how much that is."""
+        """Commit the emitted latents to the cache and update the acceptance rate."""
         super().observe(step)
         self._cache.commit(step.tokens)
 
     def room(self, context: DraftContext) -> int:
-        """Return how deep a draft may be, by the smaller model's context."""
+        """Return the most latents that fit into the smaller model's context."""
         return int(self._cache.room(context.tokens))
 
     def next(self, context: DraftContext) -> int | None:
-        """Read the text, or the last draft, and draw what follows."""
-        draft, index = self._drafter.draft, context.generated + len(self._drafted)
-        states = self._states(context)
-        noise = draft.noise(self._noise, [index])
-        return int(draft.add(states, noise, [index])[0])
-
-    def _states(self, context: DraftContext) -> Tensor:
-        """Read the text, or the last draft; return the states of what follows [1, C * H]."""
-        if not self._drafted:
-            return torch.as_tensor(self._cache.read(context.tokens))
-        slot = len(self._drafted) - 1
-        return torch.as_tensor(self._cache.extend(self._drafted[slot:], [slot - 1]))
+        """Read the text, or the last draft, and sample the next latent."""
+        draft, size = self._drafter.draft, len(self._drafted)
+        if size:
+            states = self._cache.extend(self._drafted[-1:], [size - 2])
+        else:
+            states = self._cache.read(context.tokens)
+        indices = [context.generated + size]
+        return int(draft.add(states, draft.noise(self._noise, indices), indices)[0])
 
 
 class MaskedJacobiDrafter:
-    """Drafts what the target's last forward drew for the next places.
+    """Drafts the latents that the target's last forward sampled for the next places.
 
-    target: whose `ahead` is the window at least. window, min_expected_gain, begin: see
-    `LatentDrafter`. Raises InputError.
+    Args:
+        target: Its `ahead` must be at least the window.
+        window, min_expected_gain, begin: See `LatentDrafter`.
+
+    Raises:
+        InputError: window or min_expected_gain is out of range.
     """
 
     method = Method("a masked target's last forward", "SJD, MAR", listed=False)
@@ -173,25 +175,21 @@ class MaskedJacobiDrafter:
         begin: int = 0,
     ) -> None:
         check_window(window, min_expected_gain)
-        self.target, self.window, self.min_expected_gain, self.begin = (
-            target,
-            window,
-            min_expected_gain,
-            begin,
-        )
+        self.target, self.window = target, window
+        self.min_expected_gain, self.begin = min_expected_gain, begin
 
     def open(self, request: DraftRequest) -> MaskedJacobiSession:
-        """Return a session for the image that the prompt names."""
+        """Return a session for the image that the prompt stands for."""
         return MaskedJacobiSession(self, picture_of(request.prompt))
 
 
 class MaskedJacobiSession(ChainSession):
-    """How often what a forward foresaw of one image was kept."""
+    """Drafts one image from the target's last forward."""
 
     def __init__(self, drafter: MaskedJacobiDrafter, picture: int) -> None:
         super().__init__(drafter)
         self._target, self._picture = drafter.target, picture
 
     def next(self, context: DraftContext) -> int | None:
-        """Return what the last forward drew for the next index."""
+        """Return the number that the last forward sampled for the next index."""
         return self._target.guess(self._picture, context.generated + len(self._drafted))

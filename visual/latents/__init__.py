@@ -1,1 +1,1 @@
-"""Images of continuous latents: a causal model whose every latent comes out of a diffusion head."""
+"""Images of continuous latents: a causal model with a diffusion head that samples each latent."""

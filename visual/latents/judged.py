@@ -1,4 +1,4 @@
-"""What became of each latent of a call: a kept draft, what stands for one, or the target's own."""
+"""Verdicts on each latent of a call: a kept draft, a replacement, or the target's own."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from ragspec.visual.latents.rules.coupling import Coupled
 from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView
 
 OUTCOMES = ("target", "accepted", "reflected", "redrawn")
-"""No draft stood there; the draft stayed; its mirror image came for it; another latent did."""
+"""There was no draft; it was kept; its mirror image replaced it; another latent replaced it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One committed latent. drafted: the draft that was judged there, None where there was none.
+    """The verdict on one committed latent; latents are numbers of the table.
 
-    index: the generated one. drafted, target_number, emitted: numbers of the table; target_number:
-    the target's own, drawn at that forward.
+    Attributes:
+        index: Its index among the generated latents.
+        drafted: The draft that was judged there, or None.
+        target_number: The target's own latent, sampled at that forward.
+        emitted: The committed latent.
     """
 
     index: int
@@ -34,19 +37,19 @@ class Judged:
 
     @property
     def accepted(self) -> bool:
-        """Whether the draft stayed."""
+        """Whether the draft was kept."""
         return self.emitted == self.drafted
 
 
-class Watching(LatentDraws):
-    """A target that knows, by its number, how each committed latent of the call was judged."""
+class RecordingTarget(LatentDraws):
+    """A target that records the verdict on each committed latent of a call, by its number."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.judged: dict[int, Judged] = {}
 
     def note(self, tree: DraftTree, view: LatentView, verdict: Verdict) -> None:
-        """Take note of what a rule decided about a chain of drafts."""
+        """Record a rule's verdict on a chain of drafts."""
         children, node = children_of(tree), ROOT
         path = [int(tree.tokens[each]) for each in verdict.path]
         for place, number in enumerate([*path, verdict.token]):
@@ -55,13 +58,13 @@ class Watching(LatentDraws):
             below, index = children[node], view.index(node)
             drafted = int(tree.tokens[below[0]]) if below else None
             if drafted is not None and self.table.indices[drafted] != index:
-                drafted = None  # what no forward drew for its index is no draft
+                drafted = None  # only a latent sampled for this index is a draft
             self.judged[number] = Judged(index, drafted, view.token(node), number)
             if place < len(path):
                 node = verdict.path[place]
 
     def outcome(self, number: int, rule: Rule) -> int:
-        """Return the place in `OUTCOMES` of a committed latent, which a rule judged."""
+        """Return the index in `OUTCOMES` of the verdict of `rule` on a committed latent."""
         judged = self.judged[number]
         if judged.drafted is None:
             return 0
@@ -70,30 +73,33 @@ class Watching(LatentDraws):
         return 2 if hasattr(rule, "mirrored") and number != judged.target_number else 3
 
     def distances(self, numbers: Sequence[int]) -> Tensor:
-        """Return how far kept latents are from the target's own, in deviations; NaN of others."""
+        """Return the distance of kept drafts from the target's own latents, else NaN: f64 [n].
+
+        The unit is one deviation of the latents.
+        """
         judged = [self.judged[number] for number in numbers]
-        current = torch.tensor([each.target_number for each in judged])
-        difference = self.table.latents[torch.tensor(numbers)] - self.table.latents[current]
-        result: Tensor = torch.linalg.vector_norm(difference.double(), dim=-1).cpu()
-        result[[not each.accepted for each in judged]] = torch.nan
-        return result
+        sampled = torch.tensor([each.target_number for each in judged])
+        difference = self.table.latents[torch.tensor(numbers)] - self.table.latents[sampled]
+        distances: Tensor = torch.linalg.vector_norm(difference.double(), dim=-1).cpu()
+        distances[[not each.accepted for each in judged]] = torch.nan
+        return distances
 
 
-class WatchedTarget(Watching, LatentTarget):
-    """A causal target that does."""
+class RecordingLatentTarget(RecordingTarget, LatentTarget):
+    """A causal target that records verdicts."""
 
 
-class Watched(Around):
-    """A rule whose verdicts a `Watching` takes note of; it decides what the rule decides."""
+class RecordingRule(Around):
+    """A rule whose verdicts a `RecordingTarget` target records unchanged."""
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the rule's verdict."""
         verdict = self.rule.judge(tree, target)
-        if isinstance(target, LatentView) and isinstance(target.target, Watching):
+        if isinstance(target, LatentView) and isinstance(target.target, RecordingTarget):
             target.target.note(tree, target, verdict)
         return verdict
 
 
 def steps_of(rule: Rule, most: int) -> int | None:
-    """Return the steps by which a rule judges drafts, at most `most`; None where it has none."""
+    """Return how many denoising steps a rule judges, at most `most`; None for other rules."""
     return rule.steps(most) if isinstance(rule, Coupled) else None

@@ -1,9 +1,9 @@
 """A causal model of continuous latents: a LlamaGen trunk and a diffusion head.
 
 MAR (Li et al., arXiv 2406.11838) in raster order: the trunk reads the latents so far, and a small
-network denoises the next one, told of the trunk's state by adaptive layer norms. Where we deviate:
+network denoises the next one, conditioned on the trunk's state by adaptive layer norms. Deviations:
 the trunk is causal, so that one forward verifies many latents, and the network predicts the clean
-latent, clipped, and not the noise.
+latent, clipped, instead of the noise.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 
-MOST = 4.0  # deviations beyond which no clean latent is believed
-_WAVES = 16  # frequencies that tell the time
+MOST = 4.0  # limit of predicted clean latents, in deviations
+_WAVES = 16  # frequencies of the time embedding
 
 
 class LatentConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     """Sizes of a `LatentModel`.
 
-    latent_dim: D, numbers of a latent. read_width: of the hidden layer through which latents are
-    read, 0 for none: one projection. head_width, head_layers: of the diffusion head. steps,
-    floor: of the schedule that it is sampled with, see `Schedule`. trunk: fields of the
-    `LlamaGenConfig` below, without vocab_size.
+    Args:
+        latent_dim: D, the size of a latent.
+        head_width, head_layers: Sizes of the diffusion head.
+        steps, floor: Sampling schedule, see `NoiseSchedule`.
+        trunk: Fields of the trunk's `LlamaGenConfig`, without vocab_size.
+        read_width: Hidden size of the trunk's input network; 0 is a single projection.
     """
 
     model_type = "ragspec-latents"
@@ -53,13 +55,9 @@ class LatentConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
         self.trunk = dict(trunk or {})
         super().__init__(**kwargs)
 
-    def trunk_config(self) -> LlamaGenConfig:
-        """Return the configuration of the trunk, which knows of no codes."""
-        return LlamaGenConfig(**{**self.trunk, "vocab_size": 1})
-
 
 class _LatentLayer(nn.Module):
-    """A residual layer whose norm is moved by what it is told."""
+    """A residual layer with an adaptive layer norm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -87,15 +85,15 @@ class DiffusionHead(nn.Module):
         self.norm = nn.LayerNorm(width, elementwise_affine=False)
         self.write = nn.Linear(width, latent_dim)
 
-    def forward(self, noisy: Tensor, times: Tensor, states: Tensor) -> Tensor:
-        """Return clean latents [N, D] of noisy ones [N, D], times [N] or [1], states [N, H]."""
-        return self.denoise(noisy, times, self.state(states))
-
     def denoise(self, noisy: Tensor, times: Tensor, conditioning: Tensor) -> Tensor:
-        """Return the same of states that `state` has read, which all steps share.
+        """Return the clean latents [..., D] of noisy ones.
 
-        noisy [..., D], times [...], told [..., width]: broadcast against each other, so that what
-        many rows share is computed once.
+        The inputs broadcast against each other, so that parts that many rows share run once.
+
+        Args:
+            noisy: [..., D].
+            times: [...].
+            conditioning: Output of `state` [..., width], which all steps share.
         """
         scales = torch.exp(torch.arange(_WAVES, device=noisy.device) * (math.log(1000.0) / _WAVES))
         angles = times[..., None] * scales.to(noisy.dtype)
@@ -108,17 +106,17 @@ class DiffusionHead(nn.Module):
 
 
 def _reader(latent_dim: int, width: int, hidden: int) -> nn.Module:
-    """Return what makes a trunk's input of latents."""
+    """Return the network from latents to the trunk's inputs."""
     if not width:
         return nn.Linear(latent_dim, hidden)
     return nn.Sequential(nn.Linear(latent_dim, width), nn.SiLU(), nn.Linear(width, hidden))
 
 
 class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
-    """A trunk that reads latents and a head that draws the next one.
+    """A trunk that reads standardised latents and a head that samples the next one."""
 
-    mean, deviation [D]: of the latents; the model works with standardised ones.
-    """
+    mean: Tensor  # of the latents, [D]
+    deviation: Tensor
 
     config_class = LatentConfig
     config: LatentConfig
@@ -127,7 +125,7 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
     def __init__(self, config: LatentConfig) -> None:
         super().__init__(config)
-        trunk = config.trunk_config()
+        trunk = LlamaGenConfig(**{**config.trunk, "vocab_size": 1})  # no codes
         self.trunk = LlamaGenModel(trunk)
         self.read = _reader(config.latent_dim, config.read_width, trunk.hidden_size)
         self.head = DiffusionHead(
@@ -139,18 +137,18 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
     def standardised(self, latents: Tensor) -> Tensor:
         """Return latents [..., D] as the model reads them."""
-        result: Tensor = (latents - self.mean) / self.deviation
-        return result
+        return (latents - self.mean) / self.deviation
 
     def restored(self, latents: Tensor) -> Tensor:
-        """Return what the model wrote [..., D] as the autoencoder knows it."""
-        result: Tensor = latents * self.deviation + self.mean
-        return result
+        """Return the model's latents [..., D] as the autoencoder decodes them."""
+        return latents * self.deviation + self.mean
 
     def states(self, latents: Tensor, condition: Tensor) -> Tensor:
-        """Return what the head is told before each of n latents: [B, n, H].
+        """Return the trunk's states [B, n, H] before each of n latents.
 
-        latents [B, n, D] are standardised; the last is not read. condition [B, L, H].
+        Args:
+            latents: Standardised latents [B, n, D]; the last is not read.
+            condition: Embeddings [B, L, H].
         """
         out = self.trunk(
             inputs_embeds=self.read(latents[:, :-1]),
@@ -159,5 +157,5 @@ class LatentModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             logits_to_keep=latents.shape[1],
             output_hidden_states=True,
         )
-        result: Tensor = out.hidden_states[0]
-        return result
+        states: Tensor = out.hidden_states[0]
+        return states

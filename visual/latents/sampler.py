@@ -1,9 +1,9 @@
-"""The denoising steps of a latent: times, and the Gaussian that each step draws from.
+"""The denoising steps of a latent: times, and the Gaussian of each step.
 
 DDPM's ancestral sampling (Ho et al., arXiv 2006.11239) on the cosine schedule of Nichol and
-Dhariwal (2102.09672), of a model that predicts the clean latent. No step's deviation is below a
-floor, the last one's included, which published samplers leave free of noise: a distribution without
-density could not be judged. The floor is part of the sampler, for the target alone as for drafts.
+Dhariwal (2102.09672), for a model that predicts the clean latent. No step's deviation is below a
+floor. That includes the last step, which has no noise in published samplers: rules need a density
+to judge. The floor is part of the sampler, with drafts and without.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ OFFSET = 0.008
 class NoiseSchedule:
     """T steps from noise to a latent; states are numbered T (noise) down to 0 (the latent).
 
-    steps: T. floor: least deviation of a step, in deviations of the latents. Raises InputError.
+    Attributes:
+        steps: T.
+        floor: Minimum deviation of a step, in deviations of the latents.
+
+    Raises:
+        InputError: `steps` is below 1, or `floor` outside (0, 1).
     """
 
     steps: int = 16
@@ -38,16 +43,12 @@ class NoiseSchedule:
                 "floor between 0 and 1: without noise in the last step nothing can be verified."
             )
 
-    def time(self, step: int) -> float:
-        """Return the time of the state x_step, 0 clean to 1 noise."""
-        return step / self.steps
-
     def gaussian_step(self, step: int) -> tuple[float, float, float]:
-        """Return the distribution of x_(step - 1), given x_step and the clean latent.
+        """Return the Gaussian of x_(step - 1), given the clean latent and x_step.
 
-        These are the factors of both in its mean, and its deviation.
+        These are the factors of the two in its mean, and its deviation.
         """
-        before, after = signal_share(self.time(step)), signal_share(self.time(step - 1))
+        before, after = signal_share(step / self.steps), signal_share((step - 1) / self.steps)
         stays = before / after  # alpha of this step
         to_clean = math.sqrt(after) * (1.0 - stays) / (1.0 - before)
         to_noisy = math.sqrt(stays) * (1.0 - after) / (1.0 - before)
@@ -56,14 +57,14 @@ class NoiseSchedule:
 
 
 def signal_share(time: float) -> float:
-    """Return the share of a latent's variance that is left at a time from 0 to 1."""
+    """Return a latent's remaining share of the variance at a time from 0 (clean) to 1 (noise)."""
     start = math.cos(OFFSET / (1.0 + OFFSET) * math.pi / 2.0)
     angle = (time + OFFSET) / (1.0 + OFFSET) * math.pi / 2.0
     return min(max((math.cos(angle) / start) ** 2, 1e-5), 1.0)
 
 
 def noised(clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
-    """Return latents [N, D] at times [N] of their own, for training."""
+    """Return latents [N, D] with noise added, each at its own time of [N], for training."""
     start = math.cos(OFFSET / (1.0 + OFFSET) * math.pi / 2.0)
     angle = (times + OFFSET) / (1.0 + OFFSET) * (math.pi / 2.0)
     share = (angle.cos() / start).square().clamp(1e-5, 1.0)[:, None]
@@ -72,11 +73,13 @@ def noised(clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentSample:
-    """Latents and how they came about, for n places.
+    """The latents of n places, with the steps that they were sampled in.
 
-    path [n, T + 1, D]: the states x_0 (the latent) to x_T (noise). means [n, T, D], deviations
-    [n, T, D] or [n, T, 1]: [:, t - 1] is that of x_(t - 1) given x_t. told [n, C, width]: what the
-    head was told.
+    Attributes:
+        path: States x_0 (the latent) to x_T (noise), [n, T + 1, D].
+        means: [n, T, D]; [:, t - 1] is the mean of x_(t - 1) given x_t.
+        conditioning: The head's conditioning, [n, C, width].
+        deviations: [n, T, D] or [n, T, 1], indexed as `means`.
     """
 
     path: Tensor
@@ -93,19 +96,20 @@ class LatentSample:
 class Sampler:
     """The steps of a head on a schedule.
 
-    head: a `DiffusionHead`, or what denoises as one. scale: of guidance, where places are told of
-    in pairs. spread: whether each number of a latent has a deviation of its own.
+    Args:
+        head: A `DiffusionHead`, or a module with the same methods.
+        scale: Guidance scale, for places with a pair of states.
     """
 
-    spread = False
+    spread = False  # whether each number of a latent has a deviation of its own
     head: Any
-    schedule: Any  # whose `steps` are T
+    schedule: Any  # has `steps`, T
     scale: Any
 
     def __init__(self, head: Any, schedule: NoiseSchedule, scale: float = 1.0) -> None:
         self.head, self.schedule, self.scale = head, schedule, scale
         steps = [schedule.gaussian_step(step) for step in range(1, schedule.steps + 1)]
-        # Of x_(t - 1) given x_t, at t - 1.
+        # Index t - 1 is for x_(t - 1) given x_t.
         self.factors = torch.tensor([each[:2] for each in steps], dtype=torch.float64)
         self.deviations = torch.tensor([each[2] for each in steps], dtype=torch.float64)
 
@@ -115,15 +119,17 @@ class Sampler:
         return (int(self.schedule.steps) + 1) * int(self.head.write.out_features)
 
     def conditioning(self, states: Tensor) -> Tensor:
-        """Return what the head is told by states [n, C, H]: [n, C, width]."""
-        result: Tensor = self.head.state(states)
-        return result
+        """Return the head's conditioning [n, C, width] by states [n, C, H]."""
+        conditioning: Tensor = self.head.state(states)
+        return conditioning
 
     def draw(self, conditioning: Tensor, noise: Tensor, start: int | None = None) -> LatentSample:
-        """Return latents of places [n, C, width] and noise [n, T + 1, D], by step.
+        """Sample latents, step by step.
 
-        conditioning: [1, C, width] where all n are of one place, which the head then reads once.
-        start: the first state is x_start, which stands in noise[:, start]; None is T.
+        Args:
+            conditioning: [n, C, width], or [1, C, width] if all n latents are of one place.
+            noise: [n, T + 1, D].
+            start: Step of the first state, which is noise[:, start]; None is T.
         """
         last = int(self.schedule.steps) if start is None else start
         path, means, deviations = [noise[:, last]], [], []
@@ -138,7 +144,7 @@ class Sampler:
     def gaussian(self, conditioning: Tensor, noisy: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Return means [n, D] and deviations of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
 
-        Deviations [n, 1] or [1, 1] here, as they hang on the step alone.
+        Deviations are [n, 1] or [1, 1] here, as they depend on the step alone.
         """
         kind = torch.promote_types(noisy.dtype, torch.float32)
         deviations = self.deviations[steps - 1, None].to(noisy.device, kind)
@@ -152,5 +158,5 @@ class Sampler:
         if conditioning.shape[1] == 2:
             guided = (clean[:, 1] + self.scale * (clean[:, 0] - clean[:, 1])).clamp(-MOST, MOST)
         to_clean, to_noisy = self.factors[steps - 1].to(noisy).unbind(-1)
-        result: Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy
-        return result
+        means: Tensor = to_clean[:, None] * guided + to_noisy[:, None] * noisy
+        return means

@@ -1,4 +1,4 @@
-"""Latents by number, so that drafts, texts and reports hold whole numbers, and how they came."""
+"""Latents by number, so that drafts, sequences and reports are of whole numbers."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.visual.latents.sampler import LatentSample, Sampler
 
-MOST_LATENTS = 1 << 20  # numbers of a call; those from here on stand for conditions
+MOST_LATENTS = 1 << 20  # limit of numbers per call; those from here on stand for conditions
 _FIRST = 1024
 
 
 class LatentTable:
-    """Every latent of a call: number 0 is the zero latent, the others are added as they are drawn.
+    """Every latent of a call by number: 0 is the zero latent, the others are added when sampled.
 
-    steps: T. width: D. spread: see `Sampler`. Heads of several models may draw into one table:
-    `conditioning` [C, width of the head] and `sampler` say of each latent who drew it, told of
-    what.
+    Heads of several models may sample into one table, which records each latent's sampler.
+
+    Args:
+        steps, width: T, and the size D of a latent.
+        like: A tensor with the device and dtype of the latents.
+        spread: See `Sampler`.
     """
 
     def __init__(self, steps: int, width: int, like: Tensor, spread: bool = False) -> None:
@@ -27,8 +30,8 @@ class LatentTable:
         self.means = like.new_zeros(_FIRST, steps, width)
         kind = torch.promote_types(like.dtype, torch.float32)
         self.deviations = like.new_ones(_FIRST, steps, width if spread else 1, dtype=kind)
-        self.conditioning = [like.new_zeros(0, 0)]
-        self.indices = [-1]  # the generated index that each was drawn for
+        self.conditioning = [like.new_zeros(0, 0)]  # of each latent, [C, width of the head]
+        self.indices = [-1]  # generated index that each latent was sampled for
         self._samplers: list[Sampler | None] = [None]
 
     def __len__(self) -> int:
@@ -36,11 +39,11 @@ class LatentTable:
 
     @property
     def latents(self) -> Tensor:
-        """The latents [M, D], standardised, and room behind them."""
+        """The latents [M, D], standardised, including spare rows at the end."""
         return self.paths[:, 0]
 
     def sampler(self, number: int) -> Sampler:
-        """Return what drew a latent, of one that was drawn."""
+        """Return the sampler of a sampled latent."""
         sampler = self._samplers[number]
         assert sampler is not None
         return sampler
@@ -48,9 +51,10 @@ class LatentTable:
     def add(
         self, sample: LatentSample, indices: Sequence[int], samplers: Sequence[Sampler]
     ) -> range:
-        """Keep latents that samplers drew for these indices, one each, and return their numbers.
+        """Store latents, one for each index and its sampler, and return their numbers.
 
-        Raises InputError where a call draws more than there are numbers for.
+        Raises:
+            InputError: The call samples more latents than there are numbers.
         """
         numbers = self._numbers(len(indices))
         self.paths[numbers.start : numbers.stop] = sample.path
@@ -62,7 +66,7 @@ class LatentTable:
         return numbers
 
     def add_latent(self, latent: Tensor) -> int:
-        """Keep a latent [D] that no path led to, which is no draft of anything."""
+        """Store a latent [D] without a path, which is never a draft, and return its number."""
         number = self._numbers(1).start
         self.paths[number, 0] = latent
         self.conditioning.append(self.conditioning[0])
@@ -71,11 +75,11 @@ class LatentTable:
         return number
 
     def replace(self, number: int, latent: Tensor) -> None:
-        """Let another latent [D] stand under a number, wherever that was written."""
+        """Replace the latent [D] of a number, also where sequences already have the number."""
         self.paths[number, 0] = latent
 
     def _numbers(self, count: int) -> range:
-        """Return the next numbers, and make room for them."""
+        """Return the next numbers, and grow the buffers to hold them."""
         first = len(self)
         if first + count > MOST_LATENTS:
             raise InputError(

@@ -1,8 +1,8 @@
-"""A model of continuous latents as a target: forwards give states, a head distributions.
+"""Models of continuous latents as targets: forwards return states, a head samples from them.
 
-Rows hold the numbers of latents in a table; the trunk reads what they stand for. With guidance a
-place has two states, that of the condition and that without one, and the head mixes what it makes
-of both at every step.
+Sequences hold the numbers of latents in a table; the trunk reads the latents. With guidance a place
+has two states, conditional and unconditional, and the head mixes its predictions of both at every
+step.
 """
 
 from __future__ import annotations
@@ -28,19 +28,16 @@ from ragspec.visual.models.target import ConditionTable, ImageTarget
 
 
 class LatentDraws:
-    """What all targets over latents share: they draw the latents of a table, for rules to judge.
+    """A base of targets over latents: samples the latents of a table, for rules to judge."""
 
-    table: every latent that was drawn. sampler: how the target's own are.
-    """
-
-    table: LatentTable
-    sampler: Sampler
+    table: LatentTable  # every latent that was sampled
+    sampler: Sampler  # of the target's own latents
     copies: int
-    view: type[LatentView]  # what a rule sees of a row
+    view: type[LatentView]  # of a row, for rules
 
     @property
     def steps(self) -> int:
-        """The steps T in which a latent is drawn."""
+        """The denoising steps T of a latent."""
         return int(self.sampler.schedule.steps)
 
     def open_view(
@@ -53,11 +50,11 @@ class LatentDraws:
         chosen: Sequence[int] | None = None,
         transform: RowTransform | None = None,
     ) -> LatentView:
-        """Return what a rule sees of one row's states [N + 1, C * H]."""
+        """Return a rule's view of one row's states [N + 1, C * H]."""
         return self.view(states, tree, distribution, stop, context, target=self)
 
     def draw(self, views: Sequence[LatentView]) -> None:
-        """Draw the target's own latents at every place of all views, all at once."""
+        """Sample the target's own latents at every place of all views, in one batch."""
         requests = [self.latents_to_draw(view) for view in views]
         noise = torch.cat(
             [self.noise(view.noise, each) for view, (_, each) in zip(views, requests, strict=True)]
@@ -70,25 +67,25 @@ class LatentDraws:
             start += len(each)
 
     def latents_to_draw(self, view: LatentView) -> tuple[Tensor, Sequence[int]]:
-        """Return states [n, C * H] and indices of what is drawn for a view, its nodes' first."""
+        """Return states [n, C * H] and indices of the latents to sample, the view's nodes first."""
         return view.states, view.indices
 
     @torch.no_grad()
     def add(self, states: Tensor, noise: Tensor, indices: Sequence[int]) -> range:
-        """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
+        """Sample latents by states [n, C * H] and noise [n, T + 1, D]; return their numbers."""
         conditioning = self.sampler.conditioning(states.reshape(len(states), self.copies, -1))
         latents = self.sampler.draw(conditioning, noise.to(conditioning))
         return self.table.add(latents, indices, [self.sampler] * len(indices))
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
-        """Return the normal numbers of latents: f64 [n, T + 1, D]."""
+        """Return the normal numbers f64 [n, T + 1, D] of the latents at n indices."""
         lanes = torch.arange(self.sampler.lanes).expand(len(indices), -1)
         width = self.table.paths.shape[-1]
         return noise.normal_rows(indices, lanes).reshape(len(indices), -1, width)
 
 
 def expect_steps(table: LatentTable, steps: int, width: int) -> None:
-    """Raise InputError for a table of latents of another width, or in another number of steps."""
+    """Raise InputError unless a table is for latents of this width and number of steps."""
     shape = table.means.shape
     if shape[1:] != (steps, width):
         raise InputError(
@@ -101,10 +98,15 @@ def expect_steps(table: LatentTable, steps: int, width: int) -> None:
 class LatentTarget(LatentDraws, ImageTarget):
     """A `LatentModel`, ready for `Engine`. Tokens are numbers of `table`.
 
-    schedule: None for the model's own. guidance_scale: see `ImageTarget`. One object serves one
-    call: its table keeps every latent that was drawn. table: of the target that a draft model draws
-    for, as its rules ask how drafts were drawn. Raises InputError for a table of latents of another
-    width, or in another number of steps.
+    One object serves one call, as its table keeps every latent that was sampled.
+
+    Args:
+        guidance_scale: See `ImageTarget`.
+        schedule: None for the model's own.
+        table: For a draft model, the target's table: rules read how drafts were sampled.
+
+    Raises:
+        InputError: The table is for latents of another width or number of steps.
     """
 
     def __init__(
@@ -121,17 +123,16 @@ class LatentTarget(LatentDraws, ImageTarget):
         self.view = LatentView
         self.sampler = self.open_sampler(schedule or NoiseSchedule(config.steps, config.floor))
         steps, width = self.sampler.schedule.steps, config.latent_dim
-        spread = self.sampler.spread
         like = next(model.read.parameters())
-        self.table = table or LatentTable(steps, width, like, spread)
+        self.table = table or LatentTable(steps, width, like, self.sampler.spread)
         expect_steps(self.table, steps, width)
 
     def open_sampler(self, schedule: NoiseSchedule) -> Sampler:
-        """Return what draws latents by the model's head."""
+        """Return the sampler of the model's head."""
         return Sampler(self.latent_model.head, schedule, self.guidance_scale)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
-        """Return what the trunk reads for numbers i64 [B, n]: [B, n, H]."""
+        """Return the trunk's inputs [B, n, H] for numbers of latents i64 [B, n]."""
         latents = self.table.latents[codes.clamp(max=len(self.table) - 1)]
         embedded: Tensor = self.latent_model.read(latents)
         return embedded
@@ -155,16 +156,15 @@ class LatentTarget(LatentDraws, ImageTarget):
         return torch.cat(logits.chunk(self.copies), dim=-1)
 
     def draft_cache(self, capacity: int) -> DraftCache:
-        """Return what reads a text for drafts of it, with room for so many tokens at first."""
+        """Return a cache to read a sequence for drafts, at first for `capacity` tokens."""
         return DraftCache(self, self.copies * int(self.model.config.hidden_size), capacity)
 
 
 class LatentView(RowView):
-    """What a rule sees of the target at one row: its own latent after every place.
+    """A rule's view of the target at one row: the target's own latent after every place.
 
-    states [N + 1, C * H]: of the root and the nodes. current: the numbers of the target's own
-    latents, drawn at the first question, for all rows of the step at once where they are made
-    together.
+    Args:
+        states: States of the root and the nodes, [N + 1, C * H].
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class LatentView(RowView):
         super().__init__(states, tree, distribution, stop, context)
         self.states = states
         self.target = target
-        self.target_number: Sequence[int] = ()
+        self.target_number: Sequence[int] = ()  # of the target's own latents, once sampled
         self.indices = [self.index(node) for node in range(ROOT, len(tree))]
 
     def token(self, node: int) -> int:
@@ -190,16 +190,16 @@ class LatentView(RowView):
         return self.target_number[node + 1]
 
     def choices(self, nodes: Sequence[int], k: int) -> list[list[int]]:
-        """Return the target's own latent after each of the nodes; there is no second choice."""
+        """Return the number of the target's own latent after each node, its only choice."""
         return [[self.token(node)] for node in nodes]
 
     def probabilities(self, node: int) -> Tensor:
-        """Raise RuleError: a latent has no table of probabilities."""
+        """Raise RuleError: latents have no table of probabilities."""
         raise RuleError(
             "got a rule over tables of probabilities with a model of continuous latents; expected "
             "one over latents, such as 'near' or 'horizon'."
         )
 
     def prepare_batch(self, views: Sequence[RowView]) -> None:
-        """Draw the latents of all rows of a step together."""
+        """Sample the latents of all rows of a step together."""
         self.target.draw([view for view in views if isinstance(view, LatentView)])

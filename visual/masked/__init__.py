@@ -1,1 +1,1 @@
-"""Images of continuous latents that are drawn in any order: MAR, and its published checkpoints."""
+"""MAR: masked models of continuous latents in any order, and their published checkpoints."""

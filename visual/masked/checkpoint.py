@@ -1,8 +1,8 @@
 """Published MAR checkpoints (`mar_base/checkpoint-last.pth`), as `MaskedModel`.
 
-MAR: Li et al. (arXiv 2406.11838). The running mean of the weights is taken where there is one.
-Weights load by the published names; sizes are read off the shapes, and attention heads, which those
-do not tell, are known for the published widths.
+MAR: Li et al. (arXiv 2406.11838). The running mean of the weights is preferred. Weights load by the
+published names and their shapes determine the sizes. The number of attention heads, which no shape
+determines, is looked up for the published widths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, re
 
 _PLACES = ("model_ema", *PLACES)
 _HEADS = {768: 12, 1024: 16, 1280: 16}  # base, large, huge
-_NEEDED = {  # axes of weights that tell sizes
+_NEEDED = {  # axes of the weights that determine sizes
     "class_emb.weight": 2,
     "z_proj.weight": 2,
     "encoder_pos_embed_learned": 3,
@@ -44,15 +44,17 @@ def load_mar(
     """Return the model of a published checkpoint file, in eval mode on the CPU.
 
     Args:
-        num_attention_heads: Needed for widths that were not published.
+        num_attention_heads: Required for widths that were not published.
         dtype: None keeps the file's.
-        allow_namespace: See `read_checkpoint`; the published files need it. Its latents are those
-            of KL-16 times 0.2325.
+        allow_namespace: See `read_checkpoint`; the published files need it.
+
+    Returns:
+        The model; its latents are those of KL-16 times 0.2325.
 
     Raises:
-        ModelNotFoundError, ModelError: For files that hold other objects, other weights or weights
-            that are not finite.
-        InputError: For heads that cannot be known or be.
+        ModelNotFoundError, ModelError: The file is missing, or holds other objects, other weights
+            or weights that are not finite.
+        InputError: The number of heads is unknown or impossible.
     """
     origin = Path(path).name
     weights, _ = read_checkpoint(path, allow_namespace, _PLACES)
@@ -71,7 +73,7 @@ def load_mar(
 
 
 def _config(weights: Tensors, origin: str, heads: int | None) -> MaskedConfig:
-    """Return the sizes of a model by its weights."""
+    """Derive the configuration of a model from its weights."""
     hidden, width = weights["z_proj.weight"].shape
     if heads is None:
         heads = _HEADS.get(hidden)
@@ -104,13 +106,13 @@ def _config(weights: Tensors, origin: str, heads: int | None) -> MaskedConfig:
 
 
 def _layers(weights: Tensors, blocks: str) -> int:
-    """Return how many blocks there are of a kind."""
-    result: Any = (re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) for name in weights)
-    return 1 + max(int(each[1]) for each in result if each)
+    """Return the number of blocks of a kind."""
+    matches: Any = (re.match(rf"{re.escape(blocks)}\.(\d+)\.", name) for name in weights)
+    return 1 + max(int(match[1]) for match in matches if match)
 
 
 def _check_kind(weights: Tensors, origin: str) -> None:
-    """Raise ModelError for weights of something else."""
+    """Raise ModelError for weights of other models."""
     lacking = [n for n, axes in _NEEDED.items() if n not in weights or weights[n].ndim != axes]
     if lacking:
         names = ", ".join(sorted(weights)[:3]) or "no tensors"

@@ -1,7 +1,8 @@
-"""MAR's diffusion head (Li et al., arXiv 2406.11838, section 3), by its published names.
+"""MAR's masked transformer and diffusion head (Li et al., arXiv 2406.11838), by published names.
 
-A small network with adaptive layer norms that is told a noisy latent, its time and what the decoder
-knows of the place; it predicts the noise and, for each number, where the variance of the step lies.
+The head (section 3) is a small network with adaptive layer norms. From a noisy latent, its time and
+the decoder's state of the place, it predicts the noise and, for each number, the variance of the
+step between its bounds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ragspec.errors import InputError
 from ragspec.visual.checks import checked_count
 
-_WAVES = 128  # frequencies that tell the time
+_WAVES = 128  # frequencies of the time embedding
 _SLOWEST = 10_000.0
 EPS = 1e-6  # of every norm
 
@@ -28,7 +29,7 @@ def _mlp(read: int, width: int) -> nn.Sequential:
 
 
 class Still(nn.Linear):
-    """A layer that training begins with at zero: it changes nothing yet."""
+    """A linear layer that training starts at zero, so that it has no effect at first."""
 
 
 def _modulation(width: int, parts: int) -> nn.Sequential:
@@ -41,11 +42,11 @@ class _Time(nn.Module):
         self.mlp = _mlp(2 * _WAVES, width)
 
     def forward(self, times: Tensor) -> Tensor:
-        """Return what is told of times f32 [n]: [n, width]."""
+        """Embed times f32 [n] as [n, width]."""
         rates = torch.exp(
             torch.arange(_WAVES, device=times.device) * (-math.log(_SLOWEST) / _WAVES)
         )
-        angles = times.float()[:, None] * rates  # in halves 999 would lose its fast waves
+        angles = times.float()[:, None] * rates  # half precision would lose the fast waves of 999
         waves = torch.cat([angles.cos(), angles.sin()], dim=-1)
         out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
         return out
@@ -59,7 +60,7 @@ class _HeadBlock(nn.Module):
         self.adaLN_modulation = _modulation(width, 3)
 
     def forward(self, states: Tensor, conditioning: Tensor) -> Tensor:
-        """Return states [n, width] after the block, moved by what is told [n, width]."""
+        """Return states [n, width] after the block, modulated by the conditioning [n, width]."""
         shift, scale, gate = self.adaLN_modulation(conditioning).chunk(3, dim=-1)
         out: Tensor = states + gate * self.mlp(self.in_ln(states) * (1.0 + scale) + shift)
         return out
@@ -73,14 +74,20 @@ class _Last(nn.Module):
         self.adaLN_modulation = _modulation(width, 2)
 
     def forward(self, states: Tensor, conditioning: Tensor) -> Tensor:
-        """Return [n, out] of states [n, width]."""
+        """Project states [n, width], modulated by the conditioning [n, width], to [n, out]."""
         shift, scale = self.adaLN_modulation(conditioning).chunk(2, dim=-1)
         out: Tensor = self.linear(self.norm_final(states) * (1.0 + scale) + shift)
         return out
 
 
 class NoiseHead(nn.Module):
-    """Predicts noise and variance. latent_dim: D. hidden: the decoder's. width, layers: its own."""
+    """Predicts the noise and the variance of a denoising step.
+
+    Args:
+        latent_dim: D.
+        hidden: Width of the decoder's states.
+        width, layers: Size of the head.
+    """
 
     def __init__(self, latent_dim: int, hidden: int, width: int, layers: int) -> None:
         super().__init__()
@@ -91,9 +98,11 @@ class NoiseHead(nn.Module):
         self.final_layer = _Last(width, 2 * latent_dim)
 
     def forward(self, noisy: Tensor, times: Tensor, conditioning: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the noise [n, D] and where variances lie, -1 to 1, of noisy latents [n, D].
+        """Return the noise [n, D] and the variances [n, D], from -1 to 1, of noisy latents [n, D].
 
-        times [n] or [1]: of 0 to 999. told [n, width]: by `cond_embed`, which all steps share.
+        Args:
+            times [n] or [1]: From 0 to 999.
+            conditioning [n, width]: The output of `cond_embed`, which all steps share.
         """
         conditioning = conditioning + self.time_embed(times)
         states = self.input_proj(noisy)
@@ -111,13 +120,19 @@ _COUNTS = (
 
 
 class MaskedConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
-    """Sizes of a `MaskedModel`; the defaults are those of the published base model.
+    """Configuration of a `MaskedModel`; the defaults are those of the published base model.
 
-    latent_dim: D. grid_size: side of the square of latents. buffer_size: class embeddings that the
-    encoder reads. head_width, head_layers: of the diffusion head. mean, deviation: of the
-    autoencoder's latents, D numbers or one for all; the model works with standardised ones. clip:
-    deviations beyond which no predicted latent is believed, None for no bound, as published. Raises
-    InputError.
+    Args:
+        latent_dim: D.
+        grid_size: Side of the square of latents.
+        buffer_size: Class embeddings that the encoder reads.
+        head_width, head_layers: Of the diffusion head.
+        mean, deviation: Of the autoencoder's latents, D numbers or one for all. The model works
+            with standardised latents.
+        clip: Bound of predicted latents in deviations; None for no bound, as published.
+
+    Raises:
+        InputError: A size is below 1, or sizes contradict each other.
     """
 
     model_type = "ragspec-masked-latents"
@@ -184,11 +199,11 @@ class _MaskedAttention(nn.Module):
         self.proj = nn.Linear(hidden, hidden)
 
     def forward(self, states: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Let all positions of states [B, n, H] attend to all, or to those visible: bool [B, n]."""
+        """Attend from all positions of states [B, n, H] to all, or to those visible bool [B, n]."""
         parts = self.qkv(states).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mask = None if visible is None else visible[:, None, None]
-        result = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
-        out: Tensor = self.proj(result.transpose(1, 2).flatten(2))
+        attended = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], mask)
+        out: Tensor = self.proj(attended.transpose(1, 2).flatten(2))
         return out
 
 
@@ -199,7 +214,7 @@ class _Mlp(nn.Module):
         self.fc2 = nn.Linear(inner, hidden)
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return [..., H] of states [..., H]."""
+        """Return states [..., H] after the feed-forward layer."""
         out: Tensor = self.fc2(functional.gelu(self.fc1(states)))
         return out
 
@@ -213,17 +228,14 @@ class _MaskedLayer(nn.Module):
         self.mlp = _Mlp(config.hidden_size, config.intermediate_size)
 
     def forward(self, states: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Return states [B, n, H] after the layer.
-
-        Visible: those that are attended to, None all.
-        """
+        """Return states [B, n, H] after the layer; they attend to those visible, None for all."""
         states = states + self.attn(self.norm1(states), visible)
         out: Tensor = states + self.mlp(self.norm2(states))
         return out
 
 
 class _Head(nn.Module):
-    """Where published weights keep the head."""
+    """The module that holds the head in published weights."""
 
     def __init__(self, net: NoiseHead) -> None:
         super().__init__()
@@ -231,7 +243,7 @@ class _Head(nn.Module):
 
 
 class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
-    """Tells the diffusion head of every place of an image some of whose latents are known."""
+    """A masked transformer that maps an image's known latents to head inputs for every place."""
 
     config_class = MaskedConfig
     config: MaskedConfig
@@ -268,21 +280,21 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         return self.diffloss.net
 
     def condition(self, labels: Tensor) -> Tensor:
-        """Return what stands for classes i64 [B]: [B, H]."""
-        result: Tensor = self.class_emb(labels.to(self.fake_latent.device))
-        return result
+        """Embed class labels i64 [B] as [B, H]."""
+        embedded: Tensor = self.class_emb(labels.to(self.fake_latent.device))
+        return embedded
 
     def unconditional(self, rows: int) -> Tensor:
-        """Return what stands for no class [rows, H]."""
+        """Return the embedding of no class, [rows, H]."""
         return self.fake_latent.expand(rows, -1)
 
     def standardised(self, latents: Tensor) -> Tensor:
-        """Return latents [..., D] of the autoencoder as the model reads them."""
+        """Standardise latents [..., D] of the autoencoder, as the model reads them."""
         mean, deviation = self._scales(latents)
         return (latents - mean) / deviation
 
     def restored(self, latents: Tensor) -> Tensor:
-        """Return what the model drew [..., D] as the autoencoder knows it."""
+        """Scale the model's latents [..., D] back to those of the autoencoder."""
         mean, deviation = self._scales(latents)
         return latents * deviation + mean
 
@@ -296,11 +308,14 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
     def states(
         self, latents: Tensor, known: Tensor, condition: Tensor, counts: Tensor | None = None
     ) -> Tensor:
-        """Return what the head is told of all n places: [B, n, H].
+        """Return the head's inputs [B, n, H] for all n places.
 
-        latents [B, n, D]: standardised; those at `known` i64 [B, k] are read. condition [B, H].
-        counts i64 [B]: only the first so many places of a row are known, the rest of its k, other
-        places, fill it up; None for all k.
+        Args:
+            latents [B, n, D]: Standardised; the model reads those at `known`.
+            known i64 [B, k]: Places whose latents are known.
+            condition [B, H]: From `condition`, or `unconditional`.
+            counts i64 [B]: How many places of each row of `known` are known, the rest being other
+                places as padding; None for all k.
         """
         rows, buffer = len(latents), self.config.buffer_size
         real = visible = None
@@ -316,10 +331,10 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         for layer in self.encoder_blocks:
             states = layer(states, visible)
         states = self.decoder_embed(self.encoder_norm(states)).to(self.mask_token.dtype)
-        result = states[:, buffer:]
+        encoded = states[:, buffer:]
         if real is not None:
-            result = torch.where(real[..., None], result, self.mask_token)
-        whole = self.mask_token.expand(rows, self.places, -1).scatter(1, places, result)
+            encoded = torch.where(real[..., None], encoded, self.mask_token)
+        whole = self.mask_token.expand(rows, self.places, -1).scatter(1, places, encoded)
         states = torch.cat([states[:, :buffer], whole], 1) + self.decoder_pos_embed_learned
         for layer in self.decoder_blocks:
             states = layer(states)
@@ -353,6 +368,6 @@ def _table(rows: int, width: int) -> nn.Parameter:
 
 
 def side_of(places: int) -> int | None:
-    """Return the side of a square of places; None where they make none."""
+    """Return the side of a square of this many places; None if they form no square."""
     side = isqrt(places)
     return side if side and side * side == places else None

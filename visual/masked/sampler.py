@@ -1,7 +1,7 @@
 """The denoising steps of MAR's head: learned variances, and guidance of the noise alone.
 
-Of two rows, with the condition and without, only the predicted noise is mixed; the variance is that
-of the conditional row (MAR, Li et al., arXiv 2406.11838, as published).
+Guidance mixes only the predicted noise of the conditional and the unconditional row. The variance
+is that of the conditional row (MAR, Li et al., arXiv 2406.11838, as published).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at, masked_
 
 
 class NoiseSampler(Sampler):
-    """The steps of a `NoiseHead` on a `LearnedSchedule`; see `Sampler`.
+    """The denoising steps of a `NoiseHead` on a `LearnedSchedule`; see `Sampler`.
 
-    scale: of guidance, where places are told of in pairs: a number, or [n, 1] where places have
-    their own. temperature: of the noise of the steps, not of the state that they begin with.
+    Args:
+        scale: Of guidance, for inputs of two rows: a number, or [n, 1] for one per place.
+        temperature: Of the noise of the steps, not of the initial state.
     """
 
     spread = True
@@ -41,18 +42,21 @@ class NoiseSampler(Sampler):
 
     @property
     def lanes(self) -> int:
-        """Normal numbers of one latent: (T + 1) D."""
+        """The normal numbers that one latent takes: (T + 1) D."""
         return (int(self.schedule.steps) + 1) * int(self.head.input_proj.in_features)
 
     def conditioning(self, states: Tensor) -> Tensor:
-        """Return what the head is told by states [..., H]: [..., width]."""
-        result: Tensor = self.head.cond_embed(states)
-        return result
+        """Return the head's conditioning [..., width] for states [..., H]."""
+        embedded: Tensor = self.head.cond_embed(states)
+        return embedded
 
     def gaussian(self, conditioning: Tensor, noisy: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and deviations [n, D] of x_(t - 1) given x_t [n, D]; steps i64 [n] or [1].
+        """Return means and deviations [n, D] of x_(t - 1) given x_t [n, D].
 
-        told [n or 1, C, width]: by the conditional row, and with guidance by the other after it.
+        Args:
+            conditioning [n or 1, C, width]: Of the conditional row, then under guidance of the
+                unconditional one.
+            steps i64 [n] or [1]: t.
         """
         copies, size = conditioning.shape[1], len(noisy)
         times = self._times[steps - 1].to(noisy.device)
@@ -71,17 +75,23 @@ class NoiseSampler(Sampler):
 
 
 OnIteration = Callable[[int, Tensor], bool]
-"""Places drawn so far and latents [B, N, D], 0 where none stands: whether to go on."""
+"""Takes the number of generated latents and the latents [B, N, D], 0 for missing ones.
+
+Returns whether to continue.
+"""
 
 
 class MaskedSampler:
-    """Plain drawing, as published (MAR, Li et al., arXiv 2406.11838, sections 3.3 and 4).
+    """Generates without drafts, as published (MAR, Li et al., arXiv 2406.11838, sections 3.3, 4).
 
-    iterations: forwards of the model; the places of one are drawn independently of each other.
-    schedule: of the denoising. scale: of guidance (1 runs the conditional rows alone), which mixes
-    the predicted noise and rises linearly with what is drawn, see `NoiseSampler`. temperature: of
-    the noise of the steps, not of the state that they begin with.
-    Raises InputError.
+    Args:
+        iterations: Forwards of the model; latents of one iteration are sampled independently.
+        scale: Of guidance, which rises linearly from 1 with the share of generated latents; 1 runs
+            the conditional rows alone.
+        temperature: See `NoiseSampler`.
+
+    Raises:
+        InputError: scale or temperature is negative or infinite, or iterations are out of range.
     """
 
     def __init__(
@@ -104,10 +114,11 @@ class MaskedSampler:
     def draw(
         self, labels: Tensor, noises: Sequence[NoiseStream], on_iteration: OnIteration | None = None
     ) -> Tensor:
-        """Return standardised latents f32 [B, N, D] of classes i64 [B], a noise for each.
+        """Generate standardised latents f32 [B, N, D], or f64 with a float64 model.
 
-        on_iteration: called after each; False ends the drawing, and leaves the rest 0. float64
-        models give float64.
+        Args:
+            labels i64 [B]: The class of each image.
+            on_iteration: Called after each iteration; False ends the call, with 0 for the rest.
         """
         model, rows, places = self.model, len(labels), self.model.places
         condition = model.condition(labels)
@@ -136,34 +147,31 @@ class MaskedSampler:
     def _denoised(
         self, states: Tensor, selection: Tensor, noises: Sequence[NoiseStream], scale: float
     ) -> Tensor:
-        """Return latents [B, m, D] at the wanted places i64 [B, m] of states [C * B, N, H]."""
+        """Denoise the latents [B, m, D] at places i64 [B, m], from states [C * B, N, H]."""
         rows, count = selection.shape
         picked = selection.to(states.device).repeat(self.copies, 1)[..., None]
-        result = states.gather(1, picked.expand(-1, -1, states.shape[-1]))
+        states = states.gather(1, picked.expand(-1, -1, states.shape[-1]))
         kind = torch.promote_types(states.dtype, torch.float32)
-        noise = torch.cat(
-            [
-                self.noise(one, places)
-                for one, places in zip(noises, selection.tolist(), strict=True)
-            ]
-        ).to(states.device, kind)
+        pairs = zip(noises, selection.tolist(), strict=True)
+        noise = torch.cat([self.noise(one, places) for one, places in pairs])
+        noise = noise.to(states.device, kind)
         sampler = self.open_sampler(scale)
         conditioning = sampler.conditioning(
-            result.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3)
+            states.reshape(self.copies, rows, count, -1).permute(1, 2, 0, 3)
         )
         return sampler.draw(conditioning.flatten(0, 1), noise).latents.reshape(rows, count, -1)
 
     def open_sampler(self, scale: float) -> NoiseSampler:
-        """Return what denoises latents under a scale of guidance."""
+        """Return the sampler of an iteration under a scale of guidance."""
         return NoiseSampler(self.model, self.schedule, scale, self.temperature)
 
     def noise(self, noise: NoiseStream, places: Sequence[int]) -> Tensor:
-        """Return the normal numbers of the latents at some places: f64 [n, T + 1, D]."""
+        """Return normal numbers f64 [n, T + 1, D] for the latents at n places."""
         steps, width = self.schedule.steps + 1, self.model.config.latent_dim
         lanes = torch.arange(steps * width).expand(len(places), -1)
         return noise.normal_rows(places, lanes).reshape(len(places), steps, width)
 
 
 def order_of(noise: NoiseStream, places: int) -> Tensor:
-    """Return the order in which places are drawn, by the seed: i64 [N]."""
+    """Return the order i64 [N] in which an image's places are generated, from its seed."""
     return noise.normal_rows([0], torch.arange(places)[None], NoiseUse.ORDER)[0].argsort()

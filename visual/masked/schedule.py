@@ -1,9 +1,9 @@
-"""When a masked model draws what, and the denoising steps of each latent.
+"""The schedule of a masked model's iterations, and the denoising steps of each latent.
 
-The steps are those of improved DDPM (Nichol and Dhariwal, arXiv 2102.09672), of a network that
-predicts the noise and where between its bounds the variance of a step lies: 1,000 steps on the
-cosine schedule, of which T are walked. The last step has no noise, as published. Which places are
-drawn when is MaskGIT's cosine (Chang et al., arXiv 2202.04200), as MAR has it.
+The steps are those of improved DDPM (Nichol and Dhariwal, arXiv 2102.09672): T of 1,000 steps on
+the cosine schedule. The network predicts the noise and the variance of a step between its bounds.
+The last step has no noise, as published. The places per iteration follow MaskGIT's cosine (Chang et
+al., arXiv 2202.04200), as in MAR.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from ragspec.errors import InputError
 from ragspec.visual.checks import is_number, whole
 
 TRAINED = 1000  # steps that the network was trained on
-FLOOR = 0.1  # the noise that costs 0.1 dB of an image, see benchmarks/RESULTS.md
+FLOOR = 0.1  # a deviation that costs an image 0.1 dB, see benchmarks/RESULTS.md
 _OFFSET = 0.008
-_MOST_BETA = 0.999  # of a step, which would otherwise end in a division by nothing
-
+_MOST_BETA = 0.999  # of a step; 1 would lead to a division by zero
 
 Step = int | Tensor
 
@@ -28,12 +27,16 @@ Step = int | Tensor
 class LearnedSchedule:
     """T of the 1,000 steps; states are numbered T (noise) down to 0 (the latent).
 
-    What belongs to the distribution of x_(t - 1) given x_t stands at t - 1, f64 [T]. times: what
-    the network is told. kept: share of the latent's variance. to_clean, to_noisy: factors of the
-    mean. least, most: bounds of the log variance. floor: the deviation of the last step, 0 as
-    published; more of it is another distribution, of which latents have a density, so that drafts
-    can be judged. Raises InputError for fewer than 2 or over 1,000 steps, and for a floor that is
-    not from 0 to below 1.
+    Entry t - 1 of the tables f64 [T] belongs to the distribution of x_(t - 1) given x_t: times (the
+    network's input), alphas_cumprod (the latent's share of the variance), to_clean and to_noisy
+    (factors of the mean), least and most (bounds of the log variance).
+
+    Args:
+        floor: The deviation of the last step, 0 as published. A positive floor is another
+            distribution, in which latents have a density, so that drafts can be judged.
+
+    Raises:
+        InputError: There are fewer than 2 or over 1,000 steps, or floor is not from 0 to below 1.
     """
 
     def __init__(self, steps: int = 100, floor: float = 0.0) -> None:
@@ -58,51 +61,49 @@ class LearnedSchedule:
         self.to_clean = betas * before.sqrt() / (1.0 - self.alphas_cumprod)
         self.to_noisy = (1.0 - before) * (1.0 - betas).sqrt() / (1.0 - self.alphas_cumprod)
         variance = betas * (1.0 - before) / (1.0 - self.alphas_cumprod)
-        variance[0] = variance[1]  # that of the last step is 0, which has no logarithm
+        variance[0] = variance[1]  # the last step's is 0, which has no logarithm
         self.least, self.most = variance.log(), betas.log()
 
-    # Below, a step may also be steps i64 [n] or [1] for rows [n, D].
+    # Below, `step` may also be a tensor of steps i64 [n] or [1] for rows [n, D].
 
     def clean(self, step: Step, noisy: Tensor, noise: Tensor) -> Tensor:
-        """Return the latents [..., D] by states x_step and the noise that is told in them."""
-        rest, selected = (
-            _at((1.0 - self.alphas_cumprod).sqrt(), step, noisy),
-            _at(self.alphas_cumprod.sqrt(), step, noisy),
-        )
-        return (noisy - rest * noise) / selected
+        """Return the latents [..., D], given states x_step and their predicted noise."""
+        noise_factor = _at((1.0 - self.alphas_cumprod).sqrt(), step, noisy)
+        return (noisy - noise_factor * noise) / _at(self.alphas_cumprod.sqrt(), step, noisy)
 
     def mean(self, step: Step, noisy: Tensor, clean: Tensor) -> Tensor:
         """Return the mean [..., D] of x_(step - 1), given x_step and the latent."""
         return _at(self.to_clean, step, noisy) * clean + _at(self.to_noisy, step, noisy) * noisy
 
-    def log_variance(self, step: Step, message: Tensor) -> Tensor:
-        """Return log variances [..., D] of x_(step - 1); told: -1 the least, 1 the most."""
-        least, most = _at(self.least, step, message), _at(self.most, step, message)
-        return least + (message + 1.0) / 2.0 * (most - least)
+    def log_variance(self, step: Step, variance: Tensor) -> Tensor:
+        """Map predicted variances [..., D] of x_(step - 1), -1 to 1, to log variances."""
+        least, most = _at(self.least, step, variance), _at(self.most, step, variance)
+        return least + (variance + 1.0) / 2.0 * (most - least)
 
-    def deviation(self, step: Step, message: Tensor) -> Tensor:
-        """Return deviations [..., D] of x_(step - 1): the floor's in the last step."""
-        result = (0.5 * self.log_variance(step, message)).exp()
-        last = torch.as_tensor(step, device=message.device) == 1
-        return torch.where(last[..., None], self.floor, result)
+    def deviation(self, step: Step, variance: Tensor) -> Tensor:
+        """Map predicted variances [..., D] to deviations of x_(step - 1), the floor in step 1."""
+        deviation = (0.5 * self.log_variance(step, variance)).exp()
+        last = torch.as_tensor(step, device=variance.device) == 1
+        return torch.where(last[..., None], self.floor, deviation)
 
 
 def _at(table: Tensor, step: Step, like: Tensor) -> Tensor:
-    """Return what a table f64 [T] holds of a step, or of steps [n] as [n, 1]."""
+    """Return the entry of a table f64 [T] for a step, or the entries [n, 1] for steps [n]."""
     return table[step - 1].to(like)[..., None]
 
 
 def _betas() -> Tensor:
-    """Return the share of noise that each of the 1,000 steps adds, f64."""
+    """Return the share of noise that each of the 1,000 steps adds, f64 [1000]."""
     times = torch.arange(TRAINED + 1, dtype=torch.float64) / TRAINED
-    selected = ((times + _OFFSET) / (1.0 + _OFFSET) * (math.pi / 2.0)).cos().square()
-    return (1.0 - selected[1:] / selected[:-1]).clamp(max=_MOST_BETA)
+    signal = ((times + _OFFSET) / (1.0 + _OFFSET) * (math.pi / 2.0)).cos().square()
+    return (1.0 - signal[1:] / signal[:-1]).clamp(max=_MOST_BETA)
 
 
 def masked_counts(places: int, iterations: int) -> list[int]:
-    """Return how many places are left to draw after each iteration; the last leaves none.
+    """Return how many places are still masked after each iteration, 0 after the last.
 
-    Every iteration draws one at least. Raises InputError for more iterations than places.
+    Raises:
+        InputError: iterations are below 1 or above `places`; each generates at least one latent.
     """
     count = whole(iterations)
     if count is None or not 1 <= count <= places:
@@ -119,9 +120,9 @@ def masked_counts(places: int, iterations: int) -> list[int]:
 
 
 def guidance_at(scale: float, places: int, left: int) -> float:
-    """Return the guidance of an iteration after which `left` places are masked.
+    """Return the guidance scale of an iteration after which `left` places are masked.
 
-    It rises from 1 linearly with what is drawn. The last iteration counts one place as masked, as
-    published.
+    It rises from 1 linearly with the share of generated latents. The last iteration counts one
+    place as masked, as published.
     """
     return 1.0 + (scale - 1.0) * (places - max(1, left)) / places

@@ -1,9 +1,9 @@
-"""A masked model as a target: one place after the other, in the order of each image's seed.
+"""A masked model as a target: one latent after the other, in the order of each image's seed.
 
-That is the distribution that drafts are judged under: as many iterations as there are latents (see
-`MaskedSampler`). Attention looks both ways, so that a chain of n drafts takes n + 1 masked prefixes
-in one batch in one forward, and no cache outlives it. Rows hold numbers of a `LatentTable`; a
-prompt is one id above them, the number of an image.
+Drafts are judged under this distribution, which has as many iterations as latents (see
+`MaskedSampler`). Attention is bidirectional, so a chain of n drafts takes n + 1 masked prefixes in
+one forward, and no cache outlives it. Rows hold numbers of a `LatentTable`. A prompt is one id
+above them, which stands for an image.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import ListedRows
-from ragspec.visual.latents.sampler import LatentSample
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.latents.target import LatentDraws, LatentView, expect_steps
 from ragspec.visual.masked.model import MaskedModel
@@ -31,12 +30,19 @@ from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at
 class MaskedTarget(LatentDraws, CausalTarget):
     """A `MaskedModel`, ready for `Engine`. Tokens are numbers of `table`.
 
-    labels i64 [M], noises: the class and the noise of each image of the call; `prompt(m)` stands
-    for it, and its row must have that seed. schedule, scale, temperature: see `MaskedSampler`; the
-    scale of a latent goes by its index. ahead: latents that each forward also draws behind its
-    deepest prefix, all under that one, which `guess` tells. table: of the target that a draft model
-    draws for. Of `CausalTarget` it is a child to be an engine's; it shares no cache and no forward
-    with it. Raises InputError.
+    The engine requires a `CausalTarget`; this one shares no cache and no forward with its base.
+
+    Args:
+        schedule, scale, temperature: See `MaskedSampler`; the scale of a latent depends on its
+            index.
+        labels i64 [M], noises: The class and the noise of each image of the call. `prompt(m)`
+            stands for image m, and its row must have that seed.
+        ahead: Latents that each forward also samples behind its deepest prefix, all under that
+            prefix; see `guess`.
+        table: For a draft model, the table of its target.
+
+    Raises:
+        InputError: The table has latents of another width or number of steps.
     """
 
     generation_config = None
@@ -64,7 +70,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         self._order_of = dict(zip(self.noises, self.orders, strict=True))
         self.view = MaskedView
         self.sampler = self.sampler_at(0)
-        self.prefixes = 0  # read so far
+        self.prefixes = 0  # masked prefixes that all forwards have read
         width, kind = model.config.latent_dim, torch.promote_types(model.dtype, torch.float32)
         like = torch.zeros(0, device=model.device, dtype=kind)
         self.table = table or LatentTable(schedule.steps, width, like, self.sampler.spread)
@@ -77,28 +83,30 @@ class MaskedTarget(LatentDraws, CausalTarget):
         return [MOST_LATENTS + picture]
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
-        """Raise InputError for a prompt that does not begin with the id of an image, alone."""
+        """Raise InputError unless the prompt is the id of one image."""
         if len(tokens) != 1 or not 0 <= picture_of(tokens) < len(self.noises):
             raise InputError(f"got the prompt {list(tokens)}; expected one of target.prompt(m).")
 
     def open(self, rows: int, capacity: int) -> MaskedSession:  # type: ignore[override]
-        """Return an empty session of B rows; nothing is cached, so capacity is of no account."""
+        """Return an empty session of B rows; it caches nothing and ignores the capacity."""
         return MaskedSession(self, rows)
 
     def draft_cache(self, capacity: int) -> MaskedReader:
-        """Return what reads a text for drafts of it; see `LatentTarget.draft_cache`."""
+        """Return a reader for drafting with this model; see `LatentTarget.draft_cache`."""
         return MaskedReader(self)
 
     @torch.no_grad()
-    def read(self, pictures: Sequence[int], known: Sequence[Sequence[int]]) -> Tensor:
-        """Return what is told of all places of images [R, N, C, H], R masked prefixes at once.
+    def read(self, pictures: Sequence[int], prefixes: Sequence[Sequence[int]]) -> Tensor:
+        """Return the states [R, N, C, H] of all places under R masked prefixes, in one forward.
 
-        known: the numbers of the latents that stand there, in the order of the image.
+        Args:
+            pictures: The image of each prefix.
+            prefixes: The numbers of the known latents, in the order of the image.
         """
         model, rows, device = self.model, len(pictures), self.device
-        sizes = [len(each) for each in known]
+        sizes = [len(each) for each in prefixes]
         held = torch.zeros(rows, max(sizes), dtype=torch.int64)
-        for row, numbers in zip(held, known, strict=True):
+        for row, numbers in zip(held, prefixes, strict=True):
             row[: len(numbers)] = torch.tensor(numbers, dtype=torch.int64)
         which = torch.tensor(pictures)
         places = self.orders[which][:, : held.shape[1]].to(device)
@@ -116,12 +124,12 @@ class MaskedTarget(LatentDraws, CausalTarget):
         return by_row
 
     def at(self, states: Tensor, picture: int, indices: Sequence[int]) -> Tensor:
-        """Return the states [n, C * H] of the latents at some indices, of all places [N, C, H]."""
+        """Select the states [n, C * H] of some indices from those of all places [N, C, H]."""
         places = self.orders[picture][list(indices)].to(states.device)
         return states[places].flatten(1)
 
     def draw(self, views: Sequence[LatentView]) -> None:
-        """Draw the target's own latents at every place of all views, and those ahead of them."""
+        """Sample the target's latents for every node of all views, and those ahead of them."""
         super().draw(views)
         for view in views:
             assert isinstance(view, MaskedView)
@@ -129,50 +137,42 @@ class MaskedTarget(LatentDraws, CausalTarget):
             self._guesses[view.picture] = dict(zip(indices, view.target_number, strict=True))
 
     def latents_to_draw(self, view: LatentView) -> tuple[Tensor, Sequence[int]]:
-        """Return states [n, C * H] and indices of a view's nodes, and of what lies ahead."""
+        """Return states [n, C * H] and indices of a view's nodes, then of the latents ahead."""
         assert isinstance(view, MaskedView)
         states, indices = self._ahead[view.picture]
         return torch.cat([view.states, states]), [*view.indices, *indices]
 
     def guess(self, picture: int, index: int) -> int | None:
-        """Return the number of the latent that the last forward drew for an index, where it did."""
+        """Return the number of the latent that the last forward sampled for an index, or None."""
         return self._guesses.get(picture, {}).get(index)
 
     def foresee(self, picture: int, states: Tensor, index: int) -> None:
-        """Keep states [N, C, H] of an image's deepest prefix for what comes from `index` on."""
+        """Store the states of the latents from `index` on, given those [N, C, H] of a prefix."""
         indices = list(range(index, min(index + self.ahead, self.model.places)))
         self._ahead[picture] = (self.at(states, picture, indices), indices)
 
     @torch.no_grad()
     def add(self, states: Tensor, noise: Tensor, indices: Sequence[int]) -> range:
-        """Draw latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
-        samplers = [self.sampler_at(index) for index in indices]
-        conditioning = samplers[0].conditioning(states.reshape(len(states), self.copies, -1))
-        sample = self._samples(conditioning, noise.to(self.table.paths), indices)
-        return self.table.add(sample, indices, samplers)
-
-    def _samples(self, conditioning: Tensor, noise: Tensor, indices: Sequence[int]) -> LatentSample:
-        listed = [[self.scale_at(each)] for each in indices]
-        scales = torch.tensor(listed, dtype=torch.float64).to(noise)
+        """Sample latents in states [n, C * H] with noise [n, T + 1, D]; return their numbers."""
+        samplers, noise = [self.sampler_at(index) for index in indices], noise.to(self.table.paths)
+        scales = torch.tensor([[each.scale] for each in samplers], dtype=torch.float64).to(noise)
         sampler = NoiseSampler(self.model, self.schedule, scales, self.temperature)
-        return sampler.draw(conditioning, noise)
+        conditioning = sampler.conditioning(states.reshape(len(states), self.copies, -1))
+        return self.table.add(sampler.draw(conditioning, noise), indices, samplers)
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
-        """Return the normal numbers of latents, which go by their places: f64 [n, T + 1, D]."""
+        """Return normal numbers f64 [n, T + 1, D] for n latents; they depend on the places."""
         return super().noise(noise, self._order_of[noise][list(indices)].tolist())
 
-    def scale_at(self, index: int) -> float:
-        """Return the guidance of a latent, one of N iterations."""
-        places = self.model.places
-        return guidance_at(self.guidance_scale, places, places - 1 - index)
-
     def sampler_at(self, index: int) -> NoiseSampler:
-        """Return what denoises the latent of an index."""
-        return NoiseSampler(self.model, self.schedule, self.scale_at(index), self.temperature)
+        """Return the sampler of the latent at an index, under its guidance scale."""
+        places = self.model.places
+        scale = guidance_at(self.guidance_scale, places, places - 1 - index)
+        return NoiseSampler(self.model, self.schedule, scale, self.temperature)
 
 
 class MaskedView(LatentView):
-    """See `LatentView`; image: whose number of the call the prompt tells."""
+    """A `LatentView` of the image that the prompt stands for."""
 
     target: MaskedTarget
 
@@ -182,7 +182,7 @@ class MaskedView(LatentView):
 
 
 class MaskedSession(ListedRows[list[int]]):
-    """The images of one generation, read again at every forward; see `TargetSession`."""
+    """The rows of one generation, which every forward reads anew; see `TargetSession`."""
 
     def __init__(self, target: MaskedTarget, rows: int) -> None:
         super().__init__(rows, list, list)
@@ -193,31 +193,31 @@ class MaskedSession(ListedRows[list[int]]):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.line_up([])
+        self.select_rows([])
 
-    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the whole draft, which must be a chain."""
+    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the draft unchanged; it must be a chain."""
         return tree
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
-        """Read one masked prefix a node, in one forward; returns states [B, N + 1, C * H]."""
-        target, pictures, known = self.target, list[int](), list[list[int]]()
+        """Read one masked prefix per node in one forward; return states [B, N + 1, C * H]."""
+        target, pictures, prefixes = self.target, list[int](), list[list[int]]()
         self._read = [([*pending[row]], tree) for row, tree in enumerate(trees)]
         for text, (fresh, tree) in zip(self.active_rows, self._read, strict=True):
             whole = [*text, *fresh, *tree.tokens.tolist()]
             depths = range(len(whole) - len(tree), len(whole) + 1)
             pictures += [picture_of(whole)] * len(depths)
-            known += [whole[1:depth] for depth in depths]
-        states = target.read(pictures, known)
-        target.prefixes += len(known)
+            prefixes += [whole[1:depth] for depth in depths]
+        states = target.read(pictures, prefixes)
+        target.prefixes += len(prefixes)
         parts, start = [], 0
         for tree in trees:
             rows = range(start, start + len(tree) + 1)
             parts.append(
-                torch.cat([target.at(states[r], pictures[r], [len(known[r])]) for r in rows])
+                torch.cat([target.at(states[r], pictures[r], [len(prefixes[r])]) for r in rows])
             )
             last = rows[-1]
-            target.foresee(pictures[last], states[last], len(known[last]) + 1)
+            target.foresee(pictures[last], states[last], len(prefixes[last]) + 1)
             start = rows.stop
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
@@ -228,7 +228,7 @@ class MaskedSession(ListedRows[list[int]]):
 
 
 class MaskedReader:
-    """The text that a draft model reads and its draft above it; see `DraftCache`."""
+    """The text and the draft that a masked draft model reads; see `DraftCache`."""
 
     def __init__(self, target: MaskedTarget) -> None:
         self._target = target
@@ -239,29 +239,29 @@ class MaskedReader:
         return nullcontext()
 
     def room(self, tokens: Sequence[int]) -> int:
-        """Return how many latents may follow this text."""
+        """Return how many latents fit behind this text."""
         return int(self._target.model.places) + 1 - len(tokens)
 
     def read(self, tokens: Sequence[int]) -> Tensor:
-        """Read a text; return the states of what follows [1, C * H]."""
+        """Read a text; return the states [1, C * H] of the next latent."""
         self._text = list(tokens)
         return self._states()
 
     def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
-        """Read on in a chain of drafts; return the states of what follows the last [1, C * H]."""
+        """Append drafts to the text; return the states [1, C * H] of the next latent."""
         self._text += tokens
         return self._states()
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Forget the draft: the next text is read again."""
+        """Discard text and draft; `read` starts anew."""
         self._text = []
 
     def _states(self) -> Tensor:
-        picture, known = picture_of(self._text), self._text[1:]
-        states = self._target.read([picture], [known])[0]
-        return self._target.at(states, picture, [len(known)])
+        picture, numbers = picture_of(self._text), self._text[1:]
+        states = self._target.read([picture], [numbers])[0]
+        return self._target.at(states, picture, [len(numbers)])
 
 
 def picture_of(tokens: Sequence[int]) -> int:
-    """Return the number of the image that a text is of."""
+    """Return the number of the image that a row's first token stands for."""
     return int(tokens[0]) - MOST_LATENTS

@@ -1,8 +1,8 @@
-"""From a prompt to the features that a text-conditional image model reads.
+"""Caption encoders: from prompts to the features that a text-conditional image model reads.
 
 The bundled image models read the token vectors of the bundled static embedder (`starter-embedder`),
-one row a token, zeros behind the last: small, and no network to run. Models that were trained on
-another text encoder's features, such as LlamaGen's on those of Flan-T5, are given that encoder.
+one row per token, padded with zeros. It is small, and no network has to run. Models trained on
+another text encoder's features need that encoder: LlamaGen's read those of Flan-T5.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from ragspec.errors import InputError, ModelError, ModelNotFoundError
 from ragspec.models.resolve import resolve_model
 
 EMBEDDER = "starter-embedder"
-# Texts to features: [R, L, d], or [n, d] for each.
+# Maps texts to features: one tensor [R, L, d], or a tensor [n, d] for each text.
 Captions = Callable[[Sequence[str]], Tensor | list[Tensor]]
 _WEIGHT = "embedding.weight"
 
 
 class CaptionEncoder:
-    """Turns texts into features f32 [B, L, d]: the vectors of their tokens, zeros behind.
+    """Encodes texts as their token vectors, padded with zeros: features f32 [B, L, d].
 
-    tokenizer: of the tokenizers package. vectors f32 [V, d]: one a token. length: L; longer texts
-    are cut there, with a warning.
+    Args:
+        tokenizer: A tokenizer of the tokenizers package.
+        vectors: One vector per token, f32 [V, d].
+        length: L, in tokens. Longer texts are truncated with a warning.
     """
 
     def __init__(self, tokenizer: Any, vectors: Tensor, length: int) -> None:
@@ -38,9 +40,11 @@ class CaptionEncoder:
 
     @classmethod
     def from_pretrained(cls, folder: Path, length: int) -> CaptionEncoder:
-        """Read a static embedder's folder (tokenizer.json and model.safetensors).
+        """Load a static embedder's folder (tokenizer.json and model.safetensors).
 
-        Raises ModelNotFoundError where a file is missing, ModelError where one does not load.
+        Raises:
+            ModelNotFoundError: A file is missing.
+            ModelError: The weights cannot be loaded.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -63,17 +67,18 @@ class CaptionEncoder:
 
     @property
     def width(self) -> int:
-        """The length of a feature, d."""
+        """The size of a feature, d."""
         return int(self.vectors.shape[1])
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Return the features f32 [B, L, d] of texts.
 
-        Raises InputError for a text that is empty or holds no token that the embedder knows.
+        Raises:
+            InputError: A text has no token, for example because it is empty.
         """
         features = torch.zeros(len(texts), self.length, self.width)
-        result = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        for row, (text, encoding) in enumerate(zip(texts, result, strict=True)):
+        encodings = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        for row, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
             if not encoding.ids:
                 raise InputError(
                     f"got the prompt {text!r}, which holds no word; expected a few words such as "
@@ -87,10 +92,11 @@ class CaptionEncoder:
 
 
 class TextEncoder:
-    """Turns texts into the last states of a transformers encoder, as LlamaGen does with Flan-T5.
+    """Encodes texts as the last hidden states of a transformers encoder (LlamaGen: Flan-T5).
 
-    tokenizer, model: of transformers. length: most tokens of a text; longer ones are cut there,
-    with a warning.
+    Args:
+        tokenizer, model: The encoder and its tokenizer, from transformers.
+        length: Maximum tokens per text. Longer texts are truncated with a warning.
     """
 
     def __init__(self, tokenizer: Any, model: Any, length: int) -> None:
@@ -102,7 +108,11 @@ class TextEncoder:
     def from_pretrained(
         cls, name: str | Path, length: int, device: torch.device, dtype: torch.dtype
     ) -> TextEncoder:
-        """Load the encoder of a folder or a model id; raises ModelNotFoundError, ModelError."""
+        """Load an encoder from a folder or by its model id.
+
+        Raises:
+            ModelNotFoundError, ModelError: The encoder is missing or cannot be loaded.
+        """
         from transformers import AutoConfig, AutoModelForTextEncoding, AutoTokenizer
 
         folder = resolve_model(str(name)).folder
@@ -119,12 +129,12 @@ class TextEncoder:
 
     @property
     def width(self) -> int:
-        """The length of a feature, d."""
+        """The size of a feature, d."""
         return int(self.model.config.hidden_size)
 
     @torch.no_grad()
     def __call__(self, texts: Sequence[str]) -> list[Tensor]:
-        """Return the features [n, d] of each text, n its tokens, the end token included."""
+        """Return the features [n, d] of each text, one per token including the end token."""
         read = self.tokenizer(
             list(texts), add_special_tokens=True, padding=True, return_tensors="pt"
         )
@@ -134,7 +144,7 @@ class TextEncoder:
         ids, mask = (part[:, : self.length] for part in (read.input_ids, read.attention_mask))
         ids, mask = ids.to(self.model.device), mask.to(self.model.device)
         states = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        return [row[current.bool()] for row, current in zip(states, mask, strict=True)]
+        return [row[real.bool()] for row, real in zip(states, mask, strict=True)]
 
 
 def _warn_of_length(text: str, count: int, length: int) -> None:

@@ -1,8 +1,8 @@
-"""Images to continuous latents and back: a KL autoencoder over diffusers' `AutoencoderKL`.
+"""KL autoencoders over diffusers' `AutoencoderKL`: images to continuous latents and back.
 
-MAR's published KL-16 (`kl16.ckpt`; Li et al., arXiv 2406.11838, appendix A) is read into that
-layout: the layers of LDM (Rombach et al., 2112.10752) with attention in the encoder's last block
-alone, the decoder's blocks numbered from the widest on.
+MAR's published KL-16 (`kl16.ckpt`; Li et al., arXiv 2406.11838, appendix A) is converted to that
+layout. Its layers are those of LDM (Rombach et al., 2112.10752), with attention in the encoder's
+last block alone. diffusers numbers the decoder's blocks from the widest on.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from ragspec.visual.models.vq_checkpoint import (
 )
 from ragspec.visual.models.weights_file import Tensors, check_finite, read_checkpoint
 
-FACTOR = 0.2325  # by which MAR scales the latents of KL-16
-_AXES = 4
-_TRAINING = ("loss.", "model_ema.")  # parts of a training script's file that draw nothing
+FACTOR = 0.2325  # MAR's scaling factor for the latents of KL-16
+_TRAINING = ("loss.", "model_ema.")  # of a training script's file: needed for training alone
 _UP = re.compile(r"^decoder\.up\.(\d+)\.")
 _NEEDED = (
     "encoder.conv_in.weight",
@@ -40,13 +39,13 @@ _NEEDED = (
 
 
 class KLAutoencoder:
-    """Turns images f32 [B, C, H, W] in [-1, 1] into latents f32 [B, h * w, d], and back.
+    """Encodes images f32 [B, C, H, W] in [-1, 1] as latents f32 [B, h * w, d], and decodes them.
 
     Args:
-        model: An `AutoencoderKL`. Latents are means, unscaled.
+        model: An `AutoencoderKL`. Latents are the means, unscaled.
 
     Raises:
-        UnsupportedModelError: What is wrong, and a remedy.
+        UnsupportedModelError: The model is of another kind.
     """
 
     def __init__(self, model: Any) -> None:
@@ -65,11 +64,11 @@ class KLAutoencoder:
         """Load a folder in diffusers' layout (safetensors only), or a published file (`kl16.ckpt`).
 
         Args:
-            allow_namespace: Of files, see `read_checkpoint`.
+            allow_namespace: For files, see `read_checkpoint`.
 
         Raises:
-            ModelNotFoundError: For a path without either.
-            ModelError: For weights that are missing, do not fit or are not to be opened.
+            ModelNotFoundError: The path holds neither.
+            ModelError: Weights are missing, do not fit or must not be opened.
         """
         from diffusers import AutoencoderKL
 
@@ -84,35 +83,39 @@ class KLAutoencoder:
 
     @property
     def width(self) -> int:
-        """Return d, the numbers of a latent."""
+        """The size of a latent, d."""
         return int(self.model.config.latent_channels)
 
     @property
     def reduction(self) -> int:
-        """Return how many pixels a latent stands for along one side."""
+        """Pixels per latent along one side."""
         return int(2 ** (len(self.model.config.block_out_channels) - 1))
 
     @torch.no_grad()
     def latents(self, images: Tensor) -> Tensor:
-        """Return the means of latents f32 [B, h * w, d] of images; raises InputError."""
+        """Return the means f32 [B, h * w, d] of the latents of images.
+
+        Raises:
+            InputError: The images have another shape, or a side is no multiple of `reduction`.
+        """
         sides = images.shape[2:]
-        if images.ndim != _AXES or any(side % self.reduction or not side for side in sides):
+        if images.ndim != 4 or any(side % self.reduction or not side for side in sides):
             raise InputError(
                 f"got pictures of shape {list(images.shape)}; expected [B, C, H, W] whose sides "
                 f"are multiples of {self.reduction}."
             )
-        result = self.model.encode(images.to(self.model.device, self.model.dtype)).latent_dist.mean
-        laid: Tensor = result.flatten(2).transpose(1, 2).float()
-        return laid
+        pixels = images.to(self.model.device, self.model.dtype)
+        means: Tensor = self.model.encode(pixels).latent_dist.mean
+        return means.flatten(2).transpose(1, 2).float()
 
     @torch.no_grad()
     def decode_latents(self, latents: Tensor) -> Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d].
 
         Raises:
-            InputError: For another width.
+            InputError: The latents have another shape.
         """
-        if latents.ndim != _AXES or latents.shape[-1] != self.width:
+        if latents.ndim != 4 or latents.shape[-1] != self.width:
             raise InputError(
                 f"got latents of shape {list(latents.shape)}; expected [B, h, w, {self.width}]."
             )
@@ -124,17 +127,18 @@ class KLAutoencoder:
 def load_kl(
     path: str | Path, dtype: torch.dtype = torch.float32, allow_namespace: bool = False
 ) -> Any:
-    """Return the `AutoencoderKL` of a published file, in eval mode on the CPU.
+    """Load the `AutoencoderKL` of a published file, in eval mode on the CPU.
 
-    Raises ModelNotFoundError, ModelError for files that hold other objects, other weights or
-    weights that are not finite.
+    Raises:
+        ModelNotFoundError: There is no such file.
+        ModelError: It holds other objects, other weights or weights that are not finite.
     """
     from diffusers import AutoencoderKL
 
     origin = Path(path).name
-    result, _ = read_checkpoint(path, allow_namespace)
+    tensors, _ = read_checkpoint(path, allow_namespace)
     published = {
-        name: value.to(dtype) for name, value in result.items() if not name.startswith(_TRAINING)
+        name: value.to(dtype) for name, value in tensors.items() if not name.startswith(_TRAINING)
     }
     _check_kind(published, origin)
     check_finite(published, origin)
@@ -151,9 +155,9 @@ def load_kl(
 
 
 def _from_widest(name: str, levels: int) -> str:
-    """Return the name of a decoder's block counted from the widest, as diffusers counts."""
-    result = _UP.match(name)
-    return name if result is None else _UP.sub(f"decoder.up.{levels - 1 - int(result[1])}.", name)
+    """Return a weight's name with the decoder's blocks counted from the widest, as in diffusers."""
+    block = _UP.match(name)
+    return name if block is None else _UP.sub(f"decoder.up.{levels - 1 - int(block[1])}.", name)
 
 
 def _check_kind(published: Tensors, origin: str) -> None:

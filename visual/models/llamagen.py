@@ -1,9 +1,9 @@
-"""Rotary positions of a square grid of codes behind a condition, as LlamaGen has them.
+"""The LlamaGen model: a square grid of codes behind a condition, with rotary positions.
 
-Sun et al., "Autoregressive Model Beats Diffusion" (arXiv 2406.06525): half of each head turns with
-the row of the code, half with its column, neighbouring numbers forming the pairs. Positions of the
-condition have a table of zeros, so their queries and keys vanish: every code attends to the
-condition with logit 0, whatever its distance.
+Sun et al., "Autoregressive Model Beats Diffusion" (arXiv 2406.06525): half of each head rotates
+with the row of the code, half with its column; neighbouring numbers form the pairs. The rotations
+of condition positions are zero, so their queries and keys vanish: every code attends to the
+condition with logit 0, at any distance.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from ragspec.errors import InputError
 from ragspec.models.device import input_device
 
-SPARE = 64  # positions beyond the last code: forwards that are only timed may reach there
+SPARE = 64  # positions beyond the last code, for forwards that only measure time
 
 
 class GridRotary:
-    """Tables of rotations for L condition positions and the side * side codes behind them.
+    """Rotation tables for L condition positions and the side * side codes behind them.
 
-    width: of a head, a multiple of 4. theta: base of the angular speeds.
+    Args:
+        width: Width of a head, a multiple of 4.
+        theta: Base of the angular speeds.
     """
 
     def __init__(self, condition_length: int, side: int, width: int, theta: float = 1e4) -> None:
@@ -38,14 +40,11 @@ class GridRotary:
         self.theta = theta
         self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
-    def __len__(self) -> int:
-        """Return the number of positions, L + side * side."""
-        return self.condition_length + self.side * self.side
-
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the rotations at positions i64 [B, n]: complex [B, n, 1, width / 2].
+        """Return the rotations complex [B, n, 1, width / 2] at positions i64 [B, n].
 
-        dtype: of the states that will be turned; half precision is turned in float32.
+        Args:
+            dtype: Type of the states to rotate; half precision is rotated in float32.
         """
         number = torch.complex128 if dtype == torch.float64 else torch.complex64
         key = (positions.device, number)
@@ -67,7 +66,7 @@ class GridRotary:
 
 
 def rotate(states: Tensor, rotation: Tensor) -> Tensor:
-    """Turn neighbouring pairs of numbers; states [B, n, heads, width], of any float dtype."""
+    """Rotate neighbouring pairs of numbers in states [B, n, heads, width] of any float dtype."""
     work = torch.promote_types(states.dtype, torch.float32)
     pairs = torch.view_as_complex(states.to(work).reshape(*states.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rotation).flatten(-2).to(states.dtype)
@@ -77,12 +76,12 @@ class LlamaGenConfig(PreTrainedConfig):  # type: ignore[misc, unused-ignore]
     """Sizes of a LlamaGen model.
 
     Args:
-        vocab_size: Codes of the book, V.
+        vocab_size: Size of the code-book, V.
         grid_size: Side of the square of codes.
         condition: "class" (num_classes of them) or "features" (condition_length vectors of size
             caption_dim).
         intermediate_size: None gives LlamaGen's 8/3 of hidden_size rounded up to a multiple of 256.
-        dropout: Of embeddings and of what each block adds, in training.
+        dropout: Dropout rate of embeddings and residual branches, in training.
     """
 
     model_type = "llamagen"
@@ -209,7 +208,7 @@ class _Block(nn.Module):
 
 
 class _Caption(nn.Module):
-    """Projects caption features and holds the learned features of no caption."""
+    """Projects caption features; holds the learned features that stand for no caption."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
@@ -218,17 +217,17 @@ class _Caption(nn.Module):
         self.unconditional = nn.Parameter(torch.zeros(config.condition_length, config.caption_dim))
 
     def forward(self, features: Tensor | None = None) -> Tensor:
-        # Read in here, as hooks bring the weights of an offloaded module for its own forward.
+        # Read here: offloading hooks load a module's weights for its own forward only.
         features = self.unconditional if features is None else features
         out: Tensor = self.fc2(functional.gelu(self.fc1(features), approximate="tanh"))
         return out
 
 
 class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
-    """A LlamaGen model with its head. `forward` reads codes, `condition` makes what stands first.
+    """A LlamaGen model with its head: `forward` reads codes, `condition` embeds what precedes them.
 
-    Train with `forward(codes[:, :-1], condition_embeds=model.condition(labels))`: its logits from
-    position L - 1 on are those of `codes`.
+    To train, call `forward(codes[:, :-1], condition_embeds=model.condition(labels))`. Its logits
+    from position L - 1 on predict `codes`.
     """
 
     config_class = LlamaGenConfig
@@ -243,7 +242,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.condition == "class":
-            # One more than the classes: the last stands for no class.
+            # The last embedding stands for no class.
             self.class_embedding = nn.Embedding(config.num_classes + 1, config.hidden_size)
         else:
             self.caption = _Caption(config)
@@ -271,7 +270,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
     @property
     def _place(self) -> torch.device:
-        """Where inputs go; the weights of an offloaded model wait elsewhere."""
+        """The device of inputs; an offloaded model keeps its weights elsewhere."""
         return input_device(self.embed_tokens)
 
     def condition(self, inputs: Tensor) -> Tensor:
@@ -281,15 +280,16 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
             inputs: Class labels i64 [B] (num_classes = no class), or features [B, L, caption_dim].
 
         Raises:
-            InputError: For labels and shapes that the model was not made for.
+            InputError: The labels or the shape do not fit the configuration.
         """
         config = self.config
         if config.condition == "class":
-            known = config.num_classes
-            if inputs.dtype != torch.int64 or inputs.ndim != 1 or not _within(inputs, known):
+            classes = config.num_classes
+            wrong = inputs.dtype != torch.int64 or inputs.ndim != 1
+            if wrong or bool(((inputs < 0) | (inputs > classes)).any()):
                 raise InputError(
                     f"got class labels {_summary(inputs)}; expected whole numbers [B] from 0 to "
-                    f"{known - 1}, or {known} for no class."
+                    f"{classes - 1}, or {classes} for no class."
                 )
             labelled: Tensor = self.class_embedding(inputs.to(self._place))[:, None]
             return labelled
@@ -303,7 +303,7 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         return captioned
 
     def unconditional(self, rows: int) -> Tensor:
-        """Return the embeddings of no condition for B rows: [B, L, hidden]."""
+        """Return the embeddings [rows, L, hidden] that stand for no condition."""
         if self.config.condition == "class":
             labels = torch.full((rows,), self.config.num_classes, device=self._place)
             return self.condition(labels)
@@ -326,11 +326,11 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         """Return logits [B, k, V] of codes i64 [B, n] (or embeddings [B, n, hidden]).
 
         Args:
-            condition_embeds [B, L, hidden]: Put before the codes. position_ids i64 [B, n], or [1,
-                n] for all rows: 0 .. L - 1 are condition positions; given again where nothing is
-                cached.
-            logits_to_keep: 0 for all, a number of last positions, or i64 [k].
-            output_hidden_states: Also `hidden_states`, one entry: what the head read, [B, k,
+            condition_embeds: Embeddings [B, L, hidden] to put before the codes.
+            position_ids: i64 [B, n], or [1, n] for all rows; 0 .. L - 1 are condition positions.
+                By default they continue after the cached ones.
+            logits_to_keep: 0 for all, a number of last positions, or indices i64 [k].
+            output_hidden_states: Also return `hidden_states`, one entry: the head's input [B, k,
                 hidden].
         """
         states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -351,19 +351,13 @@ class LlamaGenModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
         rotation = self.rotary.rotation(position_ids, states.dtype)
         for layer in self.layers:
             states = layer(states, rotation, mask, past_key_values)
-        selected = (
-            slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        )
-        states = self.norm(states[:, selected])
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        states = self.norm(states[:, keep])
         return CausalLMOutputWithPast(
             logits=self.lm_head(states),
             past_key_values=past_key_values,
             hidden_states=(states,) if output_hidden_states else None,
         )
-
-
-def _within(labels: Tensor, highest: int) -> bool:
-    return not labels.numel() or (int(labels.min()) >= 0 and int(labels.max()) <= highest)
 
 
 def _summary(value: Tensor) -> str:

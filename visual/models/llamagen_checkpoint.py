@@ -1,8 +1,7 @@
-"""Published LlamaGen checkpoints, and those its training scripts write, as `LlamaGenModel`.
+"""Loads LlamaGen checkpoints, published or written by its training scripts, as `LlamaGenModel`.
 
-Sizes are read off the shapes; what shapes do not tell (heads, side of the grid) comes from the
-caller, a rotary table, the training settings, or the published sizes. How such a file is opened,
-see `weights_file`.
+Sizes are read off the weights' shapes. The number of heads and the side of the grid come from the
+caller, a rotary table, the training settings or the published sizes. `weights_file` opens the file.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ragspec.visual.checks import checked_count
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
 
-# What a model keeps beside its weights; the caches are there once it has generated.
+# Buffers that are not loaded. A model that has generated images has the caches.
 _DROPPED = (
     "freqs_cis",
     "quantize.codebook_used",
@@ -57,19 +56,19 @@ def load_llamagen(
     dtype: torch.dtype | None = None,
     allow_namespace: bool = False,
 ) -> LlamaGenModel:
-    """Return the model of a published checkpoint file, in eval mode on the CPU.
+    """Load the model of a published checkpoint file, in eval mode on the CPU.
 
     Args:
         grid_size: Side of the square of codes (16 for 256 pixels, 24 for 384, 32 for 512).
-        num_attention_heads: Needed for widths that were not published.
+        num_attention_heads: Required for widths that were not published.
         dtype: None keeps the file's.
         allow_namespace: Also open files of the training scripts, which hold their settings as an
             argparse.Namespace (plain data, no code).
 
     Raises:
-        ModelNotFoundError, ModelError: For files that hold other objects, other weights or weights
-            that are not finite.
-        InputError: For sizes that cannot be known or be.
+        ModelNotFoundError: There is no such file.
+        ModelError: It holds other objects, other weights or weights that are not finite.
+        InputError: A size is impossible, or neither passed nor in the file.
     """
     file = Path(path)
     if grid_size is not None:
@@ -96,13 +95,12 @@ def load_llamagen(
 
 
 def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
-    """Return the weights by our names, and those that a model does not need by their own."""
+    """Return the weights by our names, and the dropped buffers by their published names."""
     if "tok_embeddings.weight" not in weights:
         names = ", ".join(sorted(weights)[:3]) or "no tensors"
         raise ModelError(
             f"{file.name} is no LlamaGen generator: it holds {names}; expected "
-            f"tok_embeddings.weight"
-            f" under {', '.join(PLACES)} or at the top."
+            f"tok_embeddings.weight under {', '.join(PLACES)} or at the top."
         )
     renamed: Tensors = {}
     dropped = {name: value for name, value in weights.items() if name.endswith(_DROPPED)}
@@ -121,11 +119,11 @@ def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
         else:
             unknown.append(name)
     numbers = {layer[1] for layer in map(_LAYER.fullmatch, weights) if layer} | {"0"}
-    selection = [
+    required = [
         f"layers.{i}.{name}" for i in sorted(numbers) for name in (*_LAYER_NAMES, _GATE, _UP)
     ]
-    selection += ["output.weight", "norm.weight"]
-    lacking = [name for name in selection if name not in weights]
+    required += ["output.weight", "norm.weight"]
+    lacking = [name for name in required if name not in weights]
     if unknown or lacking:
         names = ", ".join((unknown or lacking)[:3])
         raise ModelError(
@@ -141,7 +139,7 @@ def _renamed(weights: Tensors, file: Path) -> tuple[Tensors, Tensors]:
 
 
 def _check_shapes(weights: Tensors, file: Path) -> None:
-    """Raise ModelError for weights that are no matrix, or no vector where they belong to a norm."""
+    """Raise ModelError unless the weights of norms are vectors and all others are matrices."""
     for name, value in weights.items():
         axes = 1 if name.endswith("norm.weight") else 2
         other = weights.get(name.replace(_GATE, _UP), value)  # of the gate, the other half
@@ -156,15 +154,15 @@ def _check_shapes(weights: Tensors, file: Path) -> None:
 def _config(
     weights: Tensors, dropped: Tensors, settings: Any, grid_size: int | None, heads: int | None
 ) -> LlamaGenConfig:
-    """Return the sizes of a model, by its weights as far as they tell."""
+    """Return the configuration of a model, read off its weights where they determine it."""
     book, hidden = weights["embed_tokens.weight"].shape
     layers = 1 + max(int(layer[1]) for layer in map(_LAYER.fullmatch, weights) if layer)
     captions = weights.get("caption.unconditional")
     length = 1 if captions is None else len(captions)
-    heads, grid_size = _summary(dropped, settings, length, hidden, heads, grid_size)
+    heads, grid_size = _heads_and_side(dropped, settings, length, hidden, heads, grid_size)
     width, rest = divmod(hidden, heads)
     rows = len(weights["layers.0.attention.qkv_proj.weight"])
-    groups = heads if rest else (rows // width - heads) // 2  # the config refuses a rest
+    groups = heads if rest else (rows // width - heads) // 2  # LlamaGenConfig refuses a rest
     if not rest and (groups < 1 or heads % groups or (heads + 2 * groups) * width != rows):
         raise ModelError(
             f"the weights do not fit together with {heads} attention heads: wqkv has {rows} rows "
@@ -187,7 +185,7 @@ def _config(
     )
 
 
-def _summary(
+def _heads_and_side(
     dropped: Tensors,
     settings: Any,
     length: int,
@@ -195,7 +193,7 @@ def _summary(
     heads: int | None,
     grid_size: int | None,
 ) -> tuple[int, int]:
-    """Return the heads and the side of the grid: as given, by a rotary table, by the settings."""
+    """Return the heads and the grid's side: as passed, else by a rotary table or the settings."""
     table = dropped.get("freqs_cis")  # [L + side * side, width / 2, 2]
     if table is not None and table.ndim > 1 and table.numel():
         grid_size = _side(table, length) if grid_size is None else grid_size
@@ -218,7 +216,7 @@ def _summary(
 
 
 def _side(table: Tensor, length: int) -> int:
-    """Return the side of the grid by a rotary table; raises ModelError for one of no square."""
+    """Return the grid's side by the rows of a rotary table; raise ModelError for no square."""
     codes = max(0, len(table) - length)
     side = isqrt(codes)
     if not side or side * side != codes:

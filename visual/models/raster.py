@@ -1,4 +1,4 @@
-"""The grid of codes of an image, and how it is laid out in the tokens that a model writes."""
+"""The grid of an image's codes, and its layout in the tokens that a model generates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ragspec.visual.checks import checked_count, whole
 
 @dataclass(frozen=True, slots=True)
 class Raster:
-    """height rows of width codes; each row is followed by `ends` tokens that are no codes."""
+    """A grid of `height` rows of `width` codes; `ends` tokens that are no codes follow each row."""
 
     height: int
     width: int
@@ -27,17 +27,17 @@ class Raster:
 
     @property
     def line(self) -> int:
-        """The tokens of a row."""
+        """Tokens per row."""
         return self.width + self.ends
 
     @property
     def tokens(self) -> int:
-        """The tokens of an image."""
+        """Tokens per image."""
         return self.height * self.line
 
     @property
     def codes(self) -> int:
-        """The codes of an image."""
+        """Codes per image."""
         return self.height * self.width
 
     @property
@@ -52,11 +52,11 @@ class Raster:
         return laid[:, : self.width].reshape(-1)
 
     def grid(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return what belongs to the codes, of values [B, tokens]: [B, h, w]."""
+        """Return the entries of values [B, tokens] that belong to codes, as [B, h, w]."""
         return values.reshape(-1, self.height, self.line)[:, :, : self.width]
 
     def codes_in(self, tokens: int) -> int:
-        """Return how many of the first tokens are codes."""
+        """Return how many of an image's first tokens are codes."""
         rows, rest = divmod(tokens, self.line)
         return rows * self.width + min(rest, self.width)
 
@@ -65,17 +65,23 @@ class Raster:
         return [token for at, token in enumerate(tokens) if at % self.line < self.width]
 
     def laid(self, codes: Sequence[int]) -> list[int]:
-        """Return the first codes of an image among its tokens, -1 where a row ends."""
+        """Lay out an image's first codes as tokens, with -1 for the ends of full rows."""
         rows = [list(codes[at : at + self.width]) for at in range(0, len(codes), self.width)]
         filled = [[*row, *[-1] * self.ends] if len(row) == self.width else row for row in rows]
         return [code for row in filled for code in row]
 
 
 def codes_along(pixels: Any, reduction: int, most: int | None, name: str) -> int:
-    """Return how many codes stand along a side of so many pixels, `reduction` each.
+    """Return the number of codes along a side of an image.
 
-    most: the codes that a model has room for along it. Raises InputError for sides that are no
-    multiple, or too long.
+    Args:
+        pixels: Length of the side.
+        reduction: Pixels per code.
+        most: Maximum codes that the model has room for; None sets no limit.
+        name: Name of the argument, for the message.
+
+    Raises:
+        InputError: The side is no multiple of `reduction`, or too long.
     """
     count = whole(pixels)
     codes, rest = divmod(count, reduction) if count is not None else (0, 0)

@@ -1,9 +1,9 @@
-"""An image model as a target: codes below a condition, with guidance as a pair of rows.
+"""Image models as targets: codes behind a condition, with guidance as a pair of rows.
 
-Ids 0 .. V - 1 are codes. Ids from V on stand for condition embeddings and can only be read: a
+Ids 0 .. V - 1 are codes. Ids from V on stand for condition embeddings and are never generated: a
 prompt is L of them. With classifier-free guidance (Ho and Salimans, arXiv 2207.12598) a sequence
-owns two rows of the model, the second with every condition replaced by its unconditional partner,
-and its logits are u + s (c - u), combined before any processor sees them.
+has two rows of the model. The second has every condition replaced by its unconditional partner.
+The logits are u + s (c - u), combined before any processor sees them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.kv_cache import SlotBook, SlotCache
-from ragspec.verification.tree_attention import TreeView, hiding, tree_view
+from ragspec.verification.tree_attention import TreeView, hide_padding, tree_view
 from ragspec.visual.models.raster import Raster
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConditionTable:
-    """What the condition ids V, V + 1, ... stand for.
+    """The embeddings that the condition ids V, V + 1, ... stand for.
 
     Attributes:
-        embeddings [M, hidden]: Of each id.
-        partners i64 [M]: The number (0 .. M - 1) of each one's unconditional partner.
-        length: L, the ids that a prompt begins with.
-        padding: How many of them are padding, in the prompt of each condition, for which the last
-            id stands. hides bool [M]: which ids stand for padding, which comes first and is not
-            seen; None where there is none.
+        embeddings: One per id, [M, hidden].
+        partners: Number (0 .. M - 1) of each id's unconditional partner, i64 [M].
+        length: L, the condition ids that a prompt begins with.
+        padding: How many ids are padding in each condition's prompt; the last id stands for it.
+        hides: Which ids stand for padding, bool [M], or None. Padding comes first and is masked.
     """
 
     embeddings: Tensor
@@ -50,14 +49,13 @@ class ConditionTable:
     def of_rows(
         cls, conditions: Tensor, unconditional: Tensor, padding: Sequence[int] = ()
     ) -> ConditionTable:
-        """Return the table of R conditions [R, L, hidden] and the one without [L, hidden].
+        """Return the table of R conditions [R, L, hidden] and the unconditional one [L, hidden].
 
-        Condition r has the ids from r * L on, in order; the unconditional one comes last, as
-        condition R.
+        Condition r has the ids from r * L on, in order; the unconditional one is condition R.
 
         Args:
-            padding: Of each condition, as many of its first embeddings are not seen; the
-                unconditional partners of the others are the last ones, as LlamaGen has it.
+            padding: How many of each condition's first embeddings are masked. The partners of the
+                others are the last unconditional ones, as in LlamaGen.
         """
         rows, length, hidden = conditions.shape
         embeddings = torch.cat([conditions, unconditional[None].to(conditions)])
@@ -80,10 +78,10 @@ class ConditionTable:
     ) -> ConditionTable:
         """Return the table of R conditions [R, L, hidden], each with a partner [R, L, hidden].
 
+        Condition r has the ids from r * L on, its partner those from (R + r) * L on.
+
         Args:
-            padding, unconditional_padding: Of each row of the two, as many of its first embeddings
-                are not seen. Condition r has the ids from r * L on, its partner those from (R + r)
-                * L on.
+            padding, unconditional_padding: How many of each row's first embeddings are masked.
         """
         rows, length, hidden = conditions.shape
         embeddings = torch.cat([conditions, unconditional.to(conditions)]).reshape(-1, hidden)
@@ -94,7 +92,7 @@ class ConditionTable:
         return cls(embeddings, partners, length, (), hides.reshape(-1) if any(counts) else None)
 
     def ids(self, row: int) -> list[int]:
-        """Return the numbers of the L ids of condition `row`, counted from 0."""
+        """Return the numbers (0 .. M - 1) of the L ids of condition `row`."""
         padded = self.padding[row] if row < len(self.padding) else 0
         end = (row + 1) * self.length
         return [len(self) - 1] * padded + [*range(end - self.length + padded, end)]
@@ -103,21 +101,21 @@ class ConditionTable:
 class ImageTarget(CausalTarget):
     """A model of image codes, ready for `Engine` and `ModelDrafter`.
 
+    Subclasses for other models override `code_embeddings`, `run` and `allowed`.
+
     Args:
         model: A `LlamaGenModel`, or another model of codes that takes `inputs_embeds`.
-        conditions: What its prompts may hold.
-        guidance_scale: S; 1 runs the conditional row alone.
-        guidance_interval: (first, last) indices of the codes for which guidance is on, last
-            excluded; None for all.
-        codes: V, where the model's configuration says something else.
-        fixed i64 [n]: The codes that must stand at the first n indices, -1 where the model chooses.
-        raster: How the codes lie; None for the model's whole square, of which a smaller one keeps
-            the left of the first rows. Subclasses say for other models what stands for a code
-            (`code_embeddings`), how the model runs (`run`) and which codes may stand where
-            (`allowed`).
+        conditions: The conditions that prompts may name.
+        guidance_scale: s; 1 runs the conditional row alone.
+        guidance_interval: (first, last) indices of the codes with guidance, last excluded; None
+            for all.
+        codes: V, where it is not the vocabulary size of the model's configuration.
+        fixed: Codes at the first n indices, i64 [n]; -1 where the model chooses.
+        raster: Layout of the codes; None for the model's whole square. A smaller raster keeps the
+            left of the square's first rows.
 
     Raises:
-        InputError: For settings outside their range and conditions of another model.
+        InputError: A setting is out of range, or the conditions are of another model.
     """
 
     generation_config = None  # the model's own is about text
@@ -140,13 +138,13 @@ class ImageTarget(CausalTarget):
         self.condition_length = conditions.length
         self.vocab_size = codes or self.vocab_size
         self.input_size = self.vocab_size + len(conditions)
-        # LlamaGen's codes have places of their own: a shorter condition begins later.
+        # LlamaGen's codes have fixed positions: a shorter condition begins at a later one.
         self._shift = getattr(model.config, "condition_length", conditions.length)
         self._shift -= conditions.length
         if self.max_length is not None:
             self.max_length -= self._shift
         self.copies = 1 if self.guidance_scale == 1.0 else 2
-        self.piece = None  # conditions are short
+        self.piece = None  # no chunked prefill: conditions are short
         self._conditions = conditions.embeddings.detach().to(self.device, self.dtype)
         self._partners = conditions.partners.to(self.device)
         self._hides = None if conditions.hides is None else conditions.hides.to(self.device)
@@ -159,32 +157,30 @@ class ImageTarget(CausalTarget):
         self._fixed = None if fixed is None else fixed.to(self.device)
 
     def prompt(self, row: int) -> list[int]:
-        """Return the prompt of condition `row` of the table: L ids."""
+        """Return the L ids of the prompt of condition `row` of the table."""
         return [self.vocab_size + number for number in self._table.ids(row)]
 
     def check_prompt(self, tokens: Sequence[int]) -> None:
         """Raise InputError for a prompt that does not begin with exactly L condition ids."""
         length, size = self.condition_length, self.vocab_size
-        result = next((i for i, token in enumerate(tokens) if token < size), len(tokens))
-        if result != length or max(tokens[length:], default=0) >= size:
+        count = next((i for i, token in enumerate(tokens) if token < size), len(tokens))
+        if count != length or max(tokens[length:], default=0) >= size:
             raise InputError(
-                f"got a prompt of {len(tokens)} ids that begins with {result} condition ids; "
+                f"got a prompt of {len(tokens)} ids that begins with {count} condition ids; "
                 f"expected {length} of them (ids from {size} to {self.input_size - 1}) and codes "
                 "after them. Use target.prompt(row)."
             )
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return what the first layer reads for ids i64 [B, n]: [copies * B, n, hidden]."""
-        rows = [self._embedded(tokens, None)]
-        if self.copies == 2:
-            rows.append(self._embedded(tokens, self._partners))
-        return torch.cat(rows)
+        """Return the embeddings [copies * B, n, hidden] of ids i64 [B, n]."""
+        partners = [None, self._partners][: self.copies]
+        return torch.cat([self._embedded(tokens, each) for each in partners])
 
     def head_logits(self, states: Tensor, positions: Tensor) -> Tensor:
         """Return the guided logits [B, n, V] of hidden states [copies * B, n, hidden].
 
         Args:
-            positions i64 [B, n]: Where the tokens stand that these states are of.
+            positions: Positions i64 [B, n] of the tokens that these states belong to.
         """
         return self._guided(self.head(states), positions)
 
@@ -208,23 +204,23 @@ class ImageTarget(CausalTarget):
             positions = view.positions
             hidden = [row[copy] for copy in range(self.copies) for row in book.hidden]
             difference = any(len(set(row)) > 1 for row in book.hidden)
-            # What one sequence sees fits both of its rows, unless their padding differs.
-            known = _doubled(view) if self.copies == 2 and (len(tokens) > 1 or difference) else view
+            # The view of one sequence serves both of its rows, unless their padding differs.
+            rows = _doubled(view) if self.copies == 2 and (len(tokens) > 1 or difference) else view
             if any(hidden):
-                hidden = hidden[: len(known.positions)]
-                known = hiding(known, hidden)
-            with tree_view(known):
-                logits = self.run(embedded, self.placed(known.positions, hidden), cache, keep)
+                hidden = hidden[: len(rows.positions)]
+                rows = hide_padding(rows, hidden)
+            with tree_view(rows):
+                logits = self.run(embedded, self.placed(rows.positions, hidden), cache, keep)
         cache.advance(tokens.shape[1])
         return self._guided(
             logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
         )
 
     def placed(self, positions: Tensor, hidden: Sequence[int]) -> Tensor:
-        """Return where the model reads what stands at positions i64 [R, n] of the cache.
+        """Return the model's positions of what the cache has at positions i64 [R, n].
 
         Args:
-            hidden: The padding of each of the R rows. LlamaGen's codes have places of their own.
+            hidden: Padding of each of the R rows, unused here: LlamaGen's positions are fixed.
         """
         places = positions + self._shift if self._shift else positions
         if self._side is None or self.raster is None:
@@ -236,7 +232,7 @@ class ImageTarget(CausalTarget):
         return torch.where(index < 0, places, codes)
 
     def _note_padding(self, tokens: Tensor, book: SlotBook) -> None:
-        """Have the cache hide the padding of the prompts that are read, ids i64 [B, n]."""
+        """Make the cache hide the padding of prompts that begin in ids i64 [B, n]."""
         if self._hides is None:
             return
         which, code = (tokens - self.vocab_size).clamp(min=0), tokens < self.vocab_size
@@ -246,7 +242,7 @@ class ImageTarget(CausalTarget):
         book.hidden = [before if length else tuple(count) for length, count, before in starts]
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
-        """Return what the first layer reads for codes i64 [B, n]: [B, n, hidden]."""
+        """Return the embeddings [B, n, hidden] of codes i64 [B, n]."""
         embedded: Tensor = self.model.get_input_embeddings()(codes)
         return embedded
 
@@ -255,7 +251,9 @@ class ImageTarget(CausalTarget):
     ) -> Tensor:
         """Return the kept queries' logits over the codes [C * B, k, V], before guidance.
 
-        embedded [C * B, n, hidden], positions i64 [C * B, n] or [1, n] for all rows.
+        Args:
+            embedded: Inputs of the first layer, [C * B, n, hidden].
+            positions: i64 [C * B, n], or [1, n] for all rows.
         """
         logits: Tensor = self.model(
             inputs_embeds=embedded,
@@ -285,23 +283,19 @@ class ImageTarget(CausalTarget):
         return torch.where((tokens >= self.vocab_size)[..., None], self._conditions[which], codes)
 
     def _guided(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Return u + s (c - u), [B, k, V], of logits [2 * B, k, V]; c alone where it is off."""
-        if self.copies == 2:
-            logits = self._combined(logits, positions)
-        allowed = self.allowed(positions - (self.condition_length - 1))
-        return logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
-
-    def _combined(self, logits: Tensor, positions: Tensor) -> Tensor:
-        if logits.dtype != torch.float64:
-            logits = logits.float()
-        conditional, unconditional = logits.chunk(2)
-        difference = conditional - unconditional
-        guided = torch.add(unconditional, difference, alpha=self.guidance_scale)
-        if self.guidance_interval is None:
-            return guided
-        first, last = self.guidance_interval
+        """Return u + s (c - u), [B, k, V], of logits [2 * B, k, V]; c where guidance is off."""
         index = positions - (self.condition_length - 1)
-        return torch.where(((index >= first) & (index < last))[..., None], guided, conditional)
+        if self.copies == 2:
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            conditional, unconditional = logits.chunk(2)
+            difference = conditional - unconditional
+            logits = torch.add(unconditional, difference, alpha=self.guidance_scale)
+            if self.guidance_interval is not None:
+                first, last = self.guidance_interval
+                guided = (index >= first) & (index < last)
+                logits = torch.where(guided[..., None], logits, conditional)
+        allowed = self.allowed(index)
+        return logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
 
 
 def _doubled(view: TreeView) -> TreeView:

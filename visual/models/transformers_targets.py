@@ -1,11 +1,11 @@
 """Image models of transformers as targets: Janus, Janus-Pro, Emu3, Chameleon, Anole, ImageGPT.
 
-The models are used as they are: each class here says what stands for a code, which part of the
-model runs, which head speaks of codes and which codes may stand where. Prompts are token ids of the
-model's own tokenizer, given when the target is made, of any lengths: shorter ones are padded on the
-left, and the padding is not seen and has no positions. `prompt(row)` gives their ids here. With
-guidance `unconditional` is the prompt of the second row, one for all or one for each.
-Tokens that come out are codes 0 .. V - 1, the numbers that the model's own VQ decoder takes.
+The models are used unchanged. Each class here determines the embeddings of codes, the part of the
+model that runs, the head for codes and which codes are allowed at each index. A target takes its
+prompts, of any length, as token ids of the model's own tokenizer; `prompt(row)` returns their
+condition ids. Shorter prompts are padded on the left; padding is masked and has no positions. With
+guidance `unconditional` is the prompt of the second row, one for all prompts or one each.
+Generated tokens are codes 0 .. V - 1, numbered as in the model's own VQ decoder.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ Unconditional = Ids | Sequence[Ids] | None
 
 
 class _MultimodalTarget(ImageTarget):
-    """What the models here have in common: an inner model and a head over (more than) the codes.
+    """A base of the targets here: an inner model, and a head over the codes and possibly more.
 
-    inner: gives the last hidden states. codes: V. raster, fixed: see `ImageTarget`.
+    Args:
+        inner: The module that returns the last hidden states.
+        codes, raster, fixed: See `ImageTarget`.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class _MultimodalTarget(ImageTarget):
             model, table, guidance_scale, guidance_interval, codes=codes, fixed=fixed, raster=raster
         )
         self.inner = inner
-        self.keeps_logits = True  # here, whatever the model's own forward does
+        self.keeps_logits = True  # `run` does, whatever the model's own forward does
         longest = table.length + raster.tokens
         self.max_length = min(longest, self.max_length or longest)
 
@@ -83,12 +85,11 @@ class _MultimodalTarget(ImageTarget):
 
 
 class JanusTarget(_MultimodalTarget):
-    """Janus or Janus-Pro (`JanusForConditionalGeneration`) drawing an image.
+    """Janus or Janus-Pro (`JanusForConditionalGeneration`) as a target.
 
     Args:
         prompts: Token ids that end with the begin-of-image token.
-        unconditional: Those ids with every one padded but the first and the last (see
-            `janus_unconditional`).
+        unconditional: The same ids with padding in place of the text, see `janus_unconditional`.
         raster: None for the square that the model was trained on.
     """
 
@@ -124,36 +125,36 @@ class JanusTarget(_MultimodalTarget):
         return head
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
-        """Return codes i64 [B, n] embedded and brought into the text's space: [B, n, hidden]."""
+        """Return codes i64 [B, n] embedded and projected to the text's space, [B, n, hidden]."""
         embedded: Tensor = self.model.prepare_embeddings_for_image_generation(codes)
         return embedded
 
 
 def janus_raster(model: Any) -> Raster:
-    """Return how the codes of a Janus model's own images lie."""
+    """Return the raster of a Janus model's own images."""
     return _square(int(model.config.vision_config.num_image_tokens))
 
 
 def _square(count: int) -> Raster:
-    """Return the square of so many codes, or one row of them where they are none."""
+    """Return a square of `count` codes, or one row if that is no square number."""
     side = isqrt(count)
     return Raster(side, side) if side * side == count else Raster(1, count)
 
 
 def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
-    """Return the unconditional prompt of Janus: all padded but begin of text and of image."""
+    """Return Janus' unconditional prompt, padding for all but begin of text and of image."""
     return [token if token in (bos, boi) else pad for token in prompt]
 
 
 class _TextCodesTarget(_MultimodalTarget):
-    """Codes that are tokens of the text's vocabulary. outputs: the text id of each code, [V]."""
+    """A base of targets whose codes are tokens of the text's vocabulary, with ids `outputs` [V]."""
 
     def __init__(self, *inputs: Any, outputs: Ids, **settings: Any) -> None:
         super().__init__(*inputs, codes=len(outputs), **settings)
         self.outputs = torch.tensor(list(outputs), device=self.device)
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
-        """Return the embeddings [B, n, hidden] of the text tokens that codes i64 [B, n] are."""
+        """Return the embeddings [B, n, hidden] of the text tokens of codes i64 [B, n]."""
         embedded: Tensor = self.model.get_input_embeddings()(self.outputs[codes])
         return embedded
 
@@ -163,14 +164,14 @@ class _TextCodesTarget(_MultimodalTarget):
 
 
 class Emu3Target(_TextCodesTarget):
-    """Emu3 (`Emu3ForConditionalGeneration`) drawing the rows of a raster.
+    """Emu3 (`Emu3ForConditionalGeneration`) as a target.
 
-    Every row of codes is followed by the line end, the last code of the vocabulary here (V - 1), as
-    the model has it; nothing else may stand there and it nowhere else.
+    A line end, the last code of the vocabulary here (V - 1), follows every row of codes, as in the
+    model. It is allowed nowhere else, and no other code is allowed there.
 
     Args:
         prompts: Token ids that end with the image wrapper token.
-        raster: Rows and codes of a row; `ends` is set to 1.
+        raster: Rows, and codes per row; `ends` is set to 1.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class Emu3Target(_TextCodesTarget):
         fixed: Tensor | None = None,
     ) -> None:
         _expect(model, "emu3")
-        known = model.vocabulary_mapping
+        vocabulary = model.vocabulary_mapping
         super().__init__(
             model,
             model.model.text_model,
@@ -193,7 +194,7 @@ class Emu3Target(_TextCodesTarget):
             unconditional,
             guidance_scale,
             guidance_interval,
-            outputs=[*_in_order(known.img2bpe), known.eol_token_id],
+            outputs=[*_in_order(vocabulary.img2bpe), vocabulary.eol_token_id],
             raster=replace(raster, ends=1),
             fixed=fixed,
         )
@@ -201,24 +202,20 @@ class Emu3Target(_TextCodesTarget):
         self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
 
     def allowed(self, index: Tensor) -> Tensor:
-        """Return which codes may stand at indices i64 [B, k]: bool [B, k, V]."""
+        """Return which codes are allowed at indices i64 [B, k]: bool [B, k, V]."""
         fitting = (index % (self.width + 1) == self.width)[..., None] == self._is_end
         free = super().allowed(index)
         return fitting if free is None else fitting & free
 
-    def picture(self, tokens: Ids) -> list[list[int]]:
-        """Return the rows of codes, without their ends, of the tokens of a whole image."""
-        step = self.width + 1
-        return [list(tokens[i : i + self.width]) for i in range(0, len(tokens), step)]
-
 
 class ChameleonTarget(_TextCodesTarget):
-    """Chameleon or Anole (`ChameleonForConditionalGeneration`) drawing 1,024 codes, or a raster.
+    """Chameleon or Anole (`ChameleonForConditionalGeneration`) as a target.
 
-    The model's own forward forbids codes, so its decoder and head are asked.
+    The model's own forward excludes codes, so the target runs its decoder and head itself.
 
     Args:
         prompts: Token ids that end with the begin-of-image token.
+        raster: None for 32 x 32 codes.
     """
 
     def __init__(
@@ -247,11 +244,11 @@ class ChameleonTarget(_TextCodesTarget):
 
 
 class ImageGPTTarget(_MultimodalTarget):
-    """ImageGPT (`ImageGPTForCausalImageModeling`), which draws clusters of colours.
+    """ImageGPT (`ImageGPTForCausalImageModeling`) as a target; its codes are clusters of colours.
 
-    It has no conditions: its one prompt, `prompt(0)`, is the start token. Its attention knows no
-    slot beyond the image: drafts are cut to what fits, and a draft model of this class stops
-    drafting a few codes before the end.
+    It has no conditions: its only prompt, `prompt(0)`, is the start token. Its causal mask ends
+    with the image: drafts are cut to what fits, and a draft model of this class stops drafting a
+    few codes before the end.
     """
 
     def __init__(self, model: Any) -> None:
@@ -267,7 +264,7 @@ class ImageGPTTarget(_MultimodalTarget):
             codes=start,
             raster=_square(int(model.config.n_positions)),
         )
-        self.max_length = model.config.n_positions + 1  # the last code is drawn and never read
+        self.max_length = model.config.n_positions + 1  # the last code is never an input
 
     def open(self, rows: int, capacity: int) -> TreeSession:
         """Return an empty session whose drafts fit the model's own causal mask."""
@@ -277,8 +274,8 @@ class ImageGPTTarget(_MultimodalTarget):
 class _Bounded(TreeSession):
     """A session in which committed tokens and draft together never exceed the positions."""
 
-    def admit(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
-        """Return the nodes for which there is room behind the root; see `tree.keep_best`."""
+    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the nodes for which there is room behind the root; see `keep_best`."""
         room = self.target.model.config.n_positions - self.cache.book.extent - 1
         return keep_best(tree, max(room, 0))
 
@@ -288,34 +285,36 @@ def prompt_table(
 ) -> ConditionTable:
     """Return the table of embedded prompts; without unconditional ones each is its own partner.
 
-    Raises InputError for what is no list of token ids, and ids that the model has not.
+    Raises:
+        InputError: A prompt is empty, no list of token ids, or has an id that the model lacks.
     """
-    rows = _ids(prompts)
-    beside = rows if unconditional is None else _partners(unconditional, len(rows))
-    if not rows or not all([*rows, *beside]):
+    prompted = _ids(prompts)
+    beside = prompted if unconditional is None else _partners(unconditional, len(prompted))
+    rows = [*prompted, *beside]
+    if not rows or not all(rows):
         raise InputError(
-            f"got {len(rows)} prompts, of {[len(row) for row in [*rows, *beside]][:8]} tokens (the "
+            f"got {len(prompted)} prompts, of {[len(row) for row in rows][:8]} tokens (the "
             "unconditional ones included); expected at least one, and none that is empty."
         )
     embedding = model.get_input_embeddings()
     size = embedding.weight.shape[0]
-    wrong = [token for row in [*rows, *beside] for token in row if not 0 <= token < size]
+    wrong = [token for row in rows for token in row if not 0 <= token < size]
     if wrong:
         raise InputError(
             f"got a prompt with the token id {wrong[0]}; expected ids from 0 to {size - 1}, "
             "made with the model's own tokenizer."
         )
-    length = max(map(len, [*rows, *beside]))
-    padding = [length - len(row) for row in [*rows, *beside]]
-    padded = [[row[0]] * pad + row for row, pad in zip([*rows, *beside], padding, strict=True)]
+    count, length = len(prompted), max(map(len, rows))
+    padding = [length - len(row) for row in rows]
+    padded = [[row[0]] * pad + row for row, pad in zip(rows, padding, strict=True)]
     with torch.no_grad():
         embedded = embedding(torch.tensor(padded, device=input_device(embedding)))
-    prompted, none = embedded.split(len(rows))
-    return ConditionTable.of_pairs(prompted, none, padding[: len(rows)], padding[len(rows) :])
+    conditional, none = embedded.split(count)
+    return ConditionTable.of_pairs(conditional, none, padding[:count], padding[count:])
 
 
 def _partners(unconditional: Any, count: int) -> list[list[int]]:
-    """Return the unconditional prompt of each of `count` prompts, given one for all or for each."""
+    """Return one unconditional prompt for each of `count` prompts."""
     each = len(unconditional) > 0 and whole(unconditional[0]) is None
     rows = _ids(unconditional if each else [unconditional])
     if len(rows) not in (1, count):
@@ -340,7 +339,7 @@ def _ids(prompts: Any) -> list[list[int]]:
 
 
 def _in_order(text_ids: Mapping[int, int]) -> list[int]:
-    """Return the text id of each code, of a mapping that must know the codes 0, 1, and so on."""
+    """Return the text id of each code; raise UnsupportedModelError unless they count from 0."""
     if sorted(text_ids) != list(range(len(text_ids))) or not text_ids:
         raise UnsupportedModelError(
             f"the model's vocabulary map names {len(text_ids)} codes that are not numbered from 0 "
@@ -350,9 +349,9 @@ def _in_order(text_ids: Mapping[int, int]) -> list[int]:
 
 
 def _expect(model: Any, kind: str) -> None:
-    result = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    if result != kind:
+    actual = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    if actual != kind:
         raise UnsupportedModelError(
-            f"got a model of type {result!r}; expected {kind!r}. Use the target class that is made "
+            f"got a model of type {actual!r}; expected {kind!r}. Use the target class that is made "
             "for it."
         )

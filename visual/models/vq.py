@@ -1,11 +1,11 @@
-"""Images to codes and back: a VQ tokenizer over diffusers' `VQModel`.
+"""VQ tokenizers over diffusers' `VQModel`: images to codes and back.
 
-Published LlamaGen files and the `JanusVQVAE` of transformers are read into that layout, see
-`vq_checkpoint`.
+`vq_checkpoint` converts published LlamaGen files and the `JanusVQVAE` of transformers to that
+layout.
 
 The look-up is LlamaGen's (Sun et al., arXiv 2406.06525, after Yu et al., arXiv 2110.04627): codes
-and latents are made unit length first, so that the nearest code is the one of largest cosine.
-diffusers' own look-up does not do that, hence the few lines here.
+and latents are normalised first, so that the nearest code is the one of largest cosine. diffusers'
+own look-up does not normalise, hence the few lines here.
 """
 
 from __future__ import annotations
@@ -27,21 +27,19 @@ from ragspec.visual.models.vq_checkpoint import (
     save_folder,
 )
 
-PICTURE_AXES = 4
 _PARTS = ("encoder", "quant_conv", "quantize", "post_quant_conv", "decoder")
 _SIZES = ("in_channels", "block_out_channels", "sample_size", "norm_type")
 
 
 class VQTokenizer:
-    """Turns images f32 [B, C, H, W] in [-1, 1] into codes i64 [B, h * w], row by row, and back.
+    """Encodes images f32 [B, C, H, W] in [-1, 1] as codes i64 [B, h * w], row by row, and back.
 
     Args:
-        model: A `VQModel`, or a `JanusVQVAE`, of which `self.model` is a `VQModel` of the same
-            weights.
-        normalised: False for books that are searched by plain Euclidean distance.
+        model: A `VQModel`, or a `JanusVQVAE`, which becomes a `VQModel` of the same weights.
+        normalised: False for code-books that are searched by plain Euclidean distance.
 
     Raises:
-        UnsupportedModelError: For a model without code-book, encoder or decoder.
+        UnsupportedModelError: The model lacks a code-book, encoder or decoder.
     """
 
     def __init__(self, model: Any, normalised: bool = True) -> None:
@@ -72,11 +70,11 @@ class VQTokenizer:
         A folder is in diffusers' layout, safetensors only.
 
         Args:
-            allow_namespace: Of files, as in `load_llamagen`.
+            allow_namespace: For files, as in `load_llamagen`.
 
         Raises:
-            ModelNotFoundError: For a path without either.
-            ModelError: For weights that are missing, do not fit or are not to be opened.
+            ModelNotFoundError: The path holds neither.
+            ModelError: Weights are missing, do not fit or must not be opened.
         """
         from diffusers import VQModel
 
@@ -88,7 +86,7 @@ class VQTokenizer:
     def save_pretrained(self, path: str | Path, dtype: torch.dtype = torch.float16) -> None:
         """Write config and safetensors to a folder, the weights in `dtype`.
 
-        A normalised book is written normalised, for tools that do not normalise themselves.
+        A normalised code-book is written normalised, for tools that do not normalise themselves.
         """
         model = deepcopy(self.model)
         model.quantize.embedding.weight.copy_(self._book())
@@ -96,61 +94,56 @@ class VQTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Return the number of codes, V."""
+        """The number of codes, V."""
         return int(self.model.quantize.embedding.num_embeddings)
 
     @property
     def width(self) -> int:
-        """Return d, the numbers of a latent."""
+        """The size of a latent, d."""
         return int(self.model.quantize.embedding.embedding_dim)
 
     @property
     def image_size(self) -> int:
-        """Return the side of the images it was made for, in pixels."""
+        """Side of the images that the model was trained on, in pixels."""
         return int(self.model.config.sample_size)
 
     @property
     def reduction(self) -> int:
-        """Return how many pixels a code stands for along one side."""
+        """Pixels per code along one side."""
         return int(2 ** (len(self.model.config.block_out_channels) - 1))
 
-    @property
-    def grid_size(self) -> int:
-        """Return the side of the square of codes of such an image."""
-        return self.image_size // self.reduction
-
     def codebook(self) -> Tensor:
-        """Return the codes f32 [V, d], made unit length where they are looked up so."""
+        """Return the code-book f32 [V, d], at unit length if `normalised`."""
         rows: Tensor = self.model.quantize.embedding.weight.float()
         return functional.normalize(rows, dim=-1) if self.normalised else rows
 
     @torch.no_grad()
     def latents(self, images: Tensor) -> Tensor:
-        """Return what is looked up in the book, f32 [B, h * w, d].
+        """Return the latents f32 [B, h * w, d] of images, before the look-up of codes.
 
         Raises:
-            InputError: For images of another form, of sides that are no multiple of `reduction`, or
-                with values outside [-1, 1].
+            InputError: The images have another shape, sides that are no multiple of `reduction`, or
+                values outside [-1, 1].
         """
         self._check_images(images)
         weight = self.model.quant_conv.weight
-        result = self.model.quant_conv(self.model.encoder(images.to(weight.device, weight.dtype)))
-        result = result.flatten(2).transpose(1, 2).float()
-        return functional.normalize(result, dim=-1) if self.normalised else result
+        latents = self.model.quant_conv(self.model.encoder(images.to(weight.device, weight.dtype)))
+        latents = latents.flatten(2).transpose(1, 2).float()
+        return functional.normalize(latents, dim=-1) if self.normalised else latents
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         """Return codes i64 [B, h * w], row by row, of images [B, C, H, W] in [-1, 1]."""
-        result, book = self.latents(images), self._book().float()
-        # |z - e|^2 without |z|^2, which all codes share; exact for books of any lengths.
-        return (result @ book.T - book.square().sum(-1) / 2).argmax(-1)
+        latents, book = self.latents(images), self._book().float()
+        # |z - e|^2 without |z|^2, which all codes share; exact for codes of any length.
+        return (latents @ book.T - book.square().sum(-1) / 2).argmax(-1)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of codes i64 [B, h * w] or [B, h, w].
 
         Raises:
-            InputError: For codes outside the book, or a number of them that is no square.
+            InputError: A code is outside the book, or h * w is no square number.
         """
         grid = self._grid(codes)
         return self._decoded(self._book()[grid.to(self._book().device)])
@@ -159,20 +152,19 @@ class VQTokenizer:
     def decode_latents(self, latents: Tensor) -> Tensor:
         """Return images f32 [B, C, H, W] in [-1, 1] of latents [B, h, w, d] without a look-up.
 
-        They are made unit length where the book is.
+        Latents are normalised if the code-book is.
 
         Raises:
-            InputError: For another width.
+            InputError: The latents have another shape.
         """
-        width = self.model.quantize.embedding.weight.shape[1]
-        if latents.ndim != PICTURE_AXES or latents.shape[-1] != width:
+        if latents.ndim != 4 or latents.shape[-1] != self.width:
             raise InputError(
-                f"got latents of shape {list(latents.shape)}; expected [B, h, w, {width}]."
+                f"got latents of shape {list(latents.shape)}; expected [B, h, w, {self.width}]."
             )
         return self._decoded(functional.normalize(latents, dim=-1) if self.normalised else latents)
 
     def _decoded(self, latents: Tensor) -> Tensor:
-        """Return images of what stands in the grid [B, h, w, d]."""
+        """Return the images of a grid of latents [B, h, w, d]."""
         weight = self.model.post_quant_conv.weight
         laid = latents.to(weight.device).permute(0, 3, 1, 2).to(weight.dtype)
         spatial = laid if self.model.config.norm_type == "spatial" else None
@@ -188,7 +180,7 @@ class VQTokenizer:
         shape = list(images.shape)
         if (
             not images.is_floating_point()
-            or images.ndim != PICTURE_AXES
+            or images.ndim != 4
             or shape[1] != channels
             or any(side % self.reduction or not side for side in shape[2:])
         ):
@@ -196,7 +188,7 @@ class VQTokenizer:
                 f"got pictures of {images.dtype} with shape {shape}; expected floats "
                 f"[B, {channels}, H, W] whose sides are multiples of {self.reduction}."
             )
-        # A little beyond the range comes from resampling; 0 .. 255 is a mistake. So is a nan.
+        # Resampling may exceed the range a little; bytes (0 .. 255) and NaN are mistakes.
         if images.numel() and not bool((images.abs() <= 1.01).all()):
             raise InputError(
                 f"got pictures with values from {float(images.min()):g} to "
@@ -214,40 +206,41 @@ class VQTokenizer:
                 f"got codes from {int(codes.min())} to {int(codes.max())}; expected 0 to "
                 f"{self.vocab_size - 1}. Take condition ids off before decoding."
             )
-        if codes.ndim == PICTURE_AXES - 1:
+        if codes.ndim == 3:
             return codes
         side = round(codes.shape[1] ** 0.5)
         if side * side != codes.shape[1] or not side:
             raise InputError(
                 f"got {codes.shape[1]} codes a picture; expected a square number of them, such as "
-                f"{self.grid_size**2}, or codes laid out as [B, h, w]."
+                f"{(self.image_size // self.reduction) ** 2}, or codes laid out as [B, h, w]."
             )
         return codes.reshape(-1, side, side)
 
 
 class ModelVQ:
-    """A model's own code-book and decoder. model: its `vqmodel`.
+    """A model's own code-book and decoder.
 
-    normalised: whether codes are looked up by their directions alone, see `CodeNeighbours.build`.
+    Args:
+        model: The model's `vqmodel`.
     """
 
-    normalised = False
+    normalised = False  # whether codes are looked up by direction alone, see `CodeNeighbours.build`
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     @property
     def vocab_size(self) -> int:
-        """The number of codes V."""
+        """The number of codes, V."""
         return int(self.model.quantize.embedding.weight.shape[0])
 
     @property
     def reduction(self) -> int:
-        """How many pixels a code stands for along one side."""
+        """Pixels per code along one side."""
         return int(2 ** (len(self.model.config.channel_multiplier) - 1))
 
     def codebook(self) -> Tensor:
-        """Return the codes f32 [V, d]."""
+        """Return the code-book f32 [V, d]."""
         return self.model.quantize.embedding.weight.detach().float()  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -261,12 +254,12 @@ class ModelVQ:
 
 
 class JanusVQ(ModelVQ):
-    """That of Janus, whose codes are made unit length (`JanusVQVAE`)."""
+    """Code-book and decoder of Janus, whose codes are normalised (`JanusVQVAE`)."""
 
     normalised = True
 
     def codebook(self) -> Tensor:
-        """Return the codes made unit length, f32 [V, d]."""
+        """Return the code-book f32 [V, d] at unit length."""
         return functional.normalize(super().codebook(), dim=-1)
 
     def _pictures(self, codes: Tensor) -> Tensor:
@@ -277,7 +270,7 @@ class JanusVQ(ModelVQ):
 
 
 class Emu3VQ(ModelVQ):
-    """That of Emu3 (`Emu3VQVAE`)."""
+    """Code-book and decoder of Emu3 (`Emu3VQVAE`)."""
 
     def _pictures(self, codes: Tensor) -> Tensor:
         pictures: Tensor = self.model.decode(codes)
@@ -285,4 +278,4 @@ class Emu3VQ(ModelVQ):
 
 
 class BookAlone(ModelVQ):
-    """A code-book without a decoder, as that of Chameleon in transformers (`ChameleonVQVAE`)."""
+    """A code-book without a decoder, such as Chameleon's in transformers (`ChameleonVQVAE`)."""

@@ -1,8 +1,8 @@
-"""The layers of published convolutional autoencoders, by the names that diffusers has for them.
+"""Converts weights of published convolutional autoencoders to the layout of diffusers.
 
-LDM's (Rombach et al., arXiv 2112.10752), which are Janus' and MAR's too, and LlamaGen's: all after
-Esser et al. (2012.09841). Attention's 1 x 1 convolutions are linear layers in diffusers. Widths and
-blocks are read off the shapes, which do not tell the groups of the norms, 32 in all published ones.
+The layouts are LDM's (Rombach et al., arXiv 2112.10752), which Janus and MAR share, and LlamaGen's;
+all follow Esser et al. (2012.09841). Attention's 1 x 1 convolutions are linear layers in diffusers.
+Widths and blocks are read off the shapes. The groups of the norms are 32 in all published models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from ragspec.errors import ModelError, ModelNotFoundError
 from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
 
 _GROUPS = 32
-_CONVOLUTION = 4  # axes of its weight
 _RENAMES = tuple(
     (re.compile(pattern), name)
     for pattern, name in (
@@ -44,28 +43,29 @@ _LINEAR = re.compile(r".+\.attentions\.\d+\.to_(?:[qkv]|out\.0)\.weight")
 
 
 def diffusers_name(name: str) -> str:
-    """Return the name that diffusers has for a published weight."""
+    """Return diffusers' name of a published weight."""
     for pattern, ours in _RENAMES:
         name = pattern.sub(ours, name)
     return name
 
 
 def with_linear_layers(weights: Tensors) -> Tensors:
-    """Return weights by diffusers' names with attention's convolutions as linear layers."""
-    # A kernel that is not 1 x 1 becomes too wide and is refused, not cut.
+    """Return weights, by diffusers' names, with attention's convolutions as linear layers."""
+    # A kernel other than 1 x 1 becomes too wide, so that `check_weights` refuses it.
     linear = {name for name in weights if _LINEAR.fullmatch(name) and is_convolution(weights, name)}
     return {name: each.flatten(1) if name in linear else each for name, each in weights.items()}
 
 
 def is_convolution(weights: Tensors, name: str) -> bool:
-    """Tell whether there is such a weight with the axes of a convolution's."""
-    return name in weights and weights[name].ndim == _CONVOLUTION
+    """Return whether a weight of this name exists and has the four axes of a convolution."""
+    return name in weights and weights[name].ndim == 4
 
 
 def convolution_sizes(weights: Tensors, origin: str) -> dict[str, Any]:
-    """Return what a diffusers configuration says of encoder and decoder, by their weights.
+    """Return the fields of a diffusers configuration for encoder and decoder, by their weights.
 
-    Raises ModelError for widths without a norm.
+    Raises:
+        ModelError: A width is no multiple of the groups of a norm.
     """
     block = "encoder.down_blocks.{}.resnets.{}.conv1.weight"
     levels = list(takewhile(lambda i: is_convolution(weights, block.format(i, 0)), count()))
@@ -95,9 +95,11 @@ def convolution_sizes(weights: Tensors, origin: str) -> dict[str, Any]:
 def check_weights(
     expected: Tensors, weights: Tensors, names: dict[str, str], origin: str, kind: str
 ) -> None:
-    """Raise ModelError unless there is one weight of the right shape for each that is expected.
+    """Raise ModelError unless the weights are exactly the expected ones, in name and shape.
 
-    names: ours by the published ones. origin: whose they are. kind: of model, for the message.
+    Args:
+        names: Our names by the published ones.
+        origin, kind: Source of the weights and kind of model, for the message.
     """
     uses = Counter(names.values())
     faults = {
@@ -119,11 +121,11 @@ def check_weights(
 
 
 def open_folder(kind: Any, path: str | Path, dtype: torch.dtype, published: str) -> Any:
-    """Return the autoencoder in a folder of diffusers' layout, safetensors only.
+    """Load the autoencoder in a folder of diffusers' layout, safetensors only.
 
     Args:
         kind: A class of diffusers.
-        published: A file that could stand in the folder's place, for the message.
+        published: Example of a published file, for the message.
 
     Raises:
         ModelNotFoundError: There is no config.json.
@@ -148,18 +150,17 @@ def open_folder(kind: Any, path: str | Path, dtype: torch.dtype, published: str)
 
 def save_folder(model: Any, path: str | Path, dtype: torch.dtype) -> None:
     """Write an autoencoder's config and safetensors to a folder, the weights in `dtype`."""
-    # Past diffusers' own `to`, which warns of modules to be kept in float32: there are none.
+    # diffusers' own `to` would warn of modules to keep in float32; there are none.
     copied = torch.nn.Module.to(deepcopy(model), dtype)
     copied.save_pretrained(path, safe_serialization=True)
 
 
-PIXELS = 256  # a side of the images that the published ones were trained on
+PIXELS = 256  # side of the images that the published tokenizers were trained on
 JANUS = "janus_vqgan"  # the model_type of transformers' JanusVQVAE
 
-# The running mean first, as in LlamaGen's own script that draws with the tokenizer.
+# The running mean first, as in LlamaGen's own script for tokenizers.
 _PLACES = ("ema", *(place for place in PLACES if place != "ema"))
-_DROPPED = ("quantize.codebook_used", "loss.")  # a count of codes, and what trains beside it
-_BOOK = 2  # axes of its weight
+_DROPPED = ("quantize.codebook_used", "loss.")  # code counts, and weights of the training loss
 _NEEDED = (
     "encoder.conv_in.weight",
     "encoder.down_blocks.0.resnets.0.conv1.weight",
@@ -171,60 +172,64 @@ _NEEDED = (
 def load_llamagen_vq(
     path: str | Path, dtype: torch.dtype = torch.float32, allow_namespace: bool = False
 ) -> Any:
-    """Return the `VQModel` of a published tokenizer file, in eval mode on the CPU.
+    """Load the `VQModel` of a published tokenizer file, in eval mode on the CPU.
 
-    allow_namespace: see `read_checkpoint`. Raises ModelNotFoundError, ModelError for files that
-    hold other objects, other weights or weights that are not finite.
+    Args:
+        allow_namespace: See `read_checkpoint`.
+
+    Raises:
+        ModelNotFoundError: There is no such file.
+        ModelError: It holds other objects, other weights or weights that are not finite.
     """
-    result, settings = read_checkpoint(path, allow_namespace, _PLACES)
+    tensors, settings = read_checkpoint(path, allow_namespace, _PLACES)
     pixels = getattr(settings, "image_size", None)
     origin = Path(path).name
     weights = {
-        name: value.to(dtype) for name, value in result.items() if not name.startswith(_DROPPED)
+        name: value.to(dtype) for name, value in tensors.items() if not name.startswith(_DROPPED)
     }
     check_finite(weights, origin)
     return _vq_model(weights, origin, pixels if isinstance(pixels, int) and pixels > 0 else PIXELS)
 
 
 def from_janus(model: Any) -> Any:
-    """Return a `VQModel` that shares the weights of a `JanusVQVAE`; raises ModelError."""
+    """Return a `VQModel` that shares the weights of a `JanusVQVAE`.
+
+    Raises:
+        ModelError: The weights do not fit.
+    """
     reduction = 2 ** (len(model.config.channel_multiplier) - 1)
     pixels = int(model.config.num_patches) * reduction
     return _vq_model(model.state_dict(), f"the {type(model).__name__}", pixels)
 
 
 def _vq_model(published: Tensors, origin: str, pixels: int) -> Any:
-    """Return the model of weights by their published names; origin: whose they are, for errors."""
+    """Return the `VQModel` of weights by their published names; errors name `origin`."""
     from diffusers import VQModel
 
     names = {name: diffusers_name(name) for name in published}
     weights = with_linear_layers({ours: published[name] for name, ours in names.items()})
     _check_kind(weights, published, origin)
-    config = _config(weights, origin)
+    book, dim = weights["quantize.embedding.weight"].shape
+    config = convolution_sizes(weights, origin)
     with torch.device("meta"):
-        model = VQModel(**config, sample_size=pixels)
+        model = VQModel(
+            **config,
+            latent_channels=len(weights["encoder.conv_out.weight"]),
+            num_vq_embeddings=book,
+            vq_embed_dim=dim,
+            lookup_from_codebook=True,
+            sample_size=pixels,
+        )
     check_weights(model.state_dict(), weights, names, origin, "LlamaGen tokenizer")
     model.load_state_dict(weights, assign=True)
     return model.eval()
 
 
-def _config(weights: Tensors, origin: str) -> dict[str, Any]:
-    """Return the sizes of a model by its weights; raises ModelError for widths without a norm."""
-    book, dim = weights["quantize.embedding.weight"].shape
-    return {
-        **convolution_sizes(weights, origin),
-        "latent_channels": len(weights["encoder.conv_out.weight"]),
-        "num_vq_embeddings": book,
-        "vq_embed_dim": dim,
-        "lookup_from_codebook": True,
-    }
-
-
 def _check_kind(weights: Tensors, published: Tensors, origin: str) -> None:
-    """Raise ModelError for weights of something else, such as those of a generator."""
+    """Raise ModelError for weights of another model, such as a generator's."""
     book = weights.get("quantize.embedding.weight")
     lacking = [name for name in _NEEDED if not is_convolution(weights, name)]
-    if lacking or book is None or book.ndim != _BOOK:
+    if lacking or book is None or book.ndim != 2:
         names = ", ".join(sorted(published)[:3]) or "no tensors"
         generator = "tok_embeddings.weight" in published
         raise ModelError(

@@ -1,8 +1,7 @@
-"""Files of published weights: opened without running anything in them, wherever the weights lie.
+"""Reads files of published weights without running code that they may hold.
 
-The weights lie under "model" (DDP), "module" (DeepSpeed), "state_dict", "ema" (a running mean)
-or at the top (FSDP), in a torch pickle or in safetensors. Pickles are opened with
-weights_only=True.
+The weights are under "model" (DDP), "module" (DeepSpeed), "state_dict", "ema" (a running mean) or
+at the top (FSDP), in a torch pickle or in safetensors. Pickles are read with weights_only=True.
 """
 
 from __future__ import annotations
@@ -30,30 +29,34 @@ def read_checkpoint(
 ) -> tuple[Tensors, Any]:
     """Return the weights of a file by their published names, and its training settings or None.
 
-    allow_namespace: also open files of training scripts, which hold their settings as an
-    argparse.Namespace (plain data, no code). places: where weights may lie, the first that is there
-    is taken; else the top. Raises ModelNotFoundError, and
-    ModelError for files that cannot be read or hold other objects.
+    Args:
+        allow_namespace: Also open files of training scripts, which hold their settings as an
+            argparse.Namespace (plain data, no code).
+        places: Keys to look for the weights under, in this order, before the top.
+
+    Raises:
+        ModelNotFoundError: There is no such file.
+        ModelError: It cannot be read or holds other objects.
     """
     file = Path(path)
     if not file.is_file():
         raise ModelNotFoundError(f"got {path}, which is no file; expected a .pt or .safetensors.")
-    content = _open_safetensors(file) if file.suffix == ".safetensors" else None
-    content = _open_pickle(file, allow_namespace) if content is None else content
+    is_safe = file.suffix == ".safetensors"
+    content = _open_safetensors(file) if is_safe else _open_pickle(file, allow_namespace)
     if not isinstance(content, Mapping):
         raise ModelError(f"{file.name} holds a {type(content).__name__}; expected named weights.")
     inner = next((content[p] for p in places if isinstance(content.get(p), Mapping)), content)
-    record = {}
+    weights = {}
     for name, value in inner.items():
         for prefix in _PREFIXES:
             name = str(name).removeprefix(prefix)
         if isinstance(value, Tensor):
-            record[name] = value
-    return record, content.get("args")
+            weights[name] = value
+    return weights, content.get("args")
 
 
 def check_finite(weights: Tensors, origin: str) -> None:
-    """Raise ModelError for weights that are no numbers: they would draw images of nothing."""
+    """Raise ModelError for weights that are not finite floats: images would be blank."""
     wrong = [n for n, w in weights.items() if not (w.is_floating_point() and w.isfinite().all())]
     if wrong:
         raise ModelError(
@@ -75,21 +78,21 @@ def _open_safetensors(file: Path) -> Any:
 
 
 def _open_pickle(file: Path, allow_namespace: bool) -> Any:
-    """Return what the file holds; nothing but tensors and plain containers gets through."""
+    """Return the file's content; refuse anything but tensors and plain containers."""
     allowed: list[Any] = [argparse.Namespace] if allow_namespace else []
     try:
         with torch.serialization.safe_globals(allowed):
             return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # a refusal, or whatever a damaged file may raise
-        # Torch's own text reports how to run what the file holds: it is shown to nobody.
-        result = _REFUSED.search(str(error))
-        if result is None:
+        # Torch's own text advises how to run the file's code, so the message leaves it out.
+        refused = _REFUSED.search(str(error))
+        if refused is None:
             reason = str(error) if isinstance(error, OSError) else type(error).__name__
             raise ModelError(
                 f"{file.name} cannot be read as a torch file of tensors ({reason}); expected what "
                 "torch.save writes, whole. Copy it again, or save its weights as safetensors."
             ) from None
-        what = result.group(1)
+        what = refused.group(1)
         advice = (
             "If you trust its source, pass allow_namespace=True: it is opened as plain settings."
             if what == "argparse.Namespace"

@@ -1,1 +1,1 @@
-"""From a prompt or a class to images, by diffusers' conventions."""
+"""Pipelines from prompts or classes to images, with the conventions of diffusers."""

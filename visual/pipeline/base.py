@@ -1,4 +1,4 @@
-"""What the pipelines of image codes share: seeds, passes, callbacks, figures, progress, outputs."""
+"""The base of the pipelines over image codes: generation, progress, statistics and outputs."""
 
 from __future__ import annotations
 
@@ -31,21 +31,20 @@ from ragspec.visual.pipeline.request import TENSORS
 from ragspec.visual.rules.by_name import make_rule
 from ragspec.visual.rules.tv_budget import Surprising
 
-NODES = 12  # of a draft, where nothing is said
-
 
 @dataclass
 class ImageOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
-    """What a call returns, for B images of h * w codes.
+    """The output of a call, for B images of h * w codes.
 
     Attributes:
         images: A list of PIL images, float32 [B, H, W, 3] in 0 .. 1 ("np"), a tensor [B, 3, H, W]
             in 0 .. 1 ("pt"), or the codes ("latent").
         stats: See `ImageStats`.
-        acceptance_map i64 [B, h, w]: How many codes came with the forward that gave this one.
-        label: Exact, exact-for(distribution), bounded(tv<=x), approximate, or unfinished where a
-            callback ended the call early. codes i64 [B, h, w]; an image that was ended early
-            repeats its last one, and its acceptance is 0 there.
+        acceptance_map i64 [B, h, w]: For each code, how many codes its forward produced; 0 for
+            codes that an early end left out.
+        label: Exact, exact-for(distribution), bounded(tv<=x), approximate, or unfinished if a
+            callback ended the call early.
+        codes i64 [B, h, w]: An image that ended early repeats its last code.
     """
 
     images: Any
@@ -65,16 +64,22 @@ def chosen_rule(
     normalised: bool = True,
     marks: int = 0,
 ) -> tuple[Rule, str, dict[str, Any]]:
-    """Return a rule, its name and its settings; without any those of `relaxation`, a file, hold.
+    """Return a rule, its name and its settings.
 
-    The rest: see `make_rule`. Raises InputError, UnknownNameError, ModelError.
+    Args:
+        rule, codebook, positions, normalised, marks: See `make_rule`; a Rule is taken as it is.
+        settings: Of the rule. If empty, those that the file `relaxation` holds for it apply.
+
+    Raises:
+        InputError: A Rule comes with settings, or `make_rule` refuses them.
+        UnknownNameError: No rule has the name.
+        ModelError: The file cannot be read.
     """
     if not isinstance(rule, str):
         if settings:
             raise InputError(f"got a Rule and {', '.join(settings)}; expected settings by a name.")
         return expect_rule(rule), rule.name, {}
-    there = relaxation if relaxation is not None and relaxation.is_file() else None
-    settings = settings or settings_of(there, rule)
+    settings = settings or settings_of(relaxation, rule)
     created = make_rule(
         rule, codebook, positions=positions, normalised=normalised, marks=marks, **settings
     )
@@ -82,14 +87,17 @@ def chosen_rule(
 
 
 class CodePipeline(DiffusersMixin):
-    """Draws the codes of images with a target and a drafter, and decodes them.
+    """Generates the codes of images with a target and a drafter, and decodes them.
 
-    Subclasses make the target of a call and what drafts for it, and set these: tokenizer (of the
-    codes), side (of the square of codes), source (of drafters), rule, budget, batch_size,
-    image_processor.
+    Subclasses create the target and set the attributes.
+
+    Attributes:
+        tokenizer: Of the codes.
+        side: Codes along each side of the square image.
+        source: Creates the drafter of each call.
     """
 
-    # Where diffusers tells what a callback may ask for.
+    # The tensors that a callback may request; diffusers reads this name.
     _callback_tensor_inputs: ClassVar[list[str]] = list(TENSORS)
 
     tokenizer: Any
@@ -101,23 +109,18 @@ class CodePipeline(DiffusersMixin):
     image_processor: Any
 
     def decode(self, codes: Tensor, output_type: str = "pil") -> Any:
-        """Return the images of codes i64 [B, h, w]; output_type as for a call."""
+        """Decode codes i64 [B, h, w] into images of an output_type; see `ImageOutput`."""
         if output_type == "latent":
             return codes
         images = self._decoded(self.tokenizer.decode, codes)
         return self.image_processor.postprocess(images, output_type)
 
     def _raster(self, target: ImageTarget) -> Raster:
-        """Return how the codes of a call lie."""
+        """Return the grid of the codes of a call."""
         return target.raster or Raster(self.side, self.side)
 
-    @property
-    def _repeatable(self) -> bool:
-        """Whether a seed fixes an image, whatever else was drawn and however fast."""
-        return self.rule.label == Walk.label or isinstance(self.budget, FixedBudget)
-
     def _judging(self) -> Rule:
-        """Return the rule of a call, which also measures what it does."""
+        """Return the rule of a call, which also measures the NLL gap of each code."""
         return Surprising(self.rule)
 
     def _create(
@@ -129,7 +132,8 @@ class CodePipeline(DiffusersMixin):
         callback: Callable[..., Any] | None,
         output_type: str,
     ) -> ImageOutput:
-        """Return what a call returns; rows: the condition of each image."""
+        """Generate one image for each of the condition numbers `rows`, and return the output."""
+        raster, count = self._raster(target), len(rows)
         engine = Engine(
             target,
             None,
@@ -139,39 +143,29 @@ class CodePipeline(DiffusersMixin):
             batch_size=self.batch_size,
         )
         prompts = [target.prompt(row) for row in rows]
-        began = time.perf_counter()
-        generations = self._draw(engine, prompts, sampling, callback, self._raster(target))
-        return self._output(generations, time.perf_counter() - began, output_type, target)
-
-    def _draw(
-        self,
-        engine: Engine,
-        prompts: list[list[int]],
-        sampling: Sampling,
-        callback: Callable[..., Any] | None,
-        raster: Raster,
-    ) -> list[Generation]:
-        tokens, count = raster.tokens, len(prompts)
+        options: dict[str, Any] = {"max_new_tokens": raster.tokens, "ignore_eos": True}
+        if callback is not None:
+            options["stopping_criteria"] = [lambda ids, scores: self._interrupt]
         self._interrupt = False
-        with closing(self.progress_bar(total=count * tokens)) as bar:
-            progress = Progress(self, bar, count, tokens, self.batch_size, callback, raster)
-            options: dict[str, Any] = {"max_new_tokens": tokens, "ignore_eos": True}
-            if callback is not None:
-                options["stopping_criteria"] = [lambda ids, scores: self._interrupt]
+        began = time.perf_counter()
+        with closing(self.progress_bar(total=count * raster.tokens)) as bar:
+            progress = Progress(self, bar, count, raster.tokens, self.batch_size, callback, raster)
             generations: list[Generation] = engine.generate(
                 prompts, sampling, on_step=progress.step, **options
             )
             progress.finish()
-        return generations
+        return self._output(generations, time.perf_counter() - began, output_type, target)
 
     def _output(
         self, generations: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> ImageOutput:
         raster = self._raster(target)
         codes = codes_of(generations, raster)
+        # A budget that depends on time changes the drafts, and an inexact rule then the image.
+        repeatable = self.rule.label == Walk.label or isinstance(self.budget, FixedBudget)
         return ImageOutput(
             images=self.decode(codes, output_type),
-            stats=stats_of(generations, seconds, raster, self._repeatable),
+            stats=stats_of(generations, seconds, raster, repeatable),
             acceptance_map=acceptance_of(generations, raster),
             label=label_for(generations, raster),
             codes=codes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +12,24 @@ from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.transformers_targets import ChameleonTarget
 from ragspec.visual.models.vq import BookAlone, VQTokenizer
 from ragspec.visual.models.vq_checkpoint import JANUS
+from ragspec.visual.pipeline.folder import kind_of
 from ragspec.visual.pipeline.prompt_parts import mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
-_ROUNDED = 0.05  # of the size of its numbers, by which a code-book in half precision may be off
+_ROUNDED = 0.05  # the most relative error of a code-book in half precision
 
 
 class ChameleonPipeline(PromptPipeline):
-    """Draws with a `ChameleonForConditionalGeneration`; see `PromptPipeline`.
+    """Generates with a `ChameleonForConditionalGeneration`; see `PromptPipeline`.
 
-    A prompt is followed by the separator and the begin-of-image token; codes of images alone are
-    drawn after it. Guidance leads away from negative_prompt in the same template, None being begin
-    of text and of image alone.
+    The template adds the separator and the begin-of-image token to a prompt; only image codes may
+    follow. Guidance leads away from negative_prompt in the same template. By default that is the
+    begin of text and the begin of image alone.
 
-    Attributes:
-        vq: Transformers' model has no decoder, so give the published one (`vqgan.ckpt`), a folder
-            or an object in the layout of diffusers' VQModel or of transformers' JanusVQVAE; without
-            one there is output_type "latent", the codes.
+    Args:
+        vq: The decoder, which transformers' model lacks: the published file (`vqgan.ckpt`), or a
+            folder or an object in the layout of diffusers' VQModel or transformers' JanusVQVAE.
+            Without one, calls support only output_type "latent", the codes.
     """
 
     kind = "chameleon"
@@ -37,15 +37,15 @@ class ChameleonPipeline(PromptPipeline):
     guidance = 3.0
 
     def _vq(self, model: Any, vq: Any) -> Any:
-        current = BookAlone(model.model.vqmodel)
+        book_alone = BookAlone(model.model.vqmodel)
         if vq is None:
-            return current
+            return book_alone
         tokenizer = vq if isinstance(vq, VQTokenizer) else _opened(vq)
-        book, known = tokenizer.model.quantize.embedding.weight, current.codebook()
-        if book.shape != known.shape or _differ(book, known):
+        book, expected = tokenizer.model.quantize.embedding.weight, book_alone.codebook()
+        if book.shape != expected.shape or _differ(book, expected):
             raise TokenizerMismatchError(
                 f"got a decoder with a code-book of {list(book.shape)} that is not the model's, of "
-                f"{list(known.shape)}; expected the one that it was trained with."
+                f"{list(expected.shape)}; expected the one that it was trained with."
             )
         tokenizer.model.to(model.device)
         return tokenizer
@@ -64,7 +64,11 @@ class ChameleonPipeline(PromptPipeline):
             )
 
     def decode(self, codes: Any, output_type: str = "pil") -> Any:
-        """Return the images of codes i64 [B, h, w]; raises ModelError without a decoder."""
+        """Decode codes i64 [B, h, w] into images of an output_type; see `ImageOutput`.
+
+        Raises:
+            ModelError: The pipeline has no decoder.
+        """
         self._check_decoder(output_type)
         return super().decode(codes, output_type)
 
@@ -81,34 +85,26 @@ class ChameleonPipeline(PromptPipeline):
         return text_ids(self.text_tokenizer, begin, begin)
 
 
-def _differ(book: Tensor, known: Tensor) -> bool:
-    """Tell whether two code-books differ by more than how their numbers were rounded."""
-    result = book.detach().float().to(known.device)
-    return bool((result - known).abs().mean() > _ROUNDED * known.abs().mean())
+def _differ(book: Tensor, expected: Tensor) -> bool:
+    """Return whether two code-books differ by more than rounding to half precision explains."""
+    difference = book.detach().float().to(expected.device) - expected
+    return bool(difference.abs().mean() > _ROUNDED * expected.abs().mean())
 
 
 def _opened(vq: Any) -> VQTokenizer:
-    """Return the tokenizer of a model, a file or a folder; codes are told by plain distance."""
+    """Open a decoder; its code-book is compared by plain distance, without normalisation."""
     if not isinstance(vq, str | Path):
         return VQTokenizer(vq, normalised=False)
-    config = Path(vq).expanduser() / "config.json"
-    if config.is_file() and _model_type(config) == JANUS:
+    path = Path(vq).expanduser()
+    if kind_of(path) == JANUS:
         from transformers.models.janus.modeling_janus import JanusVQVAE
 
         try:
-            vqvae = JanusVQVAE.from_pretrained(config.parent, local_files_only=True)
+            vqvae = JanusVQVAE.from_pretrained(path, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ModelError(
                 f"{vq} does not load as a JanusVQVAE ({error}); expected what its "
                 "save_pretrained wrote."
             ) from error
         return VQTokenizer(vqvae, normalised=False)
-    return VQTokenizer.from_pretrained(Path(vq).expanduser(), normalised=False)
-
-
-def _model_type(config: Path) -> Any:
-    try:
-        record = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record.get("model_type") if isinstance(record, dict) else None
+    return VQTokenizer.from_pretrained(path, normalised=False)

@@ -1,6 +1,6 @@
-"""What users of diffusers type on any pipeline: loading, placing, decoding in slices, saving.
+"""The common interface of diffusers pipelines: loading, device moves, sliced decoding, saving.
 
-Keywords of loaders and savers are done as asked, or refused with what to do.
+Keywords of diffusers' loaders and savers take effect, or raise `InputError` with an alternative.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ragspec.errors import InputError
 
-_DECODED = 64  # images that are decoded at once
-_SPREAD = ("balanced", "balanced_low_0", "sequential")  # placements over several devices
+_DECODED = 64  # images in one batch of the decoder
+_SPREAD = ("balanced", "balanced_low_0", "sequential")  # device maps over several devices
 _CACHE = "models come from the cache of huggingface_hub: set HF_HOME, HF_TOKEN or HTTPS_PROXY"
 _ONE = "a folder of an image generator holds one set of weights; give the path of the folder itself"
 _NO_CODE = "no code of a folder is run"
@@ -32,12 +32,13 @@ _REFUSED = {
 
 
 class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
-    """What image pipelines share with diffusers: where modules are, how many are decoded."""
+    """Gives image pipelines diffusers' methods for devices, sliced decoding and offloading."""
 
     _decoded_at_once: int = _DECODED
+    _interrupt: bool = False  # a callback may set it to end the call
 
     def modules(self) -> dict[str, torch.nn.Module]:
-        """Return the modules that this pipeline computes with, by their names."""
+        """Return the pipeline's torch modules by name, the text encoder included."""
         record = {name: getattr(self, name, None) for name in ("model", "draft", "vq", "vae")}
         record["text_encoder"] = getattr(getattr(self, "captions", None), "model", None)
         return {name: each for name, each in record.items() if isinstance(each, torch.nn.Module)}
@@ -57,14 +58,14 @@ class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
         self._decoded_at_once = 1
 
     def disable_vae_slicing(self) -> None:
-        """Decode many images at a time again."""
+        """Decode up to 64 images at a time, the default."""
         self._decoded_at_once = _DECODED
 
     def enable_model_cpu_offload(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse offloading: every pass of an autoregressive model needs all of its weights.
+        """Refuse offloading: every forward of an autoregressive model needs all of its weights.
 
         Raises:
-            InputError: Always, with what takes less memory.
+            InputError: Always, with other ways to save memory.
         """
         raise InputError(
             "got a request to offload; expected none: each code takes a pass over all weights, "
@@ -75,7 +76,7 @@ class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     enable_sequential_cpu_offload = enable_model_cpu_offload
 
     def _decoded(self, decode: Callable[[Tensor], Tensor], grids: Tensor) -> Tensor:
-        """Return the images of grids [B, h, w, ...], some at a time, on the CPU."""
+        """Decode grids [B, h, w, ...] in slices, and return the images on the CPU."""
         parts = torch.split(grids, self._decoded_at_once)
         return torch.cat([decode(part).cpu() for part in parts])
 
@@ -83,16 +84,16 @@ class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
 def check_loading(
     settings: dict[str, Any], device: str | torch.device
 ) -> tuple[str | torch.device, bool]:
-    """Take what loaders of diffusers are told out of the settings.
+    """Remove the keywords of diffusers' loaders from the settings, and apply them.
 
-    Done as asked: device_map for one device, local_files_only, use_safetensors and
-    low_cpu_mem_usage where they are true, which they always are.
+    The loader accepts device_map for one device and local_files_only. use_safetensors and
+    low_cpu_mem_usage are always true.
 
     Returns:
-        The device, and whether the hub must not be asked.
+        The device, and whether to stay offline.
 
     Raises:
-        InputError: For several devices, and for what folders of image generators have not.
+        InputError: device_map names several devices, or a keyword is unsupported.
     """
     for name in ("use_safetensors", "low_cpu_mem_usage"):
         if settings.pop(name, None) is False:
@@ -115,10 +116,10 @@ def check_loading(
 
 
 def saving(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what `save_pretrained` of diffusers was told, as far as models of transformers go.
+    """Return the keywords of diffusers' `save_pretrained` that transformers' models accept.
 
     Raises:
-        InputError: For what is not written here.
+        InputError: safe_serialization is false, or a variant is set.
     """
     record = {name: value for name, value in settings.items() if value is not None}
     if record.pop("safe_serialization", True) is not True:

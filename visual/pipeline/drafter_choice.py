@@ -1,7 +1,7 @@
-"""Which drafter an image pipeline uses: built again for every call, since conditions differ.
+"""The choice of an image pipeline's drafter, which is created for each call and its conditions.
 
-A draft model reads the same conditions as the target, through embeddings of its own; a feature head
-goes on from the target's hidden states; Jacobi drafting needs no model at all.
+A draft model embeds the target's conditions by itself. A feature head reads the target's hidden
+states. Jacobi drafting needs no model.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_model
+from ragspec.visual.pipeline.prompt_parts import check_prompt_draft, load_part
 
 JACOBI = "jacobi"
-# What a rule is given where nothing is said: the first that it accepts.
+NODES = 12  # the default budget of draft nodes
+# A draft model or head uses the first of these that the rule accepts.
 _PREFERENCE = (
     DraftKind.COUPLED,
     DraftKind.SAMPLED,
@@ -36,10 +38,14 @@ _PREFERENCE = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conditions:
-    """What the images of one call are of: class labels i64 [R], or features [R, L, d].
+    """The conditions of one call's images.
 
-    padding: as many first features of each row are not seen. negative [1, L, d] or [R, L, d]: what
-    stands in for no condition, with padding of its own; None for what the model learned for that.
+    Attributes:
+        condition: Class labels i64 [R], or features [R, L, d].
+        padding: How many features at the start of each row are masked.
+        negative: Features [1, L, d] or [R, L, d] that guidance leads away from; None for the
+            embedding that the model learned for no condition.
+        negative_padding: As `padding`, for each row of `negative`.
     """
 
     condition: Tensor
@@ -48,7 +54,11 @@ class Conditions:
     negative_padding: tuple[int, ...] = ()
 
     def table(self, model: Any) -> ConditionTable:
-        """Return what the condition ids stand for in a model; raises InputError."""
+        """Return a model's embeddings of the conditions.
+
+        Raises:
+            InputError: The model was not made for these labels or features.
+        """
         with torch.no_grad():
             embedded = model.condition(self.condition)
             if self.negative is None:
@@ -62,20 +72,20 @@ class Conditions:
         return ConditionTable.of_pairs(embedded, repeated, padding, every)
 
     def target(self, model: Any, like: ImageTarget) -> ImageTarget:
-        """Return a target over another model, guided and laid out as `like`."""
+        """Return a target over another model, with the guidance and the grid of `like`."""
         table = self.table(model)
         scale, interval = like.guidance_scale, like.guidance_interval
         return ImageTarget(model, table, scale, interval, raster=like.raster)
 
 
 class ImageConditions(Protocol):
-    """What the images of a call are of."""
+    """The conditions of a call: labels, features or prompts."""
 
     def table(self, model: Any) -> ConditionTable:
-        """Return what the condition ids stand for in a model."""
+        """Return a model's embeddings of the conditions."""
 
     def target(self, model: Any, like: ImageTarget) -> ImageTarget:
-        """Return a target over another model, guided and laid out as `like`."""
+        """Return a target over another model, with the guidance and the grid of `like`."""
 
 
 Drafters = Drafter | Sequence[Drafter] | None
@@ -83,11 +93,13 @@ Drafters = Drafter | Sequence[Drafter] | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftSource:
-    """Makes the drafter of one call, or several, which the engine fuses.
+    """Creates the drafter of each call, or several drafters, which the engine fuses.
 
-    name: how users name it; None where nothing drafts, or an object of theirs. make: returns what
-    drafts for a target under conditions. model, head: of the drafts, where there is one. mode,
-    min_expected_gain: how these draft.
+    Attributes:
+        name: The drafter's name, several joined by "+"; None for plain decoding.
+        make: Creates the drafter for a target and its conditions.
+        model, head: The draft model and the feature head, if the drafter has one.
+        mode, min_expected_gain: See `draft_source`.
     """
 
     name: str | None
@@ -98,17 +110,21 @@ class DraftSource:
     min_expected_gain: float | None = None
 
     def __call__(self, target: Any, conditions: Any = None) -> Drafters:
-        """Return what drafts for a target under these conditions."""
+        """Create the drafter of a call."""
         return self.make(target, conditions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftKit:
-    """How the models of one family are drafted for.
+    """The drafters that one family of models supports.
 
-    usual: the name that "auto" stands for. jacobi: returns what drafts without a model. places: the
-    folder of each name, None where nothing lies there. load: opens a folder. of: returns the source
-    of a model or a head, once checked; None for anything else. several: drafts may be fused.
+    Attributes:
+        usual: The drafter's name for "auto".
+        jacobi: Creates the source that drafts without a model.
+        places: The folder of each named drafter, None if it is missing.
+        load: Opens a folder.
+        of: Checks a draft model or a head and returns its source; None for other objects.
+        several: Whether a list of drafters is supported.
     """
 
     usual: str
@@ -120,17 +136,16 @@ class DraftKit:
 
 
 def choose_drafter(drafter: Any, kit: DraftKit) -> DraftSource:
-    """Return what makes the drafters of a pipeline.
+    """Return the source of a pipeline's drafters.
 
     Args:
-        drafter: "auto", "jacobi", a name of `kit.places`, the folder of a draft model, such a
-            model, a Drafter, a list of these, which are fused, or None or "none".
-        kit: Of the target's family.
+        drafter: "auto", "jacobi", a name of `kit.places`, the folder of a draft model, a draft
+            model, a Drafter, a list of these to fuse, or None or "none" for plain decoding.
 
     Raises:
-        UnknownNameError: Nothing has the name.
-        ModelNotFoundError: Nothing lies where the name leads.
-        InputError: The object cannot draft, or several are too many.
+        UnknownNameError: No drafter has the name.
+        ModelNotFoundError: The folder of the drafter is missing.
+        InputError: The object cannot draft, or the family does not support several drafters.
     """
     if isinstance(drafter, list | tuple):
         if len(drafter) > 1 and not kit.several:
@@ -155,12 +170,12 @@ def choose_drafter(drafter: Any, kit: DraftKit) -> DraftSource:
 
 
 def _together(sources: Sequence[DraftSource]) -> DraftSource:
-    """Return several sources as one."""
-    known = {name: [getattr(each, name) for each in sources] for name in ("model", "head")}
+    """Combine several sources into one, with the first model and the first head among them."""
     return DraftSource(
         "+".join(str(each.name) for each in sources),
         lambda target, conditions: [cast("Drafter", each(target, conditions)) for each in sources],
-        *(next((one for one in some if one is not None), None) for some in known.values()),
+        next((each.model for each in sources if each.model is not None), None),
+        next((each.head for each in sources if each.head is not None), None),
     )
 
 
@@ -193,17 +208,16 @@ def draft_source(
     mode: str | None = None,
     min_expected_gain: float | None = None,
 ) -> DraftSource:
-    """Return what makes the drafters of a pipeline of codes; see `choose_drafter`.
+    """Return the source of the drafters of a pipeline over codes; see `choose_drafter`.
 
     Args:
-        drafter: Also "starter" (the draft model that lies with the target, else its head), "model"
-            and "head". "auto" is jacobi, or starter for a rule with a budget of total variation.
-        rule: Judges the drafts.
-        model: The target's.
-        folder: Where draft/ and head/ lie.
-        mode: How a model or a head drafts, see `HeadDrafter`; None takes the first that the rule
-            accepts, or "deterministic" for a rule with such a budget.
-        min_expected_gain: The accepted codes that its next forward must promise, see there.
+        drafter: Also "starter" (the draft model beside the target, else its head), "model" and
+            "head". "auto" is "model" in the mode "deterministic", else "jacobi".
+        model: The target's model.
+        folder: Holds the folders of the draft model and the head.
+        mode: How a model or a head drafts, see `HeadDrafter`; None takes the first mode that the
+            rule accepts, or "deterministic" for a rule with a budget of total variation.
+        min_expected_gain: Accepted codes that a further draft forward must promise, see there.
     """
     mode = mode or mode_for(rule)
 
@@ -236,24 +250,23 @@ def prompt_source(
     rule: Rule,
     model: Any,
     folder: Path | None,
-    load: Callable[[Path], Any],
-    check: Callable[[Any, Any], None],
     mode: str | None = None,
     min_expected_gain: float | None = None,
 ) -> DraftSource:
-    """Return what makes the drafters of a prompt pipeline; see `draft_source`.
+    """Return the source of the drafters of a prompt pipeline; see `draft_source`.
 
     Args:
-        folder: Of the target, where draft/ may lie.
-        load: Opens the model of a folder, as the target was.
-        check: Raises TokenizerMismatchError where a draft does not fit the target.
+        folder: The target's folder, which may hold draft/.
     """
     mode = mode or mode_for(rule)
+
+    def load(path: Path) -> Any:
+        return load_part(path, model.config.model_type, model.device, model.dtype)
 
     def of(draft: Any) -> DraftSource | None:
         if not hasattr(getattr(draft, "config", None), "model_type"):
             return None
-        check(model, draft)
+        check_prompt_draft(model, draft)
         return model_source(draft, mode, min_expected_gain)
 
     there = folder is not None and (folder / "draft").is_dir()
@@ -264,7 +277,7 @@ def prompt_source(
 
 
 def model_source(model: Any, mode: str, min_expected_gain: float | None = None) -> DraftSource:
-    """Return what drafts with a smaller model of the same codes, guided as the target is."""
+    """Return a source that drafts with a smaller model of the same codes under equal guidance."""
 
     def make(target: ImageTarget, conditions: ImageConditions) -> Drafter:
         from ragspec.drafters.model.drafter import ModelDrafter
@@ -276,7 +289,7 @@ def model_source(model: Any, mode: str, min_expected_gain: float | None = None) 
 
 
 def _head_source(head: FeatureHead, mode: str, min_expected_gain: float | None) -> DraftSource:
-    """Return what drafts with a feature head of the target of a call."""
+    """Return a source that drafts with a feature head over the target's hidden states."""
 
     def make(target: ImageTarget, conditions: ImageConditions) -> Drafter:
         from ragspec.drafters.eagle.drafter import HeadDrafter
@@ -287,13 +300,13 @@ def _head_source(head: FeatureHead, mode: str, min_expected_gain: float | None) 
 
 
 def jacobi_source(mode: str, width: int | None = None) -> DraftSource:
-    """Return what drafts from the target's last forward.
+    """Return a source that drafts from the target's last forward.
 
     Args:
-        width: Codes of a row, where the target does not tell.
+        width: Codes in a row, for targets without a raster.
 
     Raises:
-        InputError: For a mode that it lacks.
+        InputError: The mode is "deterministic".
     """
     if mode == DraftKind.DETERMINISTIC.value:
         raise InputError(
@@ -315,9 +328,13 @@ def jacobi_source(mode: str, width: int | None = None) -> DraftSource:
 
 
 def mode_for(rule: Rule) -> str:
-    """Return how a model or a head drafts for a rule; raises RuleError."""
+    """Return the draft mode of a model or a head for a rule.
+
+    Raises:
+        RuleError: The rule accepts no kind of draft.
+    """
     if getattr(rule, "tv_budget", None) is not None:
-        return DraftKind.DETERMINISTIC.value  # only such drafts let a budget bound
+        return DraftKind.DETERMINISTIC.value  # a budget bounds no other drafts
     for kind in _PREFERENCE:
         if kind in rule.accepts:
             return kind.value

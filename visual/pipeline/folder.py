@@ -1,8 +1,8 @@
-"""Where the parts of an image generator lie: target, tokenizer, draft model and feature head.
+"""The folders of an image generator: target, tokenizer, draft model and feature head.
 
 A folder holds `target/` (a `LlamaGenModel`), `tokenizer/` (a diffusers `VQModel`; beside the folder
-where several share one) and, where there are such, `draft/` and `head/`. A folder that is itself a
-`LlamaGenModel` is a target alone. The bundled ones are known by name: "tiles" and "emoji".
+if several share it) and optionally `draft/` and `head/`. A folder that is itself a `LlamaGenModel`
+is a target alone. The bundled sets have names, such as "tiles" and "emoji".
 """
 
 from __future__ import annotations
@@ -32,12 +32,10 @@ if TYPE_CHECKING:
     from ragspec.visual.models.captions import Captions, TextEncoder
     from ragspec.visual.models.vq import VQTokenizer
 
-SETS = ("emoji", "tiles")
-LATENT_SETS = ("latent-tiles", "latent-emoji")
-MASKED_SETS = ("masked-tiles",)
+SETS = ("emoji", "tiles", "latent-tiles", "latent-emoji", "masked-tiles")
 BUNDLED = STARTER / "images"
 _CONFIG = "config.json"
-# The model_type of models of codes, of continuous latents, and of masked latents.
+# The model_type of models over codes, over continuous latents and over masked latents.
 CODES, LATENTS, MASKED = "llamagen", "ragspec-latents", "ragspec-masked-latents"
 _PIPELINES = {CODES: "ImagePipeline", LATENTS: "LatentPipeline", MASKED: "MaskedLatentPipeline"}
 _CLASSES = {
@@ -51,14 +49,16 @@ _TARGETS = {
     "chameleon": "ChameleonTarget",
     "imagegpt": "ImageGPTTarget",
 }
-_UNNAMED = "LABEL_"  # what transformers calls classes that nobody named
+_UNNAMED = "LABEL_"  # transformers' prefix of classes without a name
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFolder:
-    """The folders of the parts, what relaxed rules are set to, how the saved pipeline draws.
+    """The folders and files of an image generator; None for those that are missing.
 
-    None for what is not there.
+    Attributes:
+        relaxation: The settings of relaxed rules, `relaxation.json`.
+        index: How the saved pipeline generates, `ragspec.json`.
     """
 
     name: str
@@ -71,12 +71,15 @@ class ImageFolder:
 
 
 def find_folder(name: str | Path, offline: bool = False) -> ImageFolder:
-    """Return the parts of a bundled set ("tiles", "emoji") or of a folder.
+    """Return the parts of a bundled set such as "tiles", of a folder or of a model id.
 
-    offline: never ask the hub. Raises ModelNotFoundError with what was tried.
+    Args:
+        offline: Never ask the hub.
+
+    Raises:
+        ModelNotFoundError: Nothing has the name; the message says what was tried.
     """
-    bundled = str(name) in (*SETS, *LATENT_SETS, *MASKED_SETS)
-    root = BUNDLED / str(name) if bundled else Path(name).expanduser()
+    root = BUNDLED / str(name) if str(name) in SETS else Path(name).expanduser()
     if not _is_model(root) and not _is_model(root / "target"):
         root = _elsewhere(str(name), root, offline)
     target = root / "target" if _is_model(root / "target") else root
@@ -101,11 +104,11 @@ def load_model(
     """Return the image model of a folder, in eval mode on the device.
 
     Args:
-        kind: What its configuration must say that it is: `CODES`, `LATENTS` or `MASKED`.
+        kind: The model_type that its configuration must have: `CODES`, `LATENTS` or `MASKED`.
 
     Raises:
         ModelNotFoundError, UnsupportedModelError, ModelError: The folder holds no such model.
-        InputError: The device or dtype cannot be had.
+        InputError: The device or dtype is not available.
     """
     module, name = _CLASSES[kind]
     if not _is_model(folder):
@@ -115,10 +118,10 @@ def load_model(
 
 
 def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
-    """Return a model of a class from its folder, in eval mode on the device.
+    """Return a model of the class `kind` from its folder, in eval mode on the device.
 
     Raises:
-        ModelError: It does not load, or lacks weights.
+        ModelError: The model does not load, or lacks weights.
     """
     from safetensors import SafetensorError
 
@@ -137,23 +140,33 @@ def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | tor
             f"{folder} does not load as a {kind.__name__} ({error}); expected what its "
             "save_pretrained wrote. Copy it again."
         ) from error
-    if info["missing_keys"]:  # transformers would go on with random ones
+    if info["missing_keys"]:  # transformers would use random ones
         lacking = ", ".join(sorted(info["missing_keys"])[:3])
         raise ModelError(f"{folder} lacks the weights {lacking}; expected all. Copy it again.")
     return model.to(device).eval()
 
 
 def kind_of(folder: Path) -> Any:
-    """Return what the configuration of a folder says that its model is; None without one."""
+    """Return the model_type in the configuration of a folder; None without one."""
+    return _read_config(folder).get("model_type")
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration in a folder; empty if it cannot be read."""
     try:
         config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return config.get("model_type") if isinstance(config, dict) else None
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
-    """Return the tokenizer beside a target; raises ModelNotFoundError, ModelError."""
+    """Return the tokenizer of an image generator on the device.
+
+    Raises:
+        ModelNotFoundError: It has none.
+        ModelError: The tokenizer does not load.
+    """
     from ragspec.visual.models.vq import VQTokenizer
 
     if folder.tokenizer is None:
@@ -167,7 +180,7 @@ def load_tokenizer(folder: ImageFolder, device: torch.device) -> VQTokenizer:
 
 
 def check_model(model: Any) -> None:
-    """Raise UnsupportedModelError for a model that an image pipeline does not draw with."""
+    """Raise UnsupportedModelError for a model that `ImagePipeline` does not support."""
     owner = getattr(model, "model", None) if type(model).__name__.endswith("Target") else model
     kind = getattr(getattr(owner, "config", None), "model_type", None)
     if kind == CODES and owner is model:
@@ -189,7 +202,7 @@ def _pipeline_of(kind: Any) -> str:
 
 
 def check_tokenizer(model: Any, tokenizer: VQTokenizer) -> None:
-    """Raise TokenizerMismatchError where a model's codes are not the tokenizer's."""
+    """Raise TokenizerMismatchError if model and tokenizer differ in the number of codes."""
     codes = int(model.config.vocab_size)
     if tokenizer.vocab_size != codes:
         raise TokenizerMismatchError(
@@ -199,10 +212,7 @@ def check_tokenizer(model: Any, tokenizer: VQTokenizer) -> None:
 
 
 def check_draft(target: Any, draft: Any) -> None:
-    """Raise TokenizerMismatchError where a draft model cannot stand in for the target.
-
-    It must have the target's codes, image size and conditions.
-    """
+    """Raise TokenizerMismatchError if codes, image size or conditions differ from the target's."""
     for what in ("vocab_size", "grid_size", "condition", "condition_length"):
         ours, theirs = getattr(target.config, what), getattr(draft.config, what, None)
         if ours != theirs:
@@ -219,21 +229,26 @@ def check_draft(target: Any, draft: Any) -> None:
 
 
 def class_names(model: Any) -> tuple[str, ...]:
-    """Return the names of a model's classes, as its config holds them; empty where it has none."""
+    """Return the class names in a model's config, in order; empty unless every class has one."""
     config = model.config
     if config.condition != "class":
         return ()
-    known = {int(number): str(name) for number, name in (config.id2label or {}).items()}
-    names = tuple(known.get(number, "") for number in range(config.num_classes))
+    labels = {int(number): str(name) for number, name in (config.id2label or {}).items()}
+    names = tuple(labels.get(number, "") for number in range(config.num_classes))
     unnamed = any(not name or name.startswith(_UNNAMED) for name in names)
     return () if unnamed else names
 
 
 def caption_encoder(model: Any, inputs: Any = None) -> Captions | None:
-    """Return what makes features of prompts: the given encoder, or the bundled one where it fits.
+    """Return the text encoder of a model; None for class labels, or if the bundled one misfits.
 
-    inputs: a folder or model id of a transformers text encoder, or a function of texts. Raises
-    InputError for a model that reads no features, or others; ModelNotFoundError, ModelError.
+    Args:
+        inputs: A folder or model id of a transformers text encoder, or a function of texts; None
+            for the bundled encoder.
+
+    Raises:
+        InputError: The model is conditioned on classes, or on features of another width.
+        ModelNotFoundError, ModelError: The encoder is missing or does not load.
     """
     from ragspec.visual.models.captions import EMBEDDER, CaptionEncoder, TextEncoder
 
@@ -267,14 +282,10 @@ def _checked_encoder(model: Any, inputs: Any, kind: type[TextEncoder]) -> Captio
 
 
 def _expect_ours(folder: Path, ours: str, name: str) -> None:
-    """Raise UnsupportedModelError for a folder that says it holds a model of another kind."""
-    try:
-        config = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return  # which loading will report
-    names = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
-    result = (config.get(name) for name in names) if isinstance(config, dict) else ()
-    kind = next((each for each in result if each), None)
+    """Raise UnsupportedModelError if a folder's configuration names another kind of model."""
+    config = _read_config(folder)  # loading reports a broken one
+    keys = ("model_type", "_class_name", "kind")  # of transformers, of diffusers, of heads
+    kind = next((config[key] for key in keys if config.get(key)), None)
     if kind not in (None, ours):
         other = f" Draw with {_PIPELINES[kind]}." if kind in _PIPELINES else ""
         raise UnsupportedModelError(
@@ -295,11 +306,10 @@ def _elsewhere(name: str, tried: Path, offline: bool) -> Path:
     """Return the folder of a model id in the cache or on the hub."""
     if not tried.exists() and name.count("/") == 1 and not name.startswith((".", "/", "~")):
         return resolve_model(name, offline=offline).folder
-    sets = (*SETS, *LATENT_SETS, *MASKED_SETS)
-    if name in sets:
+    if name in SETS:
         raise ModelNotFoundError(f"the bundled set {name!r} is missing ({tried}); install again.")
     state = f"holds neither {_CONFIG} nor target/{_CONFIG}" if tried.is_dir() else "is no folder"
     raise ModelNotFoundError(
-        f"no image model {name!r} was found.{did_you_mean(name, sets)} {tried} {state}; expected "
-        f"a bundled set ({', '.join(sets)}) or a folder with target/ and tokenizer/."
+        f"no image model {name!r} was found.{did_you_mean(name, SETS)} {tried} {state}; expected "
+        f"a bundled set ({', '.join(SETS)}) or a folder with target/ and tokenizer/."
     )

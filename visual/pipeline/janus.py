@@ -15,26 +15,22 @@ from ragspec.visual.models.vq import JanusVQ
 from ragspec.visual.pipeline.prompt_parts import mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
-TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"  # the published one, where the tokenizer has none
+TEMPLATE = "<|User|>: {prompt}\n\n<|Assistant|>:"  # published; used without a chat template
 
 
 class JanusPipeline(PromptPipeline):
-    """Draws with a `JanusForConditionalGeneration`; see `PromptPipeline`.
+    """Generates with a `JanusForConditionalGeneration`; see `PromptPipeline`.
 
-    A prompt is put as a user's message into the chat template, before the begin-of-image token.
-    Guidance leads away from the same prompt with padding in place of its words, so that there is
-    no negative prompt. An image has the codes that the model was trained on, laid out in their
-    square or in any grid of no more of them.
+    The chat template takes the prompt as a user message; the begin-of-image token follows it.
+    Guidance leads away from the same prompt with padding in place of its words, so Janus takes no
+    negative prompt. An image has the square grid that the model was trained on, or any grid of at
+    most as many codes.
     """
 
     kind = "janus"
     target_kind = JanusTarget
+    decoder_kind = JanusVQ
     guidance = 5.0
-
-    def _vq(self, model: Any, vq: Any) -> Any:
-        if vq is not None:
-            raise InputError("got vq for Janus, which has a decoder of its own; leave it out.")
-        return JanusVQ(model.model.vqmodel)
 
     def _raster_of(self, model: Any) -> Raster:
         return janus_raster(model)
@@ -49,7 +45,7 @@ class JanusPipeline(PromptPipeline):
         chat = getattr(self.processor, "chat_template", None)
         if chat is None:
             return TEMPLATE.replace("{prompt}", prompt)
-        # Templates of processors read parts of a message, those of tokenizers a text.
+        # A processor's template reads a list of parts, a tokenizer's template reads a string.
         parts = "'text'" in chat or '"text"' in chat or ".text" in chat
         content: Any = [{"type": "text", "text": prompt}] if parts else prompt
         text: str = self.processor.apply_chat_template(
@@ -58,31 +54,23 @@ class JanusPipeline(PromptPipeline):
         return text
 
     def _nothing(self, ids: list[int], raster: Raster) -> list[int]:
-        request = self.model.generation_config
-        begin = mark(self.text_tokenizer, "boi_token", "<begin_of_image>")
-        known = {
-            "bos_token_id": request.bos_token_id,
-            "pad_token_id": request.pad_token_id,
-            "boi_token_id": (request.generation_kwargs or {}).get("boi_token_id")
-            if hasattr(request, "generation_kwargs")
-            else None,
+        config, tokenizer = self.model.generation_config, self.text_tokenizer
+        begin = mark(tokenizer, "boi_token", "<begin_of_image>")
+        extra = getattr(config, "generation_kwargs", None) or {}
+        candidates = {
+            "bos_token_id": (config.bos_token_id, tokenizer.bos_token_id),
+            "pad_token_id": (config.pad_token_id, tokenizer.pad_token_id),
+            "boi_token_id": (extra.get("boi_token_id"), tokenizer.convert_tokens_to_ids(begin)),
         }
-        spare = {
-            "bos_token_id": self.text_tokenizer.bos_token_id,
-            "pad_token_id": self.text_tokenizer.pad_token_id,
-            "boi_token_id": self.text_tokenizer.convert_tokens_to_ids(begin),
-        }
-        record = {
-            name: spare[name] if message is None else message for name, message in known.items()
-        }
-        lacking = [name for name, message in record.items() if message is None]
-        if lacking:
-            raise InputError(
-                f"neither the model's generation_config nor its tokenizer tells {lacking[0]}; "
-                f"expected the model's own. Set model.generation_config.{lacking[0]}."
-            )
-        bos, pad, boi = record["bos_token_id"], record["pad_token_id"], record["boi_token_id"]
-        return janus_unconditional(ids, int(bos), int(boi), int(pad))
+        special: dict[str, int] = {}
+        for name, (configured, fallback) in candidates.items():
+            if (token := fallback if configured is None else configured) is None:
+                raise InputError(
+                    f"neither the model's generation_config nor its tokenizer tells {name}; "
+                    f"expected the model's own. Set model.generation_config.{name}."
+                )
+            special[name.partition("_")[0]] = int(token)
+        return janus_unconditional(ids, **special)
 
     def _check_negative(self) -> None:
         raise InputError(

@@ -1,7 +1,8 @@
-"""Which drafter a pipeline over latents uses, causal or masked; see `drafter_choice` for codes."""
+"""The choice of a drafter over causal or masked latents; see `drafter_choice` for codes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import Any
 
@@ -18,6 +19,7 @@ from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.target import MaskedTarget
 from ragspec.visual.pipeline.drafter_choice import (
     JACOBI,
+    NODES,
     DraftKit,
     DraftSource,
     ImageConditions,
@@ -25,18 +27,16 @@ from ragspec.visual.pipeline.drafter_choice import (
 )
 from ragspec.visual.pipeline.folder import LATENTS, MASKED, ImageFolder, check_draft, load_model
 
-NODES = 12  # of a draft, where nothing is said
-ROUNDED = 0.01  # by which means and deviations of the same latents may differ: they are bfloat16
-_SAME = ("latent_dim", "grid_size", "num_classes", "mean", "deviation")
+ROUNDED = 0.01  # tolerance for means and deviations of the same latents, which are bfloat16
 
 
 def latent_source(
     drafter: Any, model: LatentModel, folder: ImageFolder | None, window: int = NODES
 ) -> DraftSource:
-    """Return what makes the drafters of a causal model of latents; see `choose_drafter`.
+    """Return the source of the drafters of a causal model of latents; see `choose_drafter`.
 
     Args:
-        window: Latents that "jacobi" drafts, at most.
+        window: The most latents in a draft of "jacobi".
     """
     width = int(model.trunk.config.grid_size)
     jacobi = JacobiDrafter(max(1, window), width=width)
@@ -54,23 +54,33 @@ def latent_source(
 
         return DraftSource("model", make, draft)
 
-    return choose_drafter(
-        drafter,
-        DraftKit(
-            JACOBI,
-            lambda: DraftSource(JACOBI, lambda target, conditions: jacobi),
-            {"model": None if folder is None else folder.draft},
-            lambda path: load_model(path, model.device, model.dtype, LATENTS),
-            of,
-            several=False,
-        ),
+    return _choose(drafter, model, folder, LATENTS, lambda target, conditions: jacobi, of)
+
+
+def _choose(
+    drafter: Any,
+    model: Any,
+    folder: ImageFolder | None,
+    kind: str,
+    jacobi: Callable[[Any, Any], Drafter],
+    of: Callable[[Any], DraftSource | None],
+) -> DraftSource:
+    """Return the source of one drafter over latents; see `choose_drafter`."""
+    kit = DraftKit(
+        JACOBI,
+        lambda: DraftSource(JACOBI, jacobi),
+        {"model": None if folder is None else folder.draft},
+        lambda path: load_model(path, model.device, model.dtype, kind),
+        of,
+        several=False,
     )
+    return choose_drafter(drafter, kit)
 
 
 def check_latent_draft(target: LatentModel, draft: LatentModel) -> None:
-    """Raise InputError or TokenizerMismatchError for a draft of other latents than the target's.
+    """Raise InputError or TokenizerMismatchError for a draft model that does not fit the target.
 
-    Their width, means and deviations must be the same, and the images' size and conditions.
+    Both must agree in the width, means and deviations of latents, the image size and conditions.
     """
     if draft.config.latent_dim != target.config.latent_dim:
         raise InputError(
@@ -90,11 +100,14 @@ def check_latent_draft(target: LatentModel, draft: LatentModel) -> None:
 def masked_source(
     drafter: Any, model: MaskedModel, folder: ImageFolder | None, window: int, prefill: float
 ) -> DraftSource:
-    """Return what makes the drafters of a masked model of latents; see `choose_drafter`.
+    """Return the source of the drafters of a masked model of latents; see `choose_drafter`.
 
     Args:
-        window: Latents of a draft, at most.
-        prefill: Share of the latents that the target draws alone before drafting begins.
+        window: The most latents in a draft.
+        prefill: The share of latents, from 0 to below 1, that the target generates before drafting.
+
+    Raises:
+        InputError: window or prefill is out of range, or `choose_drafter` refuses the drafter.
     """
     checked_count(window, "window")
     if not is_number(prefill) or not 0.0 <= prefill < 1.0:
@@ -126,22 +139,12 @@ def masked_source(
 
         return DraftSource("model", make, draft)
 
-    return choose_drafter(
-        drafter,
-        DraftKit(
-            JACOBI,
-            lambda: DraftSource(JACOBI, jacobi),
-            {"model": None if folder is None else folder.draft},
-            lambda path: load_model(path, model.device, model.dtype, MASKED),
-            of,
-            several=False,
-        ),
-    )
+    return _choose(drafter, model, folder, MASKED, jacobi, of)
 
 
 def _check_masked_draft(model: MaskedModel, draft: MaskedModel) -> None:
-    """Raise InputError for a draft of other latents than the target's."""
-    for name in _SAME:
+    """Raise InputError for a draft model of other latents, grids or classes than the target's."""
+    for name in ("latent_dim", "grid_size", "num_classes", "mean", "deviation"):
         ours, theirs = (
             torch.tensor(getattr(each.config, name), dtype=torch.float64) for each in (model, draft)
         )

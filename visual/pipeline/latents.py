@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
@@ -15,55 +14,57 @@ from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.rules.base import Rule
 from ragspec.visual.checks import checked_count
-from ragspec.visual.latents.judged import Watched, WatchedTarget
+from ragspec.visual.latents.judged import RecordingLatentTarget, RecordingRule
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import latent_rule
 from ragspec.visual.latents.sampler import NoiseSchedule
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.base import CodePipeline, ImageOutput
-from ragspec.visual.pipeline.folder import (
-    LATENTS,
-    ImageFolder,
-    caption_encoder,
-    class_names,
-    load_model,
-)
-from ragspec.visual.pipeline.latent_source import NODES, latent_source
+from ragspec.visual.pipeline.drafter_choice import NODES
+from ragspec.visual.pipeline.folder import LATENTS, ImageFolder, caption_encoder, class_names
+from ragspec.visual.pipeline.latent_source import latent_source
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 from ragspec.visual.pipeline.request import ImageConfig
-from ragspec.visual.pipeline.stats import latent_stats
+from ragspec.visual.pipeline.stats import LatentStats, fates
 
 
 @dataclass
 class LatentOutput(ImageOutput):
-    """What a call returns; see `ImageOutput`. latents f32 [B, h, w, D], as the autoencoder knows
-    them; codes are their numbers in the call. stats: a `LatentStats`."""
+    """The output of a call; see `ImageOutput`.
+
+    Attributes:
+        stats: A `LatentStats`.
+        codes: The numbers of the latents in this call.
+        latents f32 [B, h, w, D]: In the scale of the autoencoder.
+    """
 
     latents: Tensor | None = None
 
 
 class LatentPipeline(ImagePipeline):
-    """Draws images with a causal model of continuous latents, with or without speculation.
+    """Generates images with a causal model of continuous latents, with or without speculation.
 
     Args:
         model: A `LatentModel`.
-        tokenizer: Whose latents, before the look-up, these are.
-        drafter: "auto" or "jacobi" (what the target's last forward drew), "model" (the smaller one
-            that lies with it), a smaller `LatentModel` or its folder, None for plain drawing, or a
-            drafter of numbers.
+        tokenizer: The tokenizer whose latents, before the look-up, the model generates.
+        drafter: "auto" or "jacobi" (the target's last forward), "model" (the smaller model beside
+            it), a smaller `LatentModel` or its folder, None for plain decoding, or a Drafter over
+            the numbers of latents.
         rule: A Rule or a name: "near" (r), "aligned", "horizon" (s), "path", "cspd-paper".
-        steps, floor: Of the denoising, None for the model's own; a draft model draws in the same.
+        steps, floor: Of the denoising, for target and draft model; None for the target's own.
         budget: Draft nodes.
 
     Raises:
-        InputError, UnknownNameError, UnsupportedModelError, ModelNotFoundError,
-            TokenizerMismatchError: What is wrong, and a remedy.
+        InputError, UnknownNameError: An argument is refused.
+        UnsupportedModelError, TokenizerMismatchError: The models do not fit.
+        ModelNotFoundError: A model is missing.
     """
 
     _default_rule: ClassVar[str] = "aligned"
     _default_set: ClassVar[str] = "latent-tiles"
     _default_dtype: ClassVar[str] = "float32"  # distributions are compared by their densities
+    _model_kind: ClassVar[str] = LATENTS
 
     def __init__(
         self,
@@ -96,25 +97,21 @@ class LatentPipeline(ImagePipeline):
         self.class_names = class_names(model.trunk)
         self.captions = caption_encoder(model.trunk)
         self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
-        draft = self.source.model
-        self.register_modules(model=model, vq=tokenizer.model, draft=draft)
-        self._interrupt = False
-
-    @staticmethod
-    def _load(folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
-        """Return the model of a folder."""
-        return load_model(folder, device, dtype, LATENTS)
+        self.register_modules(model=model, vq=tokenizer.model, draft=self.source.model)
 
     @property
     def trunk(self) -> Any:
-        """The model whose conditions and grid these are."""
+        """The transformer that reads conditions and latents."""
         return self.model.trunk
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a `LatentOutput`; see `ImagePipeline`. output_type "latent" gives the latents.
+        """Generate images and return a `LatentOutput`; see `ImagePipeline`.
 
-        There is no temperature but 1, no top_k, no guidance interval and no other size than the
-        model's own over latents (InputError).
+        The output_type "latent" returns the latents.
+
+        Raises:
+            InputError: Latents support no temperature but 1, no top_k, top_p or min_p, no
+                guidance_interval, codes, height or width.
         """
         settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         nothing = dict.fromkeys(("guidance_interval", "codes", "height", "width"))
@@ -127,7 +124,7 @@ class LatentPipeline(ImagePipeline):
         return super().__call__(*args, **kwargs)
 
     def decode(self, codes: Tensor, output_type: str = "pil") -> Any:
-        """Return the images of latents f32 [B, h, w, D]; output_type as for a call."""
+        """Decode latents f32 [B, h, w, D] into images of an output_type; see `ImageOutput`."""
         if output_type == "latent":
             return codes
         images = self._decoded(self.tokenizer.decode_latents, codes)
@@ -137,18 +134,23 @@ class LatentPipeline(ImagePipeline):
         return {**super()._summary(), "steps": self.schedule.steps, "floor": self.schedule.floor}
 
     def _judging(self) -> Rule:
-        return Watched(self.rule)
+        return RecordingRule(self.rule)
 
     def _target(self, table: ConditionTable, config: ImageConfig) -> ImageTarget:
-        return WatchedTarget(self.model, table, config.guidance_scale, self.schedule)
+        return RecordingLatentTarget(self.model, table, config.guidance_scale, self.schedule)
 
     @torch.no_grad()
     def _output(
         self, generations: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> LatentOutput:
-        assert isinstance(target, WatchedTarget)
+        assert isinstance(target, RecordingLatentTarget)
         output = super()._output(generations, seconds, "latent", target)
-        stats = latent_stats(output.stats, generations, target, self.rule, self.side)
+        outcomes, distances = fates(generations, target, self.rule, self.side**2)
+        base = {field.name: getattr(output.stats, field.name) for field in fields(output.stats)}
+        shape = (-1, self.side, self.side)
+        stats = LatentStats(
+            **base, outcomes=outcomes.reshape(shape), distances=distances.reshape(shape)
+        )
         latents = self.model.restored(target.table.latents[output.codes])
         images = self.decode(latents, output_type)
         return LatentOutput(

@@ -1,4 +1,4 @@
-"""`LlamaGenPipeline`: images by LlamaGen's published files, of classes and of prompts."""
+"""`LlamaGenPipeline`: images of classes or prompts from LlamaGen's published files."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ragspec.visual.pipeline.pipeline import ImagePipeline
 class LlamaGenPipeline(ImagePipeline):
     """An `ImagePipeline` that opens LlamaGen's published files (arXiv 2406.06525), and folders.
 
-    Class-conditional models are drawn with by class_labels, the others by prompts: give the encoder
-    whose features they read as text_encoder, published with google/flan-t5-xl.
+    Class-conditional models take class_labels, the others prompts. The latter need text_encoder,
+    for the published models google/flan-t5-xl.
     """
 
     @classmethod
@@ -39,15 +39,13 @@ class LlamaGenPipeline(ImagePipeline):
         allow_namespace: bool = False,
         **settings: Any,
     ) -> Self:
-        """Return a pipeline over a published file such as c2i_B_256.pt, or a folder.
-
-        vq (also tokenizer): of its codes, a published file (vq_ds16_c2i.pt) or a folder; needed
-        beside a file.
+        """Return a pipeline over a published file or a folder; see `ImagePipeline.from_pretrained`.
 
         Args:
-            grid_size, num_attention_heads, allow_namespace: Of files, see `load_llamagen`. A
-                drafter may be a published file of a smaller model, too. The rest, and what is
-                raised: see `ImagePipeline.from_pretrained`.
+            name: Also a published file such as c2i_B_256.pt.
+            drafter: Also the published file of a smaller model.
+            vq, tokenizer: A published file (vq_ds16_c2i.pt) or a folder, required with a file.
+            grid_size, num_attention_heads, allow_namespace: Of files, see `load_llamagen`.
         """
         if vq is not None and tokenizer is not None:
             raise InputError("got vq and tokenizer; expected one of the two names of one thing.")
@@ -58,23 +56,21 @@ class LlamaGenPipeline(ImagePipeline):
         dtype = settings.pop("torch_dtype", None) or dtype or cls._default_dtype
         device, offline = check_loading(settings, device)
         place = pick_device(device)
+        if book is not None:
+            book.model.to(place)
         if isinstance(drafter, str | Path) and Path(drafter).is_file():
             drafter = _published(drafter, place, dtype, opening)
         path = Path(name or "").expanduser()
         if not path.is_file():
-            arguments: dict[str, Any] = {"tokenizer": book, "device": place, "dtype": dtype}
-            if book is not None:
-                book.model.to(place)
-            arguments["local_files_only"] = offline
-            return super().from_pretrained(name, drafter, rule, **arguments, **settings)
+            settings |= {"tokenizer": book, "device": place, "local_files_only": offline}
+            return super().from_pretrained(name, drafter, rule, dtype=dtype, **settings)
         if book is None:
             raise InputError(
                 f"got the checkpoint {path.name} without a tokenizer of its codes; expected "
                 "vq=PATH, the vq_ds16_c2i.pt or vq_ds16_t2i.pt that was published beside it."
             )
-        heads = {"num_attention_heads": num_attention_heads}
-        model = _published(path, place, dtype, opening | heads)
-        book.model.to(place)
+        opening["num_attention_heads"] = num_attention_heads
+        model = _published(path, place, dtype, opening)
         rule = cls._default_rule if isinstance(rule, str) and rule == "auto" else rule
         return cls(model, book, drafter, rule, **settings)
 
@@ -82,7 +78,7 @@ class LlamaGenPipeline(ImagePipeline):
 def _published(
     path: str | Path, device: torch.device, dtype: str | torch.dtype, opening: dict[str, Any]
 ) -> Any:
-    """Return the model of a published file on the device."""
+    """Load the model of a published file onto the device."""
     kind = pick_dtype(dtype, device)
     chosen = kind if isinstance(kind, torch.dtype) else None
     return load_llamagen(Path(path), dtype=chosen, **opening).to(device)

@@ -1,7 +1,7 @@
 """`MaskedLatentPipeline`: images of a masked model (MAR), with the conventions of `ImagePipeline`.
 
-Without a drafter it draws as published: several latents an iteration. With one, it keeps the
-distribution of one latent an iteration; the model's attention looks both ways, so that to verify k
+Without a drafter it generates several latents per iteration, as published. With one, it keeps the
+distribution of one latent per iteration. The model's attention is bidirectional, so verifying k
 drafted latents takes k + 1 masked prefixes in one batch.
 """
 
@@ -60,21 +60,21 @@ from ragspec.visual.pipeline.request import check_output_type, checked_callback,
 from ragspec.visual.pipeline.saved_setup import masked_as_saved, write_setup
 from ragspec.visual.pipeline.stats import MaskedStats, placed
 
-TENSORS = ("latents",)  # what a callback may ask for
-PLAIN = "plain"  # the name of drawing without drafts
+TENSORS = ("latents",)  # the tensors that a callback may request
+PLAIN = "plain"  # the rule name of plain decoding
 
 
 @dataclass
 class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
-    """What a call returns, for B images of h * w latents.
+    """The output of a call, for B images of h * w latents.
 
     Attributes:
         images: See `ImageOutput`; latents for output_type "latent".
         stats: See `MaskedStats`.
-        acceptance_map i64 [B, h, w]: How many latents came with the forward that gave this one.
-        label: Exact where nothing is speculated, else the rule's, or unfinished where a callback
-            ended the call early.
-        latents f32 [B, h, w, D]: As the autoencoder knows them.
+        acceptance_map i64 [B, h, w]: For each latent, how many latents its forward produced.
+        label: Exact without a drafter, else the rule's, or unfinished if a callback ended the call
+            early.
+        latents f32 [B, h, w, D]: In the scale of the autoencoder.
     """
 
     images: Any
@@ -85,29 +85,27 @@ class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
 
 
 class MaskedLatentPipeline(DiffusersMixin):
-    """Draws images of classes with a masked model of continuous latents.
+    """Generates images of classes with a masked model of continuous latents.
 
     Args:
-        model: A `MaskedModel`.
-        autoencoder: Of its latents.
-        iterations: Forwards of the model, no more than there are latents; None for 64 at most, and
-            with a drafter one a latent, whose distribution drafts are judged under.
-        steps: Of the denoising of each latent.
-        floor: The deviation of the last of them, 0 as published; rules that compare densities need
-            some.
-        drafter: None for plain drawing, "jacobi" (what the target's last forward drew), "model"
-            (the smaller one that lies with it), a smaller `MaskedModel` or its folder.
-        rule: A Rule or a name and its settings, see `make_latent_rule`.
-        window: Latents of a draft, at most.
-        prefill: Share of the latents that the target draws alone before drafting begins.
-        batch_size: Images that are drawn in one batch.
+        model, autoencoder: A `MaskedModel`, and the autoencoder of its latents.
+        iterations: Forwards of the model, at most the number of latents. None for 64 at most, or
+            for one per latent with a drafter, as drafts are judged under that distribution.
+        steps: Denoising steps of each latent.
+        floor: The deviation of the last step, 0 as published; rules that compare densities need a
+            positive one.
+        drafter: None for plain decoding, "jacobi" (the target's last forward), "model" (the smaller
+            model beside it), a smaller `MaskedModel` or its folder.
+        rule: A Rule, or a name and its settings, see `make_latent_rule`.
+        window: The most latents in a draft.
+        prefill: The share of latents, from 0 to below 1, that the target generates before drafting.
 
     Raises:
-        InputError, UnsupportedModelError, UnknownNameError, ModelNotFoundError: What is wrong, and
-            a remedy.
+        InputError, UnknownNameError: An argument is refused.
+        UnsupportedModelError, ModelNotFoundError: A model does not fit or is missing.
     """
 
-    # Where diffusers tells what a callback may ask for.
+    # The tensors that a callback may request; diffusers reads this name.
     _callback_tensor_inputs: ClassVar[list[str]] = list(TENSORS)
 
     def __init__(
@@ -145,7 +143,6 @@ class MaskedLatentPipeline(DiffusersMixin):
         self.class_names = class_names(model)
         self.image_processor = VaeImageProcessor(vae_scale_factor=autoencoder.reduction)
         self.register_modules(model=model, vae=autoencoder.model, draft=source.model)
-        self._interrupt = False
 
     @classmethod
     def from_pretrained(
@@ -159,15 +156,18 @@ class MaskedLatentPipeline(DiffusersMixin):
         allow_namespace: bool = False,
         **settings: Any,
     ) -> Self:
-        """Return a pipeline over a folder that `save_pretrained` wrote, or a published checkpoint.
+        """Return a pipeline over a saved folder or a published checkpoint.
 
         Args:
             name: A bundled set ("masked-tiles"), a folder with target/ and tokenizer/ or vae/ (and
                 draft/), or a file such as checkpoint-last.pth.
-            autoencoder: A published file (kl16.ckpt) or a folder in diffusers' layout; needed
-                beside a file.
+            autoencoder: A published file (kl16.ckpt) or a folder in diffusers' layout; required
+                with a file.
             num_attention_heads, allow_namespace: Of files, see `load_mar`.
-            settings: See `MaskedLatentPipeline`. Raises what those do.
+            settings: See the class, and `check_loading` for those of diffusers' loaders.
+
+        Raises:
+            ModelError: A model or the saved index does not load; further errors as the class.
         """
         dtype = settings.pop("torch_dtype", None) or dtype
         device, offline = check_loading(settings, device)
@@ -190,9 +190,9 @@ class MaskedLatentPipeline(DiffusersMixin):
             settings = {**masked_as_saved(folder.index, settings), "folder": folder}
             model = load_model(folder.target, place, dtype, MASKED)
             if autoencoder is None:
-                kl = folder.target.parent / "vae"
-                there = (kl / "config.json").is_file()
-                autoencoder = kl if there else load_tokenizer(folder, place)
+                vae = folder.target.parent / "vae"
+                is_kl = (vae / "config.json").is_file()
+                autoencoder = vae if is_kl else load_tokenizer(folder, place)
         if isinstance(autoencoder, str | Path):
             autoencoder = autoencoder_of(Path(autoencoder), allow_namespace)
         autoencoder.model.to(place)
@@ -200,21 +200,21 @@ class MaskedLatentPipeline(DiffusersMixin):
 
     @property
     def components(self) -> dict[str, Any]:
-        """The parts that further pipelines may share."""
+        """The parts that other pipelines may share."""
         return {"model": self.model, "autoencoder": self.autoencoder, "folder": self.folder}
 
     @property
     def trunk(self) -> Any:
-        """The model whose conditions and grid these are."""
+        """The model that reads conditions and latents."""
         return self.model
 
     @property
     def drafter_name(self) -> str | None:
-        """Who drafts, "jacobi" or "model"; None where nothing does."""
+        """The drafter's name, "jacobi" or "model"; None without a drafter."""
         return None if self.drafts is None else self.drafts.source.name
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Write model, autoencoder and draft model to a folder that `from_pretrained` reads."""
+        """Write model, autoencoder and draft model to a folder for `from_pretrained`."""
         root = Path(save_directory)
         self.model.save_pretrained(root / "target", **saving(kwargs))
         if self.draft is not None:
@@ -237,16 +237,23 @@ class MaskedLatentPipeline(DiffusersMixin):
         callback_on_step_end: Callable[..., Any] | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = TENSORS,
     ) -> Any:
-        """Return a `MaskedOutput`, or a tuple of its fields where return_dict is False.
+        """Generate images; return a `MaskedOutput`, or a tuple of its fields without return_dict.
 
-        class_labels: numbers or names. num_images_per_prompt: images of each, next to each other.
-        generator: see `ImagePipeline`. guidance_scale: at the end, to which it rises from 1 (the
-        published base model was measured at 2.9). temperature: of the noise of denoising. top_k: 0,
-        as latents are drawn from densities.
-        callback_on_step_end(pipeline, iteration, latents, {"latents": f32 [b, N, D]}): called after
-        each, for the b images of a batch; `latents` counts those that stand (of the image that is
-        furthest behind), the others are 0; it may set pipeline._interrupt, which leaves them so.
-        Raises InputError.
+        Args:
+            class_labels: Numbers or names.
+            guidance_scale: The final scale, which guidance reaches from 1; the published base model
+                was measured at 2.9.
+            generator: See `ImagePipeline`.
+            num_images_per_prompt: Images of each class, next to each other.
+            temperature: Of the denoising noise.
+            top_k: Only 0, as latents are sampled from densities.
+            callback_on_step_end: Called after each iteration with (pipeline, iteration, latents,
+                {"latents": f32 [b, N, D]}) for the b images of a batch. `latents` counts those of
+                the image that is furthest behind; missing latents are 0. The callback may set
+                pipeline._interrupt to end the call.
+
+        Raises:
+            InputError: An argument is refused.
         """
         check_output_type(output_type)
         if top_k:
@@ -272,11 +279,15 @@ class MaskedLatentPipeline(DiffusersMixin):
         return output if return_dict else output.to_tuple()
 
     def label_of(self, inputs: int | str) -> int:
-        """Return the number of a class given by number or by name; raises InputError."""
+        """Return the number of a class that is given by number or by name.
+
+        Raises:
+            InputError: The model has no such class.
+        """
         return class_number(inputs, self.class_names, int(self.model.config.num_classes))
 
     def decode(self, latents: Tensor, output_type: str = "pil") -> Any:
-        """Return the images of latents f32 [B, h, w, D]; output_type as for a call."""
+        """Decode latents f32 [B, h, w, D] into images of an output_type; see `ImageOutput`."""
         if output_type == "latent":
             return latents
         images = self._decoded(self.autoencoder.decode_latents, latents)
@@ -289,7 +300,7 @@ class MaskedLatentPipeline(DiffusersMixin):
         seeds: Sequence[int],
         callback: Callable[..., Any] | None,
     ) -> SampledLatents:
-        """Draw all images, by batches."""
+        """Generate the latents of all images, batch by batch."""
         self._interrupt, parts = False, list[SampledLatents]()
         with closing(self.progress_bar(total=len(labels) * self.side**2)) as bar:
             for first in range(0, len(labels), self.batch_size):

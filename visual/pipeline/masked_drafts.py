@@ -1,4 +1,4 @@
-"""How `MaskedLatentPipeline` draws with drafts: who drafts, and one run of the engine a batch."""
+"""The batches of `MaskedLatentPipeline`, plain or with drafts; each drafted one runs the engine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from ragspec.rules.base import Rule
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.visual.checks import checked_count
-from ragspec.visual.latents.judged import Watched, Watching
+from ragspec.visual.latents.judged import RecordingRule, RecordingTarget
 from ragspec.visual.latents.rules.by_name import Near
-from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.sampler import MaskedSampler
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.masked.target import MaskedTarget
@@ -30,19 +29,20 @@ from ragspec.visual.pipeline.output import acceptance_of
 from ragspec.visual.pipeline.progress import Progress, check_returned
 from ragspec.visual.pipeline.stats import fates
 
-WINDOW = 4  # latents of a draft; each costs a masked prefix of the forward that verifies it
+WINDOW = 4  # latents in a draft; each adds a masked prefix to the forward that verifies it
 
 
-class WatchedMaskedTarget(Watching, MaskedTarget):
-    """A masked target that knows how each committed latent of the call was judged."""
+class RecordingMaskedTarget(RecordingTarget, MaskedTarget):
+    """A masked target that records how each committed latent of the call was judged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedDrafts:
-    """What drafts for a masked model, and what judges the drafts.
+    """The drafter of a masked model, and the rule that judges its drafts.
 
-    window: latents of a draft, at most. prefill: share of the latents that the target draws alone
-    before drafting begins.
+    Attributes:
+        window: The most latents in a draft.
+        prefill: The share of latents that the target generates before drafting.
     """
 
     source: DraftSource
@@ -51,7 +51,7 @@ class MaskedDrafts:
     prefill: float = 0.0
 
     def check(self, schedule: LearnedSchedule, temperature: float) -> None:
-        """Raise InputError where the rule compares densities and there are none."""
+        """Raise InputError if the rule compares densities and latents have none."""
         if isinstance(self.rule, Near) or (schedule.floor and temperature):
             return
         lacking = "floor 0" if temperature else f"temperature {temperature:g}"
@@ -62,87 +62,51 @@ class MaskedDrafts:
             "rule='near'."
         )
 
-    def target(
-        self,
-        model: MaskedModel,
-        schedule: LearnedSchedule,
-        labels: Tensor,
-        seeds: Sequence[int],
-        scale: float,
-        temperature: float,
-    ) -> WatchedMaskedTarget:
-        """Return the target of some images."""
-        noises = [NoiseStream(seed) for seed in seeds]
-        ahead = self.window if self.source.model is None else 0
-        return WatchedMaskedTarget(model, schedule, labels, noises, scale, temperature, ahead=ahead)
-
-    def draw(
-        self,
-        target: WatchedMaskedTarget,
-        on_step: Callable[..., None],
-        interrupted: Callable[[], bool],
-    ) -> list[Generation]:
-        """Draw all images of a target, one batch."""
-        count = len(target.noises)
-        engine = Engine(
-            target,
-            None,
-            self.source(target),
-            budget=self.window,
-            rule=Watched(self.rule),
-            batch_size=count,
-        )
-        sampling = Sampling(temperature=1.0, seed=[noise.seed for noise in target.noises])
-        options: dict[str, Any] = {"max_new_tokens": target.model.places, "ignore_eos": True}
-        options["stopping_criteria"] = [lambda ids, scores: interrupted()]
-        prompts = [target.prompt(picture) for picture in range(count)]
-        generations: list[Generation] = engine.generate(
-            prompts, sampling, on_step=on_step, **options
-        )
-        return generations
-
 
 def window_of(budget: Any) -> int:
-    """Return the window that a budget of draft nodes stands for: a number, or "auto".
+    """Return the window for a budget of draft nodes, a number or "auto".
 
-    Raises InputError for another one.
+    Raises:
+        InputError: The budget is neither.
     """
-    if budget == "auto":
-        return WINDOW
     try:
-        return checked_count(int(budget), "budget")
+        window = WINDOW if budget == "auto" else int(budget)
     except (TypeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(
             f"got the budget {budget!r}; expected auto, or the latents of a draft."
         ) from error
+    return checked_count(window, "budget")
 
 
 class MaskedProgress(Progress):
-    """Tells a callback the latents of the batch that is drawn."""
+    """Reports the latents of the current batch to a callback."""
 
     def __init__(self, target: MaskedTarget, *args: Any) -> None:
         super().__init__(*args)
         self._target = target
 
-    def step_tensors(self, first: int) -> dict[str, Tensor]:
-        """Return the latents [b, N, D] that stand, 0 where none does."""
+    def step_tensors(self) -> dict[str, Tensor]:
+        """Return the latents [b, N, D] for the callback, 0 for those that are missing."""
         return {"latents": latents_of(self._target, [row[row >= 0] for row in self._codes])}
 
 
 def latents_of(target: MaskedTarget, numbers: Sequence[Tensor]) -> Tensor:
-    """Return the latents [B, N, D] by place that have these numbers, in the order of images."""
+    """Return latents [B, N, D] by place, from the numbers of each image's latents in its order."""
     table = target.table
-    result = table.latents.new_zeros(len(numbers), target.model.places, table.paths.shape[-1])
-    for row, order, known in zip(result, target.orders, numbers, strict=True):
-        row[order[: len(known)].to(result.device)] = table.latents[known.to(result.device)]
-    return result
+    latents = table.latents.new_zeros(len(numbers), target.model.places, table.paths.shape[-1])
+    for row, order, each in zip(latents, target.orders, numbers, strict=True):
+        row[order[: len(each)].to(latents.device)] = table.latents[each.to(latents.device)]
+    return latents
 
 
 @dataclass(frozen=True, slots=True)
 class SampledLatents:
-    """Standardised latents [B, N, D] by place; the rest [B, N] by index, see `MaskedStats`."""
+    """The latents of a batch and their statistics.
+
+    Attributes:
+        latents: Standardised, [B, N, D] by place.
+        maps, outcomes, distances: [B, N] in the order of generation, see `MaskedOutput`.
+    """
 
     latents: Tensor
     maps: NDArray[np.int64]
@@ -154,9 +118,11 @@ class SampledLatents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Images that a `MaskedLatentPipeline` draws in one batch: labels i64 [b], a seed each.
+    """The images that a `MaskedLatentPipeline` generates in one batch.
 
-    bar, callback: told what stands.
+    Attributes:
+        labels i64 [b]: The class of each image.
+        bar, callback: Report the progress.
     """
 
     pipeline: Any
@@ -167,67 +133,86 @@ class Batch:
     callback: Callable[..., Any] | None
 
     def plain(self) -> SampledLatents:
-        """Draw in the iterations of the sampler."""
+        """Generate without drafts, in the iterations of the sampler."""
         sampler, count = self.sampler, len(self.seeds)
-        follow = _Follower(self.pipeline, self.bar, count, self.callback)
-        latents = sampler.draw(self.labels, [NoiseStream(seed) for seed in self.seeds], follow)
+        noises = [NoiseStream(seed) for seed in self.seeds]
+        latents = sampler.draw(self.labels, noises, _Follower(self))
         sizes = -np.diff(np.array([latents.shape[1], *sampler.left]))
         maps = np.tile(np.repeat(sizes, sizes), (count, 1))
         none = np.zeros_like(maps), np.full(maps.shape, np.nan)
         return SampledLatents(latents, maps, *none, count * len(sampler.left))
 
     def speculative(self) -> SampledLatents:
-        """Draw with the drafts of the pipeline."""
-        pipe, count, sampler = self.pipeline, len(self.seeds), self.sampler
-        target = pipe.drafts.target(
-            pipe.model, pipe.schedule, self.labels, self.seeds, sampler.scale, sampler.temperature
+        """Generate with the drafter of the pipeline."""
+        pipe, sampler, count = self.pipeline, self.sampler, len(self.seeds)
+        drafts: MaskedDrafts = pipe.drafts
+        target = RecordingMaskedTarget(
+            pipe.model,
+            pipe.schedule,
+            self.labels,
+            [NoiseStream(seed) for seed in self.seeds],
+            sampler.scale,
+            sampler.temperature,
+            ahead=drafts.window if drafts.source.model is None else 0,
         )
         places = target.model.places
-        follow = MaskedProgress(target, pipe, self.bar, count, places, count, self.callback)
-        result = pipe.drafts.draw(target, follow.step, lambda: pipe._interrupt)
-        follow.finish()
-        latents = latents_of(target, [torch.tensor(each.tokens) for each in result])
-        maps = acceptance_of(result, Raster(pipe.side, pipe.side)).reshape(count, -1)
-        outcome = fates(result, target, pipe.rule, places)
-        return SampledLatents(latents, maps, *outcome, target.prefixes, result)
+        progress = MaskedProgress(target, pipe, self.bar, count, places, count, self.callback)
+        engine = Engine(
+            target,
+            None,
+            drafts.source(target),
+            budget=drafts.window,
+            rule=RecordingRule(drafts.rule),
+            batch_size=count,
+        )
+        options: dict[str, Any] = {"max_new_tokens": places, "ignore_eos": True}
+        options["stopping_criteria"] = [lambda ids, scores: pipe._interrupt]
+        generations: list[Generation] = engine.generate(
+            [target.prompt(picture) for picture in range(count)],
+            Sampling(temperature=1.0, seed=list(self.seeds)),
+            on_step=progress.step,
+            **options,
+        )
+        progress.finish()
+        latents = latents_of(target, [torch.tensor(each.tokens) for each in generations])
+        maps = acceptance_of(generations, Raster(pipe.side, pipe.side)).reshape(count, -1)
+        outcome = fates(generations, target, pipe.rule, places)
+        return SampledLatents(latents, maps, *outcome, target.prefixes, generations)
 
 
 def joined(parts: Sequence[SampledLatents], count: int) -> SampledLatents:
-    """Return batches as one; images of batches that were not drawn are 0, and have no drafts."""
+    """Concatenate batches; images of missing batches have latents of 0 and no drafts."""
     latents = torch.cat([part.latents for part in parts])
     lacking = count - len(latents)
-    rows = [np.concatenate(each) for each in zip(*map(_rows, parts), strict=True)]
-    fills: tuple[float, ...] = (0, -1, np.nan)
-    maps, outcomes, distances = (
-        np.concatenate([row, np.full((lacking, row.shape[1]), fill, row.dtype)])
-        for row, fill in zip(rows, fills, strict=True)
-    )
-    latents = torch.cat([latents, latents.new_zeros(lacking, *latents.shape[1:])])
-    generations = [each for part in parts for each in part.generations]
+
+    def filled(name: str, fill: float) -> NDArray[Any]:
+        rows = np.concatenate([getattr(part, name) for part in parts])
+        return np.concatenate([rows, np.full((lacking, rows.shape[1]), fill, rows.dtype)])
+
     return SampledLatents(
-        latents, maps, outcomes, distances, sum(part.prefixes for part in parts), generations
+        torch.cat([latents, latents.new_zeros(lacking, *latents.shape[1:])]),
+        filled("maps", 0),
+        filled("outcomes", -1),
+        filled("distances", np.nan),
+        sum(part.prefixes for part in parts),
+        [each for part in parts for each in part.generations],
     )
-
-
-def _rows(part: SampledLatents) -> tuple[NDArray[Any], ...]:
-    return part.maps, part.outcomes, part.distances
 
 
 class _Follower:
-    """The progress bar of a batch, and the callback after each of its iterations."""
+    """Updates the progress bar of a batch and calls the callback after each iteration."""
 
-    def __init__(
-        self, pipeline: Any, bar: Any, rows: int, callback: Callable[..., Any] | None
-    ) -> None:
-        self._pipeline, self._bar, self._rows, self._callback = pipeline, bar, rows, callback
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
         self._iteration = self._done = 0
 
     def __call__(self, done: int, latents: Tensor) -> bool:
-        self._bar.update(self._rows * (done - self._done))
+        batch = self._batch
+        batch.bar.update(len(batch.seeds) * (done - self._done))
         self._done = done
-        if self._callback is not None:
+        if batch.callback is not None:
             record = {"latents": latents.clone()}
-            returned = self._callback(self._pipeline, self._iteration, done, record)
+            returned = batch.callback(batch.pipeline, self._iteration, done, record)
             check_returned(returned, "latents", latents)
         self._iteration += 1
-        return not self._pipeline._interrupt
+        return not batch.pipeline._interrupt

@@ -1,4 +1,4 @@
-"""What a pipeline over masked latents is made of: its autoencoder, its iterations, and checks."""
+"""The autoencoder, the iterations and the checks of a pipeline over masked latents."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.saved_setup import rule_record
 
 Autoencoder = VQTokenizer | KLAutoencoder
-ITERATIONS = 64  # where nothing is said, and there are as many latents
+ITERATIONS = 64  # the default in plain decoding; fewer if there are fewer latents
 
 
 def iterations_of(inputs: int | None, places: int, drafted: bool) -> int:
-    """Return the iterations of an image; raises InputError for a number that cannot be."""
+    """Return the iterations of an image.
+
+    Raises:
+        InputError: They are below 1 or above `places`, or differ from `places` with a drafter.
+    """
     if inputs is None:
         return places if drafted else min(ITERATIONS, places)
-    masked_counts(places, inputs)  # which checks it
+    masked_counts(places, inputs)  # raises InputError
     if drafted and inputs != places:
         raise InputError(
             f"got {inputs} iterations with a drafter; expected {places}, one a latent: drafts are "
@@ -30,7 +34,7 @@ def iterations_of(inputs: int | None, places: int, drafted: bool) -> int:
 
 
 def autoencoder_of(path: Path, allow_namespace: bool) -> Autoencoder:
-    """Return the autoencoder of a folder or file, by what the folder says that it holds."""
+    """Open the autoencoder of a file or folder, a `VQTokenizer` if the folder's config says so."""
     config = path / "config.json"
     if config.is_file() and '"VQModel"' in config.read_text(encoding="utf-8"):
         return VQTokenizer.from_pretrained(path)
@@ -43,7 +47,7 @@ def autoencoder_of(path: Path, allow_namespace: bool) -> Autoencoder:
 
 
 def masked_record(pipe: Any) -> dict[str, Any]:
-    """Return what a masked pipeline's index says of how it draws."""
+    """Return the settings of a masked pipeline to save."""
     schedule, drafts = pipe.schedule, pipe.drafts
     record = {"iterations": pipe.iterations, "steps": schedule.steps, "floor": schedule.floor}
     record |= {"batch_size": pipe.batch_size, "drafter": pipe.drafter_name or "none"}
@@ -53,7 +57,7 @@ def masked_record(pipe: Any) -> dict[str, Any]:
 
 
 def check_parts(model: Any, autoencoder: Any) -> None:
-    """Raise UnsupportedModelError or InputError for parts that do not belong together."""
+    """Raise UnsupportedModelError or InputError unless model and autoencoder fit together."""
     if not isinstance(model, MaskedModel):
         raise UnsupportedModelError(
             f"got a {type(model).__name__}; expected a MaskedModel. Causal models of latents are "

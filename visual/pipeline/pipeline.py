@@ -1,8 +1,8 @@
 """`ImagePipeline`: images from a class or a prompt, with the conventions of diffusers.
 
-The codes of an image come out of the same engine as text does. Seeds are drawn from the torch
-generator, one for each image, so that an image is a function of model, condition, settings and its
-seed alone: under an exact rule the same with and without a drafter.
+The engine generates the codes of an image as it generates text. The torch generator yields one seed
+for each image. Model, condition, settings and seed alone determine an image: under an exact rule it
+is the same with and without a drafter.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from ragspec.visual.checks import checked_count, class_number
 from ragspec.visual.models.raster import Raster, codes_along
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
-from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
+from ragspec.visual.pipeline.base import CodePipeline, chosen_rule
 from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
-from ragspec.visual.pipeline.drafter_choice import Conditions, draft_source
+from ragspec.visual.pipeline.drafter_choice import NODES, Conditions, draft_source
 from ragspec.visual.pipeline.folder import (
+    CODES,
     ImageFolder,
     caption_encoder,
     check_model,
@@ -41,6 +42,7 @@ from ragspec.visual.pipeline.folder import (
 from ragspec.visual.pipeline.request import (
     TENSORS,
     ImageConfig,
+    check_negatives,
     check_output_type,
     checked_callback,
     checked_codes,
@@ -53,32 +55,31 @@ from ragspec.visual.pipeline.saved_setup import as_saved, pipeline_record, write
 
 
 class ImagePipeline(CodePipeline):
-    """Draws images with a model of image codes, with or without speculation.
+    """Generates images with a model of image codes, with or without speculation.
 
     Args:
-        model: A `LlamaGenModel`.
-        tokenizer: Of its codes.
+        model, tokenizer: A `LlamaGenModel`, and the tokenizer of its codes.
         drafter: See `draft_source`.
         rule: A Rule, or a name and its settings (neighbours, delta, lam, tv_budget, ...), see
-            `make_rule`; without any, those that were measured for this model, see `relaxation`.
+            `make_rule`. Without settings, those measured on this model apply, see `relaxation`.
         budget: A number of draft nodes, "auto" (slow to learn: an image is short), or a policy.
-        draft_mode: How a model or a head drafts.
-        min_expected_gain: The accepted codes for which it reads on, see `ModelDrafter`; 0 uses up
-            the budget, which pays where a forward of the draft is next to free.
-        text_encoder: Of a model that reads features of prompts: a folder or model id for
-            transformers (LlamaGen's is google/flan-t5-xl), or a function of texts; None takes the
-            bundled embedder where it fits.
-        folder: Where the drafters called "starter", "model" and "head" lie.
-        batch_size: Images that are drawn in one batch.
+        draft_mode: How a model or a head drafts, see `draft_source`.
+        min_expected_gain: The accepted codes that a further draft forward must promise, see
+            `ModelDrafter`. 0 uses up the budget, which pays if a draft forward is nearly free.
+        text_encoder: For models of prompts: a folder or model id for transformers (LlamaGen's is
+            google/flan-t5-xl), or a function of texts; None takes the bundled embedder if it fits.
+        folder: Holds the drafters "starter", "model" and "head".
 
     Raises:
-        UnsupportedModelError, TokenizerMismatchError, ModelNotFoundError, UnknownNameError,
-            InputError, RuleError: What is wrong, and a remedy.
+        UnsupportedModelError, TokenizerMismatchError: The models do not fit.
+        ModelNotFoundError: A model is missing.
+        UnknownNameError, InputError, RuleError: An argument is refused.
     """
 
     _default_rule: ClassVar[str] = "exact"
     _default_set: ClassVar[str] = "tiles"
     _default_dtype: ClassVar[str] = "auto"
+    _model_kind: ClassVar[str] = CODES
 
     def __init__(
         self,
@@ -116,9 +117,7 @@ class ImagePipeline(CodePipeline):
         self.class_names = class_names(model)
         self.captions = caption_encoder(model, text_encoder)
         self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
-        draft = self.source.model
-        self.register_modules(model=model, vq=tokenizer.model, draft=draft)
-        self._interrupt = False
+        self.register_modules(model=model, vq=tokenizer.model, draft=self.source.model)
 
     @classmethod
     def from_pretrained(
@@ -132,23 +131,25 @@ class ImagePipeline(CodePipeline):
         dtype: str | torch.dtype | None = None,
         **settings: Any,
     ) -> Self:
-        """Return a pipeline over a bundled set ("tiles" where none is named, "emoji") or a folder.
+        """Return a pipeline over a bundled set or a folder.
 
         Args:
-            rule: "auto" takes the one that the folder was saved with, and its drafter and budget
-                where none are named; else "exact".
-            tokenizer: Where the folder has none.
-            dtype: Also as torch_dtype; None is "auto", of latents float32.
-            settings: See `ImagePipeline`; what loaders of diffusers are told, see `check_loading`.
-                Raises what `ImagePipeline` does, ModelError for a model that does not load,
-                InputError for what a folder of this kind has not.
+            name: A bundled set ("tiles", the default, or "emoji"), a folder or a model id.
+            rule: "auto" takes the rule that the folder was saved with, else "exact". With it come
+                the saved settings, and for the drafter "auto" the saved drafter.
+            tokenizer: For folders without one.
+            dtype: Also as torch_dtype; None is "auto", for latents float32.
+            settings: See `ImagePipeline`, and `check_loading` for those of diffusers' loaders.
+
+        Raises:
+            ModelError: A model or the saved index does not load; further errors as the class.
         """
         dtype = settings.pop("torch_dtype", None) or dtype or cls._default_dtype
         device, offline = check_loading(settings, device)
         folder = find_folder(name or cls._default_set, offline)
         drafter, rule, settings = as_saved(folder.index, cls._default_rule, drafter, rule, settings)
         place = pick_device(device)
-        model = cls._load(folder.target, place, dtype)
+        model = load_model(folder.target, place, dtype, cls._model_kind)
         if tokenizer is None:
             tokenizer = load_tokenizer(folder, place)
         elif isinstance(tokenizer, str | Path):
@@ -156,29 +157,23 @@ class ImagePipeline(CodePipeline):
             tokenizer.model.to(place)
         return cls(model, tokenizer, drafter, rule, folder=folder, **settings)
 
-    @staticmethod
-    def _load(folder: Path, device: torch.device, dtype: str | torch.dtype) -> Any:
-        """Return the model of a folder."""
-        return load_model(folder, device, dtype)
-
     @property
     def components(self) -> dict[str, Any]:
-        """The parts that further pipelines may share: `ImagePipeline(**pipe.components)`."""
+        """The parts that other pipelines may share: `ImagePipeline(**pipe.components)`."""
         return {"model": self.model, "tokenizer": self.tokenizer, "folder": self.folder}
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
-        """Write target, tokenizer, draft model and head to a folder that `from_pretrained` reads.
+        """Write target, tokenizer, draft model and head to a folder for `from_pretrained`.
 
-        A draft model and a head that lie with the target are copied where no others draft.
+        If the pipeline uses no other draft model or head, those beside the target are copied.
         """
         root = Path(save_directory)
         self.model.save_pretrained(root / "target", **saving(kwargs))
         self.tokenizer.save_pretrained(root / "tokenizer", dtype=torch.float32)
         if self.draft is not None:
             self.draft.save_pretrained(root / "draft", **saving(kwargs))
-        head = self.source.head
-        if head is not None:
-            head.save(root / "head")
+        if self.source.head is not None:
+            self.source.head.save(root / "head")
         if self.folder is not None and self.folder.relaxation is not None:
             shutil.copyfile(self.folder.relaxation, root / self.folder.relaxation.name)
         for name in ("draft", "head"):
@@ -188,7 +183,7 @@ class ImagePipeline(CodePipeline):
         write_setup(root, self, self._summary())
 
     def _summary(self) -> dict[str, Any]:
-        """Return what a loader must be told so that the same is drawn."""
+        """Return the settings with which a loader restores this pipeline."""
         return pipeline_record(self, self.source.name)
 
     def __call__(
@@ -213,22 +208,29 @@ class ImagePipeline(CodePipeline):
         callback_on_step_end: Callable[..., Any] | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = TENSORS,
     ) -> Any:
-        """Return an `ImageOutput`, or a tuple of its fields where return_dict is False.
+        """Generate images; return an `ImageOutput`, or a tuple of its fields without return_dict.
 
-        prompt: for a text-conditional model, of any lengths; class_labels: numbers or names, for
-        one of classes. negative_prompt: what guidance leads away from, one for all or one each, in
-        place of what the model learned for no prompt.
-        height, width: in pixels, up to the size that the model was made for.
-        num_images_per_prompt: images of each, next to each other.
-        generator: seeds are drawn from it, or from one an image; None is torch's global one
-        (`stats.seeds` tells them). temperature 0 is greedy. guidance_interval: indices
-        of the codes for which guidance is on, the last excluded (LlamaGen's cfg_interval=i is (0, i
-        + 2)). codes i64 [h, w] or [n]: those that are given, -1 where one is to be drawn; each is
-        drawn after those before it in raster order alone. callback_on_step_end(pipeline, step,
-        codes, {"codes": i64 [B, h * w]}): called after every pass, -1 where no code stands yet;
-        `codes` is their number in the image that is furthest behind.
-        callback_on_step_end_tensor_inputs: what
-        it is told, [] for nothing. Raises InputError, SamplingError.
+        Args:
+            prompt: For a text-conditional model, of any lengths.
+            class_labels: Numbers or names, for a class-conditional model.
+            negative_prompt: The text that guidance leads away from, one for all or one each; None
+                for the embedding that the model learned for no prompt.
+            height, width: In pixels, up to the size that the model was made for.
+            generator: The source of the seeds, or one for each image; None is torch's global one.
+                `stats.seeds` records the seeds.
+            num_images_per_prompt: Images of each prompt or class, next to each other.
+            temperature: 0 is greedy.
+            guidance_interval: (first, last) indices of the codes under guidance, last excluded;
+                LlamaGen's cfg_interval=i is (0, i + 2).
+            codes i64 [h, w] or [n]: Fixed codes, -1 for codes to generate. A code depends on those
+                before it in raster order alone.
+            callback_on_step_end: Called after each forward with (pipeline, step, codes, {"codes":
+                i64 [B, h * w]}). `codes` counts the codes of the image that is furthest behind;
+                the tensor holds -1 for codes that are still missing.
+            callback_on_step_end_tensor_inputs: Names of the tensors it receives, [] for none.
+
+        Raises:
+            InputError, SamplingError: An argument is refused.
         """
         check_output_type(output_type)
         callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
@@ -248,11 +250,15 @@ class ImagePipeline(CodePipeline):
 
     @property
     def trunk(self) -> Any:
-        """The model whose conditions and grid these are."""
+        """The transformer that reads conditions and codes."""
         return self.model
 
     def label_of(self, inputs: int | str) -> int:
-        """Return the number of a class given by number or by name; raises InputError."""
+        """Return the number of a class that is given by number or by name.
+
+        Raises:
+            InputError: The model has no such class.
+        """
         return class_number(inputs, self.class_names, int(self.trunk.config.num_classes))
 
     def _target(self, table: ConditionTable, config: ImageConfig) -> ImageTarget:
@@ -263,7 +269,7 @@ class ImagePipeline(CodePipeline):
         )
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
-        """Return how the codes of an image of so many pixels lie; raises InputError."""
+        """Return the grid of an image of this size in pixels, or raise InputError."""
         sides, side, reduction = (height, width), self.side, self.tokenizer.reduction
         rows, line = (
             side if pixels is None else codes_along(pixels, reduction, side, name)
@@ -291,15 +297,11 @@ class ImagePipeline(CodePipeline):
         if negative is None:
             return Conditions(*features)
         beside = self._features(negative)
-        if len(beside[0]) not in (1, len(features[0])):
-            raise InputError(
-                f"got {len(beside[0])} negative prompts for {len(features[0])} prompts; expected "
-                "one for all, or one each."
-            )
+        check_negatives(len(beside[0]), len(features[0]))
         return Conditions(*features, *beside)
 
     def _features(self, texts: Any) -> tuple[Tensor, tuple[int, ...]]:
-        """Return features [R, L, d] of texts, and how many first ones of each are padding."""
+        """Return features [R, L, d] of texts, and the number of padding rows before each."""
         if self.captions is None:
             raise InputError(
                 "got a prompt, but this model reads the features of a text encoder that is not "

@@ -1,4 +1,4 @@
-"""The parts of an image model of transformers: its weights, its text tokenizer, special tokens."""
+"""The parts of a transformers image model: weights, text tokenizer and special tokens."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ PIPELINES = {
     "chameleon": "ChameleonPipeline",
     "llamagen": "LlamaGenPipeline",
 }
-_TEMPLATE = "chat_template.json"  # where processors kept it before it had a file of its own
+_TEMPLATE = "chat_template.json"  # the file of older processors
 
 
 def load_part(folder: Path, kind: str, device: torch.device, dtype: str | torch.dtype) -> Any:
     """Return the model of a folder, of the model_type `kind`, in eval mode on the device.
 
-    Raises ModelNotFoundError, UnsupportedModelError for another kind, ModelError.
+    Raises:
+        ModelNotFoundError: The folder holds no readable config.json.
+        UnsupportedModelError: Its model is of another kind.
+        ModelError: The model does not load.
     """
     import transformers
 
@@ -46,7 +49,8 @@ def load_part(folder: Path, kind: str, device: torch.device, dtype: str | torch.
 def load_processor(folder: Path) -> Any:
     """Return the text tokenizer of a folder, with the chat template of its processor.
 
-    Raises ModelError where there is none, or one that does not load.
+    Raises:
+        ModelError: The tokenizer is missing or does not load.
     """
     from transformers import AutoTokenizer
 
@@ -64,35 +68,40 @@ def load_processor(folder: Path) -> Any:
 
 
 def expect_kind(model: Any, kind: str) -> None:
-    """Raise UnsupportedModelError for a model of another kind, with what draws with it."""
-    result = getattr(getattr(model, "config", None), "model_type", None)
-    if result != kind:
+    """Raise UnsupportedModelError for a model of another kind; the message names its pipeline."""
+    actual = getattr(getattr(model, "config", None), "model_type", None)
+    if actual != kind:
         raise UnsupportedModelError(
-            f"got a {type(model).__name__} of type {result!r}; expected {kind!r}.{_advice(result)}"
+            f"got a {type(model).__name__} of type {actual!r}; expected {kind!r}.{_advice(actual)}"
         )
 
 
 def mark(tokenizer: Any, attribute: str, *names: str) -> str:
-    """Return a special token: the tokenizer's attribute of that name, or the first name it knows.
+    """Return a special token: the tokenizer's attribute, or the first name in its vocabulary.
 
-    Raises InputError where it knows none.
+    Raises:
+        InputError: The tokenizer has neither.
     """
     token = getattr(tokenizer, attribute, None)
     if isinstance(token, str):
         return token
-    known = tokenizer.get_vocab()
-    result = next((name for name in names if name in known), None)
-    if result is None:
+    vocabulary = tokenizer.get_vocab()
+    token = next((name for name in names if name in vocabulary), None)
+    if token is None:
         raise InputError(
             f"got a tokenizer without {attribute}"
             + (f" and without {' or '.join(names)}" if names else "")
             + "; expected the tokenizer that the image model came with."
         )
-    return result
+    return token
 
 
 def text_ids(tokenizer: Any, text: str, last: str) -> list[int]:
-    """Return the token ids of a text, which must end with the token `last`; raises InputError."""
+    """Return the token ids of a text.
+
+    Raises:
+        InputError: They do not end with the token `last`.
+    """
     ids = [int(token) for token in tokenizer(text)["input_ids"]]
     if not ids or ids[-1] != tokenizer.convert_tokens_to_ids(last):
         raise InputError(
@@ -103,32 +112,35 @@ def text_ids(tokenizer: Any, text: str, last: str) -> list[int]:
 
 
 def _expect(folder: Path, kind: str) -> None:
-    """Raise ModelNotFoundError or UnsupportedModelError for what holds no model of the kind."""
+    """Raise ModelNotFoundError or UnsupportedModelError if a folder holds no model of the kind."""
     config = folder / "config.json"
     try:
         record = json.loads(config.read_text(encoding="utf-8"))
-        result = record.get("model_type")
+        actual = record.get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         target = (folder / "target" / "config.json").is_file()
         raise ModelNotFoundError(
             f"{folder} holds no config.json that can be read; expected the folder of a {kind!r} "
             "model of transformers." + (" Draw with ImagePipeline." if target else "")
         ) from error
-    if result != kind:
+    if actual != kind:
         raise UnsupportedModelError(
-            f"{folder} is a {result!r} model; expected {kind!r}.{_advice(result)}"
+            f"{folder} is a {actual!r} model; expected {kind!r}.{_advice(actual)}"
         )
 
 
-def _advice(result: Any) -> str:
-    return f" Draw with {PIPELINES[result]}." if result in PIPELINES else ""
+def _advice(kind: Any) -> str:
+    return f" Draw with {PIPELINES[kind]}." if kind in PIPELINES else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptConditions:
-    """What the images of one call are of: token ids of prompts, and of what they are guided from.
+    """The conditions of one call's images.
 
-    make: makes the target of a model, these conditions and a `ImageConfig`.
+    Attributes:
+        prompts: Token ids of each prompt.
+        unconditional: Token ids that guidance leads away from, for each prompt.
+        make: Creates the target for a model, these conditions and an `ImageConfig`.
     """
 
     prompts: list[list[int]]
@@ -136,18 +148,18 @@ class PromptConditions:
     make: Callable[[Any, PromptConditions, ImageConfig], ImageTarget]
 
     def table(self, model: Any) -> ConditionTable:
-        """Return what the condition ids stand for in a model."""
+        """Return a model's embeddings of the conditions."""
         return prompt_table(model, self.prompts, self.unconditional)
 
     def target(self, model: Any, like: ImageTarget) -> ImageTarget:
-        """Return a target over another model, guided and laid out as `like`."""
+        """Return a target over another model, with the guidance and the grid of `like`."""
         assert like.raster is not None
         image = ImageConfig(like.guidance_scale, like.guidance_interval, like.raster)
         return self.make(model, self, image)
 
 
 def check_prompt_draft(target: Any, draft: Any) -> None:
-    """Raise TokenizerMismatchError for a draft model of another kind, prompts or codes."""
+    """Raise TokenizerMismatchError if type, text vocabulary or codes differ from the target's."""
     for what, of in (
         ("type", lambda model: model.config.model_type),
         ("text vocabulary", lambda model: model.config.get_text_config().vocab_size),
@@ -165,6 +177,6 @@ def check_prompt_draft(target: Any, draft: Any) -> None:
 
 
 def _code_tokens(model: Any) -> dict[int, int] | None:
-    """Return the text tokens of codes, where codes are such."""
-    known = getattr(model.model, "vocabulary_mapping", None)
-    return None if known is None else dict(known.img2bpe)
+    """Return the text token of each code, for models whose codes are text tokens."""
+    mapping = getattr(model.model, "vocabulary_mapping", None)
+    return None if mapping is None else dict(mapping.img2bpe)

@@ -1,15 +1,14 @@
-"""`PromptPipeline`: from a prompt to an image with a model of transformers that draws codes.
+"""`PromptPipeline`: images from prompts with a transformers model of image codes.
 
-What `JanusPipeline`, `Emu3Pipeline` and `ChameleonPipeline` share. A prompt becomes token ids by
-the model's template, the codes come out of the engine, and the model's own decoder, or one that is
-given, makes images of them.
+It is the base of `JanusPipeline`, `Emu3Pipeline` and `ChameleonPipeline`. The model's template
+turns a prompt into token ids, the engine generates the codes, and the model's or the user's decoder
+turns them into images.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -26,12 +25,11 @@ from ragspec.sampling.settings import Sampling
 from ragspec.visual.checks import checked_count
 from ragspec.visual.models.raster import Raster, codes_along
 from ragspec.visual.models.target import ImageTarget
-from ragspec.visual.pipeline.base import NODES, CodePipeline, chosen_rule
+from ragspec.visual.pipeline.base import CodePipeline, chosen_rule
 from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
-from ragspec.visual.pipeline.drafter_choice import prompt_source
+from ragspec.visual.pipeline.drafter_choice import NODES, prompt_source
 from ragspec.visual.pipeline.prompt_parts import (
     PromptConditions,
-    check_prompt_draft,
     expect_kind,
     load_part,
     load_processor,
@@ -40,6 +38,7 @@ from ragspec.visual.pipeline.relaxation import FILE
 from ragspec.visual.pipeline.request import (
     TENSORS,
     ImageConfig,
+    check_negatives,
     check_output_type,
     checked_callback,
     checked_codes,
@@ -53,27 +52,28 @@ BATCH = 4  # these models are large
 
 
 class PromptPipeline(CodePipeline):
-    """Draws images of prompts with a model of transformers, with or without speculation.
+    """Generates images from prompts with a transformers model, with or without speculation.
 
     Args:
-        model: Of transformers.
-        processor: The model's, or its text tokenizer.
+        model: The transformers model.
+        processor: The model's processor, or its text tokenizer.
         drafter: See `prompt_source`.
         rule, budget, draft_mode, min_expected_gain, settings: See `ImagePipeline`.
-        vq: What decodes codes, where the model cannot.
-        prompt_template: A text with {prompt} in it, in place of the model's own; negative prompts
-            stand alone.
-        folder: Where draft/ and relaxation.json lie.
-        batch_size: Images that are drawn in one batch.
+        vq: The decoder of the codes, for models without one.
+        prompt_template: A text with {prompt} in it that replaces the model's template; it does not
+            apply to negative prompts.
+        folder: Holds draft/ and relaxation.json.
 
     Raises:
-        UnsupportedModelError, TokenizerMismatchError, ModelNotFoundError, UnknownNameError,
-            InputError, RuleError: What is wrong, and a remedy.
+        UnsupportedModelError, TokenizerMismatchError: The models do not fit.
+        ModelNotFoundError: A model is missing.
+        UnknownNameError, InputError, RuleError: An argument is refused.
     """
 
     kind: ClassVar[str]  # the model_type of its models
     target_kind: ClassVar[Any]
-    guidance: ClassVar[float]  # the scale that is usual
+    decoder_kind: ClassVar[Any]  # the code-book and decoder over the model's vqmodel
+    guidance: ClassVar[float]  # the default guidance_scale
 
     def __init__(
         self,
@@ -116,25 +116,15 @@ class PromptPipeline(CodePipeline):
             normalised=self.tokenizer.normalised,
             marks=self.raster.ends,
         )
-        load = partial(load_part, kind=self.kind, device=model.device, dtype=model.dtype)
         self.source = prompt_source(
-            drafter,
-            self.rule,
-            model,
-            folder,
-            load,
-            check_prompt_draft,
-            draft_mode,
-            min_expected_gain,
+            drafter, self.rule, model, folder, draft_mode, min_expected_gain
         )
         self.budget = make_budget(budget)
         self.batch_size = checked_count(batch_size, "batch_size")
         self.folder = folder
         self.image_processor = VaeImageProcessor(vae_scale_factor=self.tokenizer.reduction)
         vqmodel = None if vq is None else self.tokenizer.model
-        draft = self.source.model
-        self.register_modules(model=model, vq=vqmodel, draft=draft)
-        self._interrupt = False
+        self.register_modules(model=model, vq=vqmodel, draft=self.source.model)
 
     @classmethod
     def from_pretrained(
@@ -147,29 +137,32 @@ class PromptPipeline(CodePipeline):
         dtype: str | torch.dtype = "auto",
         **settings: Any,
     ) -> Self:
-        """Return a pipeline over a folder or a model id; settings: see the class.
+        """Return a pipeline over a folder or a model id.
 
-        rule: "auto" takes the one that the folder was saved with, and its drafter and budget where
-        none are named; else "exact". dtype: also as torch_dtype. What loaders of diffusers are
-        told: see `check_loading`. Raises what the class does, and ModelError.
+        Args:
+            rule: "auto" takes the rule that the folder was saved with, else "exact". With it come
+                the saved settings, and for the drafter "auto" the saved drafter.
+            dtype: Also as torch_dtype.
+            settings: See the class, and `check_loading` for those of diffusers' loaders.
+
+        Raises:
+            ModelError: A model or the saved index does not load; further errors as the class.
         """
         dtype = settings.pop("torch_dtype", None) or dtype
         device, offline = check_loading(settings, device)
         place = pick_device(device)
-        result = resolve_model(name, offline=offline)
-        folder = Path(result.folder)
+        folder = Path(resolve_model(name, offline=offline).folder)
         setup = folder / SETUP if (folder / SETUP).is_file() else None
         drafter, rule, settings = as_saved(setup, "exact", drafter, rule, settings)
         model = load_part(folder, cls.kind, place, dtype)
         processor = settings.pop("processor", None) or load_processor(folder)
-        current = folder / "vq"
-        if current.is_dir():
-            settings.setdefault("vq", current)
+        if (folder / "vq").is_dir():
+            settings.setdefault("vq", folder / "vq")
         return cls(model, processor, drafter, rule, folder=folder, **settings)
 
     @property
     def components(self) -> dict[str, Any]:
-        """The parts that further pipelines may share: `JanusPipeline(**pipe.components)`."""
+        """The parts that other pipelines may share: `JanusPipeline(**pipe.components)`."""
         vq = None if self.vq is None else self.tokenizer
         parts = {"model": self.model, "processor": self.processor, "vq": vq}
         return {**parts, "folder": self.folder, "prompt_template": self.prompt_template}
@@ -177,7 +170,7 @@ class PromptPipeline(CodePipeline):
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
         """Write all models, tokenizer and settings to a folder for `from_pretrained`.
 
-        A draft model that lies with the model is copied where no other drafts.
+        If the pipeline uses no other draft model, the one beside the model is copied.
         """
         root = Path(save_directory)
         self.model.save_pretrained(root, **saving(kwargs))
@@ -202,21 +195,22 @@ class PromptPipeline(CodePipeline):
         height: int | None = None,
         width: int | None = None,
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """Return the token ids of prompts, and of what each is guided from, as a call reads them.
+        """Return the token ids of prompts and of their negative prompts, as a call uses them.
 
         Raises:
-            InputError: For no prompt, and a negative one that the model has no use for.
+            InputError: There is no prompt, or the model supports no negative prompt.
         """
         raster = self._sized(height, width)
-        current = [self._ids(self._request(text), raster) for text in checked_texts(some(prompt))]
+        prompts = [self._ids(self._request(text), raster) for text in checked_texts(some(prompt))]
         if negative_prompt is None:
-            return current, [self._nothing(ids, raster) for ids in current]
+            return prompts, [self._nothing(ids, raster) for ids in prompts]
         self._check_negative()
         texts = some(negative_prompt)
         if not all(isinstance(text, str) for text in texts):
             raise InputError(f"got negative_prompt {negative_prompt!r}; expected texts.")
-        beside = [self._ids(text, raster) for text in texts]
-        return current, _each(beside, len(current))
+        negatives = [self._ids(text, raster) for text in texts]
+        check_negatives(len(negatives), len(prompts))
+        return prompts, negatives * len(prompts) if len(negatives) == 1 else negatives
 
     def __call__(
         self,
@@ -239,22 +233,26 @@ class PromptPipeline(CodePipeline):
         callback_on_step_end: Callable[..., Any] | None = None,
         callback_on_step_end_tensor_inputs: Sequence[str] | None = TENSORS,
     ) -> Any:
-        """Return an `ImageOutput`, or a tuple of its fields where return_dict is False.
+        """Generate images and return an `ImageOutput`; see `ImagePipeline` for other arguments.
 
-        prompt: a text or several, of any lengths. negative_prompt: what guidance leads away from,
-        one for all or one each; None for what the model takes as no prompt. height, width: in
-        pixels; None for the model's own. guidance_scale: None for the one that is usual, 1 for
-        none. codes i64 [h, w]: those that are given, -1 where one is to be drawn. The rest: see
-        `ImagePipeline`. Raises InputError, SamplingError, PromptTooLongError.
+        Args:
+            prompt: A text or several, of any lengths.
+            negative_prompt: The text that guidance leads away from, one for all or one each; None
+                for the model's equivalent of no prompt.
+            height, width: In pixels; None for the model's own.
+            guidance_scale: None for the model's usual scale, 1 for none.
+
+        Raises:
+            InputError, SamplingError, PromptTooLongError: An argument is refused.
         """
         check_output_type(output_type)
         self._check_decoder(output_type)
         callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
         count = checked_count(num_images_per_prompt, "num_images_per_prompt")
         raster = self._sized(height, width)
-        current, beside = self.encode_prompt(some(prompt), negative_prompt, height, width)
-        conditions = PromptConditions(current, beside, self._target)
-        rows = [row for row in range(len(conditions.prompts)) for _ in range(count)]
+        prompts, negatives = self.encode_prompt(some(prompt), negative_prompt, height, width)
+        conditions = PromptConditions(prompts, negatives, self._target)
+        rows = [row for row in range(len(prompts)) for _ in range(count)]
         seeds = seeds_of(generator, len(rows))
         fixed = checked_codes(codes, raster.codes, self.tokenizer.vocab_size)
         if fixed is not None and raster.ends:
@@ -270,7 +268,7 @@ class PromptPipeline(CodePipeline):
         return output if return_dict else output.to_tuple()
 
     def _sized(self, height: int | None, width: int | None) -> Raster:
-        """Return how the codes of an image of so many pixels lie; raises InputError."""
+        """Return the grid of an image of this size in pixels, or raise InputError."""
         usual, reduction = self.raster, self.tokenizer.reduction
         rows, line = (
             side if pixels is None else codes_along(pixels, reduction, None, name)
@@ -288,34 +286,37 @@ class PromptPipeline(CodePipeline):
         return Raster(rows, line, usual.ends)
 
     def _check_negative(self) -> None:
-        """Raise InputError where the model has no use for a negative prompt."""
+        """Raise InputError if the model supports no negative prompt."""
 
     def _check_decoder(self, output_type: str) -> None:
-        """Raise ModelError where images are asked for that cannot be decoded."""
+        """Raise ModelError if the output_type needs a decoder and there is none."""
 
     def _most_codes(self) -> int | None:
-        """Return the codes that an image may have, None where positions alone set a bound."""
+        """Return the most codes of an image; None if only the model's positions limit it."""
         return self.raster.codes
 
-    def _vq(self, model: Any, inputs: Any) -> Any:
-        """Return the code-book and decoder of a model."""
-        raise NotImplementedError
+    def _vq(self, model: Any, vq: Any) -> Any:
+        """Return the code-book and decoder of a model; raise InputError for a second decoder."""
+        if vq is not None:
+            name = self.kind.capitalize()
+            raise InputError(f"got vq for {name}, which has a decoder of its own; leave it out.")
+        return self.decoder_kind(model.model.vqmodel)
 
     def _raster_of(self, model: Any) -> Raster:
-        """Return how the codes lie where no size is asked for."""
+        """Return the grid of codes of the default size."""
         raise NotImplementedError
 
     def _request(self, prompt: str) -> str:
-        """Return a prompt in the words of the template."""
+        """Insert a prompt into the template."""
         template = self.prompt_template
         return prompt if template is None else template.replace("{prompt}", prompt)
 
     def _ids(self, text: str, raster: Raster) -> list[int]:
-        """Return the token ids of a text, up to the token after which codes are drawn."""
+        """Return the token ids of a text, up to the token that the first code follows."""
         raise NotImplementedError
 
     def _nothing(self, ids: list[int], raster: Raster) -> list[int]:
-        """Return what the prompt of these ids is guided from where no negative one is given."""
+        """Return the ids of the unconditional prompt for a prompt of these ids."""
         raise NotImplementedError
 
     @classmethod
@@ -331,13 +332,3 @@ class PromptPipeline(CodePipeline):
             fixed=image.fixed,
         )
         return target
-
-
-def _each(beside: list[list[int]], count: int) -> list[list[int]]:
-    """Return one negative prompt for each of `count` prompts; raises InputError."""
-    if len(beside) not in (1, count):
-        raise InputError(
-            f"got {len(beside)} negative prompts for {count} prompts; expected one for all, or one "
-            "each."
-        )
-    return beside * count if len(beside) == 1 else beside

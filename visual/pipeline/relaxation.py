@@ -1,7 +1,7 @@
-"""The settings of relaxed rules that a model ships with: measured on it, and named by the rule.
+"""Settings of relaxed rules that were measured on a model and ship with it.
 
-`relaxation.json` lies beside `target/` (or in the folder that is the target); the benchmark of
-images writes it (`--tune`).
+`relaxation.json` is in the folder that holds `target/`, or in the folder that is the target. The
+benchmark of images writes it (`--tune`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ _PLAIN = (int, float)
 
 
 def settings_of(path: Path | None, rule: str) -> dict[str, Any]:
-    """Return the settings that a model's file holds for a rule; none where it holds none.
+    """Return a rule's settings from a model's file; empty without a file or without an entry.
 
-    Raises ModelError for a file that cannot be read.
+    Raises:
+        ModelError: The file cannot be read.
     """
-    if path is None:
+    if path is None or not path.is_file():
         return {}
     record = dict(_read(path)["rules"].get(rule, {}).get("settings", {}))
     if not all(isinstance(value, _PLAIN) for value in record.values()):
@@ -32,14 +33,14 @@ def settings_of(path: Path | None, rule: str) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _unreadable(path, str(error)) from error
-    rules = result.get("rules") if isinstance(result, dict) else None
+    rules = record.get("rules") if isinstance(record, dict) else None
     whole = isinstance(rules, dict) and all(isinstance(each, dict) for each in rules.values())
-    if not whole or result.get("format") != FORMAT:
+    if not whole or record.get("format") != FORMAT:
         raise _unreadable(path, f"no rules in format {FORMAT}")
-    return dict(result)
+    return dict(record)
 
 
 def _unreadable(path: Path, reason: str) -> ModelError:

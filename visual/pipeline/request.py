@@ -1,4 +1,4 @@
-"""What a call of the image pipeline may ask for, checked before any work is done."""
+"""Checks of the arguments of an image pipeline's call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.visual.models.raster import Raster
 
-TENSORS = ("codes",)  # what a callback may ask for
+TENSORS = ("codes",)  # the tensors that a callback may request
 OUTPUTS = ("pil", "np", "pt", "latent")
 
 
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
-    """How a target draws: guidance, the grid of codes, and the codes that are given."""
+    """The target's settings for a call: guidance, the grid of codes and the fixed codes."""
 
     guidance_scale: float
     guidance_interval: tuple[int, int] | None
@@ -27,7 +27,7 @@ class ImageConfig:
 
 
 def check_output_type(output_type: Any) -> None:
-    """Raise InputError for an output_type that is none of `OUTPUTS`."""
+    """Raise InputError unless the output_type is one of `OUTPUTS`."""
     if output_type not in OUTPUTS:
         raise InputError(f"got output_type {output_type!r}; expected one of {', '.join(OUTPUTS)}.")
 
@@ -35,10 +35,13 @@ def check_output_type(output_type: Any) -> None:
 def seeds_of(
     generator: torch.Generator | Sequence[torch.Generator] | None, count: int
 ) -> list[int]:
-    """Return a seed for each image, drawn from the generator, or from one an image.
+    """Draw a seed for each image; the first seeds do not depend on the number of images.
 
-    None is torch's global generator. The seeds of the first images do not depend on how many
-    follow. Raises InputError for a wrong number of generators, or for something else.
+    Args:
+        generator: One for all images or one for each; None is torch's global one.
+
+    Raises:
+        InputError: The number of generators is wrong, or one is no torch.Generator.
     """
     source: Any = torch.default_generator if generator is None else generator
     generators = [source] * count if _is_one(source) else [*source]
@@ -57,7 +60,11 @@ def seeds_of(
 
 
 def some(value: Any) -> list[Any]:
-    """Return what there is to draw, one thing as a list of one; raises InputError for nothing."""
+    """Return prompts or classes as a list, also if there is only one.
+
+    Raises:
+        InputError: The list is empty.
+    """
     many = [value] if _is_one(value) else list(value)
     if not many:
         raise InputError("got an empty list; expected at least one prompt or class to draw.")
@@ -65,7 +72,7 @@ def some(value: Any) -> list[Any]:
 
 
 def _is_one(value: Any) -> bool:
-    """Tell one thing from a list of them; arrays of no dimension have an __iter__ that raises."""
+    """Return whether a value is one item; scalar arrays have an __iter__ that raises."""
     if isinstance(value, str) or getattr(value, "ndim", None) == 0:
         return True
     return not hasattr(value, "__iter__")
@@ -74,16 +81,17 @@ def _is_one(value: Any) -> bool:
 def padded_features(
     features: Tensor | Sequence[Tensor], length: int
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Return features of prompts at the end of L places each, and how many stand empty.
-
-    Padding comes first, as LlamaGen has it.
+    """Pad the features of prompts on the left to [R, L, d], as LlamaGen does.
 
     Args:
-        features: Of each prompt [n, d], n from 1 to L.
+        features: One [n, d] for each prompt, n from 1 to L.
         length: L.
 
+    Returns:
+        The padded features, and the padding of each prompt, empty if no prompt has any.
+
     Raises:
-        InputError: Features are no matrices of one width, or too many.
+        InputError: The features are no matrices of one width, or too many.
     """
     prompts = list(features)
     if not all(isinstance(each, Tensor) and each.ndim == 2 for each in prompts):
@@ -106,9 +114,14 @@ def padded_features(
 
 
 def checked_codes(codes: Any, count: int, size: int) -> Tensor | None:
-    """Return the codes that are given i64 [n], -1 where one is to be drawn; None for none.
+    """Return the fixed codes of an image, flattened; None for none.
 
-    codes: a tensor of at most `count` whole numbers below `size`. Raises InputError for others.
+    Args:
+        codes i64 [h, w] or [n]: From 0 to size - 1, and -1 for codes to generate.
+        count: The most codes.
+
+    Raises:
+        InputError: The codes are of another dtype, out of range or too many.
     """
     if codes is None:
         return None
@@ -128,7 +141,11 @@ def _shape(codes: Any) -> str:
 
 
 def checked_texts(texts: list[Any]) -> list[str]:
-    """Return the prompts; raises InputError for one that is empty or no text."""
+    """Return the prompts unchanged.
+
+    Raises:
+        InputError: A prompt is empty or no text.
+    """
     for text in texts:
         if not isinstance(text, str) or not text.strip():
             raise InputError(
@@ -137,19 +154,34 @@ def checked_texts(texts: list[Any]) -> list[str]:
     return texts
 
 
-def checked_callback(
-    callback: Callable[..., Any] | None, names: Sequence[str] | None, known: Sequence[str] = TENSORS
-) -> Callable[..., Any] | None:
-    """Return the callback as it is told of these tensors alone, or None where there is none.
+def check_negatives(negatives: int, prompts: int) -> None:
+    """Raise InputError unless there is one negative prompt for all prompts, or one each."""
+    if negatives not in (1, prompts):
+        raise InputError(
+            f"got {negatives} negative prompts for {prompts} prompts; expected one for all, or one "
+            "each."
+        )
 
-    names: of `known`; None for all. Raises InputError for others.
+
+def checked_callback(
+    callback: Callable[..., Any] | None,
+    names: Sequence[str] | None,
+    allowed: Sequence[str] = TENSORS,
+) -> Callable[..., Any] | None:
+    """Wrap the callback to receive only the named tensors; None without a callback.
+
+    Args:
+        names: Some of `allowed`; None for all.
+
+    Raises:
+        InputError: A name is not allowed, or `names` is one text.
     """
-    values = [names] if isinstance(names, str) else list(known if names is None else names)
-    foreign = [name for name in values if name not in known]
+    values = [names] if isinstance(names, str) else list(allowed if names is None else names)
+    foreign = [name for name in values if name not in allowed]
     if foreign or isinstance(names, str):
         raise InputError(
             f"got callback_on_step_end_tensor_inputs={names!r}; expected a list of what there is: "
-            f"{list(known)}."
+            f"{list(allowed)}."
         )
     if callback is None:
         return None

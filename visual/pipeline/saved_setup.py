@@ -1,4 +1,4 @@
-"""`ragspec.json`: how a saved image pipeline draws: its rule, drafter, budget and batch size."""
+"""`ragspec.json`: the rule, drafter, budget and batch size of a saved image pipeline."""
 
 from __future__ import annotations
 
@@ -12,21 +12,23 @@ from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.errors import ModelError
 
 SETUP = "ragspec.json"
-_NAMED = ("model", "head", "jacobi")  # drafters that can be told by a word
-_DRAFTING: dict[str, str] = {
-    "draft_mode": "mode",
-    "min_expected_gain": "min_expected_gain",
-}  # names of a source's
+_NAMED = ("model", "head", "jacobi")  # the drafters that a name can restore
+# The keys of a drafter's settings, and the attributes of `DraftSource`.
+_DRAFTING = {"draft_mode": "mode", "min_expected_gain": "min_expected_gain"}
 _PLAIN = (bool, int, float, str, type(None))
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a saved pipeline draws.
+    """The settings of a saved pipeline.
 
-    rule: its name and settings; "" where nothing was saved. drafter: a word, or several joined by
-    "+", "auto" where it could not be told by a word. more: other arguments of the constructor.
+    Attributes:
+        rule: Its name; "" if the rule could not be saved.
+        settings: Of the rule.
+        drafter: A name, or several joined by "+"; "auto" if the drafter could not be saved.
+        drafting: draft_mode and min_expected_gain.
+        more: Other arguments of the constructor.
     """
 
     rule: str
@@ -37,14 +39,14 @@ class Setup:
 
 
 def write_setup(root: Path, pipe: Any, values: dict[str, Any]) -> None:
-    """Write how a pipeline draws; values of None are left out."""
-    known = {key: value for key, value in values.items() if value is not None}
-    setup = {"pipeline": type(pipe).__name__, **known}
+    """Write the settings of a pipeline, except those that are None, into its folder."""
+    entries = {key: value for key, value in values.items() if value is not None}
+    setup = {"pipeline": type(pipe).__name__, **entries}
     (root / SETUP).write_text(json.dumps(setup, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def pipeline_record(pipe: Any, drafter: str | None) -> dict[str, Any]:
-    """Return what an image pipeline's index says of how it draws; warns of what it cannot say."""
+    """Return the settings of an image pipeline to save; warn about a rule without a name."""
     record: dict[str, Any] = {"batch_size": pipe.batch_size, **rule_record(pipe)}
     if isinstance(pipe.budget, FixedBudget):
         record["budget"] = pipe.budget.nodes
@@ -59,7 +61,7 @@ def pipeline_record(pipe: Any, drafter: str | None) -> dict[str, Any]:
 
 
 def rule_record(pipe: Any) -> dict[str, Any]:
-    """Return what an index says of a pipeline's rule; warns of one that it cannot name."""
+    """Return a pipeline's rule and its settings to save; warn if the rule has no name."""
     if all(isinstance(value, _PLAIN) for value in pipe.settings.values()) and pipe.rule_is_named:
         return {"rule": {"name": pipe.rule_name, **pipe.settings}}
     warnings.warn(
@@ -72,35 +74,42 @@ def rule_record(pipe: Any) -> dict[str, Any]:
 
 
 def masked_as_saved(path: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a masked pipeline with what its index tells where nothing is given.
+    """Complete the arguments of a masked pipeline by the saved ones.
 
-    Where a drafter is named, or None for plain drawing, that which was saved is not taken; a rule
-    that is named comes without the numbers of the saved one.
+    If a drafter is passed, None included, the saved drafter and rule do not apply. If a rule is
+    passed, the settings of the saved rule do not apply.
     """
-    result = read_setup(path)
-    if result is None:
+    setup = read_setup(path)
+    if setup is None:
         return settings
-    saved = dict(result.more)
-    if "drafter" not in settings and result.drafter not in (None, AUTO):
-        saved["drafter"] = result.drafter
-        if "rule" not in settings and result.rule:
-            saved |= {"rule": result.rule, **result.settings}
+    saved = dict(setup.more)
+    if "drafter" not in settings and setup.drafter not in (None, AUTO):
+        saved["drafter"] = setup.drafter
+        if "rule" not in settings and setup.rule:
+            saved |= {"rule": setup.rule, **setup.settings}
     elif settings.get("drafter") is not None:
-        saved.pop("iterations", None)  # those of plain drawing
+        saved.pop("iterations", None)  # those of plain decoding
     return {**saved, **settings}
 
 
 def read_setup(path: Path | None) -> Setup | None:
-    """Return how a saved pipeline draws; None without a file.
+    """Return the settings of a saved pipeline; None without a path.
 
-    Raises ModelError for one that cannot be read.
+    Raises:
+        ModelError: The file cannot be read.
     """
     if path is None:
         return None
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-        result.pop("pipeline")
-        return setup_of(result)
+        record = json.loads(path.read_text(encoding="utf-8"))
+        record.pop("pipeline")
+        rule = dict(record.pop("rule", None) or {"name": ""})
+        drafting = {key: record.pop(key) for key in _DRAFTING if key in record}
+        drafter = record.pop("drafter", AUTO)
+        if not isinstance(drafter, str) or not isinstance(rule["name"], str):
+            raise TypeError(f"drafter {drafter!r}, rule {rule!r}")
+        name = rule.pop("name")
+        return Setup(name, rule, None if drafter == "none" else drafter, drafting, record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(
             f"{path} cannot be read ({error!r}); expected what save_pretrained wrote. Save the "
@@ -108,32 +117,25 @@ def read_setup(path: Path | None) -> Setup | None:
         ) from error
 
 
-def setup_of(record: dict[str, Any]) -> Setup:
-    """Return the setup that an index tells."""
-    rule = dict(record.pop("rule", None) or {"name": ""})
-    drafting = {key: record.pop(key) for key in _DRAFTING if key in record}
-    drafter = record.pop("drafter", AUTO)
-    if not isinstance(drafter, str) or not isinstance(rule["name"], str):
-        raise TypeError(f"drafter {drafter!r}, rule {rule!r}")
-    name = str(rule.pop("name"))
-    return Setup(name, rule, None if drafter == "none" else drafter, drafting, record)
-
-
 def as_saved(
     path: Path | None, default: str, drafter: Any, rule: Any, settings: dict[str, Any]
 ) -> tuple[Any, Any, dict[str, Any]]:
-    """Return drafter, rule and settings with what was saved in the place of "auto".
+    """Return drafter, rule and settings with the saved values in place of "auto".
 
-    path: of the index. Where a rule is named, nothing that was saved is taken.
+    Unless the rule is "auto", no saved value applies.
+
+    Args:
+        path: The saved index; None without one.
+        default: The rule in place of "auto" if none was saved.
     """
     if not (isinstance(rule, str) and rule == AUTO):
         return drafter, rule, settings
-    result = read_setup(path)
-    if result is None or not result.rule:
+    setup = read_setup(path)
+    if setup is None or not setup.rule:
         return drafter, default, settings
-    saved = {**result.settings, **result.more}
+    saved = {**setup.settings, **setup.more}
     if isinstance(drafter, str) and drafter == AUTO:
-        drafter, saved = result.drafter, {**saved, **result.drafting}
+        drafter, saved = setup.drafter, {**saved, **setup.drafting}
         if drafter is not None and "+" in drafter:
             drafter = drafter.split("+")
-    return drafter, result.rule, {**saved, **settings}
+    return drafter, setup.rule, {**saved, **settings}

@@ -1,8 +1,8 @@
-"""Which codes of a code-book look alike: nearest neighbours, and a fixed partition into clusters.
+"""Similar codes of a code-book: nearest neighbours, and a fixed partition into clusters.
 
-Codes are compared as the tokenizers look them up, L2-normalised (LlamaGen, arXiv 2406.06525, does;
-raw rows have other neighbours). Distances are computed once, in blocks, in float64; a rule only
-reads int32 rows. On normalised rows the order by L2 distance is the order by cosine.
+Codes are compared as tokenizers look them up, L2-normalised for LlamaGen (arXiv 2406.06525); raw
+rows have other neighbours. Distances are computed once, in blocks, in float64; a rule only reads
+int32 rows. On normalised rows the order by L2 distance is the order by cosine.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from ragspec.errors import InputError
 from ragspec.visual.checks import whole
 
-_BLOCK = 512  # most codes that are compared with all others at once
-_BLOCK_BYTES = 1 << 24  # of the distances of such a block
-_ROUNDS = 25
+_BLOCK = 512  # maximum codes that are compared with all others at once
+_BLOCK_BYTES = 1 << 24  # maximum bytes of the distances of such a block
+_ROUNDS = 25  # of k-means
 
 Codes = NDArray[np.int32]
 
@@ -29,11 +29,10 @@ class CodeNeighbours:
     """The k nearest codes of every code, nearest first, itself excluded: int32 [V, k].
 
     Args:
-        fingerprint: Of the code-book that the rows come from, see `codebook_fingerprint`; "" where
-            it is not known.
+        fingerprint: `codebook_fingerprint` of the rows' code-book; "" if unknown.
 
     Raises:
-        InputError: For a table of another type or shape, or with foreign ids.
+        InputError: The table has another type or shape, or ids out of range.
     """
 
     def __init__(self, rows: Codes, fingerprint: str = "") -> None:
@@ -47,7 +46,7 @@ class CodeNeighbours:
                 f"got neighbours {int(rows.min())} to {int(rows.max())} in a table of {len(rows)} "
                 "codes; expected ids within it. Build the table from the code-book again."
             )
-        self.rows: Codes = np.asarray(rows)  # of a memory map: rows are read without its class
+        self.rows: Codes = np.asarray(rows)  # of a memory map: a plain array
         self.fingerprint = fingerprint
 
     @property
@@ -57,19 +56,21 @@ class CodeNeighbours:
 
     @property
     def k(self) -> int:
-        """The number of neighbours that each code has in the table."""
+        """The number of neighbours per code."""
         return int(self.rows.shape[1])
 
     @classmethod
     def build(cls, codebook: Any, k: int, normalised: bool = True) -> CodeNeighbours:
         """Return the k nearest codes of each row of a code-book [V, d] (tensor or array).
 
+        Of codes at the same distance the lower id comes first.
+
         Args:
-            normalised: Whether the tokenizer looks codes up by their directions alone; False
-                compares them by plain distance. Of codes at one distance the lower id comes first.
+            normalised: Whether the tokenizer looks codes up by direction alone; False compares them
+                by plain distance.
 
         Raises:
-            InputError: For k outside 1 .. V - 1 and for rows that cannot be normalised.
+            InputError: k is outside 1 .. V - 1, or a row cannot be normalised.
         """
         codes, k = _compared(codebook, normalised), whole(inputs := k) or 0
         lengths = np.zeros(len(codes)) if normalised else np.square(codes).sum(1) / 2
@@ -83,19 +84,19 @@ class CodeNeighbours:
         for start in range(0, len(codes), block):
             near = codes[start : start + block] @ codes.T
             near -= lengths
-            current = np.arange(start, start + len(near))
-            near[np.arange(len(near)), current] = -np.inf  # by id: a twin of the code stays in
-            rows[current] = _largest(near, k)
+            ids = np.arange(start, start + len(near))
+            near[np.arange(len(near)), ids] = -np.inf  # by id: keep equal codes
+            rows[ids] = _largest(near, k)
         return cls(rows, codebook_fingerprint(codebook))
 
     def with_marks(self, count: int) -> CodeNeighbours:
-        """Return the table with as many ids behind it that are no codes and near none."""
+        """Return the table with `count` more ids that are no codes and have no neighbours."""
         marks = np.arange(self.size, self.size + count, dtype=np.int32)
-        alone = np.repeat(marks[:, None], self.k, axis=1)  # each its own neighbour, and no other's
+        alone = np.repeat(marks[:, None], self.k, axis=1)  # its only neighbour is itself
         return CodeNeighbours(np.concatenate([self.rows, alone]), self.fingerprint)
 
     def check(self, codebook: Any) -> None:
-        """Raise InputError unless the table is of this code-book [V, d]."""
+        """Raise InputError unless the table was built from this code-book [V, d]."""
         same = not self.fingerprint or self.fingerprint == codebook_fingerprint(codebook)
         if len(codebook) != self.size or not same:
             raise InputError(
@@ -106,12 +107,14 @@ class CodeNeighbours:
 
 
 class CodePartition:
-    """Every code in one of some clusters: int32 [V], the number of its cluster.
+    """A partition of the codes into clusters.
 
-    mates: for each code the others of its cluster.
+    Args:
+        clusters: Number of each code's cluster, int32 [V].
+        codebook: The code-book [V, d], to order `mates` by; None leaves them in order of id.
 
     Raises:
-        InputError: For another type or shape.
+        InputError: The clusters have another type or shape, or `codebook` another length.
     """
 
     def __init__(self, clusters: Codes, codebook: Any = None) -> None:
@@ -140,18 +143,18 @@ class CodePartition:
         """Return the partition of a code-book [V, d] by k-means on its rows.
 
         Args:
-            normalised: See `CodeNeighbours.build`. The seed picks the codes that the centres start
-                from.
+            clusters: Number of clusters.
+            seed: Determines the codes that the centres start from.
+            normalised: See `CodeNeighbours.build`.
 
         Raises:
-            InputError: For a number of clusters outside 1 .. V and for rows that cannot be
-                normalised.
+            InputError: `clusters` is outside 1 .. V, or a row cannot be normalised.
         """
         codes, clusters = _compared(codebook, normalised), whole(inputs := clusters) or 0
         if not 1 <= clusters <= len(codes):
             raise InputError(
                 f"got {inputs!r} clusters of {len(codes)} codes; expected 1 to that, a whole "
-                f"number."
+                "number."
             )
         start = np.random.default_rng(seed).choice(len(codes), clusters, replace=False)
         centres, belongs = codes[start], np.full(len(codes), -1)
@@ -167,7 +170,7 @@ class CodePartition:
         return cls(belongs.astype(np.int32), codebook)
 
     def with_marks(self, count: int) -> CodePartition:
-        """Return the partition with as many ids behind it that are no codes, each by itself."""
+        """Return the partition with `count` more ids that are no codes, each its own cluster."""
         marks = np.arange(count, dtype=np.int32) + self.clusters.max() + np.int32(1)
         partition = CodePartition(np.concatenate([self.clusters, marks]).astype(np.int32))
         if self._units is not None:
@@ -177,7 +180,7 @@ class CodePartition:
 
     @cached_property
     def mates(self) -> list[Codes]:
-        """For each code the others of its cluster, nearest first where the code-book is known."""
+        """The other codes of each code's cluster, nearest first if the code-book is known."""
         order = np.argsort(self.clusters, kind="stable").astype(np.int32)
         edges = np.flatnonzero(np.diff(self.clusters[order])) + 1
         mates: list[Codes] = [np.empty(0, np.int32)] * self.size
@@ -192,7 +195,7 @@ class CodePartition:
 
 
 def _compared(codebook: Any, normalised: bool) -> NDArray[np.float64]:
-    """Return what is compared of a code-book [V, d]: its rows, at length 1 or as they are."""
+    """Return the rows to compare of a code-book [V, d], at unit length if `normalised`: f64."""
     units = unit_codes(codebook)
     if normalised:
         return units
@@ -201,9 +204,10 @@ def _compared(codebook: Any, normalised: bool) -> NDArray[np.float64]:
 
 
 def unit_codes(codebook: Any) -> NDArray[np.float64]:
-    """Return the rows of a code-book [V, d] at length 1, f64.
+    """Return the rows of a code-book [V, d] at unit length, f64.
 
-    Raises InputError for another shape, and for rows that are zero or not finite.
+    Raises:
+        InputError: The code-book has another shape, or a row is zero or not finite.
     """
     rows = torch.as_tensor(codebook).detach().double().cpu().numpy()
     if rows.ndim != 2 or len(rows) < 2:
@@ -226,12 +230,12 @@ def codebook_fingerprint(codebook: Any) -> str:
 
 
 def _block(codes: int) -> int:
-    """Return how many codes are compared with so many others at once."""
+    """Return how many codes are compared with `codes` others at once."""
     return max(1, min(_BLOCK, _BLOCK_BYTES // (np.dtype(np.float64).itemsize * codes)))
 
 
 def _nearest(
-    codes: NDArray[np.float64], centres: NDArray[np.float64], normalised: bool = True
+    codes: NDArray[np.float64], centres: NDArray[np.float64], normalised: bool
 ) -> NDArray[np.int64]:
     """Return the number of the centre [C, d] that is nearest to each code: i64 [V]."""
     block = _block(len(centres))
@@ -241,10 +245,10 @@ def _nearest(
 
 
 def _largest(near: NDArray[np.float64], k: int) -> Codes:
-    """Return the places of the k largest of each row, the largest first, ties by place."""
+    """Return the column indices of each row's k largest, largest first, ties by index."""
     least = np.partition(near, near.shape[1] - k, axis=1)[:, -k]
     rows = np.empty((len(near), k), dtype=np.int32)
     for i, (row, bar) in enumerate(zip(near, least, strict=True)):
-        places = np.flatnonzero(row >= bar)  # in order of their ids, ties with the last included
+        places = np.flatnonzero(row >= bar)  # in order of id, with all ties of the last
         rows[i] = places[np.argsort(-row[places], kind="stable")][:k]
     return rows

@@ -1,23 +1,23 @@
 """Relaxed acceptance as a walk with a neighbour relation: LANTERN, LANTERN++ and GSD.
 
-At a node take the target's own code t, by its noise. If a child carries t, descend to it. Else, if
-t is one of the codes A(c) that a child c stands for (see `relation`; children in tree order),
-descend to c and so emit c in place of t. Else emit t and stop.
+At a node the target samples its code t with its noise. If a child has t, the walk descends to it.
+Else, if t is one of the codes A(c) that a child c stands for (see `relation`; children in tree
+order), it descends to c and so emits c in place of t. Else it emits t and stops.
 
 For one deterministic candidate this has LANTERN's distribution (Jang et al., arXiv 2410.03355;
 LANTERN++: Park et al., arXiv 2502.06352) exactly: with probability p(c) + p(A(c)) the image goes on
-with c. What differs is what comes with it. The choice is coupled to plain decoding: images of one
-seed are the same until a code is replaced, and bit for bit where nothing is relaxed. No
-distribution q is needed, so any draft may be judged. And P(emitted code is not t) bounds the total
-variation, so it can be reported, and kept within a budget (see `tv_budget`). With several children
-the codes that they stand for add up: c deterministic candidates may spend c delta at a position.
+with c. Three properties are added. The choice is coupled to plain decoding: images of one seed are
+the same until a code is replaced, and bit for bit if nothing is relaxed. No draft distribution q is
+needed, so the rule judges any draft. P(emitted code is not t) bounds the total variation, so it is
+reported, and kept within a budget (see `tv_budget`). With several children the codes that they
+stand for add up: c deterministic candidates may spend c delta at a position.
 
 For GSD's partition the cluster of the emitted code is always that of t: the distribution of the
 clusters is the target's. A greedy target has all its mass on t, so that LANTERN and LANTERN++ never
 relax it; the published code does, by the probabilities before temperature.
 
-`least_gain` is our own: every replaced code costs the same likeness, but saves as much as the draft
-promises below it, so it is only done where at least so many further codes are expected.
+`least_gain` is our addition. Every replaced code costs the same likeness, but saves as many codes
+as the draft expects below it. A code is only replaced if at least `least_gain` codes are expected.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ Table = TypeVar("Table", CodeNeighbours, CodePartition)
 
 
 class RelaxedWalk:
-    """The walk that lets a drafted code stand for the codes of a relation.
+    """A walk in which a drafted code stands for the codes of a relation.
+
+    Every row counts its spending in the rule that `open` returns; `judge` begins a new row.
 
     Args:
-        tv_budget: See `TVBudget`; a number is a budget that is spent as it comes. Every row counts
-            its own spending in what `open` returns; `judge` takes its tree for the first of a new
-            row.
-        least_gain: A drafted code stands for others only where the draft expects at least so many
+        tv_budget: See `TVBudget`; a number is a budget that is spent first come, first served.
+        least_gain: A drafted code stands for others only if the draft expects at least this many
             accepted nodes below it.
 
     Raises:
-        InputError: For a negative one.
+        InputError: `least_gain` is negative or not finite.
     """
 
     name = "relaxed-walk"
     accepts = ALL_KINDS
-    weighs = False  # whether a row asks what a draft promises, however little is wanted of it
+    weighs = False  # whether rows compute expected gains even if `least_gain` is 0
 
     def __init__(
         self, relation: Relation, tv_budget: TVBudget | float | None = None, least_gain: float = 0.0
@@ -81,7 +81,7 @@ class RelaxedWalk:
 
     @property
     def label(self) -> str:
-        """`exact` where nothing is relaxed; what a budget bounds only a row can tell."""
+        """`exact` if nothing is relaxed, else `approximate`; rows have the label with a bound."""
         return APPROXIMATE if self.relaxes else Walk.label
 
     def open(self) -> RelaxedRow:
@@ -94,7 +94,7 @@ class RelaxedWalk:
 
 
 class RelaxedRow:
-    """A `RelaxedWalk` over one row; counts what the row has spent."""
+    """A `RelaxedWalk` over one row, with the row's spending."""
 
     accepts = ALL_KINDS
 
@@ -108,20 +108,21 @@ class RelaxedRow:
 
     @property
     def label(self) -> str:
-        """What the row is worth so far; a draft that is not deterministic ends a bound."""
+        """The guarantee so far; a draft that is not deterministic ends a bound."""
         return self.spending.label if self.relaxes else Walk.label
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path, the code that follows it, and each position's excess.
 
-        Raises RuleError where target, draft and relation are not over the same codes.
+        Raises:
+            RuleError: Target, draft and relation are not over the same codes.
         """
         if not self.relaxes:
             exact = Walk().judge(tree, target)
             emitted = len(exact.path) + (exact.token is not None)
             return Verdict(exact.path, exact.token, (0.0,) * emitted)
         if len(tree):
-            self.spending.prepare_batch(tree.kind)
+            self.spending.bounds &= tree.kind is DraftKind.DETERMINISTIC
             check_size(self.relation, max(self.relation.size, int(tree.tokens.max()) + 1))
         tokens, children = tree.tokens.tolist(), children_of(tree)
         below = promised(tree) if self.weighs else [0.0] * len(tree)
@@ -150,39 +151,32 @@ class RelaxedRow:
         node: int,
         kind: DraftKind,
     ) -> tuple[int | None, float]:
-        """Return the child to go on with, or None, and the position's excess.
+        """Return the child to descend to, or None, and the position's excess.
 
-        offered: the drafted codes and their nodes. gains: what the draft promises below them.
+        `offered` has the node of each drafted code, `gains` the accepted nodes expected below it.
         """
-        min_expected_gain = [each for each, gain in gains.items() if gain >= self.least_gain]
-        if not min_expected_gain:
+        eligible = [each for each, gain in gains.items() if gain >= self.least_gain]
+        if not eligible:
             return offered.get(code), 0.0
         left = self.spending.left(target.index(node))
         if kind is DraftKind.COUPLED:
-            chosen = (
-                code
-                if code in offered
-                else self._stand_in(min_expected_gain, code, target, node, left)
-            )
+            chosen = code if code in offered else self._stand_in(eligible, code, target, node, left)
             spent = 0.0 if chosen in (code, None) else 1.0
         else:
             p = self._distribution(target, node)
-            chosen, spent = self._shares(list(offered), min_expected_gain, code, p, left)
+            chosen, spent = self._shares(list(offered), eligible, code, p, left)
             chosen = code if code in offered else chosen
-        self.spending.spend(spent)
+        self.spending.spent += spent
         return (None if chosen is None else offered[chosen]), spent
 
     def _stand_in(
         self, drafted: Sequence[int], code: int, target: TargetView, node: int, left: float
     ) -> int | None:
-        """Return the first drafted code that stands for the target's.
-
-        Distribution only where needed.
-        """
+        """Return the first drafted code that stands for the target's, or None."""
         near = [each for each in drafted if (self.relation.near(each) == code).any()]
         if left < 1.0 or not near:
             return None
-        p = self._distribution(target, node)
+        p = self._distribution(target, node)  # computed only if needed
         for each in near:
             if (related(self.relation, each, p).codes == code).any():
                 return each
@@ -191,22 +185,22 @@ class RelaxedRow:
     def _shares(
         self,
         drafted: Sequence[int],
-        min_expected_gain: Sequence[int],
+        eligible: Sequence[int],
         code: int,
         p: Distribution,
         left: float,
     ) -> tuple[int | None, float]:
         """Return the drafted code that stands for the target's, and the mass of all replaced codes.
 
-        The mass does not depend on the target's choice. A prefix ends where what it adds to the
-        mass would exceed what is `left`.
+        The mass does not depend on the target's choice. A prefix ends where its mass would exceed
+        the budget `left`.
         """
         chosen, spent = None, 0.0
         if left <= 0.0:
             return chosen, spent
-        fresh = p.copy()  # what no drafted code carries or stands for yet
+        fresh = p.copy()  # mass of codes that no drafted code is or stands for yet
         fresh[drafted] = 0.0
-        for each in min_expected_gain:
+        for each in eligible:
             codes = related(self.relation, each, p).codes
             if not len(codes):
                 continue
@@ -231,8 +225,8 @@ class Lantern(RelaxedWalk):
     """LANTERN: a drafted code stands for near codes whose mass is at most delta.
 
     Args:
-        neighbours: Of the target's code-book.
-        k: How many are looked at, default all of the table.
+        neighbours: Table of the target's code-book.
+        k: Neighbours that count; None for all of the table.
 
     Raises:
         InputError: See `NearestWithin`.
@@ -279,7 +273,7 @@ class LanternPlus(RelaxedWalk):
 
 
 class GSD(RelaxedWalk):
-    """GSD with a fixed partition: a drafted code stands for all codes of its cluster."""
+    """GSD over fixed clusters: a drafted code stands for all codes of its cluster."""
 
     name = "gsd"
     relaxed_by = "partition"
@@ -294,7 +288,7 @@ class GSD(RelaxedWalk):
 
 
 def expect_table(rule: str, table: Table | None) -> Table:
-    """Return the table of a rule; raises InputError where there is none, as by name alone."""
+    """Return the table of a rule; raise InputError if it is None, as for a rule by name alone."""
     if table is None:
         raise InputError(
             f"rule {rule!r} needs to know which codes look alike, and a name does not tell; "

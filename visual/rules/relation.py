@@ -1,15 +1,15 @@
-"""Which codes a drafted code may stand for: the relations of the relaxed rules.
+"""Relations of the relaxed rules: the codes that a drafted code may stand for.
 
-For a drafted code c and the target's distribution p a relation names the codes A(c), c itself not
-among them, of which the target's choice may be answered by c. Its *mass* is p(A(c)). Then c stands
-for all of them: the relaxed distribution has p(c) + mass at c, nothing on A(c), and p elsewhere, so
-that its total variation from p is the mass.
+For a drafted code c and the target's distribution p a relation names the codes A(c), without c. If
+the target chooses one of them, the rule may emit c instead. The *mass* is p(A(c)). The relaxed
+distribution has p(c) + mass at c, nothing on A(c), and p elsewhere, so that its total variation
+from p is the mass.
 
 `NearestWithin` is LANTERN's (arXiv 2410.03355): the longest nearest-first prefix of the k nearest
 codes whose mass is at most delta. `NearestByRatio` is LANTERN++'s (arXiv 2502.06352): at most
-(lam - 1) p(c), so that c becomes at most lam times as likely. `SameCluster` is that of GSD (arXiv
-2508.07747) over a partition that is fixed, where the paper forms one again around each draft.
-The published code reads one number as delta up to 1 and as lambda beyond; here they are two.
+(lam - 1) p(c), so that c becomes at most lam times as likely. `SameCluster` is GSD's (arXiv
+2508.07747) with a fixed partition, where the paper forms one around each draft. The published code
+reads one number as delta up to 1 and as lambda above; here they are two settings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Distribution = NDArray[np.float64]
 
 
 class Relation(Protocol):
-    """Names the codes that a drafted code may stand for."""
+    """The codes that each drafted code may stand for."""
 
     @property
     def size(self) -> int:
@@ -37,7 +37,7 @@ class Relation(Protocol):
 
     @property
     def nothing(self) -> bool:
-        """Whether no code with any probability can be related, so that the rule is the walk."""
+        """Whether no code with any probability is ever related, so that the rule is the walk."""
 
     def near(self, code: int) -> Codes:
         """Return the codes that may be related to `code`, nearest first."""
@@ -47,9 +47,13 @@ class Relation(Protocol):
 
 
 class NearestCodes:
-    """The k nearest codes, whatever their mass; k defaults to all of the table, 0 relates nothing.
+    """The k nearest codes, of any mass.
 
-    Raises InputError for a k beyond the table.
+    Args:
+        k: Neighbours that count; None for all of the table, 0 relates nothing.
+
+    Raises:
+        InputError: k is beyond the table.
     """
 
     def __init__(self, neighbours: CodeNeighbours, k: int | None = None) -> None:
@@ -78,14 +82,15 @@ class NearestCodes:
         return cast(Codes, self._rows[code])
 
     def bound(self, code: int, p: Distribution) -> float:
-        """Return infinity: all of them are related."""
+        """Return infinity: all near codes are related."""
         return inf
 
 
 class NearestWithin(NearestCodes):
-    """LANTERN: the nearest codes, as far as their mass is at most delta.
+    """LANTERN: the nearest codes whose mass is at most delta.
 
-    Raises InputError for a delta outside [0, 1) or a k beyond the table.
+    Raises:
+        InputError: delta is outside [0, 1), or k is beyond the table.
     """
 
     def __init__(self, neighbours: CodeNeighbours, k: int | None = None, delta: float = 0.1):
@@ -108,9 +113,10 @@ class NearestWithin(NearestCodes):
 
 
 class NearestByRatio(NearestCodes):
-    """LANTERN++: the nearest codes, as far as the code becomes at most lam times as likely.
+    """LANTERN++: the nearest codes that make the code at most lam times as likely.
 
-    Raises InputError for a lam below 1 or not finite, or a k beyond the table.
+    Raises:
+        InputError: lam is below 1 or not finite, or k is beyond the table.
     """
 
     def __init__(self, neighbours: CodeNeighbours, k: int | None = None, lam: float = 2.0):
@@ -133,7 +139,7 @@ class NearestByRatio(NearestCodes):
 
 
 class SameCluster:
-    """GSD over a fixed partition: all codes of one cluster stand for each other."""
+    """GSD over fixed clusters: all codes of one cluster stand for each other."""
 
     def __init__(self, partition: CodePartition) -> None:
         self.partition = partition
@@ -153,23 +159,23 @@ class SameCluster:
         return self.partition.mates[code]
 
     def bound(self, code: int, p: Distribution) -> float:
-        """Return infinity: the whole cluster is related; nothing, to a code that p excludes.
+        """Return infinity for a code with any probability under p, else 0.
 
-        Codes that are given in an image, and those that top-k cut off, stay what they are.
+        Fixed codes of an image, and those that top-k removed, therefore stay as they are.
         """
         return inf if p[code] > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Related:
-    """The codes that one drafted code stands for, nearest first, and their mass under p."""
+    """The codes that a drafted code stands for, nearest first, and their mass under p."""
 
     codes: Codes
     mass: float
 
 
 def related(relation: Relation, code: int, p: Distribution) -> Related:
-    """Return A(code) under p [V]: the longest prefix of near(code) within the bound."""
+    """Return A(code) under p [V], the longest prefix of near(code) within the bound."""
     codes = relation.near(code)
     masses = p[codes].cumsum()
     count = int(masses.searchsorted(relation.bound(code, p), side="right"))
@@ -177,7 +183,7 @@ def related(relation: Relation, code: int, p: Distribution) -> Related:
 
 
 def relaxed_distribution(p: Distribution, code: int, among: Related) -> Distribution:
-    """Return p [V] with all that is on the related codes moved to `code`."""
+    """Return p [V] with the mass of the related codes moved to `code`."""
     distribution = p.copy()
     distribution[among.codes] = 0.0
     distribution[code] = p[code] + among.mass

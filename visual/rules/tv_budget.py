@@ -1,15 +1,15 @@
-"""How far relaxed acceptance may move the image's distribution: the figure, its budget.
+"""Total variation of relaxed acceptance: the figure of each position, and a budget for an image.
 
-Let e_i be the probability, given all that came before position i, that the rule emits another code
-there than the target's own. Relaxed and plain decoding share their noise, so the images are the
-same until the first such position. Hence TV(image, plain image) <= E[sum of e_i]: a bound on
-the sum, kept in every run, bounds the distribution of the whole image. For drafts that do not
-depend on the noise e_i is known before the noise is looked at, and can be cut to what the budget
-has left. For drafts coupled to the noise only the outcome is known (1 where the code was replaced,
-else 0): a right figure on average, no bound. A drafter that looks at the target's noise, or at
-choices made with it, for positions still to come must declare its drafts coupled.
+Let e_i be the probability, given everything before position i, that the rule emits another code
+there than the target's. Relaxed and plain decoding share their noise, so the images are the same
+until the first such position. Hence TV(image, plain image) <= E[sum of e_i]: a bound on the sum in
+every run bounds the distribution of the whole image. For drafts that do not depend on the noise,
+e_i is known before the noise is used, and can be cut to the rest of the budget. For drafts coupled
+to the noise only the outcome is known (1 if the code was replaced, else 0). It is correct on
+average, but no bound. A drafter that uses the target's noise of later positions, or choices made
+with it, must declare its drafts coupled.
 
-`TVBudget` holds the budget of an image, `Spending` what one row has used of it.
+`TVBudget` is the budget of an image, `Spending` the part that one row has used.
 """
 
 from __future__ import annotations
@@ -26,20 +26,24 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.rules.base import Around, Step, TargetView, Verdict
 from ragspec.rules.target_view import RowView
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftTree
 
 APPROXIMATE = "approximate"
 
 
 @dataclass(frozen=True, slots=True)
 class TVBudget:
-    """The most total variation, summed over the positions of one image, that may be spent.
+    """The maximum total variation to spend, summed over the positions of one image.
 
-    total: 0 relaxes nothing; from 1 on the sum is still kept, yet says nothing about the
-    distribution. Coupled drafts spend 1 on every replaced code, so that less than 1 relaxes them
-    nowhere. positions: codes of an image; then the budget is spread evenly, position i having (i +
-    1) / positions of it at hand less what was spent before. None spends it first come, first
-    served. Raises InputError for a negative total or no positions.
+    Coupled drafts spend 1 on every replaced code, so that a total below 1 never relaxes them.
+
+    Attributes:
+        total: 0 relaxes nothing. From 1 on the sum is still limited, but bounds no distribution.
+        positions: Codes per image, to spread the budget evenly: position i may use (i + 1) /
+            positions of it, less the spending so far. None spends it first come, first served.
+
+    Raises:
+        InputError: `total` is negative or not finite, or `positions` is below 1.
     """
 
     total: float
@@ -53,19 +57,15 @@ class TVBudget:
 
 
 class Spending:
-    """What one row has spent of its budget; without a budget all may be spent."""
+    """The part of a budget that one row has spent; no budget sets no limit."""
 
     def __init__(self, budget: TVBudget | None) -> None:
         self.budget = budget
-        self.spent = 0.0
-        self.bounds = True
-
-    def prepare_batch(self, kind: DraftKind) -> None:
-        """Take note of the kind of a draft that has nodes: only deterministic ones give bounds."""
-        self.bounds &= kind is DraftKind.DETERMINISTIC
+        self.spent = 0.0  # sum of the excess of the row's positions
+        self.bounds = True  # whether every draft so far was deterministic: others end the bound
 
     def left(self, index: int) -> float:
-        """Return what may be spent at the position `index` of the image."""
+        """Return the total variation that the position `index` of the image may spend."""
         if self.budget is None:
             return np.inf
         share = 1.0
@@ -73,23 +73,22 @@ class Spending:
             share = min(1.0, (index + 1) / self.budget.positions)
         return max(0.0, self.budget.total * share - self.spent)
 
-    def spend(self, excess: float) -> None:
-        """Take note of what a position used."""
-        self.spent += excess
-
     @property
     def label(self) -> str:
-        """`bounded(tv<=total)` where the budget bounds what is drawn, else `approximate`."""
+        """`bounded(tv<=total)` if the budget bounds the distribution, else `approximate`."""
         if self.budget is None or not self.bounds or self.budget.total >= 1.0:
             return APPROXIMATE
-        return f"bounded(tv<={float(self.budget.total)})"  # unrounded: not below what is kept
+        return f"bounded(tv<={float(self.budget.total)})"  # unrounded: never below the bound
 
 
 def position_excess(steps: Sequence[Step], label: str) -> NDArray[np.float64]:
-    """Return the figure of each position of a generated text or image: f64 [T].
+    """Return the total variation of each position of a generated text or image, f64 [T].
 
-    steps, label: of a `Generation`. 0 where an exact rule measured nothing, NaN where another
-    rule did not measure; the mean over positions is `Report.tv_excess`, the sum the image's.
+    It is 0 if an exact rule measured nothing, NaN if another rule did not measure. The mean over
+    positions is `Report.tv_excess`, the sum is the image's.
+
+    Args:
+        steps, label: Those of a `Generation`.
     """
     unknown = 0.0 if label.startswith("exact") else nan
     figures: list[float] = []
@@ -99,13 +98,11 @@ def position_excess(steps: Sequence[Step], label: str) -> NDArray[np.float64]:
     return np.asarray(figures, dtype=np.float64)
 
 
-LEAST = (
-    1e-12  # a distribution's probability of a code that it excludes, so that the mean stays finite
-)
+LEAST = 1e-12  # lower limit of probabilities, so that an excluded code leaves the mean finite
 
 
 class Surprising(Around):
-    """A rule that also tells the NLL gap of what it emits, in nats, see `Verdict`."""
+    """A rule that also measures the NLL gap of the codes that it emits, in nats; see `Verdict`."""
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the rule's verdict with the NLL gap of every code that it emits."""
@@ -123,8 +120,8 @@ class Surprising(Around):
 
 
 def nll_gap_of(distributions: Tensor, codes: list[int]) -> tuple[float, ...]:
-    """Return -log p(code) - H(p) of codes, each under its distribution f64 [n, V]."""
+    """Return -log p(code) - H(p) of each code under its row of distributions f64 [n, V]."""
     logs = distributions.clamp_min(LEAST).log()
     chosen = logs[torch.arange(len(codes)), codes]
-    result: list[float] = ((distributions * logs).sum(-1) - chosen).tolist()
-    return tuple(result)
+    gaps: list[float] = ((distributions * logs).sum(-1) - chosen).tolist()
+    return tuple(gaps)

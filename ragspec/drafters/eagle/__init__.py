@@ -1,1 +1,1 @@
-"""The EAGLE-1 head: drafts from the target's own hidden states."""
+"""The EAGLE-1 head, which drafts from the target's hidden states."""

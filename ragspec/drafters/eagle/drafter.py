@@ -1,10 +1,10 @@
 """The head drafter: EAGLE's feature head (arXiv 2401.15077) as a source of drafts.
 
 Modes: "coupled" (the default, see `coupled`) makes the target's own random choices with the head's
-distribution; "deterministic" proposes the head's most probable tokens, blind to the noise, as
-EAGLE-2 (arXiv 2406.16858) and LANTERN do; "sampled" and "sampled-without-replacement" draw (see
+distribution; "deterministic" proposes the head's most probable tokens without the noise, as EAGLE-2
+(arXiv 2406.16858) and LANTERN do; "sampled" and "sampled-without-replacement" draw tokens (see
 `sampled`). The tree grows best first, or has one static shape (see `static_tree`). With guidance
-the head runs on every copy of the text, and its logits are combined like the target's.
+the head runs on every copy of the sequence, and its logits are combined like the target's.
 """
 
 from __future__ import annotations
@@ -16,18 +16,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ragspec.drafters.base import DraftRequest, Feedback, KnownStates, Prefill
+from ragspec.drafters.base import DraftRequest, Feedback, Prefill
 from ragspec.drafters.eagle.cache import HeadCache, HeadModel
 from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead, check_head
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.drafter import ModelSession
-from ragspec.drafters.model.growth import (
-    Growth,
-    checked_mode,
-    checked_shape,
-    checked_widths,
-    make_growth,
-)
+from ragspec.drafters.model.growth import Growth, checked_settings, make_growth
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.verification.causal import CausalTarget
@@ -37,20 +31,20 @@ class HeadDrafter:
     """Drafts with a feature head, which needs the target's hidden states.
 
     Args:
-        head: A trained one, or the folder of one.
-        target: The model that it was trained for, or a `CausalTarget` over it, the one that the
-            engine runs.
-        depth: The deepest draft; None sets no bound but the budget.
-        width: As for `ModelDrafter`.
+        head: A trained head, or its folder.
+        target: The model that it was trained for, or a `CausalTarget` over it; the engine must run
+            the same one.
+        depth: Largest depth of a draft; None leaves it to the budget.
+        width, mode: As for `ModelDrafter`.
         tree: A static shape, or the sizes of its levels (see `TreeShape.by_rank`); None grows the
             tree.
         min_expected_gain: A grown draft ends when the next forward is expected to add less than
-            this many accepted nodes; None works it out.
+            this many accepted nodes; None derives it as `ModelDrafter` does.
 
     Raises:
-        InputError: For settings that do not fit.
-        UnsupportedModelError: For a head of another target.
-        ModelNotFoundError, ModelError: For a folder without a sound head.
+        InputError: The settings are invalid.
+        UnsupportedModelError: The head is for another target.
+        ModelNotFoundError, ModelError: The folder has no head, or a damaged one.
     """
 
     method = Method(
@@ -75,19 +69,19 @@ class HeadDrafter:
                 f"got {'no head' if head is None else 'no target'}; expected both. Use "
                 "HeadDrafter(folder, model) with the folder that `ragspec train-head` wrote."
             )
-        self.kind = checked_mode(mode, depth, min_expected_gain)
+        self.kind, self.widths, self.shape = checked_settings(
+            mode, depth, width, tree, min_expected_gain
+        )
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
         self.head = _ready(head, self.target)
         tokens = self.head.tokens
         self.vocabulary = None if tokens is None else DraftVocabulary(self.target, tokens)
         self.depth = depth
-        self.widths = checked_widths(width, mode)
-        self.shape = checked_shape(tree, width, mode)
         self.min_expected_gain = min_expected_gain
         self.name = name
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Raise UnsupportedModelError where the engine's model is another than the head's."""
+        """Raise UnsupportedModelError if the engine runs another model than the head's target."""
         if model is not None and model is not self.target.model:
             raise UnsupportedModelError(
                 f"drafter {self.name!r} goes on from the hidden states of another model object "
@@ -96,7 +90,7 @@ class HeadDrafter:
             )
 
     def open(self, request: DraftRequest) -> HeadSession:
-        """Return a session that begins to draft once it knows the prompt's hidden states."""
+        """Return a session that drafts once it has the prompt's hidden states."""
         growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
         model = HeadModel(self.head, self.target, self.vocabulary)
         cache = HeadCache(model, request.vocab_size, len(request.prompt) + 256)
@@ -104,7 +98,7 @@ class HeadDrafter:
 
 
 class HeadSession(ModelSession):
-    """The head's cache for one row of text; see `HeadDrafter`."""
+    """The head's KV cache and growth for one row; see `HeadDrafter`."""
 
     cache: HeadCache
 
@@ -112,18 +106,18 @@ class HeadSession(ModelSession):
         self, cache: HeadCache, growth: Growth, drafter: HeadDrafter, request: DraftRequest
     ) -> None:
         super().__init__(cache, growth, drafter.depth, drafter.min_expected_gain)
-        self._prompt = request.prompt
-        self._known_states = request.known_states
+        self._request = request
         self._copies = drafter.target.copies
 
     def observe(self, feedback: Feedback) -> None:
-        """Learn the target's states at the prompt's last tokens, or at the root and what it took.
+        """Learn the target's states at the prompt's last tokens, or at the root and the path.
 
-        Raises InputError where the engine runs the model otherwise than the drafter's target does.
+        Raises:
+            InputError: The engine's target has another number of rows per sequence (guidance).
         """
         if isinstance(feedback, Prefill):
             if feedback.hidden is not None:
-                self._begin(feedback.hidden, len(self._prompt) - len(feedback.tokens))
+                self._begin(feedback.hidden, len(self._request.prompt) - len(feedback.tokens))
             return
         super().observe(feedback)
         if feedback.hidden is not None:
@@ -131,9 +125,9 @@ class HeadSession(ModelSession):
             self.cache.notify(feedback.hidden[:, verified[: len(feedback.tokens)]])
 
     def _begin(self, hidden: Tensor, first: int) -> None:
-        """Take the states [copies, T, H] at the prompt's tokens from number `first` on.
+        """Add the states [copies, T, H] at the prompt's tokens from index `first` on.
 
-        Before them those that were known of earlier parts of the prompt.
+        States of earlier parts of the prompt, from `known_states`, are added before them.
         """
         if hidden.shape[0] != self._copies:
             raise InputError(
@@ -141,27 +135,24 @@ class HeadSession(ModelSession):
                 f"{self._copies}: with guidance in one of them only. Give HeadDrafter the very "
                 "target that the engine runs."
             )
-        for part in self._known_states:
+        for part in self._request.known_states:
             if part.start < first:
-                self.cache.notify(_checked(part, hidden)[:, : first - part.start], part.start)
+                if part.states.shape[::2] != hidden.shape[::2]:
+                    raise InputError(
+                        f"got known states {tuple(part.states.shape)} for a target whose states "
+                        f"are {tuple(hidden.shape)}; expected the same first and last size. "
+                        "Compute them again."
+                    )
+                states = part.states[:, : first - part.start].to(hidden)
+                self.cache.notify(states, part.start)
         self.cache.notify(hidden, first)
-        if self.cache.readable(self._prompt):
-            with self.cache.lease():  # not in the first draft, which would seem dear ever after
-                self.cache.read(self._prompt)
-
-
-def _checked(part: KnownStates, hidden: Tensor) -> Tensor:
-    """Return the states of a part, in numbers as the target's now; raises InputError for others."""
-    if part.states.shape[::2] != hidden.shape[::2]:
-        raise InputError(
-            f"got known states {tuple(part.states.shape)} for a target whose states are "
-            f"{tuple(hidden.shape)}; expected the same first and last size. Compute them again."
-        )
-    return part.states.to(hidden)
+        if self.cache.readable(self._request.prompt):
+            with self.cache.lease():  # not in the first draft, whose time is measured
+                self.cache.read(self._request.prompt)
 
 
 def _ready(head: FeatureHead | Path | str, target: CausalTarget) -> FeatureHead:
-    """Return the head, checked, with the target's numbers; the caller's own is left as it is."""
+    """Return the checked head in the target's dtype; the caller's head does not change."""
     if isinstance(head, (str, Path)):
         head = FeatureHead.load(head)
     if not isinstance(head, FeatureHead):

@@ -1,9 +1,10 @@
 """The feature head of EAGLE (arXiv 2401.15077): the next hidden state from this one and a token.
 
-`f(t) = layer(fc([embed(x(t)); h(t-1)]))` guesses the state h(t) that the target's output head will
-read after the token x(t); that head, frozen, makes it logits. One Llama layer without a norm before
-its attention, as published; embedding and output head stay the target's own and are not saved.
-Deviations: none in the layer; files are safetensors and JSON, and say which target they are for."""
+`f(t) = layer(fc([embed(x(t)); h(t-1)]))` predicts the hidden state h(t) of the target after the
+token x(t). The target's frozen output head turns it into logits. The layer is a Llama layer without
+a norm before its attention, as published. Embedding and output head are the target's and not saved.
+Deviations: none in the layer; files are safetensors and JSON and contain the target's fingerprint.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,9 +36,11 @@ if TYPE_CHECKING:
 def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> tuple[int, ...]:
     """Return the `size` most frequent tokens of texts, in the order of their ids.
 
-    Where texts hold fewer, the lowest ids fill up: merges come first that were frequent when the
-    tokenizer was made. Ids that can be read but not written do not count. Raises InputError where
-    the vocabulary has not so many.
+    If texts have fewer, the lowest other ids are added: they are the merges that were frequent when
+    the tokenizer was trained. Ids from `vocab_size` on, which the model cannot emit, are ignored.
+
+    Raises:
+        InputError: `size` is below 1 or above `vocab_size`.
     """
     if not 1 <= size <= vocab_size:
         raise InputError(
@@ -51,10 +54,14 @@ def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) 
 
 
 class DraftVocabulary(nn.Module):
-    """The rows of a target's output head that belong to the tokens of a head.
+    """The rows of the target's output head for the tokens that a feature head may draft.
 
-    tokens i64 [v]: increasing ids. Raises UnsupportedModelError for an output head that is not
-    one linear map, and for a target that combines several rows of states (guidance).
+    Args:
+        tokens: Increasing token ids, i64 [v].
+
+    Raises:
+        UnsupportedModelError: The output head is not one linear map, or the target combines
+            several rows of states (guidance).
     """
 
     def __init__(self, target: CausalTarget, tokens: Tensor) -> None:
@@ -78,7 +85,7 @@ class DraftVocabulary(nn.Module):
         return logits
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Return logits [..., v] as [..., V]; minus infinity for all other tokens."""
+        """Return logits [..., v] as [..., V], with minus infinity for all other tokens."""
         whole = logits.new_full((*logits.shape[:-1], self.size), -torch.inf)
         whole[..., self.tokens] = logits
         return whole
@@ -96,12 +103,17 @@ _STD = 0.02
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """The sizes of a head, and the target that it is for.
+    """The sizes of a head and the fingerprint of its target.
 
-    embedding_size, hidden_size, vocab_size: E, H and V of the target. heads: of the attention.
-    intermediate_size: of the feed-forward part. target: fingerprint of the target, see
-    `target_print`. draft_vocab_size: how many tokens it may draft, see `vocabulary`; None: all.
-    Raises InputError for sizes that make no head.
+    Attributes:
+        embedding_size, hidden_size, vocab_size: E, H and V of the target.
+        heads: Number of attention heads.
+        intermediate_size: Width of the feed-forward part.
+        target: Fingerprint of the target, see `target_print`.
+        draft_vocab_size: Number of tokens that it may draft; None for all.
+
+    Raises:
+        InputError: The sizes are no whole numbers of at least 1, or do not match.
     """
 
     embedding_size: int
@@ -132,7 +144,8 @@ class HeadConfig:
 class FeatureHead(nn.Module):
     """The trained part of the head: `fc` and one layer.
 
-    tokens i64 [v]: those that it may draft, increasing; None: all of the target's.
+    Attributes:
+        tokens: Increasing ids of the tokens that it may draft, i64 [v]; None for all.
     """
 
     tokens: Tensor | None
@@ -174,9 +187,11 @@ class FeatureHead(nn.Module):
     ) -> FeatureHead:
         """Return an untrained head for a target, in float32 on its device.
 
-        It has the target's number of attention heads where that divides the width, and a
-        feed-forward part of 8/3 of the width in steps of 32. tokens: those that it may draft,
-        increasing; None: all.
+        It has the target's number of attention heads if twice that divides the hidden size, else
+        one. Its feed-forward part is 8/3 as wide as the hidden size, rounded up in steps of 32.
+
+        Args:
+            tokens: Increasing ids of the tokens that it may draft; None for all.
         """
         config = target.model.config.get_text_config()
         hidden = _states_size(target)
@@ -199,12 +214,11 @@ class FeatureHead(nn.Module):
         return head.to(target.device)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Draw all weights again; a fresh head repeats the state that it is given."""
+        """Initialize all weights; the head then roughly repeats its input state."""
         with torch.no_grad():
             for name, weight in self.named_parameters():
                 if weight.dim() > 1:
-                    initial = torch.randn(weight.shape, generator=generator) * _STD
-                    weight.copy_(initial)
+                    weight.copy_(torch.randn(weight.shape, generator=generator) * _STD)
                 elif name.endswith("bias"):
                     weight.zero_()
             width = self.config.hidden_size
@@ -218,15 +232,18 @@ class FeatureHead(nn.Module):
         cache: SlotCache | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Return the guessed states [R, n, H] after n tokens.
+        """Return the predicted hidden states [R, n, H] after n tokens.
 
-        embedded [R, n, E]: the tokens; states [R, n, H]: those before each of them. positions i64
-        [1, n] or [R, n], increasing; None counts from 0. cache: takes the keys and values. mask
-        bool [1, 1, n, n]: what each sees; None: all before it.
+        Args:
+            embedded: Embeddings of the tokens [R, n, E].
+            states: Hidden states before each of them [R, n, H].
+            positions: Increasing positions, i64 [1, n] or [R, n]; None counts from 0.
+            cache: Stores keys and values.
+            mask: Tokens that each one attends to, bool [1, 1, n, n]; None for all up to itself.
         """
         read = self.fc(torch.cat([embedded, states], -1).to(self.fc.weight.dtype))
         if positions is not None and cache is None and mask is None:
-            # transformers takes a gap between positions for the border of another text.
+            # Without a mask, transformers treats a gap in positions as the start of another text.
             n = read.shape[1]
             mask = torch.ones(1, 1, n, n, dtype=torch.bool, device=read.device).tril()
         guessed: Tensor = self.layer(
@@ -239,16 +256,20 @@ class FeatureHead(nn.Module):
         return guessed
 
     def save(self, folder: Path | str, dtype: torch.dtype | None = None) -> None:
-        """Write the head's weights and configuration to a folder; dtype None keeps theirs.
+        """Write the head's weights and configuration to a folder.
 
-        Raises StoreError where they cannot be written.
+        Args:
+            dtype: Dtype of the saved weights; None for their own.
+
+        Raises:
+            StoreError: The files cannot be written.
         """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
         folder = Path(folder)
         weights = {
-            name: _as(dtype, value.detach()).contiguous()
+            name: value.to(dtype=dtype if value.is_floating_point() else None).contiguous()
             for name, value in self.state_dict().items()
         }
         text = json.dumps(asdict(self.config), indent=2)
@@ -266,7 +287,9 @@ class FeatureHead(nn.Module):
     def load(cls, folder: Path | str) -> FeatureHead:
         """Return the head in a folder, in float32.
 
-        Raises ModelNotFoundError where there is none, ModelError where it is damaged.
+        Raises:
+            ModelNotFoundError: The folder has no head.
+            ModelError: The files are damaged.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -278,9 +301,14 @@ class FeatureHead(nn.Module):
                 "train-head` writes them."
             )
         try:
-            head = cls(_read_config(folder / CONFIG))
+            config = HeadConfig(**json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+            if config.kind != KIND:
+                raise ValueError(f"its kind is {config.kind!r}, expected {KIND!r}")
+            head = cls(config)
             head.load_state_dict(load_file(folder / WEIGHTS))
-            head._check_tokens()
+            ids = [] if head.tokens is None else head.tokens.tolist()
+            if any(a >= b for a, b in pairwise([-1, *ids, config.vocab_size])):
+                raise ValueError("its tokens are no increasing ids of the vocabulary")
         except (ValueError, TypeError, RuntimeError, SafetensorError) as error:
             raise ModelError(
                 f"{folder} holds no feature head that can be read ({error}); train it again with "
@@ -288,18 +316,11 @@ class FeatureHead(nn.Module):
             ) from error
         return head.eval()
 
-    def _check_tokens(self) -> None:
-        """Raise ValueError for tokens that are not increasing ids of the vocabulary."""
-        if self.tokens is not None:
-            bounds = torch.tensor([-1]), torch.tensor([self.config.vocab_size])
-            if not bool((torch.cat([bounds[0], self.tokens, bounds[1]]).diff() > 0).all()):
-                raise ValueError("its tokens are no increasing ids of the vocabulary")
-
 
 def target_print(target: CausalTarget) -> str:
-    """Return a SHA-256 of a target's sizes and of values of its embedding and output head.
+    """Return a SHA-256 of the sizes and of sampled values of a target's embedding and output head.
 
-    Values are rounded to bfloat16, so that one checkpoint loaded in another dtype stays the same.
+    Values are rounded to bfloat16, so the dtype of a loaded checkpoint does not change it.
     """
     digest = hashlib.sha256()
     for module in (target.model.get_input_embeddings(), target.output_head):
@@ -310,14 +331,14 @@ def target_print(target: CausalTarget) -> str:
 
 
 def _sampled(weight: Tensor) -> Tensor:
-    """Return values from all over a weight, on the CPU."""
+    """Return evenly spaced values of a weight, on the CPU."""
     flat = weight.detach().reshape(-1)
     places = torch.arange(_SAMPLED) * flat.numel() // _SAMPLED
     return flat[places.to(flat.device)].cpu()
 
 
 def check_head(head: FeatureHead, target: CausalTarget) -> None:
-    """Raise UnsupportedModelError, with what differs, where a head is of another target."""
+    """Raise UnsupportedModelError, naming the difference, if a head is for another target."""
     config = head.config
     size = _states_size(target)
     if (config.hidden_size, config.vocab_size) != (size, target.vocab_size):
@@ -326,28 +347,16 @@ def check_head(head: FeatureHead, target: CausalTarget) -> None:
             f"{config.vocab_size} tokens, this one has {size} and {target.vocab_size}; use a head "
             "that `ragspec train-head` made for this target."
         )
-    result = target_print(target)
-    if config.target != result:
+    fingerprint = target_print(target)
+    if config.target != fingerprint:
         raise UnsupportedModelError(
-            f"the head was trained for another target (fingerprint {config.target[:12]}, this "
-            f"one's is {result[:12]}); use a head that `ragspec train-head` made for this target."
+            f"the head was trained for another target (fingerprint {config.target[:12]}, got "
+            f"{fingerprint[:12]}); use a head that `ragspec train-head` made for this target."
         )
 
 
-def _as(dtype: torch.dtype | None, value: Tensor) -> Tensor:
-    """Return a value in another dtype, if it is no index."""
-    return value.to(dtype) if dtype is not None and value.is_floating_point() else value
-
-
 def _states_size(target: CausalTarget) -> int:
-    """Return H, the width of what the output head reads."""
+    """Return H, the input size of the output head."""
     head: Any = target.output_head
     width = getattr(head, "in_features", None) or target.model.config.get_text_config().hidden_size
     return int(width)
-
-
-def _read_config(path: Path) -> HeadConfig:
-    config = HeadConfig(**json.loads(path.read_text(encoding="utf-8")))
-    if config.kind != KIND:
-        raise ValueError(f"its kind is {config.kind!r}, expected {KIND!r}")
-    return config

@@ -1,9 +1,9 @@
-"""The cache of a draft model: one text and, above it, a draft that grows forward by forward.
+"""The KV cache of a draft model: one text and a draft that grows level by level.
 
-A draft tree needs one forward per level. The nodes that were read so far stay in the speculative
-slots; each new one attends to the text, to its ancestors among them and to itself. What the target
-accepts of a draft stays in the cache, found by its tokens: the verified tree may hold other
-drafters' nodes, or lack some of these.
+A draft tree needs one forward per level. The nodes of earlier levels stay in the speculative slots.
+A new node attends to the text, to its ancestors and to itself. Accepted nodes stay in the cache.
+They are identified by their tokens, because the verified tree may lack some of these nodes or have
+nodes of other drafters.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ _FIRST_SIZE = 64
 
 
 KnownDistribution = tuple[int, list[int], list[float]]
-"""(node, tokens [k], chances [k]): what follows the node, most preferred first; -1 is the root.
-A chance is the estimated probability that the target's choice there is that token."""
+"""(node, tokens [k], chances [k]) after a node, the most preferred token first; -1 is the root.
+A chance is the estimated probability that the target chooses that token."""
 
 
 class DraftCache:
-    """One row of text in a draft model. Call it inside a `lease`.
+    """The KV cache of one row in a draft model; call its methods inside a `lease`.
 
-    vocab_size: V of the distributions that are returned, the target's; the draft model's own
-    vocabulary may be padded to another size. capacity: slots to begin with.
+    Args:
+        vocab_size: V of the target, the size of returned logits. The draft model's vocabulary may
+            be padded to another size.
+        capacity: Initial number of slots.
     """
 
     def __init__(self, model: CausalTarget, vocab_size: int, capacity: int = _FIRST_SIZE) -> None:
@@ -47,48 +49,51 @@ class DraftCache:
         self._cache = SlotCache(1, capacity, model.copies)
         self._slots: dict[tuple[int, int], int] = {}
         self._depths: list[int] = []
-        # seen[i, j]: draft slot i sees draft slot j. The last row is the root's, which sees none.
+        # [i, j]: draft slot i attends to draft slot j. The last row is the root's: to none.
         self._visible = np.zeros((_FIRST_SIZE + 1, _FIRST_SIZE), dtype=np.bool_)
 
     def __len__(self) -> int:
-        """Return the committed tokens in the cache."""
+        """Return the number of committed tokens in the cache."""
         return self._cache.book.lengths[0]
 
     def lease(self) -> AbstractContextManager[None]:
-        """Let the model attend through `tree_attention`, with its packs, inside the block."""
+        """Return a context in which the model uses `tree_attention` and its packed weights."""
         return lend(self.model.model, self._configs, self._packs)
 
     def readable(self, tokens: Sequence[int]) -> bool:
-        """Return whether the model can go on from this text: its context and its vocabulary."""
+        """Return whether the text fits the model's context length and vocabulary."""
         limit = self.model.max_length
         if limit is not None and len(tokens) > limit:
             return False
         return max(tokens[min(len(self), len(tokens) - 1) :]) < self.model.input_size
 
     def room(self, tokens: Sequence[int]) -> int:
-        """Return how deep a draft below this text may be, by the model's context."""
+        """Return the depth of draft that the model's context length allows below this text."""
         limit = self.model.max_length
         return 1 << 30 if limit is None else limit - len(tokens) + 1
 
     def read(self, tokens: Sequence[int]) -> Tensor:
-        """Read what the cache lacks of the committed text; return the root's logits [1, V].
+        """Read the missing part of the committed text; return the root's logits [1, V].
 
         An unfinished draft is dropped. The root is always read again, for its logits.
         """
         self._keep(len(tokens) - 1)
-        start, fresh = len(self), list(tokens[len(self) :])
+        return self._read(tokens[len(self) :], range(len(self), len(tokens)))
+
+    def _read(self, fresh: Sequence[int], positions: Sequence[int]) -> Tensor:
+        """Read and commit n tokens; return the logits [1, V] after the last one."""
         n = len(fresh)
-        causal = start == 0 or n == 1
-        visible = None if causal else np.tri(n, dtype=np.bool_)
-        logits = self._forward(fresh, list(range(start, start + n)), visible, 1)
+        causal = len(self) == 0 or n == 1
+        logits = self._forward(fresh, positions, None if causal else np.tri(n, dtype=np.bool_), 1)
         self._cache.commit([range(n)])
         return logits
 
     def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
         """Read n draft nodes below earlier ones; return their logits [n, V].
 
-        above: the slot of each one's parent, -1 for the root. Slots count from 0 in the order in
-        which nodes are read.
+        Args:
+            above: Slot of each node's parent, -1 for the root. Slots count from 0 in the order of
+                reading.
         """
         n, before = len(tokens), len(self._depths)
         self._grow(before + n)
@@ -100,39 +105,37 @@ class DraftCache:
         related = self._visible[before : before + n, : before + n]
         root = self._root()
         positions = [root + depth for depth in self._depths]
-        known = None if n == 1 and related.all() else related
-        return self._forward(tokens, positions, known, n)
+        visible = None if n == 1 and related.all() else related
+        return self._forward(tokens, positions, visible, n)
 
     def _root(self) -> int:
-        """Return the logical position of the root, which was read."""
+        """Return the logical position of the root."""
         return len(self) - 1
 
     @property
     def drafted(self) -> int:
-        """The number of draft nodes that were read since the last commit."""
+        """The number of draft nodes read since the last commit."""
         return len(self._depths)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Keep what the draft holds of the emitted tokens, drop the rest of it.
+        """Keep the draft's nodes on the path of the emitted tokens; drop its other nodes.
 
-        The last token is the next root and is not kept: its logits will be asked for.
+        The last token is the next root. It is not kept, because its logits are needed.
         """
         if not self._depths:
             return
-        selected: list[int] = []
-        at = ROOT
+        path: list[int] = []
         for token in tokens[:-1]:
-            result = self._slots.get((at, token))
-            if result is None:
+            slot = self._slots.get((path[-1] if path else ROOT, token))
+            if slot is None:
                 break
-            selected.append(result)
-            at = result
-        self._cache.commit([selected])
+            path.append(slot)
+        self._cache.commit([path])
         self._slots.clear()
         self._depths.clear()
 
     def _keep(self, length: int) -> None:
-        """Drop the draft, and the root where it was read before; keep `length` tokens."""
+        """Drop the draft and all tokens after the first `length`, the root included."""
         self.commit(())
         if length < len(self):
             self._cache.truncate(0, length)
@@ -146,12 +149,13 @@ class DraftCache:
     ) -> Tensor:
         """Run one forward over n new slots; return the logits of the last `keep`: [keep, V].
 
-        positions: logical positions of all speculative slots, the n new ones last. seen bool
-        [n, m]: which of those slots each new one sees, None where plain causality is right.
+        Args:
+            positions: Logical positions of all m speculative slots, the n new ones last.
+            visible: Slots that each new one attends to, bool [n, m]; None for plain causality.
         """
         device, n = self.model.device, len(tokens)
         self._before(n)
-        # One array, so that one copy brings it to the device.
+        # One array, so that it takes one copy to the device.
         numbers = torch.from_numpy(np.array([[*positions, *tokens, len(self)]])).to(device)
         m = len(positions)
         view = TreeView(
@@ -165,7 +169,7 @@ class DraftCache:
         return fitted(logits[0], self.vocab_size)
 
     def _before(self, n: int) -> None:
-        """Make ready for a forward over n tokens; nothing by default, as the slots grow."""
+        """Prepare a forward over n tokens; nothing by default, because the slots grow."""
 
     def _grow(self, needed: int) -> None:
         size = self._visible.shape[1]
@@ -173,17 +177,21 @@ class DraftCache:
             grown = np.zeros((2 * needed + 1, 2 * needed), dtype=np.bool_)
             grown[:size, :size] = self._visible[:size]
             self._visible = grown
-        # Slots are used again step after step: clear what an earlier draft left.
+        # Slots are used again in every step: clear the rows of an earlier draft.
         self._visible[len(self._depths) : needed] = False
 
 
 @dataclass(frozen=True, slots=True)
 class DraftState:
-    """What a draft grows from and how far it may grow.
+    """The start of a draft and the limits of its growth.
 
-    cache: holds the text, its last token (the root) included. logits [1, V]: the draft model's at
-    the root. budget: the most nodes. depth: the deepest node. min_expected_gain: growth ends when
-    the next forward is expected to add fewer accepted nodes.
+    Attributes:
+        cache: Contains the text, the root included.
+        logits: The draft model's logits at the root [1, V].
+        budget: Largest number of nodes.
+        depth: Largest depth of a node.
+        min_expected_gain: Growth ends when the next forward is expected to add fewer accepted
+            nodes.
     """
 
     cache: DraftCache
@@ -195,7 +203,7 @@ class DraftState:
 
 
 def fitted(logits: Tensor, size: int) -> Tensor:
-    """Return logits [n, V] over the target's vocabulary: padding cut off, or put at -inf."""
+    """Return logits [n, V] cut off or padded with -inf to the target's vocabulary size."""
     width = logits.shape[-1]
     if width == size:
         return logits

@@ -1,12 +1,11 @@
-"""Coupled drafts: a draft model makes the target's random choices with its own distribution.
+"""Coupled drafts: a draft model chooses tokens with the target's noise and its own distribution.
 
-A node's candidates are the first choices of `log q + g`, with the very noise g by which the target
-will choose, so that the text is that of plain decoding whatever was drafted (the coupling of
-Daliri, Musco and Suresh, arXiv 2408.07978; here with several candidates and in trees). The tree
-grows best first, as in EAGLE-2 (arXiv 2406.16858), which ranks by q: one forward reads the most
-promising nodes that were not read yet, wherever they hang. Deviations: a node is ranked by the
-chance that the target's choice is the same, see `agreement`; growth ends when the next forward
-promises too little.
+The candidates after a node are the first choices of `log q + g`, with the noise g that the target
+will use itself. The text is that of plain decoding for every draft (the coupling of Daliri, Musco
+and Suresh, arXiv 2408.07978; here with several candidates and in trees). The tree grows best first,
+as in EAGLE-2 (arXiv 2406.16858): one forward reads the unread nodes of highest rank, at any depth.
+Deviations: EAGLE-2 ranks by q; here the rank is the probability that the target chooses the same
+token, see `agreement`. Growth ends when the expected gain of the next forward is too small.
 """
 
 from __future__ import annotations
@@ -23,19 +22,21 @@ from ragspec.drafters.model.cache import DraftState, KnownDistribution
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
+CONTENDERS = 64  # tokens of a distribution that are compared after each node
 _CANDIDATES = 8
-_CONTENDERS = 64
 _ERROR, _LEAST, _MOST = 0.7, 0.1, 3.0
 _RATE = 0.1
-_TYPICAL = 0.7  # agreement of a first candidate, before its distribution is known
+_TYPICAL = 0.7  # initial estimate of the first candidates' mean agreement
 _ROW = 0.2  # cost of one more row in a forward, in forwards; measured on a CPU, less on a GPU
 
 
 @dataclass(slots=True)
 class CandidateNodes:
-    """Candidates so far, parents first; slot -1 = not read.
+    """The candidates of a draft, parents first.
 
-    first: of every node that was read (-1 = root), its first candidate's token and agreement.
+    Attributes:
+        slots: Cache slot of each node; -1 for an unread one.
+        first: Token and agreement of the first candidate after each read node (-1 = root).
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -46,11 +47,10 @@ class CandidateNodes:
     first: dict[int, tuple[int, float]] = field(default_factory=dict)
 
     def add(self, parent: int, tokens: Sequence[float], agreements: Sequence[float]) -> None:
-        """Add the choices after a node, first one first, by the chance of agreement of each."""
+        """Add the choices after a node, the first choice first, unless their agreement is 0."""
         self.first[parent] = int(tokens[0]), agreements[0]
-        above, depth = (
-            (1.0, 0) if parent == ROOT else (self.accept_prob[parent], self.depths[parent])
-        )
+        above = 1.0 if parent == ROOT else self.accept_prob[parent]
+        depth = 0 if parent == ROOT else self.depths[parent]
         for token, agreement in zip(tokens, agreements, strict=True):
             if agreement > 0.0:
                 self.tokens.append(int(token))
@@ -59,27 +59,18 @@ class CandidateNodes:
                 self.depths.append(depth + 1)
                 self.slots.append(-1)
 
-    def best(self, budget: int) -> list[int]:
-        """Return the nodes of largest reach, best first; earlier ones first among equals."""
-        accept_prob = self.accept_prob
-        return sorted(range(len(accept_prob)), key=accept_prob.__getitem__, reverse=True)[:budget]
-
-    def path(self, node: int) -> list[int]:
-        """Return the tokens from below the root to the node."""
-        results: list[int] = []
-        while node != ROOT:
-            results.append(self.tokens[node])
-            node = self.parents[node]
-        return results[::-1]
-
 
 class CoupledGrowth:
     """Grows a tree of a draft model's first choices under the target's noise.
 
-    distribution: the target's, without processors that keep state. width: nodes read by one forward
-    and candidates per node; 1 gives a chain. error: the scale, in logits, by which the draft's
-    distribution is taken to differ from the target's. typical: how often the first candidate is
-    right. Both follow what is accepted.
+    Args:
+        distribution: That of the target, without processors that keep state.
+        width: Nodes read by one forward, and least number of candidates per node; 1 gives a chain.
+
+    Attributes:
+        error: Assumed scale of the difference between the logits of draft and target; adapts to
+            acceptance.
+        typical: Moving average of how often the first candidate is the target's choice.
     """
 
     kind = DraftKind.COUPLED
@@ -97,17 +88,16 @@ class CoupledGrowth:
         self._candidates = 1 if width == 1 else max(width, _CANDIDATES)
 
     def grow(self, draft_state: DraftState) -> DraftTree:
-        """Return a tree of first choices on this ground."""
-        nodes, budget = self._begin(), draft_state.budget
-        cache = draft_state.cache
-        past = [index for index in self._noise if index < draft_state.context.generated]
-        for index in past:
-            del self._noise[index]
-        selection = self._rows_selected(budget)
-        self._choose(nodes, [ROOT], draft_state.logits, draft_state.context, selection)
+        """Return a tree of first choices that starts from `draft_state`."""
+        nodes = self._nodes = CandidateNodes()
+        self._known, budget = [], draft_state.budget
+        cache, begin = draft_state.cache, draft_state.context.generated
+        self._noise = {index: row for index, row in self._noise.items() if index >= begin}
+        candidates = self._candidates_per_node(budget)
+        self._choose(nodes, [ROOT], draft_state.logits, draft_state.context, candidates)
         while True:
-            selected = self._selection_of(nodes, budget)
-            fresh = self._fresh(selected, draft_state)
+            selection = self._selection_of(nodes, budget)
+            fresh = self._fresh(selection, draft_state)
             if not fresh:
                 break
             tokens = [nodes.tokens[i] for i in fresh]
@@ -117,23 +107,18 @@ class CoupledGrowth:
             logits = cache.extend(tokens, above)
             for slot, node in enumerate(fresh, start=first):
                 nodes.slots[node] = slot
-            self._choose(nodes, fresh, logits, draft_state.context, selection)
-        self._selection = sorted(selected)
+            self._choose(nodes, fresh, logits, draft_state.context, candidates)
+        self._selection = sorted(selection)
         return self._tree()
 
-    def _begin(self) -> CandidateNodes:
-        """Forget the last draft; return the nodes of the next, none so far."""
-        self._nodes, self._known = CandidateNodes(), []
-        return self._nodes
-
-    def _rows_selected(self, budget: int) -> int:
-        """Return how many candidates a node gets."""
+    def _candidates_per_node(self, budget: int) -> int:
         return min(self._candidates, max(budget, 1))
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Learn from what the target chose after the nodes of the last draft.
+        """Learn from the target's choices after the nodes of the last draft.
 
-        Stochastic approximation: at rest the first candidates' mean agreement is what it claims.
+        Stochastic approximation of `error`: in equilibrium the first candidates agree as often as
+        claimed.
         """
         nodes, self._nodes = self._nodes, CandidateNodes()
         place = {pair: i for i, pair in enumerate(zip(nodes.parents, nodes.tokens, strict=True))}
@@ -148,31 +133,32 @@ class CoupledGrowth:
             node = place.get((node, token))
 
     def distributions(self) -> list[KnownDistribution]:
-        """Return what the last draft knew at the root and at its nodes that were read."""
+        """Return the distributions at the root and at the read nodes of the last draft."""
         place = {node: i for i, node in enumerate(self._selection)} | {ROOT: ROOT}
-        results: list[KnownDistribution] = []
-        for nodes, tokens, chances in self._known:
-            for node, t, c in zip(nodes, tokens.tolist(), chances.tolist(), strict=True):
-                if node in place:
-                    results.append((place[node], t, c))
-        return results
+        return [
+            (place[node], t, c)
+            for nodes, tokens, chances in self._known
+            for node, t, c in zip(nodes, tokens.tolist(), chances.tolist(), strict=True)
+            if node in place
+        ]
 
     def _selection_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
-        """Return the candidates that stay in the tree, at most `budget`."""
-        return nodes.best(budget)
+        """Return the `budget` candidates of largest `accept_prob`, best first."""
+        accept_prob = nodes.accept_prob
+        return sorted(range(len(accept_prob)), key=accept_prob.__getitem__, reverse=True)[:budget]
 
-    def _fresh(self, selected: Sequence[int], draft_state: DraftState) -> list[int]:
-        """Return the nodes that the next forward reads; none where it promises too little.
+    def _fresh(self, selection: Sequence[int], draft_state: DraftState) -> list[int]:
+        """Return the nodes that the next forward reads; none if its expected gain is too small.
 
-        Each node is granted one child; where the budget is used up it displaces the worst node.
+        The gain counts one child per node. With a full budget the child displaces the worst node.
         """
         nodes, accept_prob = self._nodes, self._nodes.accept_prob
-        fresh = [i for i in selected if nodes.slots[i] < 0 and nodes.depths[i] < draft_state.depth]
+        fresh = [i for i in selection if nodes.slots[i] < 0 and nodes.depths[i] < draft_state.depth]
         fresh = fresh[: self.width]
-        full = len(selected) + len(fresh) - draft_state.budget
+        full = len(selection) + len(fresh) - draft_state.budget
         gains = []
         for rank, node in enumerate(fresh):
-            displaced = accept_prob[selected[-1 - rank]] if rank < full else 0.0
+            displaced = accept_prob[selection[-1 - rank]] if rank < full else 0.0
             gains.append(max(0.0, self.typical * accept_prob[node] - displaced))
         if sum(gains) < draft_state.min_expected_gain:
             return []
@@ -187,12 +173,11 @@ class CoupledGrowth:
         context: DraftContext,
         k: int,
     ) -> None:
-        """Add the k first choices after each of the nodes whose logits [n, V] these are."""
+        """Add the k first choices after each of n nodes, given their logits [n, V]."""
         distribution = self.distribution
         if distribution.processors:
-            logits = distribution.process(
-                logits, context.tokens, [nodes.path(node) for node in parents]
-            )
+            paths = [path_tokens(nodes.tokens, nodes.parents, node) for node in parents]
+            logits = distribution.process(logits, context.tokens, paths)
         depths = [0 if node == ROOT else nodes.depths[node] for node in parents]
         indices = [context.generated + depth for depth in depths]
         tokens, perturbed = self._contenders(logits, indices)
@@ -202,11 +187,11 @@ class CoupledGrowth:
             nodes.add(node, *row)
 
     def _contenders(self, logits: Tensor, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the first choices of R nodes, tokens i64 [R, k], and their perturbed logits.
+        """Return the first choices i64 [R, k] after R nodes, and their perturbed logits f64 [R, k].
 
-        Those are `log q / T + g`, f64 [R, k], up to a constant of the row; greedy: `log q`.
+        The logits are `log q / T + g`, or `log q` if greedy, up to a constant per row.
         """
-        distribution, k = self.distribution, min(_CONTENDERS, logits.shape[-1])
+        distribution, k = self.distribution, min(CONTENDERS, logits.shape[-1])
         sampling = distribution.sampling
         filtered = sampling.top_k or sampling.top_p < 1.0 or sampling.min_p
         if filtered and not sampling.greedy:
@@ -222,7 +207,7 @@ class CoupledGrowth:
     def _gumbel(self, indices: Sequence[int], like: Tensor) -> Tensor:
         """Return the noise of the whole vocabulary at R indices [R, V].
 
-        An index is met by every node of its depth and again in the next steps, so noise is kept.
+        The noise is cached: all nodes of a depth and the next steps use the same index.
         """
         missing = sorted(set(indices) - self._noise.keys())
         if missing:
@@ -236,30 +221,41 @@ class CoupledGrowth:
         return torch.stack([self._noise[index] for index in indices])
 
     def _tree(self) -> DraftTree:
-        nodes, selected = self._nodes, self._selection
-        place = {node: i for i, node in enumerate(selected)}
-        place[ROOT] = ROOT
+        nodes, selection = self._nodes, self._selection
+        place = {node: i for i, node in enumerate(selection)} | {ROOT: ROOT}
         return DraftTree.build(
-            [nodes.tokens[i] for i in selected],
-            [place[nodes.parents[i]] for i in selected],
+            [nodes.tokens[i] for i in selection],
+            [place[nodes.parents[i]] for i in selection],
             self.name,
-            accept_prob=[nodes.accept_prob[i] for i in selected],
+            accept_prob=[nodes.accept_prob[i] for i in selection],
             kind=self.kind,
         )
 
 
 def listed(tokens: Tensor, chances: Tensor, k: int) -> list[tuple[list[float], list[float]]]:
-    """Return the first k tokens of each row and their chances, by one copy from the device."""
+    """Return the first k tokens of each row and their chances with one copy from the device."""
     rows: list[list[float]] = torch.cat([tokens[:, :k], chances[:, :k]], -1).tolist()
     return [(row[: len(row) // 2], row[len(row) // 2 :]) for row in rows]
 
 
-def agreement(perturbed: Tensor, temperature: float, error: float) -> Tensor:
-    """Return the estimated chance that the target's choice is the same: f64 [R, k].
+def path_tokens(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:
+    """Return the draft tokens from below the root to the node."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(tokens[node])
+        node = parents[node]
+    return path[::-1]
 
-    perturbed f64 [R, k]: `log q / T + g` of the first choices of R nodes, up to a constant of the
-    row; with temperature 0 (greedy) `log q`. If the target's logits differ from the draft's by
-    Gumbel errors of scale `error`, the chance is the softmax of T times these over that scale. It
-    is taken over the k choices, of which the last should not matter.
+
+def agreement(perturbed: Tensor, temperature: float, error: float) -> Tensor:
+    """Return the estimated probability that the target chooses each token, f64 [R, k].
+
+    If the target's logits differ from the draft's by Gumbel errors of scale `error`, it is the
+    softmax of T times `perturbed` over that scale. The softmax is over the k choices, of which the
+    last should not matter.
+
+    Args:
+        perturbed: `log q / T + g` of the first choices after R nodes, f64 [R, k], up to a constant
+            per row; `log q` for temperature 0 (greedy).
     """
     return (perturbed * ((temperature or 1.0) / error)).softmax(-1)

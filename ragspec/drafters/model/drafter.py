@@ -1,14 +1,13 @@
 """The model drafter: any smaller causal model of the same vocabulary proposes the next tokens.
 
-Three ways to draft. Coupled (the default, see `coupled`): chains or trees of the choices that the
-draft model would make with the target's own noise, exact under `walk`. Deterministic: the tokens
-that it thinks most probable. Sampled (see `sampled`): tokens drawn from the draft's distribution,
-which comes along as q, for the classical rules: chains (Leviathan et al., arXiv 2211.17192),
-several chains or siblings (SpecInfer, 2305.09781; SpecTr, 2310.15141), siblings without replacement
-(MCSD, 2401.06706).
+There are three kinds of draft. Coupled (the default, see `coupled`): chains or trees of the draft
+model's choices under the target's noise, exact under `walk`. Deterministic: its most probable
+tokens. Sampled (see `sampled`): tokens drawn from the draft's distribution, with that distribution
+as q, for the classical rules: chains (Leviathan et al., arXiv 2211.17192), several chains or
+siblings (SpecInfer, 2305.09781; SpecTr, 2310.15141), siblings without replacement (MCSD,
+2401.06706).
 
-The session keeps a cache of its own in step with the text (see `cache`): what the target
-accepted of a draft is not read again.
+The session has its own KV cache of the text (see `cache`), so accepted tokens are not read again.
 """
 
 from __future__ import annotations
@@ -20,14 +19,9 @@ from typing import Any
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.method import Method, one
 from ragspec.drafters.model.cache import DraftCache, DraftState, KnownDistribution
-from ragspec.drafters.model.growth import (
-    Growth,
-    checked_mode,
-    checked_shape,
-    checked_widths,
-    make_growth,
-)
-from ragspec.drafters.model.level_step import CONTENDERS, LevelCache
+from ragspec.drafters.model.coupled import CONTENDERS
+from ragspec.drafters.model.growth import Growth, checked_settings, make_growth
+from ragspec.drafters.model.level_step import LevelCache
 from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import is_cuda
@@ -42,33 +36,33 @@ from ragspec.verification.static.target import StaticTarget
 
 MIN_EXPECTED_GAIN = 0.3
 _CHEAPEST = 0.02
-_FIRST = 3  # drafts before their times are believed: the first ones may catch up with the text
+_FIRST = 3  # drafts before their times count: the first ones may also read parts of the text
 
 
 class ModelDrafter:
     """Drafts with a smaller model.
 
     Args:
-        model: A transformers causal model, or a `CausalTarget` over one, on any device; it is left
-            as it was found.
-        depth: The deepest draft; None sets no bound but the budget.
+        model: A transformers causal model, or a `CausalTarget` over one, on any device. It is not
+            changed.
+        depth: Largest depth of a draft; None leaves it to the budget.
         mode: "coupled", "deterministic", "sampled" or "sampled-without-replacement".
         width: In the first two modes the nodes read by one forward and the least number of
-            candidates per node (1 = a chain, None = 4); in the sampled ones the children of each
-            node by depth, 1 beyond its end, so that k or (k,) means k chains (None = one chain).
+            candidates per node (1 = a chain, None = 4). In the sampled modes the children of each
+            node by depth, 1 beyond its end, so k or (k,) means k chains (None = one chain).
         min_expected_gain: A draft that grows best first ends when the next forward is expected to
-            add less than this many accepted nodes; 0 uses up the budget; None works it out from the
-            time of a forward where the budget's policy tells what time is worth, see
+            add less than this many accepted nodes; 0 uses up the budget. None derives it from the
+            time of a forward, if the budget policy knows the tokens per millisecond; see
             `DraftCostEstimate`.
         tree: A static shape, or the sizes of its levels (see `TreeShape.by_rank`), in the first two
             modes; None grows best first.
-        static: How a static shape of most probable tokens is drafted in one call, "off" level by
-            level, else as in `Engine`; "auto" as the engine's target steps, where the draft model
-            is on CUDA. Sessions tell by `static` how they draft.
+        static: How a static shape of most probable tokens is drafted. "off" runs one forward per
+            level; other modes run all levels in one call, as in `Engine`. "auto" follows the
+            engine's target if the draft model is on CUDA. Sessions report their mode as `static`.
 
     Raises:
-        InputError: For no model or settings outside their range.
-        UnsupportedModelError: For a model that cannot draft.
+        InputError: There is no model, or a setting is out of range.
+        UnsupportedModelError: The model cannot draft.
     """
 
     method = Method(
@@ -99,9 +93,9 @@ class ModelDrafter:
             )
         self.model = draft_target(model)
         self.depth = depth
-        self.kind = checked_mode(mode, depth, min_expected_gain)
-        self.widths = checked_widths(width, mode)
-        self.shape = checked_shape(tree, width, mode)
+        self.kind, self.widths, self.shape = checked_settings(
+            mode, depth, width, tree, min_expected_gain
+        )
         if self.shape is None and static in STATIC_MODES and static not in ("auto", "off"):
             raise InputError(
                 f"got static={static!r} without a static tree; expected tree= too, such as "
@@ -115,7 +109,7 @@ class ModelDrafter:
         self.name = name
 
     def open(self, request: DraftRequest) -> ModelSession:
-        """Return a session whose cache holds the prompt, so that drafting begins at once."""
+        """Return a session whose cache already contains the prompt."""
         growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
         model, static = self._stepper(growth, request)
         capacity = len(request.prompt) + 256
@@ -132,7 +126,7 @@ class ModelDrafter:
         return ModelSession(cache, growth, self.depth, self.min_expected_gain, static)
 
     def _stepper(self, growth: Growth, request: DraftRequest) -> tuple[CausalTarget, str]:
-        """Return the model for a session, and how it drafts: "off", with a reason, or the mode."""
+        """Return the model of a session and its mode: "off", with a reason, or another mode."""
         mode = self.static
         if mode == "auto":
             follows = request.static in ("graph", "compile") and is_cuda(self.model.device)
@@ -142,21 +136,25 @@ class ModelDrafter:
         if not growth.blind:
             return self.model, "off: its choices follow noise or processors"
         if growth.shape.width > (most := min(CONTENDERS, request.vocab_size)):
-            return self.model, f"off: its tree asks for more than {most} choices at a place"
+            return self.model, f"off: its tree has more than {most} choices at a place"
         model = self._stepping(mode)
         return model, model.static
 
     def _stepping(self, mode: str) -> CausalTarget:
-        """Return the model as it steps in a mode, tried once; see `open_static`."""
+        """Return the model in a static mode, opened once; see `open_static`."""
         if mode not in self._opened:
             self._opened[mode] = open_static(self.model, mode)
         return self._opened[mode]
 
 
 class DraftCostEstimate:
-    """What a forward of the draft model takes, and the accepted nodes that are worth as much.
+    """The time of a draft model's forward, and the number of accepted nodes that pay for it.
 
-    fixed: the answer, whatever a forward takes; None works it out.
+    Args:
+        fixed: That number, regardless of time; None derives it from the time.
+
+    Attributes:
+        milliseconds: Moving average of the time of a forward.
     """
 
     def __init__(self, fixed: float | None) -> None:
@@ -165,9 +163,9 @@ class DraftCostEstimate:
         self._drafts = 0
 
     def min_expected_gain(self, rate: float) -> float:
-        """Return the nodes that pay for one more forward, at `rate` tokens a millisecond.
+        """Return the nodes that pay for one more forward, at `rate` tokens per millisecond.
 
-        A rate of 0 stands for one that is unknown.
+        A rate of 0 means unknown.
         """
         if self.fixed is not None:
             return self.fixed
@@ -176,7 +174,7 @@ class DraftCostEstimate:
         return min(max(rate * self.milliseconds, _CHEAPEST), 1.0)
 
     def learn(self, milliseconds: float, forwards: int) -> None:
-        """Learn the time of a draft, clipped at twice the mean: a fading mean by forward."""
+        """Update the average with the time of a draft per forward, clipped at twice the average."""
         each = milliseconds / forwards
         self._drafts += 1
         if self._drafts > 1:
@@ -185,7 +183,7 @@ class DraftCostEstimate:
 
 
 class ModelSession:
-    """The draft model's cache for one row of text; see `ModelDrafter`."""
+    """The draft model's KV cache and growth for one row; see `ModelDrafter`."""
 
     def __init__(
         self,
@@ -201,10 +199,10 @@ class ModelSession:
         self._growth = growth
         self._depth = depth
         self._drafted = False
-        self._open = False  # whether the outcome of a draft is yet to be told
+        self._open = False  # whether a draft waits for its outcome
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Return at most `budget` nodes; none where the text has outgrown the draft model."""
+        """Return at most `budget` nodes; none if the text exceeds the draft model's limits."""
         cache, tokens = self.cache, context.tokens
         depth = min(budget, context.remaining - 1, cache.room(tokens))
         depth = depth if self._depth is None else min(depth, self._depth)
@@ -220,7 +218,7 @@ class ModelSession:
     def _drafted_tree(
         self, context: DraftContext, budget: int, depth: int, min_expected_gain: float
     ) -> DraftTree:
-        """Return the draft below a text that can be read; see `DraftState`."""
+        """Return the draft below a readable text; see `DraftState`."""
         cache = self.cache
         with cache.lease():
             draft_state = DraftState(
@@ -229,14 +227,14 @@ class ModelSession:
             return self._growth.grow(draft_state)
 
     def distributions(self) -> list[KnownDistribution]:
-        """Return what the draft model knew at the last proposal's root and nodes that were read.
+        """Return the distributions at the root and the read nodes of the last proposal.
 
-        Nodes are named as in that proposal; nothing is computed before it is asked for.
+        Nodes have the numbers of that proposal. They are copied to the host only on this call.
         """
         return self._growth.distributions() if self._drafted else []
 
     def observe(self, step: Step) -> None:
-        """Keep what the target accepted of the last proposal, wherever it stood in the tree."""
+        """Keep the accepted tokens of the last proposal in the cache and learn from them."""
         if self._open:
             self._open = False
             self.cache.commit(step.tokens)
@@ -254,14 +252,18 @@ class LevelSession(ModelSession):
     ) -> DraftTree:
         growth = self._growth
         levels = growth.levels(budget, depth)
-        result = self.cache.draft(context.tokens, growth.shape, levels)
-        if result is None:
+        choices = self.cache.draft(context.tokens, growth.shape, levels)
+        if choices is None:
             return super()._drafted_tree(context, budget, depth, min_expected_gain)
-        return growth.fill(result, budget, min(depth, levels + 1))
+        return growth.fill(choices, budget, min(depth, levels + 1))
 
 
 def draft_target(model: Any) -> CausalTarget:
-    """Return a model that can draft; UnsupportedModelError where drafts cannot be taken back."""
+    """Return a `CausalTarget` over a model that can draft.
+
+    Raises:
+        UnsupportedModelError: Drafts could not be removed from the model's cache.
+    """
     if isinstance(model, CausalTarget):
         target = model
     else:

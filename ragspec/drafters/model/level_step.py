@@ -1,12 +1,12 @@
-"""All levels of a fixed tree in one call: what a draft model computes of it visits no host between.
+"""All levels of a static tree in one call, without a copy to the host between levels.
 
-    given i64 [1, C + 2]: tokens that the cache lacks (the root last, then pads), committed slots,
-        how many of the tokens are no pads
-    packet i64 [2, R, K]: best tokens after the root and after each place that is read, and the bits
-        of their logits f64, which are log-probabilities up to a constant of each
+    input i64 [1, C + 2]: tokens that are not in the cache (the root last, then pads), the number of
+        committed slots, the number of tokens that are no pads
+    output i64 [2, R, K]: best tokens after the root and after each read place, and the bits of
+        their logits f64, which are log-probabilities up to a constant per row
 
-The same function runs eagerly, compiled, or captured in a CUDA graph and replayed. What a capture
-runs twice is written twice to the same slots; so what was accepted is read again, not moved.
+The same function runs eagerly, compiled, or captured in a CUDA graph and replayed. A capture runs
+it twice and writes the same slots twice. So accepted tokens are read again, not moved.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.drafters.model.cache import DraftCache, fitted
+from ragspec.drafters.model.coupled import CONTENDERS
 from ragspec.drafters.model.static_tree import PlaceChoices, TreeShape
 from ragspec.verification.static.buffers import StackedCache, Stacks, Staging, step_cache
 from ragspec.verification.static.layout import (
@@ -38,12 +39,16 @@ from ragspec.verification.static.layout import (
 from ragspec.verification.static.step import private_code
 from ragspec.verification.static.target import StaticTarget
 
-CONTENDERS = 64
-
 
 @dataclass(frozen=True, slots=True)
 class LevelShape:
-    """What one call is made for: a tree, the levels of it that are read, C tokens and S slots."""
+    """The shape of one call.
+
+    Attributes:
+        levels: Number of levels that are read.
+        pending: Number of tokens C in the input, pads included.
+        slots: Number of cache slots S.
+    """
 
     tree: TreeShape
     levels: int
@@ -53,7 +58,7 @@ class LevelShape:
 
 
 class ReadPlaces:
-    """The places of a tree whose children the shape wants, level by level: those that are read."""
+    """The places of a tree that have children, level by level; the model reads these."""
 
     def __init__(self, tree: TreeShape, levels: int) -> None:
         self.tree = tree
@@ -65,12 +70,12 @@ class ReadPlaces:
 
     @cached_property
     def parents(self) -> list[int]:
-        """Of each place that is read the number of the one above, its own below the root."""
+        """The number of each read place's parent; below the root its own number."""
         above = [self.rows[self.tree.parents[place]] - 1 for place in self.places]
-        return [current if parent < 0 else parent for current, parent in enumerate(above)]
+        return [number if parent < 0 else parent for number, parent in enumerate(above)]
 
     def picks(self, level: int, k: int) -> list[int]:
-        """Return where the tokens of a level stand among the k choices of each place above."""
+        """Return the indices of a level's tokens among the k choices after each parent place."""
         first, last = self.bounds[level]
         before = self.bounds[level - 1][0] if level else -1
         return [
@@ -80,7 +85,7 @@ class ReadPlaces:
 
 
 class LevelStep:
-    """Drafts one tree over the first row of the stacks; see the module."""
+    """Drafts one static tree with the first row of the stacked cache; see the module."""
 
     def __init__(
         self,
@@ -118,37 +123,38 @@ class LevelStep:
             self._run = compiler(self._run)
 
     def send(self, values: NDArray[np.int64]) -> None:
-        """Let the next call be that of these values of `packet`; nobody waits."""
+        """Copy the input of the next call to the device without waiting."""
         self._staging.send(values)
 
     def __call__(self) -> tuple[Tensor]:
-        """Draft what `packet` asks for; see `run`. The model is to be lent by the caller."""
+        """Call `run`, compiled if there is a compiler; the caller lends the model."""
         return (self._run(),)
 
     def run(self) -> Tensor:
-        """Return the packet; the committed tokens stay in the cache."""
+        """Return the output for the input `packet`; the read tokens stay in the cache."""
         pending = self.shape.pending
         lengths, count = self.packet[:, pending], self.packet[:, pending + 1]
         chain = self._chain.behind(lengths)
-        known = self._visible(chain, lengths - 1)
-        logits = self._forward(0, self.packet[:, :pending], chain, known, (0, pending), count - 1)
-        results = [self._best(logits)]
+        masks = self._visible(chain, lengths - 1)
+        logits = self._forward(0, self.packet[:, :pending], chain, masks, (0, pending), count - 1)
+        choices = [self._best(logits)]
         base = lengths + count
         tree = self._tree.behind(base)
-        known = self._visible(tree, base - 1) if self._bounds else []
+        masks = self._visible(tree, base - 1) if self._bounds else []
         for level, bounds in enumerate(self._bounds):
-            tokens = results[-1][0].reshape(-1).index_select(0, self._picks[level])
+            tokens = choices[-1][0].reshape(-1).index_select(0, self._picks[level])
             if self._input_size < self.shape.vocab_size:
-                tokens = tokens.clamp_max(self._input_size - 1)  # of no chance; never kept
-            logits = self._forward(level + 1, tokens[None], tree, known, bounds, None)
-            results.append(self._best(logits))
-        values = torch.cat([value for _, value in results])
-        return torch.stack([torch.cat([token for token, _ in results]), values.view(torch.int64)])
+                tokens = tokens.clamp_max(self._input_size - 1)  # of probability 0; never kept
+            logits = self._forward(level + 1, tokens[None], tree, masks, bounds, None)
+            choices.append(self._best(logits))
+        values = torch.cat([value for _, value in choices])
+        return torch.stack([torch.cat([token for token, _ in choices]), values.view(torch.int64)])
 
     def _visible(self, layout: Layout, last: Tensor) -> list[Tensor]:
-        """Return the masks of a layout's queries, by window: [1, n, S] each.
+        """Return the masks of a layout's queries, one [1, n, S] per attention window.
 
-        last i64 [1]: the slot of the last committed token.
+        Args:
+            last: Slot of the last committed token, i64 [1].
         """
         counters = self._counters[layout.columns.shape[1]]
         plain = plain_mask(layout, last, counters)
@@ -163,7 +169,7 @@ class LevelStep:
         bounds: tuple[int, int],
         last: Tensor | None,
     ) -> Tensor:
-        """Return the logits [n, V] of these queries of a layout, or those of the `last` i64 [1]."""
+        """Return the logits [n, V] of the queries in `bounds`, or only of the `last`, i64 [1]."""
         span = slice(*bounds)
         self._columns[number].copy_(layout.columns[:, span])
         masks = {
@@ -189,7 +195,7 @@ class LevelStep:
 
 
 def _still(parents: Sequence[int], device: torch.device) -> Layout:
-    """Return the layout of a tree behind no tokens; parents come before their children."""
+    """Return the layout of a tree, parents first, at position 0."""
     see = np.eye(len(parents), dtype=bool)
     for place, parent in enumerate(parents):
         see[place] |= see[parent]
@@ -199,9 +205,9 @@ def _still(parents: Sequence[int], device: torch.device) -> Layout:
 
 
 class LevelCache(DraftCache):
-    """One row of text in a draft model that takes steps of fixed shape; see `DraftCache`.
+    """The KV cache of one row in a draft model with steps of fixed shape; see `DraftCache`.
 
-    Prompts, and what is too long for a step, are read as in any other, into the same buffers.
+    Prompts, and texts too long for a step, are read by usual forwards into the same buffers.
     """
 
     def __init__(self, target: StaticTarget, vocab_size: int, capacity: int) -> None:
@@ -213,10 +219,11 @@ class LevelCache(DraftCache):
         weakref.finalize(self, target.take_back, self._arena).atexit = False
 
     def draft(self, tokens: Sequence[int], tree: TreeShape, levels: int) -> PlaceChoices | None:
-        """Read the text and so many levels of a tree below it, in one call and with one packet.
+        """Read the text and the first levels of a tree below it, in one call with one copy back.
 
-        Returns the choices after the root and after each place that is read; None where a step of
-        fixed width would go beyond the model's context.
+        Returns:
+            The choices after the root and after each read place; None if a step of fixed width
+            would exceed the model's context length.
         """
         self._keep(len(tokens) - 1)
         if len(tokens) - len(self) > MOST_QUERIES:
@@ -239,7 +246,7 @@ class LevelCache(DraftCache):
         (packet,) = self._target.take(self._arena, shape, make, inputs, self._configs)
         self.forwards += 1 + len(places.bounds)
         self._cache.book.lengths[0] = len(tokens)
-        self._cache.abandon()
+        self._cache.discard_uncommitted()
         received: Tensor = packet.cpu()
         return PlaceChoices(places.rows, received[0], received[1].view(torch.float64))
 

@@ -1,10 +1,10 @@
 """Sampled drafts: tokens drawn from a draft model's distribution q, for rejection rules.
 
 For comparison with papers; `coupled` accepts more in all but the narrowest drafts. The shape of
-the tree is set before anything is drawn, and reach is a constant of the place in it: a node that
-is left out or moved because of the token that it carries would bias the text. Nodes are in the
-order of their draws. The noise is keyed by the index of the root and the number of the node, so
-that no number serves two draws, in one step or in two.
+the tree is set before the first draw, and `accept_prob` depends only on the position in it: to drop
+or move a node because of its token would bias the text. Nodes are in the order of their draws. The
+noise is keyed by the index of the root and the number of the node, so no two draws share a random
+number, within a step or between steps.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ragspec.drafters.base import DraftContext
 from ragspec.drafters.model.cache import DraftState, KnownDistribution
+from ragspec.drafters.model.coupled import CONTENDERS, path_tokens
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 _ACCEPT_PROB, _NEXT_ACCEPT_PROB = 0.8, 0.5
-_CONTENDERS = 64
 
 
 class SampledGrowth:
     """Draws a tree from a draft model's distribution q and keeps q for the rule.
 
-    distribution: the target's, without processors that keep state; q has all its processors.
-    widths: children of each node by depth, 1 beyond its end: (k,) makes k chains that are drawn
-    independently, (k, k) a tree. kind: SAMPLED (siblings are independent draws and may be equal) or
-    SAMPLED_WITHOUT_REPLACEMENT (each sibling is drawn from what the ones before left of q).
+    Args:
+        distribution: That of the target, without processors that keep state; q has its processors.
+        widths: Children of each node by depth, 1 beyond its end: (k,) makes k independently drawn
+            chains, (k, k) a tree.
+        kind: SAMPLED (siblings are independent draws and may be equal), or
+            SAMPLED_WITHOUT_REPLACEMENT (each sibling is drawn from q without the earlier ones).
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class SampledGrowth:
         self._samples: SampledNodes | None = None
 
     def grow(self, draft_state: DraftState) -> DraftTree:
-        """Return a tree of draws on this ground."""
+        """Return a tree of draws that starts from `draft_state`."""
         sample = self._samples = SampledNodes(draft_state)
-        logits, context, budget = draft_state.logits, draft_state.context, draft_state.budget
+        logits, budget = draft_state.logits, draft_state.budget
+        noise, root = self.distribution.noise, draft_state.context.generated
         level = [ROOT]
         for above in range(draft_state.depth):
             width = self.widths[above] if above < len(self.widths) else 1
@@ -55,56 +57,45 @@ class SampledGrowth:
                 break
             if above:
                 logits = sample.read(parents)
-            q = self._distributions(sample, parents, logits, above)
+            processed = parents if self.distribution.processors else ()
+            paths = [path_tokens(sample.tokens, sample.parents, node) for node in processed]
+            scores = self.distribution.process(logits, draft_state.context.tokens, paths)
+            q = self.distribution.probabilities(scores).cpu()  # f64 [R, V], after R parents
             for parent, distribution in zip(parents, q, strict=True):
-                count = min(width, budget - len(sample.tokens))
-                sample.add(
-                    parent,
-                    distribution,
-                    self._draw(context, len(sample.tokens), parent, distribution, count),
-                )
+                node = len(sample.tokens)
+                count = min(width, budget - node)
+                if self.kind is DraftKind.SAMPLED:
+                    tokens = draw_independent(noise, root, distribution, range(node, node + count))
+                else:
+                    tokens = draw_distinct(noise, root, distribution, parent, count)
+                sample.add(parent, distribution, tokens)
             level = list(range(first, len(sample.tokens)))
         return sample.tree(self.name, self.kind)
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Learn nothing: a shape that follows the text might bias it."""
+        """Do nothing: a shape that depends on the text might bias it."""
 
     def distributions(self) -> list[KnownDistribution]:
-        """Return what the last draft knew at the root and at its nodes that were read."""
-        if self._samples is None:
-            return []
-        results: list[KnownDistribution] = []
-        for node, q in self._samples.distributions.items():
-            chances, tokens = q.topk(min(_CONTENDERS, len(q)))
-            results.append((node, tokens.tolist(), chances.tolist()))
-        return results
-
-    def _distributions(
-        self, sample: SampledNodes, parents: Sequence[int], logits: Tensor, depth: int
-    ) -> Tensor:
-        """Return q after each of the nodes, f64 [R, V] on the CPU, from their logits [R, V]."""
-        paths = [sample.path(parent) for parent in parents] if self.distribution.processors else []
-        scores = self.distribution.process(logits, sample.context.tokens, paths)
-        return self.distribution.probabilities(scores).cpu()
-
-    def _draw(self, context: DraftContext, first: int, parent: int, q: Tensor, k: int) -> list[int]:
-        """Return the tokens of up to k children, numbered from `first` on."""
-        noise, root = self.distribution.noise, context.generated
-        if self.kind is DraftKind.SAMPLED:
-            return draw_independent(noise, root, q, range(first, first + k))
-        return draw_distinct(noise, root, q, parent, k)
+        """Return the distributions at the root and at the read nodes of the last draft."""
+        entries: list[KnownDistribution] = []
+        for node, q in self._samples.distributions.items() if self._samples else ():
+            chances, tokens = q.topk(min(CONTENDERS, len(q)))
+            entries.append((node, tokens.tolist(), chances.tolist()))
+        return entries
 
 
 def draw_independent(noise: NoiseStream, root: int, q: Tensor, nodes: Sequence[int]) -> list[int]:
     """Return one draw from q f64 [V] for each of the nodes, by inversion.
 
-    root: generated index of the first token of the step. Every node has a number of its own.
+    Args:
+        root: Generated index of the first token of the step.
+        nodes: Node numbers, which key the noise.
     """
     numbers = [noise.uniform(root, NoiseUse.DRAFT, node) for node in nodes]
     bounds = q.cumsum(0)
     total = bounds[-1]
     at = torch.tensor(numbers, dtype=torch.float64) * total
-    # Rounding may lift a number to the total, behind which there is no token.
+    # Rounding may lift a number to the total, which belongs to no token.
     at = torch.minimum(at, torch.nextafter(total, torch.zeros_like(total)))
     tokens: list[int] = torch.searchsorted(bounds, at, right=True).tolist()
     return tokens
@@ -113,23 +104,25 @@ def draw_independent(noise: NoiseStream, root: int, q: Tensor, nodes: Sequence[i
 def draw_distinct(noise: NoiseStream, root: int, q: Tensor, parent: int, k: int) -> list[int]:
     """Return up to k draws from q f64 [V] without replacement, first draw first.
 
-    The k largest of log q + g, in falling order, are such draws. root: generated index of the
-    first token of the step. Every parent (-1 = root) has noise of its own.
+    The k largest of log q + g, in falling order, are such draws.
+
+    Args:
+        root: Generated index of the first token of the step.
+        parent: Parent of the drawn nodes (-1 = root), which keys the noise.
     """
     size = len(q)
     lanes = torch.arange(size) + (parent + 1) * size
     scores = q.log() + noise.gumbel(root, lanes, NoiseUse.DRAFT)
     best, tokens = torch.topk(scores, min(k, size))
-    result: list[int] = tokens[best > float("-inf")].tolist()
-    return result
+    drafted: list[int] = tokens[best > float("-inf")].tolist()
+    return drafted
 
 
 class SampledNodes:
-    """What was drawn so far. Nodes with the same text share one slot of the cache."""
+    """The nodes of a growing sampled draft; those with the same path share one cache slot."""
 
     def __init__(self, draft_state: DraftState) -> None:
         self.cache = draft_state.cache
-        self.context = draft_state.context
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.accept_prob: list[float] = []
@@ -137,7 +130,7 @@ class SampledNodes:
         self._slots: dict[int, int] = {ROOT: ROOT}
 
     def add(self, parent: int, q: Tensor, tokens: Sequence[int]) -> None:
-        """Add the children of a node and the distribution that they were drawn from."""
+        """Add the children of a node and their distribution q."""
         self.distributions[parent] = q
         accept_prob = _ACCEPT_PROB * (1.0 if parent == ROOT else self.accept_prob[parent])
         for token in tokens:
@@ -147,7 +140,7 @@ class SampledNodes:
             accept_prob *= _NEXT_ACCEPT_PROB
 
     def read(self, nodes: Sequence[int]) -> Tensor:
-        """Let the model read the nodes; return their logits [R, V], one row for each of them."""
+        """Read R nodes with the model; return their logits [R, V]."""
         texts = [(self._slots[self.parents[node]], self.tokens[node]) for node in nodes]
         distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         first = self.cache.drafted
@@ -158,16 +151,8 @@ class SampledNodes:
             return logits
         return logits[torch.tensor([distinct[text] for text in texts], device=logits.device)]
 
-    def path(self, node: int) -> list[int]:
-        """Return the draft tokens from below the root to the node."""
-        results: list[int] = []
-        while node != ROOT:
-            results.append(self.tokens[node])
-            node = self.parents[node]
-        return results[::-1]
-
     def tree(self, name: str, kind: DraftKind) -> DraftTree:
-        """Return the draft with its distributions."""
+        """Return the draft tree with its distributions q."""
         size = self.cache.vocab_size
         q = torch.zeros(len(self.tokens) + 1, size, dtype=torch.float64)
         for node, distribution in self.distributions.items():

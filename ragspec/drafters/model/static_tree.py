@@ -1,9 +1,9 @@
 """A tree of one shape for every draft, as in EAGLE (arXiv 2401.15077) and LANTERN++ (2502.06352).
 
-Its nodes are places: the r-th choice after the place above. Which tokens fill them is computed
-level by level, one forward each, as `coupled` computes first choices. Deviations: the choices are
-those of a coupled draft, or the most probable ones (a distribution without noise), none are drawn;
-shapes are made by rank, see `by_rank`, and no published list of nodes is built in.
+The shape consists of places: a place is the r-th choice after its parent place. The tokens of the
+places are computed level by level, one forward each, as `coupled` computes first choices.
+Deviations: choices are those of a coupled draft, or the most probable ones (a distribution without
+noise); none are drawn. Shapes are built by rank, see `by_rank`; no published list is included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ _NOWHERE = -2
 
 @dataclass(frozen=True, slots=True)
 class TreeShape:
-    """Places of a tree, parents first. parents: -1 = below the root; ranks: 0 = first choice."""
+    """The places of a static tree, parents first.
+
+    Attributes:
+        parents: Parent place of each place; -1 is the root.
+        ranks: Rank of each place among the choices after its parent; 0 is the first choice.
+    """
 
     parents: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -42,16 +47,16 @@ class TreeShape:
 
     @property
     def width(self) -> int:
-        """The choices that are wanted after a place."""
+        """The largest number of choices after a place."""
         return max(self.ranks) + 1
 
     @property
     def depths(self) -> tuple[int, ...]:
         """The level of each place, 1 = below the root."""
-        results: list[int] = []
+        levels: list[int] = []
         for parent in self.parents:
-            results.append(1 if parent == ROOT else results[parent] + 1)
-        return tuple(results)
+            levels.append(1 if parent == ROOT else levels[parent] + 1)
+        return tuple(levels)
 
     def inner_of(self, level: int) -> list[int]:
         """Return the places of a level that have children."""
@@ -60,10 +65,14 @@ class TreeShape:
 
     @classmethod
     def by_rank(cls, levels: Sequence[int] = LEVELS, width: int | None = None) -> TreeShape:
-        """Return the tree whose levels hold so many places, those of the smallest rank products.
+        """Return the shape with the places of the smallest rank products in every level.
 
-        width: the most choices after a place; None = the size of the first level. Raises
-        InputError for sizes that this width cannot fill.
+        Args:
+            levels: Number of places per level.
+            width: Largest number of choices after a place; None for the size of the first level.
+
+        Raises:
+            InputError: A level has a size that this width cannot fill.
         """
         most = width or (levels[0] if levels else 0)
         above: list[tuple[int, int]] = [(1, ROOT)]
@@ -86,10 +95,12 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlaceChoices:
-    """What was found after the root and after the places that were read.
+    """The best tokens after the root and after the read places.
 
-    rows: of each such place (-1 = the root) its row. tokens i64, values f64 [R, K]: the best ones,
-    best first, and their log-probabilities, up to a constant of the row.
+    Attributes:
+        rows: Row of each such place (-1 = root).
+        tokens: Best tokens of each row, best first, i64 [R, K].
+        values: Their log-probabilities up to a constant per row, f64 [R, K].
     """
 
     rows: Mapping[int, int]
@@ -98,7 +109,7 @@ class PlaceChoices:
 
 
 class StaticGrowth(CoupledGrowth):
-    """Fills one shape, as far as depth and budget allow; see `CoupledGrowth`."""
+    """Fills one shape within the depth and the budget; see `CoupledGrowth`."""
 
     def __init__(self, distribution: TokenDistribution, name: str, shape: TreeShape) -> None:
         super().__init__(distribution, name, shape.width)
@@ -111,15 +122,15 @@ class StaticGrowth(CoupledGrowth):
 
     @property
     def blind(self) -> bool:
-        """Whether choices depend on the logits of their place alone: no noise, no processors."""
+        """Whether choices depend only on the logits of their place: no noise, no processors."""
         return self.distribution.sampling.greedy and not self.distribution.processors
 
     def levels(self, budget: int, depth: int) -> int:
-        """Return how many levels are read for a tree of at most these nodes and this depth."""
-        selection, depths = self._rows_selected(budget), self.shape.depths
+        """Return how many levels are read for a tree of at most `budget` nodes and this depth."""
+        candidates, depths = self._candidates_per_node(budget), self.shape.depths
         filled: set[int] = {ROOT}
         for place, (parent, rank) in enumerate(self._places):
-            if parent in filled and rank < selection:
+            if parent in filled and rank < candidates:
                 filled.add(place)
         filled.discard(ROOT)
         level = 0
@@ -129,30 +140,32 @@ class StaticGrowth(CoupledGrowth):
             level += 1
         return level
 
-    def fill(self, result: PlaceChoices, budget: int, depth: int) -> DraftTree:
-        """Return the tree that `grow` would return, whose choices were all found beforehand.
+    def fill(self, choices: PlaceChoices, budget: int, depth: int) -> DraftTree:
+        """Return the tree of `grow` from choices that are already computed.
 
-        depth: of the tree, at most one more than the levels that were read.
+        Args:
+            depth: Depth of the tree, at most one more than the levels that were read.
         """
-        nodes = self._begin()
-        chances = agreement(result.values, self.distribution.sampling.temperature, self.error)
-        rows = listed(result.tokens, chances, self._rows_selected(budget))
-        fresh, selected = [ROOT], list[int]()
+        nodes = self._nodes = CandidateNodes()
+        self._known = []
+        chances = agreement(choices.values, self.distribution.sampling.temperature, self.error)
+        rows = listed(choices.tokens, chances, self._candidates_per_node(budget))
+        fresh, selection = [ROOT], list[int]()
         self._place_of = {ROOT: ROOT}
         while fresh:
-            at = [result.rows[self._place_of[node]] for node in fresh]
-            self._known.append((fresh, result.tokens[at], chances[at]))
+            at = [choices.rows[self._place_of[node]] for node in fresh]
+            self._known.append((fresh, choices.tokens[at], chances[at]))
             for node, row in zip(fresh, at, strict=True):
                 nodes.add(node, *rows[row])
                 if node != ROOT:
                     nodes.slots[node] = row - 1
-            selected = self._selection_of(nodes, budget)
-            fresh = self._unread(selected, depth)
-        self._selection = sorted(selected)
+            selection = self._selection_of(nodes, budget)
+            fresh = self._unread(selection, depth)
+        self._selection = sorted(selection)
         return self._tree()
 
     def _selection_of(self, nodes: CandidateNodes, budget: int) -> list[int]:
-        """Return the candidates that fill a place, upper ones first."""
+        """Return the candidates that fill a place, parents first."""
         place_of: dict[int, int] = {ROOT: ROOT}
         siblings: Counter[int] = Counter()
         for node, parent in enumerate(nodes.parents):
@@ -165,15 +178,15 @@ class StaticGrowth(CoupledGrowth):
         self._place_of = place_of
         return list(place_of)[:budget]
 
-    def _fresh(self, selected: Sequence[int], draft_state: DraftState) -> list[int]:
-        """Return the kept nodes whose children the shape wants, a level in one forward."""
-        return self._unread(selected, draft_state.depth)
+    def _fresh(self, selection: Sequence[int], draft_state: DraftState) -> list[int]:
+        return self._unread(selection, draft_state.depth)
 
-    def _unread(self, selected: Sequence[int], depth: int) -> list[int]:
+    def _unread(self, selection: Sequence[int], depth: int) -> list[int]:
+        """Return the selected nodes with children in the shape that were not read yet."""
         nodes = self._nodes
         return [
             node
-            for node in selected
+            for node in selection
             if nodes.slots[node] < 0
             and nodes.depths[node] < depth
             and self._place_of[node] in self._inner

@@ -1,4 +1,4 @@
-"""What lasts longer than a session: its buffers, and the steps that were made over them."""
+"""Buffers that outlive a session, and the steps that were created over them."""
 
 from __future__ import annotations
 
@@ -13,26 +13,24 @@ from ragspec.verification.static.step import FixedStep, RequestDistributions
 
 @dataclass(slots=True, eq=False)
 class Arena:
-    """The buffers of one session at a time, and the steps that were made over them."""
+    """The buffers of one session at a time, and the steps that were created over them."""
 
     stacks: Stacks
     steps: dict[Hashable, FixedStep] = field(default_factory=dict)
-    distributions: dict[int, RequestDistributions] = field(
-        default_factory=dict
-    )  # by rows of a step
+    # By the number of rows of a step.
+    distributions: dict[int, RequestDistributions] = field(default_factory=dict)
     addresses: int = 0
 
     def moved(self) -> None:
-        """Forget what was made for buffers that are elsewhere now."""
+        """Discard the steps of buffers whose addresses have changed."""
         self.steps.clear()
         self.distributions.clear()
 
     def distributions_of(self, rows: int, vocab_size: int) -> RequestDistributions:
         """Return the distributions of the first rows of the buffers."""
-        result = self.distributions.get(rows)
-        if result is None:
+        if rows not in self.distributions:
             distributions = BatchDistribution(
                 rows, vocab_size, self.stacks.device, self.stacks.slots + MOST_QUERIES
             )
-            result = self.distributions[rows] = RequestDistributions(distributions, rows)
-        return result
+            self.distributions[rows] = RequestDistributions(distributions, rows)
+        return self.distributions[rows]

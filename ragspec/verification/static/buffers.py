@@ -1,12 +1,12 @@
-"""Keys and values of all layers in few buffers, which stay where they are between texts.
+"""Keys and values of all layers in few buffers at fixed addresses.
 
-A captured step reads and writes fixed addresses, so that the buffers outlive the session that uses
-them: the next one over the same target finds them, and the steps captured for them, as they were.
+A captured step reads and writes fixed addresses, so the buffers outlive their session. The next
+session over the same target reuses them and the steps that were captured for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ragspec.models.device import is_cuda, pins
 from ragspec.verification.kv_cache import SlotCache, SlotLayer
 
-Change = Callable[[Tensor], Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What the keys, or the values, of one layer are."""
+    """Shape, dtype and device of the keys, or of the values, of one layer."""
 
     heads: int
     width: int
@@ -35,7 +33,8 @@ class LayerShape:
 class Stacks:
     """Buffers [m, rows, heads, slots, width], one for all keys and values of one shape.
 
-    layers: the shapes of keys and values, layer by layer.
+    Args:
+        layers: The shapes of keys and values of each layer.
     """
 
     def __init__(
@@ -57,25 +56,24 @@ class Stacks:
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """The device of the first buffer."""
         return self.buffers[0].device
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Return keys and values of each layer, views [rows, heads, slots, width]."""
-        results = [self.buffers[stack][place] for stack, place in self._where]
-        return list(zip(results[::2], results[1::2], strict=True))
+        views = [self.buffers[stack][place] for stack, place in self._where]
+        return list(zip(views[::2], views[1::2], strict=True))
 
-    def change(self, change: Change) -> None:
-        """Put what `change` makes of each buffer in its place; all of them, or none."""
-        self.buffers = [change(buffer) for buffer in self.buffers]
-        self.rows, self.slots = self.buffers[0].shape[1], self.buffers[0].shape[3]
+    def grow(self, more: int) -> None:
+        """Add slots to each buffer. If memory runs out, no buffer changes."""
+        self.buffers = [torch.nn.functional.pad(each, (0, 0, 0, more)) for each in self.buffers]
+        self.slots += more
 
 
 class StackedCache(SlotCache):
-    """A slot cache whose layers are views of stacks.
+    """A slot cache whose layers are views of the first R rows of stacks.
 
-    rows: sequences, R, which are the first rows of the stacks. Those in line begin at the first
-    place always, so that a step finds them at one address.
+    The selected sequences always begin at the first place, so that steps use fixed addresses.
     """
 
     def __init__(self, stacks: Stacks, rows: int) -> None:
@@ -83,22 +81,16 @@ class StackedCache(SlotCache):
         self.stacks = stacks
         self._bind()
 
-    @property
-    def row_order(self) -> list[int]:
-        """The sequence at each place of the buffers."""
-        return self._row_order
-
     def reserve(self, slots: int) -> bool:
-        """Make room for so many slots in each row; tell whether the buffers had to move."""
+        """Grow to at least `slots` per row; return whether the buffers were reallocated."""
         if slots <= self.stacks.slots:
             return False
-        more = max(slots, 2 * self.stacks.slots) - self.stacks.slots
-        self.stacks.change(lambda old: torch.nn.functional.pad(old, (0, 0, 0, more)))
+        self.stacks.grow(max(slots - self.stacks.slots, self.stacks.slots))
         self._bind()
         return True
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Forget what these sequences hold; their memory stays, as steps were captured over it."""
+        """Empty these sequences. Their memory stays, because steps were captured over it."""
         self._put_aside()
         for row in rows:
             self._aside[row] = (0, (0,))
@@ -108,7 +100,7 @@ class StackedCache(SlotCache):
         return 0
 
     def _bind(self) -> None:
-        """Let the layers read and write the stacks as they are now."""
+        """Create the layers as views of the current stacks."""
         rows = self.book.rows
         self.book.capacity = self.stacks.slots
         self.layers = []
@@ -120,9 +112,11 @@ class StackedCache(SlotCache):
 
 
 class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
-    """One layer as a step of fixed shape sees it: [B, heads, S, width].
+    """One layer of a step of fixed shape.
 
-    columns i64 [B, n]: the slots that the step writes, one tensor for all layers.
+    Args:
+        keys, values: Views of the stacks [B, heads, S, width].
+        columns: The slots that the step writes, i64 [B, n], one tensor for all layers.
     """
 
     is_sliding = False
@@ -134,7 +128,7 @@ class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the buffers are there."""
+        """Do nothing: the buffers already exist."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -149,15 +143,15 @@ class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the slots that queries see, and their offset 0."""
+        """Return the number of slots S, and their offset 0."""
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> int:
-        """Return 0: positions are always given."""
+        """Return 0: callers always pass positions."""
         return 0
 
     def get_max_length(self) -> int:
-        """Return the slots that there are."""
+        """Return the number of slots S."""
         return int(self.keys.shape[2])
 
 
@@ -182,9 +176,12 @@ def compact(stacks: Stacks, source: Tensor, target: Tensor) -> None:
 
 
 class Staging:
-    """What is sent to one tensor, again and again; there: i64, whose address stays.
+    """Sends values to one tensor repeatedly, through pinned memory that is allocated once.
 
-    Pinned memory is taken once: to pin some for each step costs more than the copy.
+    Pinning memory for every step would cost more than the copy.
+
+    Args:
+        there: The destination, i64, at a fixed address.
     """
 
     def __init__(self, there: Tensor) -> None:
@@ -196,7 +193,7 @@ class Staging:
         self._sent = torch.Event(there.device) if is_cuda(there.device) else None
 
     def send(self, values: NDArray[np.int64]) -> None:
-        """Write the values; waits only where those sent before are still on their way."""
+        """Copy the values asynchronously, after any earlier copy has finished."""
         if self._sent is not None:
             self._sent.synchronize()
         self._values[:] = values

@@ -1,11 +1,11 @@
-"""Trees laid out on the device: positions, masks and the walk, by tensors alone.
+"""Tree layout on the device: positions, masks and the accepted path, by tensor operations only.
 
-Every function has a fixed number of operations for its shapes and asks the host nothing, so that
-it runs eagerly, under `torch.compile(fullgraph=True)` and inside a captured graph alike. As each
-operation is a launch there are few: ancestors come as the bits of one word for each query.
+Every function has a fixed number of operations for its shapes and never synchronizes with the host.
+So it runs eagerly, under `torch.compile(fullgraph=True)` and inside a captured graph. Each
+operation is a kernel launch, so there are few: the ancestors of a query are the bits of one word.
 
-Legend: B rows, n queries of each (the root is query 0 and its own parent; a pad is its own parent,
-too), S slots of the cache.
+Legend: B rows, n queries per row, S slots of the cache. The root is query 0. The root and all pads
+are their own parents.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from torch import Tensor
 
 from ragspec.models.supported import AttentionWindow
 
-QUERIES = (1, 4, 8, 16, 32, 64)  # of each row, the root included
+QUERIES = (1, 4, 8, 16, 32, 64)  # per row, including the root
 MOST_QUERIES = QUERIES[-1]
 LEAST_SLOTS = 128
 
 
 def queries_of(count: int) -> int:
-    """Return the queries of the least step that holds `count`."""
+    """Return the queries of the smallest step for `count` queries."""
     return next(size for size in QUERIES if size >= count)
 
 
 def rows_of(count: int, most: int) -> int:
-    """Return the rows of the least step that holds `count`, at most those of the buffers."""
+    """Return the rows of the smallest step for `count` rows, at most those of the buffers."""
     return min(1 << (count - 1).bit_length(), most)
 
 
 def slots_of(count: int, most: int) -> int:
-    """Return the slots of the least step that holds `count`, at most those of the buffers.
+    """Return the slots of the smallest step for `count` slots, at most those of the buffers.
 
-    Steps of a quarter of a power of two: at most a fourth is read in vain.
+    Sizes are multiples of a quarter of a power of two, so at most a fourth of them is unused.
     """
     if count <= LEAST_SLOTS:
         return min(LEAST_SLOTS, most)
@@ -47,10 +47,7 @@ def slots_of(count: int, most: int) -> int:
 
 
 def ancestor_bits(parents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return which queries each query is or stands below, by bits: i64 [B, n] -> i64 [B, n].
-
-    n is 64 at most.
-    """
+    """Return each query and its ancestors as bits: i64 [B, n] -> i64 [B, n], n at most 64."""
     n = parents.shape[1]
     bits = np.tile(np.left_shift(np.int64(1), np.arange(n)), (len(parents), 1))
     for _ in range((n - 1).bit_length()):  # pointer doubling
@@ -61,8 +58,13 @@ def ancestor_bits(parents: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a shape counts by, made once: powers of two i64 [n], steps from 1 on i64 [n], slots from
-    0 on i64 [S], and what a mask holds where a slot is seen and where not.
+    """The constant tensors of a step shape.
+
+    Attributes:
+        powers: Powers of two, i64 [n].
+        steps: Numbers from 1, i64 [n].
+        slots: Numbers from 0, i64 [S].
+        zero, never: Mask entries of allowed and of other slots: 0 and minus infinity.
     """
 
     powers: Tensor
@@ -73,7 +75,7 @@ class Counters:
 
     @classmethod
     def of(cls, n: int, slots: int, dtype: torch.dtype, device: torch.device) -> Self:
-        """Return those of steps of n queries over so many slots, with masks of a dtype."""
+        """Return the constants of a step, with masks of this dtype."""
         steps = torch.arange(n, device=device)
         zero = torch.zeros((), dtype=dtype, device=device)
         return cls(
@@ -83,10 +85,12 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the queries of one step stand.
+    """The positions of the queries of one step.
 
-    see bool [B, n, n]: query j is query i or above it. level, positions, columns i64 [B, n]: tokens
-    from the root on, itself among them; place in the text; and among the slots.
+    Attributes:
+        see: Whether query i attends to query j, that is, itself or an ancestor: bool [B, n, n].
+        level: Depth in the tree, 1 for the root, i64 [B, n].
+        positions, columns: Positions in the text and slots in the cache, i64 [B, n].
     """
 
     see: Tensor
@@ -95,7 +99,7 @@ class Layout:
     columns: Tensor
 
     def behind(self, lengths: Tensor) -> Layout:
-        """Return the layout of the same trees behind so many more tokens: lengths i64 [B]."""
+        """Return the layout of the same trees shifted by `lengths` tokens, i64 [B]."""
         start = lengths[:, None]
         return Layout(self.see, self.level, start + self.positions, start + self.columns)
 
@@ -103,8 +107,10 @@ class Layout:
 def lay_out(above: Tensor, last: Tensor, counters: Counters, columns: Tensor) -> Layout:
     """Return the layout of trees behind committed tokens.
 
-    above i64 [B, n]: see `ancestor_bits`. last i64 [B]: the slot of the last committed token.
-    columns i64 [B, n]: where to write the layout's.
+    Args:
+        above: See `ancestor_bits`, i64 [B, n].
+        last: The slot of the last committed token, i64 [B].
+        columns: The output buffer of the layout's columns, i64 [B, n].
     """
     see = (above[:, :, None] & counters.powers) != 0
     level = see.sum(-1)
@@ -113,15 +119,15 @@ def lay_out(above: Tensor, last: Tensor, counters: Counters, columns: Tensor) ->
 
 
 def plain_mask(layout: Layout, last: Tensor, counters: Counters) -> Tensor:
-    """Return 0 where a query attends to a slot, else minus infinity: [B, n, S]."""
+    """Return 0 for slots that a query attends to, else minus infinity: [B, n, S]."""
     behind = (counters.slots <= last[:, None])[:, None].expand(*layout.columns.shape, -1)
     mask = torch.where(behind, counters.zero, counters.never)
-    current = torch.where(layout.see, counters.zero, counters.never)
-    return mask.scatter_(2, layout.columns[:, None].expand_as(current), current)
+    tree = torch.where(layout.see, counters.zero, counters.never)
+    return mask.scatter_(2, layout.columns[:, None].expand_as(tree), tree)
 
 
 def windowed(mask: Tensor, layout: Layout, counters: Counters, window: AttentionWindow) -> Tensor:
-    """Return the mask [B, n, S] less what lies beyond a window."""
+    """Return the mask [B, n, S] without slots beyond a window."""
     if window.plain:
         return mask
     slots = counters.slots.repeat(len(mask), 1)
@@ -130,16 +136,13 @@ def windowed(mask: Tensor, layout: Layout, counters: Counters, window: Attention
     return torch.where(reached, mask, counters.never)
 
 
-def step_mask(layout: Layout, last: Tensor, counters: Counters, window: AttentionWindow) -> Tensor:
-    """Return the additive mask [B, 1, n, S]; last i64 [B]: see `lay_out`."""
-    return windowed(plain_mask(layout, last, counters), layout, counters, window)[:, None]
-
-
 def walk(layout: Layout, tokens: Tensor, parents: Tensor, chosen: Tensor) -> Tensor:
-    """Return the queries on each row's accepted path, the root among them: bool [B, n].
+    """Return the queries on each row's accepted path, including the root: bool [B, n].
 
-    tokens, parents i64 [B, n]; chosen i64 [B, n]: the target's own token after each query, below 0
-    where it is not known. Of equal siblings the one with the longer accepted path counts.
+    Among siblings with the same token, the one with the longer accepted path counts.
+
+    Args:
+        chosen: The target's own token after each query, below 0 if uncertain, i64 [B, n].
     """
     right = chosen.gather(1, parents) == tokens
     live = (layout.see[:, :, 1:] <= right[:, None, 1:]).all(-1)
@@ -149,5 +152,5 @@ def walk(layout: Layout, tokens: Tensor, parents: Tensor, chosen: Tensor) -> Ten
 
 
 def accepted_first(accepted: Tensor) -> Tensor:
-    """Return the queries of each row, the kept ones first: bool [B, n] -> i64 [B, n]."""
+    """Return the queries of each row, accepted ones first: bool [B, n] -> i64 [B, n]."""
     return accepted.byte().sort(dim=-1, descending=True, stable=True).indices

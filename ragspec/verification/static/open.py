@@ -1,4 +1,4 @@
-"""Which targets may take steps of fixed shape: those of which a trial shows that they do."""
+"""Open a target with steps of fixed shape, if a trial shows that its model supports them."""
 
 from __future__ import annotations
 
@@ -22,42 +22,45 @@ MODES = ("auto", "off", "eager", "graph", "compile")
 def open_static(
     target: CausalTarget, mode: str = "auto", backend: str = "inductor"
 ) -> CausalTarget:
-    """Return a target that takes steps of fixed shape, where it can; else the one that was given.
+    """Return a target with steps of fixed shape if the model supports them, else `target`.
 
-    Its `static` says how it steps, with the reason where it does so as before. mode: see
-    `target.static.target`; "auto" is "graph" on CUDA, else "off". backend: of torch.compile.
-    Raises InputError for an unknown mode and for "graph" without CUDA.
+    The `static` of the returned target is the mode, or "off" with the reason.
+
+    Args:
+        mode: See `static.target`. "auto" is "graph" on CUDA, else "off".
+        backend: The backend of torch.compile.
+
+    Raises:
+        InputError: The mode is unknown, or it is "graph" without CUDA.
     """
-    chosen = _expect_mode(mode, target.device)
-    if chosen == "off" or isinstance(target, StaticTarget):
+    mode = _expect_mode(mode, target.device)
+    if mode == "off" or isinstance(target, StaticTarget):
         return target
-    result, reason = _tried(target, chosen, backend)
-    if result is None:
-        target.static = f"off: {reason}"
-        return target
-    return result
+    static = _hindrance(target) or _tried(target, mode, backend)
+    if isinstance(static, StaticTarget):
+        return static
+    target.static = f"off: {static}"
+    return target
 
 
-def _tried(target: CausalTarget, chosen: str, backend: str) -> tuple[StaticTarget | None, str]:
-    """Return the target that passed a trial, or None and why there is none."""
-    if reason := _hindrance(target):
-        return None, reason
+def _tried(target: CausalTarget, mode: str, backend: str) -> StaticTarget | str:
+    """Return the target that passed a trial, or the reason why none did."""
     layers = _layer_shapes(target)
     if layers is None:
-        return None, "its layers keep more than keys and values"
+        return "its layers keep more than keys and values"
     windows = layer_windows(target.model.config)
     trial, stories = Trial(target), []
     named = bool(getattr(target.model.config.get_text_config(), "layer_types", None))
     for by_name in (named, not named):
         if not by_name and len(set(windows.values())) > 1:
-            continue  # one mask cannot be that of two kinds of layer
-        result = StaticTarget(target.model, "eager", Masks(windows, by_name), layers, backend)
-        attempt = trial.attempt(result.open, TREES)
+            continue  # one mask cannot serve two kinds of layers
+        static = StaticTarget(target.model, "eager", Masks(windows, by_name), layers, backend)
+        attempt = trial.attempt(static.open, TREES)
         if attempt.passed:
-            result.static = chosen
-            return result, ""
+            static.static = mode
+            return static
         stories.append(attempt.story)
-    return None, f"a step of fixed shape goes wrong here ({stories[0]})"
+    return f"a step of fixed shape goes wrong here ({stories[0]})"
 
 
 def _expect_mode(mode: str, device: torch.device) -> str:
@@ -75,7 +78,7 @@ def _expect_mode(mode: str, device: torch.device) -> str:
 
 
 def _hindrance(target: CausalTarget) -> str:
-    """Return why a target cannot take steps of fixed shape, "" where nothing is known."""
+    """Return why a target cannot take steps of fixed shape, "" for no known reason."""
     if asks_for_length(target.model):
         return "its rotary tables depend on the length of the text"
     if type(target) is not CausalTarget:
@@ -91,7 +94,7 @@ def _hindrance(target: CausalTarget) -> str:
 
 
 def _layer_shapes(target: CausalTarget) -> list[tuple[LayerShape, LayerShape]] | None:
-    """Return the shapes of keys and values of each layer, as one forward leaves them."""
+    """Return the shapes of keys and values of each layer, measured by one forward."""
     with target.open(1, 1) as session:
         session.verify([[0]], [DraftTree.empty()])
         layers = session.cache.layers

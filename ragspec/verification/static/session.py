@@ -1,8 +1,8 @@
-"""A session whose steps have fixed shapes; prompts are read as in any other.
+"""A session whose steps have fixed shapes. Prompts are read as in any other session.
 
-Rows keep their places: a step covers all places up to that of the last row in line, and what ended
-between them is padded, so that nothing is copied when a text ends. Only where that would double
-the shape are rows moved together.
+Rows keep their places: a step covers all places up to that of the last selected row. Finished rows
+in between are padded, so nothing is copied when a sequence ends. Rows are only moved together if
+the step would otherwise need twice as many.
 """
 
 from __future__ import annotations
@@ -36,17 +36,16 @@ from ragspec.verification.static.step import StepShape
 from ragspec.verification.tree_attention import Configs, TreeView
 
 T = TypeVar("T")
-RequestDistribution = list[
-    tuple[TokenDistribution, Sequence[int]]
-]  # the distribution and the text of each row
+# The distribution and the text of each row.
+RequestDistribution = list[tuple[TokenDistribution, Sequence[int]]]
 StepTensors = tuple[Tensor | None, Tensor, Tensor | None]
 
 
 class TakesSteps(Protocol):
-    """Who takes the steps of sessions, over the buffers that they hold."""
+    """Runs the steps of sessions over their buffers; implemented by `StaticTarget`."""
 
     def check_addresses(self, arena: Arena) -> None:
-        """Forget steps that read weights where these no longer are."""
+        """Discard the steps of an arena if the model's weights have moved."""
 
     def take_step(
         self,
@@ -57,22 +56,19 @@ class TakesSteps(Protocol):
         *,
         hidden: bool,
     ) -> StepTensors:
-        """Begin a step: returns packet (None without distributions), logits [B, n, V], states.
+        """Start a step on `inputs` (see `step`), without waiting for an accelerator.
 
-        inputs, packet: see `step`; they are the device's, where the step may be running.
+        Returns the packet (None without distributions), logits [B, n, V], and any hidden states.
         """
 
     def take_again(
         self, arena: Arena, shape: StepShape, packet: Tensor, logits: Tensor, *, hidden: bool
     ) -> Tensor:
-        """Return the packet of the step that was just taken with its tokens certain, if it can."""
+        """Return the packet of the last step with uncertain tokens resolved; see `StaticStep`."""
 
 
 class StaticSession(TreeSession):
-    """Tree verification by steps of fixed shape.
-
-    See `TargetSession` and `base.StepSession`.
-    """
+    """Verifies draft trees by steps of fixed shape; implements `StepSession`."""
 
     cache: StackedCache
 
@@ -84,23 +80,23 @@ class StaticSession(TreeSession):
         self.cache = StackedCache(arena.stacks, rows)
         self.chosen: list[list[int]] | None = None
         self._rows_selected = list(range(rows))
-        self._at = list(range(rows))  # of each wanted row its place in line
+        self._at = list(range(rows))  # the place of each selected row
         self._distributions: RequestDistribution | None = None
-        self._selection: list[list[int]] | None = None  # tokens of the paths kept by the last step
-        self._flags: list[list[int]] = []  # of each row whether a query was kept
+        self._selection: list[list[int]] | None = None  # tokens of the last accepted paths
+        self._flags: list[list[int]] = []  # for each row whether each query was accepted
         self._static = False  # whether the last forward was a step of fixed shape
-        self._matches: tuple[Tensor | None, Tensor] | None = None  # of what was launched
-        self._again: Callable[[], Tensor] | None = None  # makes its packet certain
+        self._launched: tuple[Tensor | None, Tensor] | None = None  # of the launched forward
+        self._again: Callable[[], Tensor] | None = None  # resolves its uncertain tokens
         self._watch = Stopwatch(target.device)
 
     def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
-        """Take a free row for a text, by the weights as they are; see `TargetSession.join`."""
+        """Take a free row, after a check for moved weights; see `TargetSession.join`."""
         self._steps.check_addresses(self._arena)
         return super().join(tokens, scope)
 
-    def line_up(self, rows: Sequence[int]) -> list[int]:
-        """Let the next forwards cover these rows; see `TargetSession.line_up`."""
-        self.cache.abandon()
+    def select_rows(self, rows: Sequence[int]) -> list[int]:
+        """Select the rows of the next forwards; see `TargetSession.select_rows`."""
+        self.cache.discard_uncommitted()
         place = {row: at for at, row in enumerate(self.cache.row_order)}
         self._rows_selected = sorted(rows, key=place.__getitem__)
         return list(self._rows_selected)
@@ -108,17 +104,17 @@ class StaticSession(TreeSession):
     def follow(
         self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
     ) -> None:
-        """Let the next forward follow the target's own tokens; see `base.StepSession`."""
-        known = all(BatchDistribution.takes(distribution) for distribution in distributions)
-        self._distributions = list(zip(distributions, texts, strict=True)) if known else None
+        """Let the next forward choose the target's tokens; see `base.StepSession`."""
+        supported = all(BatchDistribution.takes(distribution) for distribution in distributions)
+        self._distributions = list(zip(distributions, texts, strict=True)) if supported else None
 
     def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
-        """Run one forward, of fixed shape where all prompts are read; see `TargetSession`."""
+        """Run one forward, of fixed shape if all prompts are read; see `TargetSession`."""
         self.launch(pending, trees)
         return self.settle()
 
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
-        """Begin a forward; see `base.StepSession`."""
+        """Start a forward; see `base.StepSession`."""
         distributions, self._distributions = self._distributions, None
         self.chosen = self._selection = None
         widest = 1 + max(map(len, trees))
@@ -126,28 +122,34 @@ class StaticSession(TreeSession):
         self._static = fits and all(self.cache.length(row) for row in self._rows_selected)
         if self._static:
             with self._watch:
-                self._matches = self._step([row[0] for row in pending], trees, distributions)
+                self._launched = self._step([row[0] for row in pending], trees, distributions)
             return
         self._line(self._rows_selected)
         logits = super().verify(self._spread(pending), self._spread(trees))
         self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
-        self._matches = None, logits[self._at]
+        self._launched = None, logits[self._at]
 
     def settle(self) -> Tensor:
-        """Wait for the packet of the step that was launched; see `base.StepSession`."""
-        assert self._matches is not None
-        (packet, logits), self._matches = self._matches, None
+        """Wait for the packet of the launched step; see `base.StepSession`."""
+        assert self._launched is not None
+        (packet, logits), self._launched = self._launched, None
         again, self._again = self._again, None
         if packet is not None:
             read = packet.tolist()
             if again is not None and any(_ends_unknown(read[at]) for at in self._at):
                 read = again().tolist()
-            self._settle(read, [tree for _, tree in self._inputs])
+            self.chosen, self._selection, self._flags = [], [], []
+            for at, (_, tree) in zip(self._at, self._inputs, strict=True):
+                n = len(read[at]) // 2
+                flags, tokens = read[at][:n], read[at][n:]
+                self.chosen.append(tokens[: 1 + len(tree)])
+                self._flags.append(flags)
+                self._selection.append([int(tree.tokens[q - 1]) for q in range(1, n) if flags[q]])
         return logits
 
     @property
     def seconds(self) -> float:
-        """What the device took for the last step; see `base.StepSession`."""
+        """The device time of the last step; see `base.StepSession`."""
         return self._watch.seconds if self._static and self._selection is not None else 0.0
 
     def read_prompts(
@@ -161,7 +163,7 @@ class StaticSession(TreeSession):
         return logits[self._at], [top_tokens[at] for at in self._at] if top_tokens else []
 
     def read_states(self, tokens: Sequence[int]) -> Tensor | None:
-        """Return what the head reads at all of a row's next tokens; see `base.CachedSession`."""
+        """Return the hidden states of a row's next tokens; see `base.CachedSession`."""
         self._static = False
         self._line(self._rows_selected)
         return super().read_states(tokens)
@@ -171,10 +173,13 @@ class StaticSession(TreeSession):
         if not self._static:
             super().commit(self._spread(paths))
             return
-        accepted = self._tokens_of(paths)
+        accepted = [
+            [int(tree.tokens[node]) for node in path]
+            for (_, tree), path in zip(self._inputs, paths, strict=True)
+        ]
         moved = [
             any(node != i for i, node in enumerate(path))
-            and (self._selection is None or not _begins(self._selection[row], accepted[row]))
+            and (self._selection is None or self._selection[row][: len(path)] != accepted[row])
             for row, path in enumerate(paths)
         ]
         if any(moved):
@@ -185,17 +190,17 @@ class StaticSession(TreeSession):
                 ]
             )
         lengths = self.cache.book.lengths
-        for row, at, (tokens, _), current in zip(
+        for row, at, (tokens, _), new in zip(
             self._rows_selected, self._at, self._inputs, accepted, strict=True
         ):
-            lengths[at] += 1 + len(current)
-            self._texts.grow(row, [*tokens, *current])
-        self.cache.abandon()
+            lengths[at] += 1 + len(new)
+            self._texts.grow(row, [*tokens, *new])
+        self.cache.discard_uncommitted()
 
-    def abandon(self) -> list[int]:
-        """Forget what was not committed; see `TargetSession.abandon`."""
-        self._distributions = self._selection = self.chosen = self._matches = self._again = None
-        return super().abandon()
+    def discard_uncommitted(self) -> list[int]:
+        """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
+        self._distributions = self._selection = self.chosen = self._launched = self._again = None
+        return super().discard_uncommitted()
 
     def _step(
         self,
@@ -203,7 +208,7 @@ class StaticSession(TreeSession):
         trees: Sequence[DraftTree],
         distributions: RequestDistribution | None,
     ) -> tuple[Tensor | None, Tensor]:
-        """Begin a step of fixed shape; returns its packet and logits [B, n, V] of wanted rows."""
+        """Start a step; return its packet and the logits [B, n, V] of the selected rows."""
         self._cover()
         book, n = self.cache.book, queries_of(1 + max(map(len, trees)))
         rows = rows_of(len(book.lengths), self._arena.stacks.rows)
@@ -211,17 +216,11 @@ class StaticSession(TreeSession):
         self._reserve(slots)
         slots = slots_of(slots, self._arena.stacks.slots)
         self._inputs = [([root], tree) for root, tree in zip(roots, trees, strict=True)]
-        message = (
-            None
-            if distributions is None
-            else self._arena.distributions_of(rows, self.target.vocab_size)
-        )
-        distribution = (
-            message
-            and distributions
-            and message.notify(dict(zip(self._at, distributions, strict=True)))
-        )
-        shape = StepShape(rows, n, slots, distribution or None)
+        message = distribution = None
+        if distributions is not None:
+            message = self._arena.distributions_of(rows, self.target.vocab_size)
+            distribution = message.notify(dict(zip(self._at, distributions, strict=True)))
+        shape = StepShape(rows, n, slots, distribution)
         inputs = np.zeros((rows, shape.width), dtype=np.int64)
         inputs[:, n : 2 * n] = np.arange(n)  # a pad is its own parent
         inputs[:, 3 * n] = -1
@@ -231,9 +230,8 @@ class StaticSession(TreeSession):
             inputs[at, 0], inputs[at, 1:end] = root, tree.tokens
             inputs[at, n + 1 : n + end] = tree.parents + 1
             if distributions is not None:
-                inputs[at, 3 * n + 1] = (
-                    len(distributions[i][1]) - distributions[i][0].prompt_length - 1
-                )
+                token_distribution, text = distributions[i]
+                inputs[at, 3 * n + 1] = len(text) - token_distribution.prompt_length - 1
         inputs[:, 2 * n : 3 * n] = ancestor_bits(inputs[:, n : 2 * n])
         if message is not None and shape.reads_texts:
             inputs[:, 3 * n + 2 :] = message.fresh
@@ -250,25 +248,15 @@ class StaticSession(TreeSession):
             again = self._steps.take_again
             self._again = partial(again, self._arena, shape, packet, logits, hidden=hidden)
         if states is not None:
-            states = states.clone()  # a captured step writes its own again; drafters may keep them
+            states = states.clone()  # the next step overwrites them, and drafters may keep them
         self.hidden = [] if states is None else [states[None, at] for at in self._at]
         if self._at == list(range(len(self._at))):
             return packet, logits[: len(self._at)]
-        # An index would be waited for.
+        # Indexing with a list would synchronize with the device.
         return packet, torch.stack([logits[at] for at in self._at])
 
-    def _settle(self, packet: list[list[int]], trees: Sequence[DraftTree]) -> None:
-        """Read a packet: what the target would choose everywhere, and the paths that were kept."""
-        self.chosen, self._selection, self._flags = [], [], []
-        for at, tree in zip(self._at, trees, strict=True):
-            n = len(packet[at]) // 2
-            flags, tokens = packet[at][:n], packet[at][n:]
-            self.chosen.append(tokens[: 1 + len(tree)])
-            self._flags.append(flags)
-            self._selection.append([int(tree.tokens[q - 1]) for q in range(1, n) if flags[q]])
-
     def _row_order(self, row: int, path: Sequence[int]) -> list[int]:
-        """Return by which numbers the nodes of a path lie now, less the root."""
+        """Return the current slots of a path's nodes, counted from the slot after the root."""
         if self._selection is None:
             return list(path)
         flags = self._flags[row]
@@ -276,7 +264,7 @@ class StaticSession(TreeSession):
         return [order.index(node + 1) - 1 for node in path]
 
     def _compact(self, paths: Sequence[Sequence[int]]) -> None:
-        """Move the slots of accepted nodes down, as the host decided."""
+        """Move the slots of nodes that the host accepted down."""
         longest = 1 + max(map(len, paths))
         lengths = np.asarray(self.cache.book.lengths)[:, None]
         moves = np.tile(np.arange(longest), (len(lengths), 1))
@@ -285,13 +273,6 @@ class StaticSession(TreeSession):
         both = np.stack([lengths + moves, lengths + np.arange(longest)])
         source, target = torch.from_numpy(both).to(self.target.device)
         compact(self._arena.stacks, source, target)
-
-    def _tokens_of(self, paths: Sequence[Sequence[int]]) -> list[list[int]]:
-        trees = [tree for _, tree in self._inputs]
-        return [
-            [int(tree.tokens[node]) for node in path]
-            for tree, path in zip(trees, paths, strict=True)
-        ]
 
     def _run(
         self, tokens: Tensor, view: TreeView, keep: int | Tensor
@@ -304,18 +285,18 @@ class StaticSession(TreeSession):
             self._arena.moved()
 
     def begin_with(self, beginning: Beginning) -> None:
-        """Hold these keys and values and no others; see `base.CachedSession`."""
+        """Replace the contents of the cache; see `base.CachedSession`."""
         self._reserve(beginning[0][0].shape[-2] if beginning else 0)
         super().begin_with(beginning)
 
     def _line(self, rows: Sequence[int]) -> None:
-        """Bring rows in line and note where the wanted ones lie."""
-        self.cache.line_up(rows)
+        """Select rows in the cache and record the places of the requested ones."""
+        self.cache.select_rows(rows)
         line = self.cache.line
         self._at = [line.index(row) for row in self._rows_selected]
 
     def _cover(self) -> None:
-        """Bring all rows in line up to the last wanted one, or the wanted ones alone."""
+        """Select all rows up to the last requested one, or the requested ones alone."""
         row_order = self.cache.row_order
         last = 1 + max(row_order.index(row) for row in self._rows_selected)
         most = self._arena.stacks.rows
@@ -323,18 +304,14 @@ class StaticSession(TreeSession):
         self._line(self._rows_selected if far else row_order[:last])
 
     def _spread(self, values: Sequence[T]) -> list[T]:
-        """Return what is given for each wanted row, in the order in which they lie."""
-        result = list(values)
+        """Return the values of the selected rows in the order of the batch."""
+        ordered = list(values)
         for at, value in zip(self._at, values, strict=True):
-            result[at] = value
-        return result
+            ordered[at] = value
+        return ordered
 
 
 def _ends_unknown(packet: Sequence[int]) -> bool:
-    """Tell whether the token after a row's accepted path is not certain; nodes follow parents."""
+    """Return whether the token after a row's accepted path is uncertain. Parents come first."""
     n = len(packet) // 2
     return packet[n + max(query for query in range(n) if packet[query])] < 0
-
-
-def _begins(whole: Sequence[int], part: Sequence[int]) -> bool:
-    return list(whole[: len(part)]) == list(part)

@@ -1,12 +1,12 @@
 """A step of one shape over an unmodified model: inputs are copied in, one packet comes out.
 
     inputs i64 [B, 3 n + 2]: tokens, parents, ancestors (bits), slot of the last committed token,
-        generated index of the root; FRESH columns more where texts matter to distributions: see
-        `RequestDistributions`
-    packet i64 [B, 2 n]: whether each query was kept, and the target's own token after it, below 0
-        where it is not certain: see `again`
+        generated index of the root; FRESH more columns if the distributions depend on the text,
+        see `RequestDistributions`
+    packet i64 [B, 2 n]: whether each query was accepted, and the target's own token after it, below
+        0 if it is uncertain: see `again`
 
-What is kept comes to lie first, in order, and the other queries behind that.
+The slots of accepted queries move to the front, in order; those of other queries follow.
 
 The same function runs eagerly, compiled, or captured in a CUDA graph and replayed.
 """
@@ -32,16 +32,19 @@ from ragspec.verification.static.layout import (
     Counters,
     accepted_first,
     lay_out,
-    step_mask,
+    plain_mask,
     walk,
+    windowed,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a step is made for: rows B, queries of each n, slots S, and how its tokens are chosen.
+    """The shape of a step: rows B, queries per row n, slots S, and the choice of tokens.
 
-    distribution: what the distributions ask for; None: logits alone are made, the host judges.
+    Attributes:
+        distribution: The features of the distributions. None: the step only computes logits, and
+            the host chooses tokens.
     """
 
     rows: int
@@ -51,50 +54,49 @@ class StepShape:
 
     @property
     def reads_texts(self) -> bool:
-        """Whether the distributions want to know what the texts gained."""
+        """Whether the distributions need the new tokens of the texts."""
         return self.distribution is not None and self.distribution.penalties.texts
 
     @property
     def width(self) -> int:
-        """The columns of what is given."""
+        """The columns of the inputs."""
         return 3 * self.queries + 2 + (FRESH if self.reads_texts else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """How a model takes its masks: the windows of its kinds of layer, by name or as one tensor."""
+    """The windows of a model's kinds of layers, and whether it takes masks by kind or only one."""
 
     windows: Mapping[str, AttentionWindow]
     by_name: bool
 
     def of(self, make: Callable[[AttentionWindow], Any]) -> Any:
-        """Return what the model is given as `attention_mask`."""
-        masks: dict[AttentionWindow, Any] = {}
-        for window in self.windows.values():
-            if window not in masks:
-                masks[window] = make(window)
+        """Return the argument `attention_mask` of the model, with one mask per window."""
+        masks = {window: make(window) for window in dict.fromkeys(self.windows.values())}
         if self.by_name:
             return {name: masks[window] for name, window in self.windows.items()}
         return next(iter(masks.values()))
 
 
 class FixedStep(Protocol):
-    """A step that can be captured: it reads `packet` and buffers that never move."""
+    """A step that can be captured: `packet` and its buffers have fixed addresses."""
 
     packet: Tensor
 
     def send(self, values: NDArray[np.int64]) -> None:
-        """Let the next step be that of these values of `packet`; nobody waits."""
+        """Copy the inputs of the next step to `packet`, asynchronously."""
 
     def __call__(self) -> tuple[Any, ...]:
-        """Take the step; the model is lent by the caller. Returns tensors, or None for some."""
+        """Run the step on `packet`; return tensors, some may be None. The caller holds a lease."""
 
 
 class StaticStep:
     """One step over the first rows of the stacks; see the module.
 
-    distributions: of the B rows, None for logits alone. head: the module whose inputs are kept as
-    `states`, None for none. compiler: makes a callable out of a function, None to run it as it is.
+    Args:
+        distributions: The distributions of the B rows, None to compute only logits.
+        head: The module whose inputs are returned as hidden states, None for no states.
+        compiler: Compiles a function, None to run it uncompiled.
     """
 
     def __init__(
@@ -123,27 +125,29 @@ class StaticStep:
             self._run = compiler(self._run)
 
     def send(self, values: NDArray[np.int64]) -> None:
-        """Let the next step be that of these values of `packet`; nobody waits."""
+        """Copy the inputs of the next step; see `FixedStep`."""
         self._staging.send(values)
 
     def __call__(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Take the step that `packet` says: packet, logits (see `run`) and what the head read.
-
-        The model is to be lent by the caller.
-        """
+        """Run the step; return packet and logits (see `run`) and hidden states; see `FixedStep`."""
         hook = None if self._head is None else self._head.register_forward_pre_hook(self._take)
         try:
-            result: tuple[Tensor, Tensor] = self._run()
+            packet, logits = self._run()
         finally:
             if hook is not None:
                 hook.remove()
-        return *result, self._states
+        return packet, logits, self._states
 
     def again(self, packet: Tensor, logits: Tensor) -> Tensor:
-        """Return the packet of a step that was taken, with its tokens certain.
+        """Resolve the uncertain tokens of the last step, by filters over the whole vocabulary.
 
-        packet, logits: the step's own. Filters look at the whole vocabulary; the accepted paths go
-        on from where the first ones ended.
+        The accepted paths are extended accordingly.
+
+        Args:
+            packet, logits: The output of the last step.
+
+        Returns:
+            The new packet.
         """
         assert self._distributions is not None
         n = self.shape.queries
@@ -151,34 +155,33 @@ class StaticStep:
             self.packet[:, 2 * n : 3 * n], self.packet[:, 3 * n], self._counters, self._columns
         )
         tokens, parents = self.packet[:, :n], self.packet[:, n : 2 * n]
-        before, known = packet[:, :n], packet[:, n:]
+        before, chosen = packet[:, :n], packet[:, n:]
         indices = self.packet[:, 3 * n + 1, None] + layout.level
-        result = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
-        chosen = torch.where(known < 0, result, known)
+        resolved = self._distributions.choose(logits, indices, tokens, layout.see, whole=True)
+        chosen = torch.where(chosen < 0, resolved, chosen)
         if n == 1:
             return torch.cat([before, chosen], -1)
         accepted = walk(layout, tokens, parents, chosen)
-        row_order = accepted_first(before).argsort(
-            -1
-        )  # of each query its place among those that were kept
-        source = row_order.gather(1, accepted_first(accepted))
+        places = accepted_first(before).argsort(-1)  # the current slot of each query
+        source = places.gather(1, accepted_first(accepted))
         compact(self._stacks, layout.columns.gather(1, source), layout.columns)
         return torch.cat([accepted, chosen], -1)
 
     def run(self) -> tuple[Tensor, Tensor]:
-        """Return the packet and the logits [B, n, V]; accepted paths are kept in the cache."""
+        """Return the packet and the logits [B, n, V]; keep the accepted paths in the cache."""
         n = self.shape.queries
         tokens, parents, above = (self.packet[:, i * n : (i + 1) * n] for i in range(3))
         last, generated = self.packet[:, 3 * n], self.packet[:, 3 * n + 1]
         layout = lay_out(above, last, self._counters, self._columns)
 
-        def mask(window: AttentionWindow) -> Tensor:
-            return step_mask(layout, last, self._counters, window)
+        def make_mask(window: AttentionWindow) -> Tensor:
+            mask = plain_mask(layout, last, self._counters)
+            return windowed(mask, layout, self._counters, window)[:, None]
 
         logits = self._model(
             input_ids=tokens,
             position_ids=layout.positions,
-            attention_mask=self._masks.of(mask),
+            attention_mask=self._masks.of(make_mask),
             past_key_values=self._cache,
             use_cache=True,
         ).logits
@@ -187,7 +190,7 @@ class StaticStep:
         if self.shape.reads_texts:
             fresh = self.packet[:, 3 * n + 2 :]
             self._distributions.grow(fresh)
-            fresh.fill_(self._distributions.size)  # taken again, the step does not count them twice
+            fresh.fill_(self._distributions.size)  # a repeated step does not count them twice
         indices = generated[:, None] + layout.level
         chosen = self._distributions.choose(logits, indices, tokens, layout.see)
         if n == 1:
@@ -201,9 +204,10 @@ class StaticStep:
 
 
 class CapturedStep:
-    """A step captured in a CUDA graph: taking it is one launch.
+    """A step captured in a CUDA graph, so that each run is one launch.
 
-    The first call runs the step itself, so that kernels are chosen and what it needs is there.
+    The first call runs the step before the capture, so that kernels are selected and memory is
+    allocated.
     """
 
     def __init__(self, step: FixedStep, pool: Any) -> None:
@@ -211,80 +215,79 @@ class CapturedStep:
         self.packet = step.packet
         self._pool = pool
         self._graph: Any = None
-        self._matches: tuple[Any, ...] | None = None
+        self._outputs: tuple[Any, ...] = ()
 
     def send(self, values: NDArray[np.int64]) -> None:
-        """Let the next step be that of these values; see `FixedStep`."""
+        """Copy the inputs of the next step; see `FixedStep`."""
         self.step.send(values)
 
     def __call__(self) -> tuple[Any, ...]:
-        """Take the step that `packet` says; see `FixedStep`."""
+        """Replay the step; see `FixedStep`."""
         if self._graph is None:
             self._capture()
         self._graph.replay()
-        assert self._matches is not None
-        return self._matches
+        return self._outputs
 
     def _capture(self) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            # The slots beyond the texts are written again, so that the last is as the only one.
+            # Each run writes the same slots again, so only the last one counts.
             for _ in range(2):
                 self.step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._matches = self.step()
+            self._outputs = self.step()
         self._graph = graph
 
 
 def private_code(function: Any, name: str) -> Any:
-    """Return a function of a code object of its own: compiled shapes are counted by these."""
+    """Return a copy of a function with its own code object, by which dynamo counts shapes."""
     code: CodeType = function.__code__
-    instance = FunctionType(
+    return FunctionType(
         code.replace(co_name=name),
         function.__globals__,
         name,
         function.__defaults__,
         function.__closure__,
     )
-    return instance
 
 
-FRESH = MOST_QUERIES  # tokens that a text may gain by one step
+FRESH = MOST_QUERIES  # new tokens that a step can pass to the distributions of a row
 _NOTHING = -1
 
 
 class RequestDistributions:
-    """Row distributions, and how much of each text they know; `notify` is called before every step.
+    """The distributions of a batch, updated with new tokens; call `notify` before every step.
 
-    fresh i64 [B, FRESH]: what the texts have gained, to be told by the step; elsewhere the number
-    of tokens that there are, which is none of them.
+    Attributes:
+        fresh: New tokens of each text, an input of the step, i64 [B, FRESH]. The vocabulary size,
+            which is no token, pads the rows.
     """
 
     def __init__(self, distributions: BatchDistribution, rows: int) -> None:
         self.distributions = distributions
         self.fresh: NDArray[np.int64] = np.full((rows, FRESH), distributions.size)
         self._held: list[TokenDistribution | None] = [None] * rows
-        self._known = [0] * rows  # tokens of each text
+        self._known = [0] * rows  # tokens of each text that its distribution has
 
     def notify(
         self, rows: Mapping[int, tuple[TokenDistribution, Sequence[int]]]
     ) -> DistributionShape:
-        """Let the next step go by these distributions and texts, and all other rows be padding.
+        """Set the distributions and texts of the next step. All other rows are padding.
 
-        Rows keep what they know: of a text that goes on its new tokens alone are told.
+        If a row keeps its distribution, only the new tokens of its text are passed on.
         """
         self.fresh[:] = self.distributions.size
         late: dict[int, Sequence[int]] = {}
-        for row, (held, known) in enumerate(zip(self._held, self._known, strict=True)):
+        for row, (held, count) in enumerate(zip(self._held, self._known, strict=True)):
             distribution, text = rows.get(row, (None, ()))
-            if distribution is not held or known == _NOTHING:
+            if distribution is not held or count == _NOTHING:
                 self.distributions.set(row, distribution, text)
                 self._held[row], self._known[row] = distribution, len(text)
-            elif len(text) > known:
-                new = text[known:]
+            elif len(text) > count:
+                new = text[count:]
                 if len(new) > FRESH:
                     late[row] = new
                 else:
@@ -295,11 +298,11 @@ class RequestDistributions:
         return self.distributions.shape
 
     def forget(self) -> None:
-        """Tell all again before the next step, as the last one may not have been taken."""
+        """Pass all tokens again before the next step, because the last one may not have run."""
         self._known = [_NOTHING] * len(self._known)
 
     def _grow(self, late: Mapping[int, Sequence[int]]) -> None:
-        """Tell of texts that went on elsewhere for a while, at once."""
+        """Pass more than FRESH new tokens of texts at once."""
         tokens = np.full((len(self._held), max(map(len, late.values()))), self.distributions.size)
         for row, new in late.items():
             tokens[row, : len(new)] = new

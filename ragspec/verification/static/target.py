@@ -1,9 +1,9 @@
-"""A target whose steps have fixed shapes, made once and taken again and again.
+"""A target whose steps have fixed shapes and are reused.
 
-off      not this target at all
-eager    the step as it is: for tests, and where nothing else can be had
-graph    captured in a CUDA graph: one launch a step, the same kernels
-compile  compiled by inductor, which fuses the small kernels, and captured where there is CUDA
+off      another target, without such steps
+eager    uncompiled steps, for tests and as a fallback
+graph    steps captured in a CUDA graph: one launch per step, the same kernels
+compile  steps compiled by inductor, which fuses small kernels; on CUDA also captured
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ Make = Callable[[Compiler | None], FixedStep]
 
 
 class StaticTarget(CausalTarget):
-    """A causal model verified by steps of fixed shape; see `open_static` for who may be one.
+    """A causal model verified by steps of fixed shape; see `open_static` for supported models.
 
-    mode: "eager", "graph" or "compile". layers: the shapes of the keys and values of each layer.
-    backend: of torch.compile.
+    Args:
+        mode: "eager", "graph" or "compile".
+        layers: The shapes of the keys and values of each layer.
+        backend: The backend of torch.compile.
     """
 
     def __init__(
@@ -59,27 +61,27 @@ class StaticTarget(CausalTarget):
         self._pool: Any = None
 
     def open(self, rows: int, capacity: int) -> StaticSession:
-        """Return an empty session of R rows with room for `capacity` slots (it grows)."""
+        """Return an empty session of R rows of initially `capacity` slots."""
         arena = self.lend_arena(rows, capacity)
         session = StaticSession(self, self, arena, rows, capacity)
-        # Not when it is left: a session may be kept, and entered again.
+        # Not at the exit of its block: a session may be entered again.
         weakref.finalize(session, self.take_back, arena).atexit = False
         return session
 
     def lend_arena(self, rows: int, capacity: int) -> Arena:
-        """Return buffers for a session, with the steps made over them where nobody has them."""
+        """Return buffers for a session: free ones with their steps if they are large enough."""
         rows = 1 << (rows - 1).bit_length()
         slots = slots_of(capacity + MOST_QUERIES, MOST_SLOTS)
         with self._lock:
-            result = self._free.pop() if self._free else None
-        if result is None or result.stacks.rows < rows or result.stacks.slots < slots:
-            result = None  # first of all its memory is given back
-            result = Arena(Stacks(self.layers, rows, slots))
-        self.check_addresses(result)
-        return result
+            arena = self._free.pop() if self._free else None
+        if arena is None or arena.stacks.rows < rows or arena.stacks.slots < slots:
+            arena = None  # free its memory before the new allocation
+            arena = Arena(Stacks(self.layers, rows, slots))
+        self.check_addresses(arena)
+        return arena
 
     def check_addresses(self, arena: Arena) -> None:
-        """Forget steps that read weights where these no longer are."""
+        """Discard the steps of an arena if the model's weights have moved."""
         held = itertools.chain(self.model.parameters(), self.model.buffers())
         addresses = hash(tuple(tensor.data_ptr() for tensor in held))
         if arena.addresses != addresses:
@@ -87,7 +89,7 @@ class StaticTarget(CausalTarget):
             arena.addresses = addresses
 
     def take_back(self, arena: Arena) -> None:
-        """Keep the buffers of a session that has ended, for the next; one set of them."""
+        """Keep the buffers of a finished session for the next one; only one arena is kept."""
         with self._lock:
             self._free = [arena]
 
@@ -100,10 +102,9 @@ class StaticTarget(CausalTarget):
         *,
         hidden: bool,
     ) -> StepTensors:
-        """Take a step: returns packet (None without distributions), logits [B, n, V], states.
-
-        inputs: see `step`; for the rest `take`.
-        """
+        """Start a step; see `TakesSteps`."""
+        used = shape.distribution is not None
+        distributions = arena.distributions[shape.rows].distributions if used else None
 
         def make(compiler: Compiler | None) -> FixedStep:
             return StaticStep(
@@ -111,23 +112,20 @@ class StaticTarget(CausalTarget):
                 arena.stacks,
                 shape,
                 self.masks,
-                None
-                if shape.distribution is None
-                else arena.distributions[shape.rows].distributions,
+                distributions,
                 head=self.output_head if hidden else None,
                 compiler=compiler,
             )
 
         packet, logits, states = self.take(arena, (shape, hidden), make, inputs, configs)
-        return None if shape.distribution is None else packet, logits, states
+        return packet if used else None, logits, states
 
     def take_again(
         self, arena: Arena, shape: StepShape, packet: Tensor, logits: Tensor, *, hidden: bool
     ) -> Tensor:
-        """Return the packet of the step that was just taken with its tokens certain.
+        """Return the packet of the last step with uncertain tokens resolved; see `StaticStep`.
 
-        See `StaticStep.again`; the packet as it is where there is no memory for that, so that the
-        host looks at nodes one by one.
+        Without memory for that the packet is unchanged, and the host resolves node by node.
         """
         step = arena.steps[(shape, hidden), self.static]
         if isinstance(step, CapturedStep):
@@ -144,12 +142,12 @@ class StaticTarget(CausalTarget):
     def take(
         self, arena: Arena, key: Hashable, make: Make, inputs: NDArray[np.int64], configs: Configs
     ) -> tuple[Any, ...]:
-        """Take the step of this key over an arena, made where there is none; see `FixedStep`.
+        """Run the step of this key over an arena, created on first use; see `FixedStep`.
 
-        Where memory ends, or one cannot be captured or compiled, all are given up for plain ones.
+        If memory runs out, or a step cannot be captured or compiled, all later steps are eager.
         """
         self.check_mode()
-        name, key = key, (key, self.static)  # steps of the trial are not captured
+        name, key = key, (key, self.static)  # eager steps of the trial are not reused
         sent: FixedStep | None = None
         with lease(self.model, configs), torch.no_grad():
             new = key not in arena.steps
@@ -177,9 +175,8 @@ class StaticTarget(CausalTarget):
             if sent is None:
                 step.send(inputs)
             else:
-                step.packet.copy_(
-                    sent.packet
-                )  # of which it may have told the distributions already
+                # Not the inputs: the failed step may have passed its new tokens on already.
+                step.packet.copy_(sent.packet)
             return step()
 
     def _create(self, make: Make) -> FixedStep:
@@ -197,5 +194,5 @@ class StaticTarget(CausalTarget):
 def _reason(error: Exception) -> str:
     if out_of_memory(error):
         return "memory ended while a step was captured (leave more of it free)"
-    said = str(error).strip().splitlines()
-    return f"a step could not be captured ({type(error).__name__}: {said[0] if said else ''})"
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"a step could not be captured ({type(error).__name__}: {first})"

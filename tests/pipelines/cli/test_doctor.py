@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -141,7 +141,7 @@ def test_a_shorter_text_differs_at_its_end(engine: Engine) -> None:
     assert not result.equal and result.first_divergence is not None
     assert (result.first_divergence.index, result.first_divergence.speculative) == (4, None)
     assert "part at number 4" in result.summary()
-    assert result.to_dict()["first_divergence"]["plain"] == plain.tokens[4]
+    assert asdict(result)["first_divergence"]["plain"] == plain.tokens[4]
 
 
 Capture = pytest.CaptureFixture[str]

@@ -53,4 +53,4 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = PrefixRoutes(2, uneven=100)
     for number in range(20):
         routes.choose(f"{number}")
-    assert len(routes._known) == 4
+    assert len(routes._pools) == 4

@@ -156,10 +156,10 @@ def draft(
         return tree
     target = PathTarget.__new__(PathTarget)
     target.border = None
-    return PathSession(target, 1).admit(tree)
+    return PathSession(target, 1).trim_draft(tree)
 
 
-def taught(policy: BudgetPolicy, drafter: Sampled, cost: CostCurve) -> BudgetSession:
+def trained(policy: BudgetPolicy, drafter: Sampled, cost: CostCurve) -> BudgetSession:
     """Return a row of the policy in which the last draw was right and the first hardly ever."""
     session = policy.open(cost)
     for seed in range(40):
@@ -179,7 +179,7 @@ def taught(policy: BudgetPolicy, drafter: Sampled, cost: CostCurve) -> BudgetSes
 def row_of(policy: str, cost: str, drafter: Sampled) -> BudgetSession:
     """Return a row that knows its past: a fixed number of nodes, or "auto"."""
     budget = FixedBudget(int(policy)) if policy.isdigit() else AutoBudget()
-    return taught(budget, drafter, curve(*CURVES[cost]))
+    return trained(budget, drafter, curve(*CURVES[cost]))
 
 
 def bias(

@@ -7,8 +7,8 @@ import pytest
 from ragspec.budget.base import Adviser, Settings
 from ragspec.budget.calibration import Calibration
 from ragspec.budget.cost_curve import ROWS, CostLine
-from ragspec.budget.gains import BUCKETS, OUTLOOKS, PAUSE, Experience
-from ragspec.budget.source_choice import COSTLY_NODES, EXPLORING, TAUGHT, TRIED, SourceChoice
+from ragspec.budget.gains import BUCKETS, PAUSE, PROB_EDGES, Experience
+from ragspec.budget.source_choice import COSTLY_NODES, EXPLORING, MIN_UPDATES, TRIED, SourceChoice
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
 
@@ -92,7 +92,7 @@ def test_what_a_source_adds_is_counted_beyond_what_there_was() -> None:
     experience.source("model").cost.learn(8, PLAIN)
     longer = DraftTree.chain([1, 2, 3, 4], "model", accept_prob=[0.9, 0.8, 0.7, 0.6])
     ask(curious(experience), SURE, longer, (1, 2, 3, 9))
-    assert experience.source("model").gains[len(OUTLOOKS)].mean == 1.0
+    assert experience.source("model").gains[len(PROB_EDGES)].mean == 1.0
 
 
 def test_a_cheap_source_is_always_asked_for_all() -> None:
@@ -184,7 +184,7 @@ def teach(adviser: SourceChoice, after: tuple[DraftTree, ...], tokens: tuple[int
         adviser.spent("learner", 1.0)
     for tree in after:
         adviser.appraise(tree, 0)
-    adviser.taught("learner", 1.0)
+    adviser.record_cost("learner", 1.0)
     adviser.learn_step(Step(OTHER, (), tokens), line(0.0), 1.0)
 
 
@@ -194,31 +194,31 @@ def test_a_source_that_learns_is_charged_for_all_its_time_and_credited_beyond_th
         experience = Experience()
         adviser = choice(experience)
         adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
-        adviser.taught("learner", 0.0)
+        adviser.record_cost("learner", 0.0)
         for _ in range(3):
             teach(adviser, others, (5, 6, 7, 8))
         adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
-        gain = experience.taught["learner"]
+        gain = experience.updates["learner"]
         assert gain.trials == 4, "one a step, and one before"
         assert gain.mean == pytest.approx(3 * (supplied - 2.0 / PLAIN) / 4)
 
 
-def taught(experience: Experience, steps: int) -> SourceChoice:
+def trained(experience: Experience, steps: int) -> SourceChoice:
     adviser = choice(experience)
     for _ in range(steps + 1):
         adviser.begin(rate=1.0 / PLAIN, plain=PLAIN)
-        adviser.taught("learner", 0.1)
+        adviser.record_cost("learner", 0.1)
     return adviser
 
 
 def test_a_source_rests_where_teaching_it_does_not_pay_but_some_texts_try_it() -> None:
     experience = Experience()
-    assert not taught(experience, TAUGHT - 1).rests("learner"), "too little is known"
-    adviser = taught(experience, 1)
-    rested = [adviser.rests("learner") for _ in range(3 * TRIED)]
+    assert not trained(experience, MIN_UPDATES - 1).should_skip("learner"), "too little is known"
+    adviser = trained(experience, 1)
+    rested = [adviser.should_skip("learner") for _ in range(3 * TRIED)]
     assert rested == ([True] * (TRIED - 1) + [False]) * 3
-    assert not adviser.rests("another")
-    assert not Adviser(Calibration()).rests("learner")
+    assert not adviser.should_skip("another")
+    assert not Adviser(Calibration()).should_skip("learner")
 
 
 def test_who_was_left_alone_is_reported_with_the_reason() -> None:
@@ -229,8 +229,8 @@ def test_who_was_left_alone_is_reported_with_the_reason() -> None:
     assert adviser.rested == {
         "model": f"{requests.count(0)} steps, as it costs more time than it saves"
     }
-    resting = taught(experience, TAUGHT)
-    assert resting.rests("learner")
+    resting = trained(experience, MIN_UPDATES)
+    assert resting.should_skip("learner")
     assert resting.rested == {
         "learner": "the whole text, as its training costs more time than it saves"
     }
@@ -239,8 +239,8 @@ def test_who_was_left_alone_is_reported_with_the_reason() -> None:
 
 def test_what_a_source_brings_lately_counts_most() -> None:
     experience = Experience()
-    adviser = taught(experience, 2 * TAUGHT)
-    assert adviser.rests("learner")
+    adviser = trained(experience, 2 * MIN_UPDATES)
+    assert adviser.should_skip("learner")
     for _ in range(150):
         teach(adviser, (), (5, 6, 7, 8))
-    assert not adviser.rests("learner")
+    assert not adviser.should_skip("learner")

@@ -228,10 +228,10 @@ class Strict(Adviser):
         self.resting = resting
         self.lessons: list[str] = []
 
-    def rests(self, source: str) -> bool:
+    def should_skip(self, source: str) -> bool:
         return source in self.resting
 
-    def taught(self, source: str, milliseconds: float) -> None:
+    def record_cost(self, source: str, milliseconds: float) -> None:
         assert milliseconds >= 0.0
         self.lessons.append(source)
 

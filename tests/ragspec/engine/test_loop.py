@@ -288,7 +288,7 @@ def ended(handle: RequestHandle) -> tuple[list[int], BaseException | None]:
 def message(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Note when forwards are launched, settle and are abandoned."""
     results: list[str] = []
-    for name in ("launch", "settle", "abandon"):
+    for name in ("launch", "settle", "discard_uncommitted"):
         whole = getattr(StaticSession, name)
 
         def noted(self: Any, *args: Any, name: str = name, whole: Any = whole) -> Any:
@@ -363,7 +363,7 @@ def test_rows_that_leave_take_their_forward_back(
                 result, error = ended(handle)
                 assert result == whole[: len(result)]
                 assert len(result) == len(whole) or isinstance(error, ZeroDivisionError)
-    assert "abandon" in message
+    assert "discard_uncommitted" in message
 
 
 def test_what_fails_ahead_loses_no_token(

@@ -237,7 +237,7 @@ SHARED: dict[int, DraftSession] = {}
     [
         (SlotCache, "copy", stale),
         (PrefillJob, "join", unread),
-        (TreeSession, "line_up", lambda self, rows: self.cache.line_up(rows)[::-1]),
+        (TreeSession, "select_rows", lambda self, rows: self.cache.select_rows(rows)[::-1]),
     ],
 )
 def test_what_is_wrong_with_the_cache_is_noticed(

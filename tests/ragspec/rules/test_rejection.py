@@ -177,7 +177,7 @@ def test_refusals_say_what_to_do() -> None:
         (DraftTree.chain([1, 2], "retrieved"), r"'deterministic' draft.*accepts sampled"),
         (DraftTree.chain([1, 2], "sampled", kind=sampled), "with no q"),
         (DraftTree.chain([1, 2], "sampled", kind=sampled, q=q[:2]), "q of 2 rows"),
-        (DraftTree.chain([1, 2], "sampled", kind=sampled, q=q[:, :3]), "laws over 3 tokens"),
+        (DraftTree.chain([1, 2], "sampled", kind=sampled, q=q[:, :3]), "q over 3 tokens"),
         (DraftTree.build([1, 2], [-1, -1], "sampled", kind=sampled, q=q), "expected a chain"),
     ]
     with pytest.raises(RuleError, match="expected a chain"):

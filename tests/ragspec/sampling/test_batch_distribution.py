@@ -205,7 +205,7 @@ def test_what_no_distribution_can_judge_is_left_to_the_reference(name: str, what
     logits[0, 1, 5:] = what
     logits[0, 1, :5] = float("-inf")
     mine = distribution(0, ALL[name])
-    filtered = not mine.sampling.greedy and mine._filters
+    filtered = not mine.sampling.greedy and mine.sampling.filtered
     assert bool(check([mine, mine], logits)[0]) is filtered
 
 

@@ -94,7 +94,7 @@ def test_rows_leave_and_are_copied() -> None:
     texts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
     with CausalTarget(model).open(3, 32) as session:
         rows = [session.join(text, str(number))[0] for number, text in enumerate(texts)]
-        assert session.line_up(rows) == rows == [0, 1, 2]
+        assert session.select_rows(rows) == rows == [0, 1, 2]
         session.verify(texts, [empty] * 3)
         session.commit([(), (), ()])
         session.leave(1)
@@ -106,13 +106,13 @@ def test_rows_leave_and_are_copied() -> None:
             2: DraftTree.build([30, 31], [-1, -1], "t"),
         }
         for rows in ([2, 0, 1], [0, 2], [1], [2, 1]):
-            active_rows = session.line_up(rows)
+            active_rows = session.select_rows(rows)
             trees = [tree_of[row] for row in active_rows]
             logits = session.verify([[11 + row] for row in active_rows], trees)
             followed = [[*text_of[row], 11 + row] for row in active_rows]
             assert sorted(active_rows) == sorted(rows)
             assert_right(model, logits, followed, trees)
-            session.abandon()
+            session.discard_uncommitted()
 
 
 def test_only_expected_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,14 +236,14 @@ def test_sessions_have_every_part_under_its_name(session: type) -> None:
     selection = {n: f for n, f in vars(TargetSession).items() if inspect.isfunction(f)}
     names = {n for n in selection if not n.startswith("_") or n in ("__enter__", "__exit__")}
     assert names >= {
-        "admit",
+        "trim_draft",
         "verify",
         "commit",
         "join",
         "fork",
         "leave",
-        "line_up",
-        "abandon",
+        "select_rows",
+        "discard_uncommitted",
         "shrink",
         "__enter__",
         "__exit__",

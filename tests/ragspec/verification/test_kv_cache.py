@@ -41,7 +41,7 @@ def write(cache: SlotCache, marks: list[list[int]]) -> None:
 def held(cache: SlotCache, row: int, copy: int = 0) -> list[int]:
     """Return the marks of a sequence's committed slots, after checking that all layers agree."""
     length, book = cache.length(row), cache.book
-    place = copy * book.rows + cache._row_order.index(row)
+    place = copy * book.rows + cache.row_order.index(row)
     result = cache.layers[0].keys[place, 0, :length, 0]
     for i, layer in enumerate(cache.layers):
         assert (layer.keys[place, :, :length] == (result + i)[None, :, None]).all()
@@ -76,7 +76,7 @@ class Pair:
         """Run a forward or two over some rows and keep some of what they wrote."""
         draw = self.data.draw
         line = draw(st.lists(self.row, unique=True, min_size=1))
-        line = self.cache.line_up(line)
+        line = self.cache.select_rows(line)
         blocks = [
             self.block(len(line), draw(st.integers(1, 5))) for _ in range(draw(st.integers(1, 2)))
         ]
@@ -127,7 +127,7 @@ def test_a_cache_holds_what_lists_hold(data: st.DataObject) -> None:
         rows = range(pair.rows)
         results = [[held(pair.cache, row, copy) for row in rows] for copy in pair.of_copy]
         assert results == pair.truth
-        assert pair.cache.book.pending == 0 and sorted(pair.cache._row_order) == list(rows)
+        assert pair.cache.book.pending == 0 and sorted(pair.cache.row_order) == list(rows)
 
 
 def test_rows_that_lie_side_by_side_are_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,16 +136,16 @@ def test_rows_that_lie_side_by_side_are_not_moved(monkeypatch: pytest.MonkeyPatc
     cache.commit([[0]] * 4)
     monkeypatch.setattr(cache, "_swap", lambda *a: pytest.fail("moved rows that lay in line"))
     for rows in ([1, 2], [3], [0, 1, 2], [2, 3]):
-        assert cache.line_up(rows) == sorted(rows)
+        assert cache.select_rows(rows) == sorted(rows)
         before = cache.layers[0].keys.data_ptr()
         keys, _ = cache.update(states([[9]] * len(rows)), states([[9]] * len(rows)), 0)
         step = cache.layers[0].keys[0].numel() * cache.layers[0].keys.element_size()
         assert keys.data_ptr() == before + min(rows) * step, "a step copied the cache"
     monkeypatch.undo()
-    cache.line_up([0, 1, 2, 3])
+    cache.select_rows([0, 1, 2, 3])
     moved: list[tuple[int, int]] = []
     monkeypatch.setattr(cache, "_swap", lambda *places: moved.append(places))
-    cache.line_up([0, 2, 3])
+    cache.select_rows([0, 2, 3])
     assert len(moved) == 1, "the row of one that has left is filled by one other"
 
 

@@ -44,7 +44,7 @@ def test_ragged_batches_of_chains_step_after_step(data: st.DataObject) -> None:
     pending = [list(text) for text in texts]
     with PathTarget(model).open(rows, 0) as session:
         for _ in range(4):
-            trees = [session.admit(random_tree(data, 5)) for _ in texts]
+            trees = [session.trim_draft(random_tree(data, 5)) for _ in texts]
             close(model, session.verify(pending, trees), texts, trees)
             selected = [path_to(tree, data.draw(st.integers(-1, len(tree) - 1))) for tree in trees]
             session.commit(selected)
@@ -122,10 +122,10 @@ def test_rows_are_dropped_and_copied(name: str) -> None:
     with PathTarget(model).open(4, 0) as session:
         for text in texts:
             session.join(text)
-        session.line_up([0, 1, 2])
+        session.select_rows([0, 1, 2])
         session.verify(texts, [DraftTree.chain([50], "test")] * 3)
         session.commit([(), (0,), ()])
-        session.line_up([2, 0, session.fork(2), 1])
+        session.select_rows([2, 0, session.fork(2), 1])
         trees = [DraftTree.chain([20, 21], "test"), EMPTY, EMPTY, EMPTY]
         logits = session.verify([[11], [12], [13], [14]], trees)
     followed = [[8, 9, 10, 11], [1, 2, 3, 4, 5, 12], [8, 9, 10, 13], [6, 7, 50, 14]]
@@ -167,10 +167,10 @@ def test_only_the_likeliest_path_is_admitted() -> None:
     accept_prob = [0.5, 0.4, 0.3, 0.9, 0.1, *[0.01] * 10]
     tree = DraftTree.build(range(15), parents, "test", accept_prob=accept_prob)
     session = PathTarget(build(SLOTTED)).open(1, 0)
-    chain = session.admit(tree)
+    chain = session.trim_draft(tree)
     assert chain.tokens.tolist() == [3, 4]
     assert chain.parents.tolist() == [-1, 0]
-    assert session.admit(chain) is chain
+    assert session.trim_draft(chain) is chain
 
 
 @pytest.mark.parametrize("name", [RECURRENT, SLOTTED])

@@ -72,12 +72,6 @@ def test_buckets_hold_the_positions_of_each_token() -> None:
         assert set(tokens[order[buckets[token] : buckets[token + 1]]].tolist()) <= {token}
 
 
-def test_progress_ends_with_all() -> None:
-    known: list[tuple[int, int]] = []
-    sort_suffixes(encode([0, 1, 2]), VOCAB, progress=lambda done, all_: known.append((done, all_)))
-    assert known[-1] == (3, 3)
-
-
 @pytest.mark.parametrize("tokens", [[], [0, VOCAB], [VOCAB, 0]])
 def test_texts_without_borders_are_refused(tokens: list[int]) -> None:
     with pytest.raises(InputError, match="separator 3 first and last"):

@@ -24,7 +24,7 @@ from ragspec.retrievers.search.dense import (
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.fusion import STATIC, SearchMode
 from ragspec.retrievers.search.passage_index import PassageIndex, searched_text
-from ragspec.storage.manifest import sha256_file
+from ragspec.storage.manifest import Contents, sha256_file
 from ragspec.storage.store import publish
 from tests.support.toy_embedder import make_embedder
 
@@ -156,7 +156,12 @@ def test_an_index_of_before_is_searched_exactly(index: PassageIndex, tmp_path: P
     contents = index.contents()
     parameters = {name: value for name, value in contents.parameters.items() if name != "dense"}
     prints = contents.fingerprints
-    publish(tmp_path / "old", "passages", index.write, parameters=parameters, fingerprints=prints)
+
+    def write(folder: Path) -> Contents:
+        index.write(folder)
+        return Contents(parameters, prints)
+
+    publish(tmp_path / "old", "passages", write)
     again = PassageIndex.open(tmp_path / "old")
     assert again.dense is not None and again.dense.nearest.kind == "exact"
     assert again.search("train wheel", 2) == index.search("train wheel", 2)

@@ -48,8 +48,8 @@ def mixtures(difference: float = 0.3) -> Pair:
 class FreshDraw(MixtureRule):
     """A mutant: after a rejection the target's own latent, whose noise the draft shares."""
 
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
-        return view.target.table.latents[current]
+    def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> torch.Tensor:
+        return view.target.table.latents[sampled]
 
 
 @torch.no_grad()

@@ -294,9 +294,9 @@ def test_lines_end_where_they_must() -> None:
         sampling = Sampling(temperature=3.0, seed=seed)
         tokens = draw(Engine(instance, None, drafter=None), [0], sampling)[0]
         assert [i for i, token in enumerate(tokens) if token == BOOK] == [3, 7, 11]
-        rows = instance.picture(tokens)
-        assert [len(row) for row in rows] == [3, 3, 3]
-        assert max(max(row) for row in rows) < BOOK
+        assert instance.raster is not None
+        codes = instance.raster.known(tokens)
+        assert len(codes) == 9 and max(codes) < BOOK
 
 
 def test_what_does_not_fit_is_refused() -> None:

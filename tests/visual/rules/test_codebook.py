@@ -81,7 +81,7 @@ def test_the_code_itself_is_left_out_by_its_id_not_by_its_place() -> None:
     codes[7] = codes[3]  # a twin is at distance zero too
     table = CodeNeighbours.build(codes, 4)
     assert table.rows[3, 0] == 7 and table.rows[7, 0] == 3
-    lax = broken(module, "near[np.arange(len(near)), current] = -np.inf", "pass").CodeNeighbours
+    lax = broken(module, "near[np.arange(len(near)), ids] = -np.inf", "pass").CodeNeighbours
     assert (lax.build(codes, 4).rows == np.arange(12)[:, None]).any()
 
 

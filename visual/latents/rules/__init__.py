@@ -1,1 +1,1 @@
-"""Rules over latents: a drafted one is kept where the target might as well have drawn it."""
+"""Acceptance rules over continuous latents."""

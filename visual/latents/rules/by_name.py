@@ -1,6 +1,7 @@
-"""The rule `near`: a draft stays where the target's own latent, made with the same noise, is near.
+"""Rules over latents by name, and the rule `near`.
 
-It is `walk` over latents: no density is asked, and with r = 0 the image is the plain one.
+`near` keeps a draft close to the target's own latent of the same noise. It is `walk` over latents:
+it needs no density, and with r = 0 the image equals that of plain decoding.
 """
 
 from __future__ import annotations
@@ -29,10 +30,14 @@ from ragspec.visual.latents.target import LatentView
 
 
 class Near:
-    """Keep a draft within r of the target's own latent, which was made with the same noise.
+    """Keeps a draft within r of the target's own latent, which has the same noise.
 
-    r: Euclidean distance, in deviations of the latents; 0 keeps what is the same, so that the
-    image is the plain one. Raises InputError for an r below 0.
+    Args:
+        r: Euclidean distance, in deviations of the latents. 0 keeps equal latents only, so that the
+            image equals that of plain decoding.
+
+    Raises:
+        InputError: r is negative or not finite.
     """
 
     name = "near"
@@ -48,12 +53,12 @@ class Near:
         """Return the accepted path and the latent that follows it."""
         return walk(tree, expect_latents(self.name, target), self._emit)
 
-    def _emit(self, view: LatentView, node: int, drafted: int, current: int) -> int:
+    def _emit(self, view: LatentView, node: int, drafted: int, sampled: int) -> int:
         table = view.target.table
         if table.indices[drafted] != view.index(node):
-            return current
-        difference = torch.linalg.vector_norm(table.latents[drafted] - table.latents[current])
-        return drafted if float(difference) <= self.r else current
+            return sampled
+        difference = torch.linalg.vector_norm(table.latents[drafted] - table.latents[sampled])
+        return drafted if float(difference) <= self.r else sampled
 
 
 RULES: dict[str, tuple[Callable[..., Rule], frozenset[str]]] = {
@@ -66,28 +71,33 @@ RULES: dict[str, tuple[Callable[..., Rule], frozenset[str]]] = {
 
 
 def make_latent_rule(name: str, **settings: Any) -> Rule:
-    """Return a rule over latents by its name, None among its settings standing for the default.
+    """Return a rule over latents by its name.
 
-    "near" takes r, "horizon" s; the others have no settings. Raises UnknownNameError, InputError
-    for a setting that the rule has not.
+    Args:
+        settings: r of "near", s of "horizon"; None stands for the default.
+
+    Raises:
+        UnknownNameError: There is no such rule.
+        InputError: The rule has no such setting.
     """
     if name not in RULES:
         raise UnknownNameError(unknown("latent rule", name, list(RULES)))
-    kind, known = RULES[name]
+    kind, allowed = RULES[name]
     inputs = {key: value for key, value in settings.items() if value is not None}
-    foreign = sorted(inputs.keys() - known)
+    foreign = sorted(inputs.keys() - allowed)
     if foreign:
         raise InputError(
             f"rule {name!r} has no {', '.join(foreign)}; it takes "
-            f"{', '.join(sorted(known)) or 'no settings'}."
+            f"{', '.join(sorted(allowed)) or 'no settings'}."
         )
     return kind(**inputs)
 
 
 def latent_rule(rule: str | Rule, settings: Mapping[str, Any]) -> tuple[Rule, str]:
-    """Return a rule that is given as one, or by its name with settings, and what it is called.
+    """Return a rule, or the one of a name and settings, with its name.
 
-    Raises what `make_latent_rule` does, and InputError for a Rule with settings.
+    Raises:
+        InputError, UnknownNameError: See `make_latent_rule`; a `Rule` takes no settings.
     """
     if isinstance(rule, str):
         return make_latent_rule(rule, **settings), rule

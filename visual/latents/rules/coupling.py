@@ -1,10 +1,9 @@
 """Speculative sampling of the last denoising steps, with the noise before them shared.
 
-Draft and target share the noise of an index. Given x_s of each, which it made, the last s steps are
-two distributions of paths with densities: the draft's path is kept with the chance min(1, p / q),
-and where it is not, a path is drawn from what q leaves of p. The text then follows the target's
-distribution whatever the draft is, as no index is judged twice. Densities are compared in log
-space, in float64.
+Draft and target share the noise of an index. Given the state x_s of each, the last s steps are two
+distributions of paths with densities. The draft's path is kept with probability min(1, p / q); else
+a path is drawn from the residual of p and q. The latents then follow the target's distribution for
+any draft, as no index is judged twice. Densities are compared in log space, in float64.
 
 `Aligned` judges one step, `Horizon` s, `Path` all; `CspdPaper` is the criterion as published.
 """
@@ -29,18 +28,18 @@ from ragspec.visual.latents.target import LatentView
 KINDS = frozenset({DraftKind.COUPLED})
 
 Emit = Callable[[LatentView, int, int, int], int]
-"""A view, a node, its child's latent and the target's own: the latent that stands there."""
+"""Maps a view, a node, its child's latent and the target's sample to the latent to emit."""
 
 
 def walk(tree: DraftTree, view: LatentView, emit: Emit) -> Verdict:
-    """Keep drafts for as long as `emit` takes them; a latent of its own ends the path."""
+    """Return the path of the drafts that `emit` keeps; the first other latent ends it."""
     children, path, node = children_of(tree), list[int](), ROOT
     while True:
-        current, below = view.token(node), children[node]
+        sampled, below = view.token(node), children[node]
         if not below:
-            return Verdict(tuple(path), current)
+            return Verdict(tuple(path), sampled)
         drafted = int(tree.tokens[below[0]])
-        token = emit(view, node, drafted, current)
+        token = emit(view, node, drafted, sampled)
         if token != drafted:
             return Verdict(tuple(path), token)
         node = below[0]
@@ -50,7 +49,11 @@ def walk(tree: DraftTree, view: LatentView, emit: Emit) -> Verdict:
 
 
 def expect_latents(rule: str, target: TargetView) -> LatentView:
-    """Return the view; raises RuleError where the target has no latents."""
+    """Return the view.
+
+    Raises:
+        RuleError: The target has no latents.
+    """
     if isinstance(target, LatentView):
         return target
     raise RuleError(
@@ -59,16 +62,16 @@ def expect_latents(rule: str, target: TargetView) -> LatentView:
 
 
 MOST_TRIES = 1 << 14
-_TRIES = 8  # paths of the target that are drawn at once, twice as many each time
+_TRIES = 8  # paths of the target in the first batch; every batch doubles
 
 Propose = Callable[[range], tuple[Tensor, Tensor]]
-"""Tries by number: latents of the target [n, D], and log p / q of each [n]."""
+"""Maps the numbers of n tries to latents of the target [n, D] and their log p / q [n]."""
 
 
 class Coupled:
-    """Keeps a draft with the chance min(1, p / q) of its last steps; a base of rules.
+    """A base of rules that keep a draft with probability min(1, f p / q) of its last steps.
 
-    A rule says by `steps` how many these are, and may draw what is left of p in its own way.
+    A rule defines `steps`. It may override `log_weight`, f being 1 here, and `left`.
     """
 
     name: str
@@ -80,36 +83,42 @@ class Coupled:
         return walk(tree, expect_latents(self.name, target), self._emit)
 
     def steps(self, most: int) -> int:
-        """Return s, how many of at most T denoising steps are judged."""
+        """Return s, the number of judged denoising steps, at most T."""
         raise NotImplementedError
 
-    def log_ratio(self, view: LatentView, drafted: int, current: int) -> float:
-        """Return log p / q of a draft, by its number and that of the target's own latent."""
-        return log_ratio(view.target.table, drafted, current, self.steps(view.target.steps))
+    def log_weight(self, view: LatentView, drafted: int, sampled: int) -> float:
+        """Return log f, the weight of p: 0."""
+        return 0.0
 
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> Tensor:
-        """Return a latent [D] from what the draft's distribution leaves of the target's.
+    def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
+        """Return log f p / q of a draft, by its number and that of the target's sample."""
+        ratio = log_ratio(view.target.table, drafted, sampled, self.steps(view.target.steps))
+        return self.log_weight(view, drafted, sampled) + ratio
 
-        Of two distributions that are all but one, which hardly ever reject in the first place, the
-        target's own latent stands in after 16,384 tries.
+    def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> Tensor:
+        """Return a latent [D] from the residual max(0, f p - q).
+
+        The target's sample stands in after 16,384 tries. That only happens to nearly equal
+        distributions, which hardly ever reject.
         """
-        result = left_of_paths(view, index, drafted, current, self.steps(view.target.steps))
-        return view.target.table.latents[current] if result is None else result
+        factor, s = self.log_weight(view, drafted, sampled), self.steps(view.target.steps)
+        latent = left_of_paths(view, index, drafted, sampled, s, factor)
+        return view.target.table.latents[sampled] if latent is None else latent
 
-    def _emit(self, view: LatentView, node: int, drafted: int, current: int) -> int:
+    def _emit(self, view: LatentView, node: int, drafted: int, sampled: int) -> int:
         table, index = view.target.table, view.index(node)
         if table.indices[drafted] != index:
-            return current
-        ratio = self.log_ratio(view, drafted, current)
+            return sampled
+        ratio = self.log_ratio(view, drafted, sampled)
         if view.noise.uniform(index, NoiseUse.ACCEPT) < math.exp(min(ratio, 0.0)):
             return drafted
-        return table.add_latent(self.left(view, index, drafted, current))
+        return table.add_latent(self.left(view, index, drafted, sampled))
 
 
-def log_ratio(table: LatentTable, drafted: int, current: int, s: int) -> float:
+def log_ratio(table: LatentTable, drafted: int, sampled: int, s: int) -> float:
     """Return log p / q of the last s steps of a draft's path."""
     path = table.paths[drafted][None]
-    by_target = log_density(path[:, :s], *gaussians_of(table, current, path, s))
+    by_target = log_density(path[:, :s], *gaussians_of(table, sampled, path, s))
     by_draft = log_density(path[:, :s], *sampled_with(table, drafted, s))
     return float(by_target - by_draft)
 
@@ -118,23 +127,27 @@ def left_of_paths(
     view: LatentView,
     index: int,
     drafted: int,
-    current: int,
+    sampled: int,
     s: int,
     log_factor: float = 0.0,
     most: int = MOST_TRIES,
 ) -> Tensor | None:
     """Return a latent [D] of max(0, f p - q), by paths of the target from its own x_s on.
 
-    log_factor: log f, of rules that weigh p. None where `most` tries bring none.
+    Args:
+        drafted, sampled: Numbers of the draft and of the target's sample.
+        s: Denoising steps to draw.
+        log_factor: log f, for rules that weigh p.
+        most: Maximum tries; None is returned after them.
     """
     table = view.target.table
     width = table.paths.shape[-1]
 
     def propose(tries: range) -> tuple[Tensor, Tensor]:
         fresh = fresh_noise(view, index, tries, s).to(table.paths)
-        start = table.paths[current][s].expand(len(tries), 1, width)
-        conditioning = table.conditioning[current][None]
-        sample = table.sampler(current).draw(conditioning, torch.cat([fresh, start], 1), s)
+        start = table.paths[sampled][s].expand(len(tries), 1, width)
+        conditioning = table.conditioning[sampled][None]
+        sample = table.sampler(sampled).draw(conditioning, torch.cat([fresh, start], 1), s)
         by_target = log_density(sample.path[:, :s], sample.means, sample.deviations)
         by_draft = log_density(sample.path[:, :s], *gaussians_of(table, drafted, sample.path, s))
         return sample.latents, log_factor + by_target - by_draft
@@ -146,7 +159,7 @@ def left_of_paths(
 def first_accepted(
     view: LatentView, index: int, propose: Propose, most: int = MOST_TRIES
 ) -> Tensor | None:
-    """Return the first try that is kept with the chance 1 - q / p, [D]; None after `most`."""
+    """Return the first try [D] kept with probability 1 - q / p, or None after `most` tries."""
     done, count = 0, _TRIES
     while done < most:
         tries = range(done, min(done + count, most))
@@ -160,10 +173,10 @@ def first_accepted(
 
 
 def fresh_noise(view: LatentView, index: int, tries: range, rows: int) -> Tensor:
-    """Return normal numbers of tries that no draft has seen: f64 [n, rows, D]."""
+    """Return normal numbers for tries, independent of all drafts: f64 [n, rows, D]."""
     width = view.target.table.paths.shape[-1]
     lanes = torch.arange(tries.start * rows * width, tries.stop * rows * width)
-    # Lanes above all that number the uniforms of tries.
+    # These lanes are above those of the tries' uniform numbers.
     fresh = view.noise.normal_rows([index], lanes[None] + (1 << 40), NoiseUse.RESIDUAL)
     return fresh.reshape(len(tries), rows, width)
 
@@ -179,7 +192,7 @@ def sampled_with(table: LatentTable, number: int, s: int) -> Gaussians:
 
 @torch.no_grad()
 def gaussians_of(table: LatentTable, number: int, paths: Tensor, s: int) -> Gaussians:
-    """Return the Gaussians of the last s steps of paths [n, > s - 1, D], under what drew a latent.
+    """Return the Gaussians of the last s steps of paths [n, > s - 1, D] under a latent's sampler.
 
     The first of these steps starts from that latent's own x_s, the others from the path's states.
     """
@@ -189,8 +202,8 @@ def gaussians_of(table: LatentTable, number: int, paths: Tensor, s: int) -> Gaus
         return next(first), next(first)
     between = paths[:, 1:s].flatten(0, 1)
     steps = torch.arange(1, s).repeat(count)
-    result = table.sampler(number).gaussian(table.conditioning[number][None], between, steps)
-    rest = (each.expand(len(between), -1).reshape(count, s - 1, -1) for each in result)
+    later = table.sampler(number).gaussian(table.conditioning[number][None], between, steps)
+    rest = (each.expand(len(between), -1).reshape(count, s - 1, -1) for each in later)
     means, deviations = (torch.cat(parts, 1) for parts in zip(rest, first, strict=True))
     return means, deviations
 
@@ -203,7 +216,8 @@ def log_density(path: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
 def step_densities(path: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
     """Return log N(path; means) of each of s steps [n, s, D], less a constant of D: f64 [n, s].
 
-    deviations [n, s, D] or [n, s, 1].
+    Args:
+        deviations: [n, s, D] or [n, s, 1].
     """
     deviations = deviations.double()
     difference = (path.double() - means.double()) / deviations
@@ -211,10 +225,7 @@ def step_densities(path: Tensor, means: Tensor, deviations: Tensor) -> Tensor:
 
 
 class Aligned(Coupled):
-    """Couple the last denoising step of draft and target.
-
-    The text follows the target's distribution.
-    """
+    """Couples the last denoising step of draft and target; keeps the target's distribution."""
 
     name = "aligned"
 
@@ -222,36 +233,39 @@ class Aligned(Coupled):
         """Return 1."""
         return 1
 
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> Tensor:
-        """Return the draft mirrored, or a latent that tries bring: [D]."""
+    def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> Tensor:
+        """Return the mirrored draft [D], or one by tries if the deviations differ."""
         table = view.target.table
-        if not bool((table.deviations[current][0] == table.deviations[drafted][0]).all()):
-            return super().left(view, index, drafted, current)
-        return self.mirrored(view, drafted, current)
+        if not bool((table.deviations[sampled][0] == table.deviations[drafted][0]).all()):
+            return super().left(view, index, drafted, sampled)
+        return self.mirrored(view, drafted, sampled)
 
-    def mirrored(self, view: LatentView, drafted: int, current: int) -> Tensor:
+    def mirrored(self, view: LatentView, drafted: int, sampled: int) -> Tensor:
         """Return the target's latent [D] with the draft's last noise, mirrored between the means.
 
-        Right for two Gaussians of the same deviations alone.
+        This is exact only for two Gaussians of the same deviations.
         """
         table = view.target.table
-        by_target, by_draft = table.means[current][0], table.means[drafted][0]
-        deviation = table.deviations[current][0].to(by_target)
+        by_target, by_draft = table.means[sampled][0], table.means[drafted][0]
+        deviation = table.deviations[sampled][0].to(by_target)
         noise = (table.paths[drafted][0] - by_draft) / deviation
         difference = (by_draft - by_target) / deviation
         length = torch.linalg.vector_norm(difference)
-        if not float(length):  # one distribution, where only rounding rejects
-            return table.latents[current]
+        if not float(length):  # equal distributions: only rounding rejects
+            return table.latents[sampled]
         difference = difference / length
-        result: Tensor = by_target + deviation * (noise - 2.0 * (difference @ noise) * difference)
-        return result
+        latent: Tensor = by_target + deviation * (noise - 2.0 * (difference @ noise) * difference)
+        return latent
 
 
 class Horizon(Coupled):
-    """Couple the last s denoising steps of draft and target; the target's distribution stays.
+    """Couples the last s denoising steps of draft and target; keeps the target's distribution.
 
-    Between `aligned` (s = 1) and `path` (s = T): an early difference of the states costs less the
-    earlier the paths are compared, and each step that is compared costs some. Raises InputError.
+    It lies between `aligned` (s = 1) and `path` (s = T). A larger s makes an early difference of
+    the states cost less, but every compared step costs some acceptance.
+
+    Raises:
+        InputError: s is below 1 or no whole number.
     """
 
     name = "horizon"
@@ -263,15 +277,15 @@ class Horizon(Coupled):
         self.s = number
 
     def steps(self, most: int) -> int:
-        """Return s, or T where there are fewer."""
+        """Return s, at most T."""
         return min(self.s, most)
 
 
 class Path(Coupled):
-    """Couple whole paths of draft and target; the text follows the target's distribution.
+    """Couples whole paths of draft and target; keeps the target's distribution.
 
-    Every step is judged on the draft's own states, so that a forward of the head over all of them
-    at once is all that it takes.
+    Every step is judged on the draft's own states, so that one forward of the head over all of them
+    suffices.
     """
 
     name = "path"
@@ -282,7 +296,7 @@ class Path(Coupled):
 
 
 class CspdPaper(Coupled):
-    """Keep a draft with the chance min(1, f p / q), else draw of max(0, f p - q); biased by f."""
+    """Keeps a draft with probability min(1, f p / q), else samples max(0, f p - q); biased by f."""
 
     name = "cspd-paper"
     label = "approximate"
@@ -291,21 +305,13 @@ class CspdPaper(Coupled):
         """Return 1."""
         return 1
 
-    def log_ratio(self, view: LatentView, drafted: int, current: int) -> float:
-        """Return log f p / q of a draft."""
-        table = view.target.table
-        return log_factor(table, drafted, current) + log_ratio(table, drafted, current, 1)
-
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> Tensor:
-        """Return a latent [D] of max(0, f p - q), the target's own where nothing is left of it."""
-        table = view.target.table
-        factor = log_factor(table, drafted, current)
-        result = left_of_paths(view, index, drafted, current, 1, factor)
-        return table.latents[current] if result is None else result
+    def log_weight(self, view: LatentView, drafted: int, sampled: int) -> float:
+        """Return log f, see `log_factor`."""
+        return log_factor(view.target.table, drafted, sampled)
 
 
-def log_factor(table: LatentTable, drafted: int, current: int) -> float:
-    """Return log f of the deviations of all steps but the last."""
-    both = (table.deviations[each][1:].double() for each in (drafted, current))
-    by_draft, by_target = (each.expand_as(table.means[current][1:]).log() for each in both)
+def log_factor(table: LatentTable, drafted: int, sampled: int) -> float:
+    """Return log f, the summed log ratio of draft to target deviations before the last step."""
+    both = (table.deviations[each][1:].double() for each in (drafted, sampled))
+    by_draft, by_target = (each.expand_as(table.means[sampled][1:]).log() for each in both)
     return float((by_draft - by_target).sum())

@@ -180,7 +180,7 @@ def local_tokens(
         for row, current in enumerate(results):
             index = len(texts[row]) - 2 + depth
             current.append(int(distributions[row].select(logits[row, depth : depth + 1], [index])))
-        session.abandon()
+        session.discard_uncommitted()
     return results
 
 
@@ -209,13 +209,13 @@ def test_a_row_that_ends_is_padded_and_moved_only_where_the_shape_halves() -> No
         assert isinstance(session, StaticSession)
         for row, prompt in enumerate(([1, 2], [3, 4, 5], [6, 7], [8, 9, 10, 11])):
             session.join(prompt)
-            session.line_up([row])
+            session.select_rows([row])
             session.verify([prompt], [DraftTree.empty()])
             session.commit([()])
         for layer in session.cache.layers:
             noting(layer, moves)
         for rows in ([0, 1, 2, 3], [1, 2, 3], [1, 3], [3]):
-            active_rows = session.line_up(rows)
+            active_rows = session.select_rows(rows)
             assert sorted(active_rows) == rows
             session.verify([[int(rng.integers(90))] for _ in rows], [a_tree(rng) for _ in rows])
             session.commit([() for _ in rows])

@@ -66,7 +66,7 @@ def test_one_graph_serves_all_trees_of_a_shape(name: str, settings: str) -> None
         for _ in range(STEPS):
             roots = [[int(root)] for root in rng.integers(0, 90, 2)]
             peeked = one.verify(roots, [DraftTree.empty()] * 2)[:, 0].argmax(-1).tolist()
-            one.abandon()
+            one.discard_uncommitted()
             trees = [a_tree(rng, current) for current in peeked]
             texts = [[*text, *root] for text, root in zip(texts, roots, strict=True)]
             expected = one.verify(roots, trees)

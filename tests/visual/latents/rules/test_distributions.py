@@ -25,22 +25,22 @@ LOSSLESS = (Aligned(), Horizon(2), Path())
 class FreshDraw(Horizon):
     """A mutant: after a rejection the target's own latent, whose noise the draft shares."""
 
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
-        return view.target.table.latents[current]
+    def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> torch.Tensor:
+        return view.target.table.latents[sampled]
 
 
 class Lenient(Horizon):
     """A mutant: keeps all that is nearly as likely."""
 
-    def log_ratio(self, view: LatentView, drafted: int, current: int) -> float:
-        return super().log_ratio(view, drafted, current) + 2.0
+    def log_ratio(self, view: LatentView, drafted: int, sampled: int) -> float:
+        return super().log_ratio(view, drafted, sampled) + 2.0
 
 
 class Mirrored(Aligned):
     """A mutant: reflects whatever the deviations are."""
 
-    def left(self, view: LatentView, index: int, drafted: int, current: int) -> torch.Tensor:
-        return self.mirrored(view, drafted, current)
+    def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> torch.Tensor:
+        return self.mirrored(view, drafted, sampled)
 
 
 @pytest.mark.parametrize("rule", LOSSLESS, ids=lambda rule: str(rule.name))
