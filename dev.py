@@ -129,12 +129,14 @@ def set_up() -> None:
     began = time.monotonic()
     make_venv(moved=any(found.get(k, wanted[k]) != wanted[k] for k in ("root", "python")))
     STAMP.unlink(missing_ok=True)
-    pip = (PYTHON, "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check")
+    # Python compiles the few modules that it imports; pip would compile all, for a minute.
+    quiet = ("--progress-bar", "off", "--disable-pip-version-check", "--no-compile", "-q")
+    pip = (PYTHON, "-m", "pip", "install", *quiet, "-c", CONSTRAINTS)
     target = f"{ROOT}[{EXTRAS}]"
     print("installing the pinned dependencies, 2.1 GB: a minute or more", flush=True)
-    must(*pip, "-q", "-c", CONSTRAINTS, "-e", target, why="installing the dependencies failed")
+    must(*pip, "-e", target, why="installing the dependencies failed")
     alone = ("--no-deps", "--upgrade", "--target", BESIDE, EXTRA_BESIDE)
-    must(*pip, "-q", "-c", CONSTRAINTS, *alone, why=f"installing {EXTRA_BESIDE} failed")
+    must(*pip, *alone, why=f"installing {EXTRA_BESIDE} failed")
     STAMP.write_text(json.dumps(wanted, indent=1) + "\n")
     print(f"set up in {time.monotonic() - began:.0f} s: {VENV}", flush=True)
 

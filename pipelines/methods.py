@@ -1,7 +1,7 @@
-"""The drafting methods by name, over the stores and models that a user named.
+"""The drafting methods by name, over the stores and models that a user names.
 
-Each name stands for one drafter (or several, which the engine fuses), as a user would build it.
-What a method drafts from and needs stands in its own file (see `drafters.method`).
+Each name stands for one drafter, or for several that the engine fuses. The file of each method
+declares its sources and needs (see `drafters.method`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ OPTION_OF_NEED = {"store": "--store or --history", "draft model": "--draft-model
 
 
 def build_method(name: str, sources: Sources) -> Drafters | None:
-    """Return fresh drafters for a name, None for "plain".
+    """Return new drafters for a name, None for "plain".
 
-    Raises UnknownNameError for another name, InputError where a source is missing.
+    Raises:
+        UnknownNameError: There is no such method.
+        InputError: A source is missing.
     """
     if name == "plain":
         return None
-    known = listed()
-    if name not in known:
-        raise UnknownNameError(unknown("method", name, ["plain", *known]))
-    missing = known[name].needs - sources.available()
+    methods = listed()
+    if name not in methods:
+        raise UnknownNameError(unknown("method", name, ["plain", *methods]))
+    missing = methods[name].needs - sources.available()
     if missing:
         flags = " and ".join(OPTION_OF_NEED[what] for what in sorted(missing))
         raise InputError(
@@ -44,19 +46,25 @@ def build_method(name: str, sources: Sources) -> Drafters | None:
 
 
 def drafts_with_model(drafter: str | Sequence[str] | None) -> bool:
-    """Tell whether one of the methods takes the draft model itself, so that the engine must not."""
+    """Return whether one of the methods uses the draft model, so that the engine must not."""
     names = [drafter] if isinstance(drafter, str) else list(drafter or ())
-    known = listed()
-    return any("draft model" in known[name].uses for name in names if name in known)
+    methods = listed()
+    return any("draft model" in methods[name].uses for name in names if name in methods)
 
 
 def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = None) -> Any:
-    """Return what an engine takes as a drafter, with the stores in the methods that use them.
+    """Return the `drafter` argument of an engine: drafters over the sources that they use.
 
-    drafter: a name or the folder of a feature head, several (fused), or None for plain decoding.
-    model: the target, which a head goes on from. A draft model is the engine's own business, but
-    for those of `drafts_with_model`. Raises as `build_method` and `HeadDrafter` do, and InputError
-    where stores are given that no method uses.
+    The engine itself adds a draft model, unless `drafts_with_model` holds.
+
+    Args:
+        drafter: A method or the folder of a feature head, several (fused), or None for plain
+            decoding.
+        model: The target, for feature heads.
+
+    Raises:
+        InputError: No method uses the store; also the errors of `build_method` and `HeadDrafter`.
+        UnknownNameError, ModelNotFoundError: There is no such method or folder.
     """
     from ragspec.drafters.eagle.drafter import HeadDrafter
 
@@ -65,17 +73,17 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
             raise InputError("got a store and --drafter none; expected one: leave the other out.")
         return None
     names = [drafter] if isinstance(drafter, str) else list(drafter)
-    known = listed()
+    methods = listed()
     for name in names:
-        if name not in known and not Path(name).is_dir():
+        if name not in methods and not Path(name).is_dir():
             if Path(name).name != name:
                 raise ModelNotFoundError(
                     f"got no head in {name}: there is no such folder; expected one that `ragspec "
                     "train-head` wrote, or a name that `ragspec drafters` lists."
                 )
-            others = ["none", *known] if len(names) == 1 else known
+            others = ["none", *methods] if len(names) == 1 else methods
             raise UnknownNameError(unknown("drafter", name, others))
-    stored = {name for name, method in known.items() if "store" in method.uses}
+    stored = {name for name, method in methods.items() if "store" in method.uses}
     if (sources.corpus or sources.history) and not stored & set(names):
         raise InputError(
             f"got a store, but {', '.join(names)} does not draft from stores; expected one of "
@@ -83,8 +91,7 @@ def compose(drafter: str | Sequence[str] | None, sources: Sources, model: Any = 
         )
     built: list[Drafter] = []
     for name in names:
-        # A draft model is no method here, but one more source of the engine.
-        instance = build_method(name, sources) if name in known else HeadDrafter(name, model)
+        instance = build_method(name, sources) if name in methods else HeadDrafter(name, model)
         built.extend(instance if isinstance(instance, list) else [instance])  # type: ignore[list-item]
     return built[0] if len(built) == 1 else built
 
@@ -98,13 +105,18 @@ def open_sources(
     draft_model: Any = None,
     scope: str = GLOBAL,
 ) -> Sources:
-    """Open the stores by path; raises StoreError where one is missing, damaged or foreign.
+    """Open the stores of the folders `corpus` and `history`.
 
-    tokenizer, model: what the stores must fit. scope: see `Sources`. Raises InputError for one that
-    no store keeps, and for one where there is no store.
+    Args:
+        tokenizer, model: The stores must fit these.
+        scope: See `Sources`.
+
+    Raises:
+        StoreError: A store is missing, damaged, or of another model or tokenizer.
+        InputError: The scope is no valid name, or there is no store for it.
     """
     if corpus is None and history is None and scope == GLOBAL:
-        return Sources(None, None, draft_model, scope)  # without the second of importing stores
+        return Sources(None, None, draft_model, scope)  # saves the second that the import takes
     from ragspec.retrievers.corpus.index import CorpusIndex, checked_scope
 
     if checked_scope(scope) != GLOBAL and corpus is None and history is None:
@@ -117,7 +129,7 @@ def open_sources(
 
 
 def method_table() -> Table:
-    """Return what can be named as a drafter, what each drafts from, its paper and its needs."""
+    """Return a table of the drafting methods: name, source of drafts, paper and needs."""
     from rich.table import Table
 
     table = Table("name", "drafts from", "method", "needs", box=None)

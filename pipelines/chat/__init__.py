@@ -1,1 +1,1 @@
-"""Conversations: turns that are kept and read once, over documents or without."""
+"""Conversations with chat models, with or without documents."""

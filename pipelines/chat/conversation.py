@@ -1,16 +1,17 @@
-"""A conversation with a chat model, over documents or without: what was read is not read again.
+"""A conversation with a chat model, with or without documents; each turn is prefilled once.
 
-Every turn is written into the chat template whole, and the engine reads only what is new of it
-(`PrefixCache`). Over documents each question brings the passages that are not in the conversation
-yet; one that the documents do not speak of is searched for together with the question before it,
-and else put as it is, since it may be about an answer. When the context is full the oldest turns
-leave, as many as free a quarter of it, so that what is left is not read again at every turn.
+Every turn fills the chat template with the whole conversation, and the engine reads only its new
+tokens (`PrefixCache`). Over documents each question adds the passages that are not in the
+conversation yet. A question that the documents do not cover is searched again together with the
+question before it. If that fails too, it is asked without passages, as it may be about an answer.
+When the context is full, the oldest turns are dropped until a quarter of it is free, so that the
+rest is not read again at every turn.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from ragspec.engine.output import Generation
 from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.pipelines.docqa.citations import Citation, cite
+from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, AnswerBase, DocQA, drain, refusal
 from ragspec.pipelines.docqa.prompt import (
     Prompt,
+    decoder,
     escape_special_tokens,
     passages_of,
     placed,
@@ -43,15 +45,17 @@ if TYPE_CHECKING:
     from ragspec.reports.report import Report
     from ragspec.sampling.settings import Sampling
 
-FREED = 0.25  # of the context, when the oldest turns leave
+FREED = 0.25  # share of the context that is free after the oldest turns are dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was asked and answered.
+    """A question and its answer.
 
-    question: the user's words. prompt_text: the user's turn as the model read it. hits: the
-    passages in it, numbered from `first`.
+    Attributes:
+        question: The user's words.
+        prompt_text: The user's turn as the model read it.
+        hits: The passages in it, numbered from `first`.
     """
 
     question: str
@@ -63,11 +67,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply(AnswerBase):
-    """The answer to one turn.
+    """The answer to one turn; its citations number passages through the conversation.
 
-    citations: see `Answer.citations`; their passages are numbered through the conversation. hits:
-    passages that came with this turn. left: how many of the oldest turns left before it. refused:
-    why the model was not asked, None where it was.
+    Attributes:
+        hits: Passages that this turn added.
+        left: Number of the oldest turns that were dropped before it.
+        refused: Why the model was not called, None if it was.
     """
 
     hits: tuple[Hit, ...] = ()
@@ -76,22 +81,28 @@ class Reply(AnswerBase):
 
     @property
     def text(self) -> str:
-        """What was written."""
+        """The text of the answer."""
         return self.generation.text
 
     @property
     def report(self) -> Report:
-        """What it cost; `cached_tokens` of its prompt were not read again."""
+        """The figures of the generation; `cached_tokens` of its prompt were not read again."""
         return self.generation.report
 
 
 class Conversation:
-    """Turns with a chat model.
+    """A conversation with a chat model.
 
-    engine: over a model with a chat template. documents: what is searched for every question, or
-    None. system: what the model is told first. top_k: passages a question may bring. prompt: how a
-    question with passages is put; both see `DocQA.ask`. Raises UnsupportedModelError for a model
-    without a chat template, and the errors of `template`.
+    Args:
+        engine: Its model has a chat template.
+        documents: Searched for every question; None for none.
+        system: System message.
+        top_k: Most passages of a question; see `DocQA.ask`.
+        prompt: Template of questions with passages; see `DocQA.ask`.
+
+    Raises:
+        UnsupportedModelError: The model has no chat template.
+        InputError, UnknownNameError: An argument is out of range, or there is no such template.
     """
 
     def __init__(
@@ -121,12 +132,12 @@ class Conversation:
         self.top_k = passages_for(engine) if top_k is None else top_k
         self.template = find_template(suited(engine.tokenizer) if prompt is None else prompt)
         self.turns: list[Turn] = []
-        self._selection = PrefixCache()
+        self._prefix_cache = PrefixCache()
 
     def clear(self) -> None:
-        """Begin again."""
+        """Drop all turns and their keys and values."""
         self.turns = []
-        self._selection.clear()
+        self._prefix_cache.clear()
 
     def ask(
         self,
@@ -137,11 +148,17 @@ class Conversation:
         stream: Callable[[str], None] | None = None,
         on_read: Callable[[int, int], None] | None = None,
     ) -> Reply:
-        """Answer one turn and keep it, also where an interrupt ended the answer, if it had begun.
+        """Answer one turn and add it to the conversation.
 
-        stream: called with each piece of text as it is verified. on_read: see `Options`. Raises
-        InputError for an empty turn, PromptTooLongError where this turn alone does not fit the
-        context.
+        An interrupted answer is added too, if it has any tokens.
+
+        Args:
+            stream: Called with each piece of text as it is verified.
+            on_read: See `Options`.
+
+        Raises:
+            InputError: The turn is empty.
+            PromptTooLongError: This turn alone does not fit the context.
         """
         if not isinstance(text, str) or not text.strip():
             raise InputError(f"The turn is empty or no text ({text!r}); say something.")
@@ -154,34 +171,37 @@ class Conversation:
         options: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "spans": prompt.spans,
-            "prefix_cache": self._selection,
+            "prefix_cache": self._prefix_cache,
             "on_read": on_read,
             "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
         }
         chunks = self.engine.stream(list(prompt.token_ids), sampling, **options)
-        result: Generation = drain(chunks, stream or (lambda piece: None))
-        result.report = result.report.with_retrieval(milliseconds)
-        if not result.tokens:  # interrupted while it was read: as if it had not been asked
-            return Reply(generation=result, hits=turn.hits)
-        self.turns = [*self.turns[left:], replace(turn, answer=result.text)]
-        citations = tuple(self._cited(result, prompt))
-        return Reply(generation=result, citations=citations, hits=turn.hits, left=left)
+        generation: Generation = drain(chunks, stream or (lambda piece: None))
+        generation.report = generation.report.with_retrieval(milliseconds)
+        if not generation.tokens:  # interrupted during prefill: the turn is not added
+            return Reply(generation=generation, hits=turn.hits)
+        self.turns = [*self.turns[left:], replace(turn, answer=generation.text)]
+        decode = decoder(self.engine.tokenizer)
+        citations = cite(generation.text, prompt, generation.steps, decode)
+        numbers = [turn.first + i for turn in self.turns for i in range(len(turn.hits))]
+        cited = tuple(replace(each, passage=numbers[each.passage - 1]) for each in citations)
+        return Reply(generation=generation, citations=cited, hits=turn.hits, left=left)
 
     def _search(self, text: str) -> tuple[list[Hit], str | None]:
-        """Return the passages that a turn brings, and why it is refused, if it is."""
+        """Return the passages that a turn adds, and why it is refused or None."""
         if self.documents is None:
             return [], None
         hits, why = self.documents.search(text, self.top_k)
         if why is not None and self.turns:
             hits, why = self.documents.search(f"{self.turns[-1].question}\n{text}", self.top_k)
             hits, why = [] if why else hits, None
-        known = {_place(hit) for turn in self.turns for hit in turn.hits}
-        return (hits if why else [hit for hit in hits if _place(hit) not in known]), why
+        before = {_place(hit) for turn in self.turns for hit in turn.hits}
+        return (hits if why else [hit for hit in hits if _place(hit) not in before]), why
 
     def _fitted(self, text: str, hits: list[Hit], new: int) -> tuple[Prompt, Turn, int]:
-        """Return the prompt, the turn, and how many of the oldest turns have to leave for it.
+        """Return the prompt, the turn, and the number of oldest turns to drop for it.
 
-        Where the turn does not fit alone, its last passages are left out.
+        If the turn does not fit alone, its last passages are left out.
         """
         limit = self.engine.target.max_length
         left = 0
@@ -210,7 +230,7 @@ class Conversation:
         return Turn(text, display, "", tuple(hits), first)
 
     def _prompt(self, turns: Sequence[Turn]) -> Prompt:
-        """Return the whole conversation as the model reads it, with its passages found."""
+        """Return the prompt of the whole conversation, its passages located."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         special = special_of(self.engine.tokenizer)
         for turn in turns[:-1]:
@@ -222,17 +242,7 @@ class Conversation:
         hits = [hit for turn in turns for hit in turn.hits]
         return placed(self.engine.tokenizer, templated(self.engine.tokenizer, messages), hits)
 
-    def _cited(self, result: Generation, prompt: Prompt) -> Iterator[Citation]:
-        """Yield the citations, their passages numbered as the model was shown them."""
-        numbers = [turn.first + i for turn in self.turns for i in range(len(turn.hits))]
-
-        def decode(tokens: Sequence[int]) -> str:
-            return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
-
-        for citation in cite(result.text, prompt, result.steps, decode):
-            yield replace(citation, passage=numbers[citation.passage - 1])
-
 
 def _place(hit: Hit) -> tuple[str, int]:
-    """Return what tells passages apart."""
+    """Return the key of a passage: document and start."""
     return hit.document.name, hit.passage.start

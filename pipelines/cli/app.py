@@ -1,4 +1,4 @@
-"""The command line. Models and documents are imported when a command needs them, not before."""
+"""The command line. Commands import models and documents only when they need them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from ragspec.registry import for_extra
 
 
 class Commands(TyperGroup):
-    """Turns the project's errors into one message and an exit code; Ctrl-C into 130."""
+    """Turns errors of the project into a message and an exit code, and Ctrl-C into code 130."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was named."""
+        """Run the selected command."""
         try:
             return super().invoke(ctx)
         except RagspecError as error:
@@ -126,7 +126,7 @@ def bench(context: typer.Context) -> None:
 
 @app.command()
 def drafters() -> None:
-    """List the methods that `--drafter` takes, and what each needs."""
+    """List the methods that `--drafter` takes, and the needs of each."""
     from rich.console import Console
 
     from ragspec.pipelines.methods import method_table
@@ -141,7 +141,7 @@ def report(
         "report.html"
     ),
 ) -> None:
-    """Turn a trace into a page: the text coloured by source, and where the time went."""
+    """Turn a trace into a page: the text coloured by source, and the time of each stage."""
     from ragspec.pipelines.page.page import write_page
 
     write_page(trace, out)
@@ -155,16 +155,16 @@ def doctor(
     ] = None,
     json: o.JsonOption = False,
 ) -> None:
-    """Say what is installed, and which models are found where."""
+    """Show the installed packages, and the folders of the models."""
     from ragspec.pipelines.cli.doctor import examine, show
 
     terminal = Terminal()
-    result = examine(model or [])
+    findings = examine(model or [])
     if json:
-        terminal.json(result)
+        terminal.json(findings)
     else:
-        show(result, terminal)
-    if result["missing"]:
+        show(findings, terminal)
+    if findings["missing"]:
         raise typer.Exit(1)
 
 

@@ -28,7 +28,7 @@ NoRefusalOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class IterativeOptions:
-    """How passages are searched for while an answer is written; see `IterativeRag`."""
+    """The search for passages while an answer is written; see `IterativeRag`."""
 
     stride: Annotated[int, typer.Option(min=1, help="Tokens between two searches.")] = 4
     search: Annotated[
@@ -149,8 +149,8 @@ def _answer(
         engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool
     ) -> Result:
         every = options | {"stream": on_text, "on_read": on_read}
-        result = answer_result(question, answer(qa, engine, plain, question, sampling, **every))
-        result.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
-        return result
+        outcome = answer_result(question, answer(qa, engine, plain, question, sampling, **every))
+        outcome.fields["skipped"] = [asdict(skipped) for skipped in qa.skipped]
+        return outcome
 
     run_and_show(write, loaded, settings, output, engine.model, terminal)

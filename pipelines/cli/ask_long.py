@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LongOptions:
-    """The document, what of it is read, and how the question bears on the answer."""
+    """The document, the part of it that is read, and the mode of the answer."""
 
     doc: Annotated[
         Path | None, typer.Option("--doc", "-d", help="The document: one file.", dir_okay=False)
@@ -64,7 +64,7 @@ class LongOptions:
 
     @property
     def saved(self) -> bool:
-        """Whether --save-cache holds a document that was read before."""
+        """Whether --save-cache holds a saved document."""
         from ragspec.storage.store import is_store
 
         return (
@@ -72,7 +72,7 @@ class LongOptions:
         )
 
     def tokens(self) -> tuple[int, int] | None:
-        """Return what --token-range names, None for all; raises InputError."""
+        """Return the numbers of --token-range, None for all; raise InputError for other text."""
         if self.token_range is None:
             return None
         first, colon, last = self.token_range.partition(":")
@@ -109,13 +109,11 @@ def ask_long(
     document = _open_document(loaded, long, modes, terminal)
 
     def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
-        current = document if engine is document.engine else document.over(engine)
-        answer = current.ask(
-            question, sampling, max_new_tokens=new_tokens, stream=on_text, **options
-        )
+        over = document if engine is document.engine else document.over(engine)
+        answer = over.ask(question, sampling, max_new_tokens=new_tokens, stream=on_text, **options)
         return answer_result(question, answer)
 
-    if output.compare:  # so that neither run copies the keys for the first time
+    if output.compare:  # warm up: the first question copies the keys
         document.ask(question, max_new_tokens=1, stream=discard)
     run_and_show(write, document.engine, settings, output, engine.model, terminal)
 
@@ -125,7 +123,7 @@ def _load(
 ) -> tuple[Engine, dict[str, Any]]:
     """Return the engine, and further arguments of `LongDocument.open`.
 
-    A draft model reads the chunks where a mode or the drafter asks for that, else the whole prompt.
+    A draft model reads the chunks in mode "steered" or with drafter "rapid", else the whole prompt.
     """
     from ragspec.models.load import load_model
     from ragspec.pipelines.long.modes import RAPID
@@ -150,7 +148,7 @@ def _load(
 def _open_document(
     engine: Engine, long: LongOptions, modes: dict[str, Any], terminal: Terminal
 ) -> LongDocument:
-    """Open a saved document, or read one and save it where that is wanted."""
+    """Open a saved document, or read one and save it if --save-cache names a folder."""
     from ragspec.pipelines.long.document import LongDocument
 
     if long.saved:

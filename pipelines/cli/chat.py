@@ -67,7 +67,7 @@ def chat(
 
 @dataclass(slots=True)
 class ChatSession:
-    """A conversation at a terminal. last: the reply to the turn before."""
+    """A conversation at a terminal, with its last reply."""
 
     conversation: Conversation
     sampling: Sampling
@@ -76,7 +76,7 @@ class ChatSession:
     last: Reply | None = None
 
     def run(self, lines: Iterator[str]) -> None:
-        """Answer line by line until they end; Ctrl-C ends an answer, and at the prompt the chat."""
+        """Answer lines until they end or a line is /exit; errors are shown."""
         if sys.stdin.isatty():
             self.terminal.note(f"commands: {', '.join(COMMANDS)}; Ctrl-C stops an answer")
         for line in lines:
@@ -92,7 +92,7 @@ class ChatSession:
                     self.terminal.error(str(error))
 
     def answer(self, text: str) -> None:
-        """Answer one turn as it is written, and name its sources."""
+        """Answer one turn, and show its text as it is written and then its sources."""
         from ragspec.pipelines.docqa.docqa import REFUSED
 
         terminal = self.terminal
@@ -144,7 +144,7 @@ class ChatSession:
 
 
 def read_lines() -> Iterator[str]:
-    """Yield what is typed, line by line; without a terminal the lines of standard input."""
+    """Yield the lines that the user types; without a terminal those of standard input."""
     if not sys.stdin.isatty():
         try:
             for line in sys.stdin:

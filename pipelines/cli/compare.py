@@ -1,14 +1,14 @@
-"""Beside every speculative run, the same run without speculation: times, tokens, first difference.
+"""Comparison of a speculative run with a plain one: times, tokens and the first difference.
 
-The rounding of a forward over several positions may differ from that over one, so in bf16 and
-fp16 two tokens that are almost equally good may change places; the margin says how close they were.
+A forward over several positions may round differently from one over a single position. So in bf16
+and fp16 two tokens of almost equal score may change places; the margin says how close they were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ragspec.sampling.settings import Sampling
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 class Divergence:
     """The first token at which two runs differ.
 
-    index: number of the generated token. plain, speculative: the ids there, None past the end.
-    margin: distance of the target's two best choices there, in logits (noise included).
+    Attributes:
+        index: Index of the generated token.
+        plain, speculative: Token ids at the index, None past the end.
+        margin: Distance between the target's two best choices in logits, noise included.
     """
 
     index: int
@@ -33,10 +35,12 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs of one request; ratio is seconds_plain / seconds.
+    """The comparison of two runs of one request.
 
-    decode_ratio: the same of the seconds after search and prefill, which speculation cannot cut.
-    Both are None for texts of different length: these took different work.
+    Attributes:
+        ratio: seconds_plain / seconds; None for texts of different length.
+        decode_ratio: The same for the seconds after search and prefill, which speculation does not
+            change.
     """
 
     seconds_plain: float
@@ -45,10 +49,6 @@ class Comparison:
     decode_ratio: float | None
     equal: bool
     first_divergence: Divergence | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the comparison as JSON types."""
-        return asdict(self)
 
     def summary(self) -> str:
         """Return one line for people."""
@@ -75,14 +75,14 @@ def plain_engine(engine: Engine) -> Engine:
 
 
 def same_seed(sampling: Sampling, generation: Generation) -> Sampling:
-    """Return the settings with the seed that a generation really used."""
+    """Return the settings with the seed that a generation used."""
     return replace(sampling, seed=generation.report.seed, n=1)
 
 
 def compare(
     engine: Engine, speculative: Generation, plain: Generation, sampling: Sampling
 ) -> Comparison:
-    """Compare two generations of one prompt; runs the model once where they differ."""
+    """Compare two generations of one prompt; run the model once if they differ."""
     one, other = plain.report, speculative.report
     index = first_difference(plain.tokens, speculative.tokens)
     divergence = None
@@ -109,7 +109,7 @@ def _ratio(plain: float, seconds: float) -> float:
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the first index at which two sequences differ, None where they are equal."""
+    """Return the first index at which two sequences differ, None if they are equal."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index
@@ -117,10 +117,10 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling) -> float:
-    """Return how far apart the target's two best choices of generated token `index` are.
+    """Return the distance between the target's two best choices of generated token `index`.
 
-    One forward of the model over prompt and common prefix; in logits, and for a sampled token in
-    logits over temperature plus noise.
+    Runs one forward over prompt and common prefix. The distance is in logits, for a sampled token
+    in logits over temperature plus noise.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""`ragspec datastore`: what a model saw in texts, kept for `ragspec generate --datastore`."""
+"""`ragspec datastore`: datastores of kNN language models, for `ragspec generate --datastore`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import typer
 
 from ragspec.errors import InputError
 from ragspec.pipelines.cli.store import FieldOption, count_of
+from ragspec.pipelines.cli.store_run import counting
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.console.texts import TextColumns, read_texts
 
 if TYPE_CHECKING:
     from ragspec.retrievers.knn.datastore import DatastoreInfo
@@ -21,7 +23,7 @@ MOST_LISTED = 12  # characters of a fingerprint
 app = typer.Typer(
     no_args_is_help=True,
     context_settings=o.HELP,
-    help="Datastores of a kNN language model: what a model made of texts, and what came next.",
+    help="Datastores of a kNN language model: hidden states of texts, and the next tokens.",
 )
 
 DatastoreArgument = Annotated[Path, typer.Argument(metavar="DATASTORE", help="One on disk.")]
@@ -29,7 +31,7 @@ DatastoreArgument = Annotated[Path, typer.Argument(metavar="DATASTORE", help="On
 
 @app.callback()
 def datastore() -> None:
-    """Datastores of a kNN language model: what a model made of texts, and what came next."""
+    """Datastores of a kNN language model: hidden states of texts, and the next tokens."""
 
 
 @app.command()
@@ -49,23 +51,16 @@ def build(
     json: o.JsonOption = False,
 ) -> None:
     """Read texts with a model and keep its state before every token."""
-    from ragspec.pipelines.cli.store_run import counting
-    from ragspec.pipelines.console.texts import TextColumns, read_texts
     from ragspec.retrievers.knn.datastore import Datastore
 
     terminal = Terminal(quiet=json)
     limit = count_of(max_tokens, "--max-tokens")
     if limit < 1:
         raise InputError("--max-tokens is 0; expected at least 1.")
-
-    def skipped(path: str, reason: str) -> None:
-        terminal.note(f"not read: {path} {reason}")
-
-    rows = read_texts(texts, TextColumns(field, split, config, skipped))
+    rows = read_texts(texts, TextColumns(field, split, config, terminal.note_skipped))
     with terminal.working("loading the model"):
         engine = o.EngineOptions(model, drafter="none", device=device, dtype=dtype).load_engine()
     began = time.perf_counter()
-
     with counting(terminal, "reading") as on_progress:
         store = Datastore.build(rows, engine, out, max_tokens=limit, progress=on_progress)
     _show(store.info(), terminal, json)
@@ -74,7 +69,7 @@ def build(
 
 @app.command()
 def info(path: DatastoreArgument, json: o.JsonOption = False) -> None:
-    """Say what a datastore holds."""
+    """Show the contents of a datastore."""
     from ragspec.retrievers.knn.datastore import Datastore
 
     _show(Datastore.open(path, verify="size").info(), Terminal(quiet=json), json)

@@ -1,4 +1,4 @@
-"""What is installed, which models are found, and where they run."""
+"""`ragspec doctor`: installed packages, available models, and the device."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ OPTIONAL = (
 
 
 def examine(models: Sequence[str] = ()) -> dict[str, Any]:
-    """Return all findings as JSON types; nothing is downloaded and no model is loaded.
+    """Return all findings as JSON types, without downloading or loading a model.
 
-    models: names or paths to look for beside the bundled ones.
+    Args:
+        models: Names or paths to look for, in addition to the bundled models.
     """
     from ragspec.storage.filesystem import cache_directory
 
@@ -107,25 +108,25 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def show(result: dict[str, Any], terminal: Terminal) -> None:
+def show(findings: dict[str, Any], terminal: Terminal) -> None:
     """Show the findings as tables."""
-    device = result["device"]
+    device = findings["device"]
     memory = f", {device['memory_gib']} GiB" if device["memory_gib"] else ""
     terminal.table(
         "This machine",
         ["what", "value"],
         [
-            ("ragspec", result["ragspec"]),
-            ("Python", f"{result['python']} at {sys.executable}"),
-            ("platform", result["platform"]),
+            ("ragspec", findings["ragspec"]),
+            ("Python", f"{findings['python']} at {sys.executable}"),
+            ("platform", findings["platform"]),
             ("device", f"{device['type']} ({device['name']}{memory})"),
             ("threads", str(device["threads"])),
             ("dtype by default", device["dtype"]),
             ("packed weights", "oneDNN's" if device["packed_weights"] else "no"),
-            ("cache", result["cache"]),
+            ("cache", findings["cache"]),
         ],
     )
-    packages = result["packages"]
+    packages = findings["packages"]
     rows = [(name, packages[name] or "MISSING") for name in REQUIRED]
     rows += [(name, packages[name] or "not installed (optional)") for name in OPTIONAL]
     terminal.table("Packages", ["package", "version"], rows)
@@ -134,8 +135,9 @@ def show(result: dict[str, Any], terminal: Terminal) -> None:
         ["name", "found in", ">MB", "folder"],
         [
             (m["name"], m["origin"] or "nowhere", str(m.get("megabytes", "")), m["folder"] or "")
-            for m in result["models"]
+            for m in findings["models"]
         ],
     )
-    if result["missing"]:
-        terminal.line(f"Missing: {', '.join(result['missing'])}. Run: pip install ragspec", "red")
+    if findings["missing"]:
+        missing = ", ".join(findings["missing"])
+        terminal.line(f"Missing: {missing}. Run: pip install ragspec", "red")

@@ -1,7 +1,7 @@
-"""`ragspec draw`: load a model, draw, write images and figures.
+"""`ragspec draw`: load a model, draw, and write images and figures.
 
-Every PNG holds, as text under the key "ragspec", what it is a function of. A file that was drawn
-otherwise is never overwritten.
+The PNG text "ragspec" of every image has the settings that determine it. An image of other settings
+is never overwritten.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ragspec.pipelines.console.terminal import Terminal
 from ragspec.registry import resolve
 
 KEY = "ragspec"
-NAME_LETTERS = 40  # of the subject in a file name, and of the rule
+NAME_LETTERS = 40  # most letters of the subject in a file name, and of the rule
 
 
 def load_pipeline(options: DrawOptions) -> Any:
-    """Load the pipeline of a folder or set, whatever kind of model it holds.
+    """Load the pipeline for the kind of model that a folder or bundled set holds.
 
     Raises:
         InputError: A setting does not fit the kind of model.
@@ -70,7 +70,7 @@ def load_pipeline(options: DrawOptions) -> Any:
 
 
 def _load_masked(options: DrawOptions) -> Any:
-    """Load a masked model: plain, as published, unless a rule or a drafter is named."""
+    """Load a masked model, without drafts unless a rule or a drafter is named."""
     from ragspec.visual.masked.schedule import FLOOR
     from ragspec.visual.pipeline.masked import MaskedLatentPipeline
     from ragspec.visual.pipeline.masked_drafts import window_of
@@ -102,32 +102,29 @@ def draw(
     ] = None,
 ) -> None:
     """Draw images from a prompt or a class, with or without speculation."""
+    terminal = Terminal()
     with _output_folder(out):
-        checked_output(json)  # it may lie in the folder that was just created
-        _draw_into(out, options, json, Terminal())
+        checked_output(json)  # it may be in the folder that was just created
+        import torch
 
+        from ragspec.sampling.noise import fresh_seed
 
-def _draw_into(out: Path, options: DrawOptions, json: Path | None, terminal: Terminal) -> None:
-    import torch
-
-    from ragspec.sampling.noise import fresh_seed
-
-    with terminal.working("loading"):
-        pipe = load_pipeline(options)
-    options = _resolve(options, pipe)
-    pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
-    seed = fresh_seed() if options.seed is None else options.seed
-    described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
-    paths = [out / name for name in file_names(options, seed, len(described))]
-    check_paths(paths, described)
-    output = pipe(**options.arguments(), generator=torch.Generator().manual_seed(seed))
-    for image, path, description in zip(output.images, paths, described, strict=True):
-        save_image(image, path, description)
-    figures = summarise_images(output)
-    figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
-    if json is not None:
-        json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    _print_figures(figures, out, terminal)
+        with terminal.working("loading"):
+            pipe = load_pipeline(options)
+        options = _resolve(options, pipe)
+        pipe.set_progress_bar_config(disable=not terminal.err.is_terminal, leave=False)
+        seed = fresh_seed() if options.seed is None else options.seed
+        described = describe_images(options, seed, str(pipe.model.dtype).removeprefix("torch."))
+        paths = [out / name for name in file_names(options, seed, len(described))]
+        check_paths(paths, described)
+        output = pipe(**options.arguments(), generator=torch.Generator().manual_seed(seed))
+        for image, path, description in zip(output.images, paths, described, strict=True):
+            save_image(image, path, description)
+        figures = summarise_images(output)
+        figures |= {"images": [str(path) for path in paths], "seed": seed, **described[0]}
+        if json is not None:
+            json.write_text(json_text.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        _print_figures(figures, out, terminal)
 
 
 def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
@@ -154,7 +151,7 @@ def _resolve(options: DrawOptions, pipe: Any) -> DrawOptions:
 
 
 def summarise_images(output: Any) -> dict[str, Any]:
-    """Return the figures of all images."""
+    """Return the figures over all images."""
     stats = output.stats
     figures = {
         name: getattr(stats, name, None)
@@ -178,7 +175,7 @@ def _print_figures(figures: Mapping[str, Any], out: Path, terminal: Terminal) ->
 
 
 def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[str, Any]]:
-    """Return for each image what it is a function of, as JSON types."""
+    """Return the settings that determine each image, as JSON types."""
     common: dict[str, Any] = {
         "model": options.source,
         "seed": seed,
@@ -199,7 +196,7 @@ def describe_images(options: DrawOptions, seed: int, dtype: str) -> list[dict[st
 
 
 def file_names(options: DrawOptions, seed: int, count: int) -> list[str]:
-    """Return the names of the pictures: subject, seed, rule with settings, and number."""
+    """Return the file names of the images: subject, seed, rule with settings, and number."""
     rule = ", ".join(
         [str(options.rule), *(f"{name} {value:g}" for name, value in options.relaxation.items())]
     )
@@ -209,11 +206,7 @@ def file_names(options: DrawOptions, seed: int, count: int) -> list[str]:
 
 
 def check_paths(paths: Sequence[Path], described: Sequence[Mapping[str, Any]]) -> None:
-    """Check that no file would be overwritten that was drawn otherwise.
-
-    Raises:
-        InputError: There is such a file.
-    """
+    """Raise InputError if a file would be overwritten whose image has other settings."""
     for path, description in zip(paths, described, strict=True):
         if path.exists() and (difference := _difference(_read_description(path), description)):
             raise InputError(
@@ -223,7 +216,7 @@ def check_paths(paths: Sequence[Path], described: Sequence[Mapping[str, Any]]) -
 
 
 def save_image(image: Any, path: Path, description: Mapping[str, Any]) -> None:
-    """Write a PNG with what it is a function of."""
+    """Write a PNG with the description of its settings."""
     from PIL.PngImagePlugin import PngInfo
 
     info = PngInfo()
@@ -243,7 +236,7 @@ def _read_description(path: Path) -> dict[str, Any] | None:
 
 
 def _difference(existing: dict[str, Any] | None, description: Mapping[str, Any]) -> str:
-    """Return in words how two pictures were drawn differently; empty if they were not."""
+    """Return in words how the settings of two images differ; empty if they are equal."""
     if existing is None:
         return "which is no picture of this command"
     for name in {**description, **existing}:

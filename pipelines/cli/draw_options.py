@@ -18,7 +18,7 @@ LEAST_SEED, MOST_SEED = -(2**63), 2**64 - 1  # of a torch generator
 
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
-    """What to draw and how; checked before any model is loaded."""
+    """The prompts or classes to draw, and the settings; checked before any model is loaded."""
 
     prompt: Annotated[
         list[str] | None, typer.Argument(help="Prompts to draw, such as 'red heart'.")

@@ -25,7 +25,7 @@ NEIGHBOURS, WEIGHT = 32, 0.25
 
 @dataclass(frozen=True, slots=True)
 class KnnOptions:
-    """A datastore that the distribution of every token is mixed with (kNN-LM)."""
+    """The datastore that is mixed into the distribution of every token (kNN-LM)."""
 
     datastore: Annotated[
         Path | None,
@@ -53,7 +53,11 @@ class KnnOptions:
             )
 
     def open(self) -> Datastore | None:
-        """Open the datastore, None without one; raises StoreError."""
+        """Open the datastore; return None without --datastore.
+
+        Raises:
+            StoreError: The datastore is missing or damaged.
+        """
         if self.datastore is None:
             return None
         from ragspec.retrievers.knn.datastore import Datastore
@@ -61,7 +65,7 @@ class KnnOptions:
         return Datastore.open(self.datastore)
 
     def model(self, engine: Engine, datastore: Datastore, *, plain: bool) -> KnnLM:
-        """Return the language model; plain: every search is waited for."""
+        """Return the kNN language model; with `plain` it waits for every search."""
         from ragspec.pipelines.knn.knn_lm import KnnLM
 
         speculate = "off" if plain else o.number_or_name(self.speculate)

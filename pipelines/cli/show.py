@@ -1,9 +1,9 @@
-"""Run one request of the command line, compare it with plain decoding, and show the result."""
+"""Run one request of the command line, compare it with plain decoding, and show the text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
@@ -28,9 +28,9 @@ class Result:
     """One finished request.
 
     Attributes:
-        fields: Goes into the JSON object as it is.
+        fields: Fields of the JSON object.
         documents: Names of the texts that drafts may come from, by number.
-        extra: Goes into the header of a trace.
+        extra: Fields of the header of a trace.
     """
 
     generation: Generation
@@ -45,7 +45,7 @@ class RequestRunner(Protocol):
     def __call__(
         self, engine: Engine, sampling: Sampling, on_text: OnText, on_read: OnRead, plain: bool
     ) -> Result:
-        """Return the result; plain: also search without speculation."""
+        """Return the result; with `plain`, search without speculation too."""
 
 
 def run_and_show(
@@ -56,49 +56,49 @@ def run_and_show(
     model: str,
     terminal: Terminal,
 ) -> None:
-    """Write a text, compare it with plain decoding where wanted, and show both.
+    """Write a text, compare it with plain decoding on --compare, and show both.
 
     Raises:
-        typer.Exit: The text was interrupted; what was written is shown.
+        typer.Exit: The text was interrupted; the part that was written is shown.
     """
     with terminal.prefill_progress() as on_read:
         on_text = terminal.piece if output.streams else discard
-        result = write(engine, sampling, on_text, on_read, False)
-    interrupted = result.generation.finish_reason == "cancelled"
+        outcome = write(engine, sampling, on_text, on_read, False)
+    interrupted = outcome.generation.finish_reason == "cancelled"
     comparison = None
-    if output.compare and result.generation.tokens and not interrupted:
-        comparison = _compare(write, engine, sampling, result, terminal)
+    if output.compare and outcome.generation.tokens and not interrupted:
+        comparison = _compare(write, engine, sampling, outcome, terminal)
         interrupted = comparison is None
-    _show(result, comparison, engine, output, terminal)
+    _show(outcome, comparison, engine, output, terminal)
     if output.trace is not None:  # last: a full disk must not cost the answer
-        _write_trace(result, comparison, engine, output, model)
+        _write_trace(outcome, comparison, engine, output, model)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
 def discard(piece: str) -> None:
-    """Take a piece that is not shown; a streamed text survives an interrupt."""
+    """Ignore a piece of text; streaming keeps the text of an interrupted run."""
 
 
 def _compare(
-    write: RequestRunner, engine: Engine, sampling: Sampling, result: Result, terminal: Terminal
+    write: RequestRunner, engine: Engine, sampling: Sampling, outcome: Result, terminal: Terminal
 ) -> Comparison | None:
-    """Return the comparison with a plain run, None where that was interrupted."""
+    """Return the comparison with a plain run, None if that was interrupted."""
     from ragspec.pipelines.cli.compare import compare, plain_engine, same_seed
 
-    seeded = same_seed(sampling, result.generation)
+    seeded = same_seed(sampling, outcome.generation)
     try:
         with terminal.working("decoding plainly"):
             plain = write(plain_engine(engine), seeded, discard, None, True).generation
     except KeyboardInterrupt:
         return None
-    if plain.finish_reason == "cancelled":  # half a run would look like another text
+    if plain.finish_reason == "cancelled":  # a partial text would count as different
         return None
-    return compare(engine, result.generation, plain, sampling)
+    return compare(engine, outcome.generation, plain, sampling)
 
 
 def answer_result(question: str, answer: Answer) -> Result:
-    """Return what is shown of an answer over documents."""
+    """Return an answer over documents as a `Result`."""
     fields = answer.to_dict()
     for record, citation in zip(fields["citations"], answer.citations, strict=True):
         record["place"] = citation.place
@@ -106,52 +106,52 @@ def answer_result(question: str, answer: Answer) -> Result:
         record | {"text": answer.text[record["answer_start"] : record["answer_end"]]}
         for record in fields["citations"]
     ]
-    # A draft's origin counts the passages of the prompt.
+    # The origin of a draft is the number of its passage in the prompt.
     names = tuple(
         f"{hit.document.name}, passage {number}" for number, hit in enumerate(answer.passages, 1)
     )
-    # The report of an answer has the search in it, that of the generation has not.
+    # Only the report of the answer includes the search.
     generation = replace(answer.generation, report=answer.report)
     return Result(generation, fields, names, {"question": question, "citations": quotes})
 
 
 def _show(
-    result: Result,
+    outcome: Result,
     comparison: Comparison | None,
     engine: Engine,
     output: OutputOptions,
     terminal: Terminal,
 ) -> None:
-    report = result.generation.report
+    report = outcome.generation.report
     if output.json:
-        record = result.fields | {"label": report.label, "report": report.to_dict()}
+        record = outcome.fields | {"label": report.label, "report": report.to_dict()}
         if comparison is not None:
-            record["compare"] = comparison.to_dict()
+            record["compare"] = asdict(comparison)
         terminal.json(record)
         return
-    if result.fields.get("refused"):
-        terminal.line(result.generation.text)
-        terminal.note(f"the model was not asked: {result.fields['refused']}", "bold")
-        nearest = f"nearest: {result.documents[0]}; " if result.documents else ""
+    if outcome.fields.get("refused"):
+        terminal.line(outcome.generation.text)
+        terminal.note(f"the model was not asked: {outcome.fields['refused']}", "bold")
+        nearest = f"nearest: {outcome.documents[0]}; " if outcome.documents else ""
         terminal.note(f"{nearest}--no-refusal asks it all the same")
         return
     if output.streams:
         terminal.line()
     else:
-        _show_coloured(result, engine, terminal)
-    _note_sources(result, terminal)
-    if result.generation.finish_reason == "cancelled":
+        _show_coloured(outcome, engine, terminal)
+    _note_sources(outcome, terminal)
+    if outcome.generation.finish_reason == "cancelled":
         terminal.note("interrupted; this is what was written")
-    elif output.compare and comparison is None and result.generation.tokens:
+    elif output.compare and comparison is None and outcome.generation.tokens:
         terminal.note("interrupted while decoding plainly; there is no comparison")
     terminal.note(report.summary())
     if comparison is not None:
         terminal.note(comparison.summary(), "bold")
 
 
-def _note_sources(result: Result, terminal: Terminal) -> None:
-    """Name an answer's quotations, what it lacks, and why it ended; of other texts nothing."""
-    fields = result.fields
+def _note_sources(outcome: Result, terminal: Terminal) -> None:
+    """Note the quotations of an answer, warnings, and why it ended; other texts have none."""
+    fields = outcome.fields
     for number, citation in enumerate(fields.get("citations", ()), 1):
         terminal.note(f"  quotation {number}: {citation['document']}, {citation['place']}")
     if fields.get("left_out"):
@@ -161,49 +161,45 @@ def _note_sources(result: Result, terminal: Terminal) -> None:
         terminal.note("nothing in your documents was quoted: check this answer yourself", "bold")
     if fields.get("repeats"):
         terminal.note("ended: it began to repeat itself", "bold")
-    if result.generation.finish_reason == "length" and "citations" in fields:
+    if outcome.generation.finish_reason == "length" and "citations" in fields:
         terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
 
 
-def _show_coloured(result: Result, engine: Engine, terminal: Terminal) -> None:
+def _show_coloured(outcome: Result, engine: Engine, terminal: Terminal) -> None:
+    from ragspec.pipelines.docqa.prompt import decoder
     from ragspec.pipelines.page.run_view import run_view
     from ragspec.reports.trace import Trace, TraceHeader, step_texts
 
-    report, steps = result.generation.report, tuple(result.generation.steps)
+    report, steps = outcome.generation.report, tuple(outcome.generation.steps)
     header = TraceHeader(
         model="",
-        prompt_tokens=len(result.generation.prompt_tokens),
+        prompt_tokens=len(outcome.generation.prompt_tokens),
         label=report.label,
         seed=report.seed,
-        documents=result.documents,
-        extra=result.extra,
+        documents=outcome.documents,
+        extra=outcome.extra,
     )
-    texts = step_texts(steps, decoder(engine))
+    texts = step_texts(steps, decoder(engine.tokenizer))
     view = run_view(Trace(header, steps, texts, report, complete=True))
     terminal.spans(view.spans, view.legend)
 
 
 def _write_trace(
-    result: Result, comparison: Comparison | None, engine: Engine, output: OutputOptions, model: str
+    outcome: Result,
+    comparison: Comparison | None,
+    engine: Engine,
+    output: OutputOptions,
+    model: str,
 ) -> None:
+    from ragspec.pipelines.docqa.prompt import decoder
     from ragspec.reports.trace import write_trace
 
     assert output.trace is not None
     write_trace(
         output.trace,
-        result.generation,
-        decoder(engine),
+        outcome.generation,
+        decoder(engine.tokenizer),
         model=model,
-        documents=result.documents,
-        extra=result.extra | ({"compare": comparison.to_dict()} if comparison else {}),
+        documents=outcome.documents,
+        extra=outcome.extra | ({"compare": asdict(comparison)} if comparison else {}),
     )
-
-
-def decoder(engine: Engine) -> Callable[[list[int]], str]:
-    """Return a function from token ids to text, special tokens left out."""
-    tokenizer = engine.tokenizer
-
-    def decode(tokens: list[int]) -> str:
-        return str(tokenizer.decode(tokens, skip_special_tokens=True))
-
-    return decode

@@ -1,4 +1,4 @@
-"""The options of `ragspec store`: corpora to draft from, built and looked after."""
+"""`ragspec store`: the options of its commands, which build and maintain stores to draft from."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.cli.store_run import build_store, show_info, store_answers, verify_store
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.console.texts import TextColumns
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
@@ -46,18 +48,11 @@ def build(
     json: o.JsonOption = False,
 ) -> None:
     """Tokenize text with a model's tokenizer and index every phrase of it."""
-    from ragspec.pipelines.cli.store_run import build_store
-    from ragspec.pipelines.console.texts import TextColumns
-
     terminal = Terminal(quiet=json)
-
-    def skipped(path: str, reason: str) -> None:
-        terminal.note(f"not read: {path} {reason}")
-
     limit = None if max_tokens is None else count_of(max_tokens, "--max-tokens")
     if limit == 0:
         raise InputError("--max-tokens is 0; expected at least 1.")
-    columns = TextColumns(field, split, config, skipped)
+    columns = TextColumns(field, split, config, terminal.note_skipped)
     _show(build_store(sources, model, out, columns, terminal, limit), terminal, json)
 
 
@@ -76,9 +71,7 @@ def from_answers(
     dtype: o.DtypeOption = "auto",
     json: o.JsonOption = False,
 ) -> None:
-    """Let a model answer prompts greedily and keep its answers, to draft from for this model."""
-    from ragspec.pipelines.cli.store_run import store_answers
-
+    """Answer prompts greedily with a model and store the answers, to draft from for this model."""
     terminal = Terminal(quiet=json)
     engine = o.EngineOptions(model, None, drafter, budget, device, dtype)
     info = store_answers(
@@ -90,31 +83,29 @@ def from_answers(
 
 @app.command()
 def info(path: StoreArgument, json: o.JsonOption = False) -> None:
-    """Say what a corpus holds."""
+    """Show the contents of a corpus."""
     with _opened(path) as corpus:
         _show(corpus.info(), Terminal(quiet=json), json)
 
 
 @app.command()
 def verify(path: StoreArgument, json: o.JsonOption = False) -> None:
-    """Hash every file of a corpus, datastore or index; exit code 8 where one was changed."""
-    from ragspec.pipelines.cli.store_run import verify_store
-
+    """Hash every file of a corpus, datastore or index; exit with code 8 if one was changed."""
     terminal = Terminal(quiet=json)
     with terminal.working("hashing"):
-        result = verify_store(path)
+        facts = verify_store(path)
     if json:
-        terminal.json(result)
+        terminal.json(facts)
     else:
         terminal.line(
-            f"{path} is sound: {result['files']} files, {result['bytes']:,} bytes, "
-            f"{result['mb_per_second']:,} MB/s"
+            f"{path} is sound: {facts['files']} files, {facts['bytes']:,} bytes, "
+            f"{facts['mb_per_second']:,} MB/s"
         )
 
 
 @app.command()
 def merge(path: StoreArgument, json: o.JsonOption = False) -> None:
-    """Make one segment of all those of one scope and source: look-ups get faster."""
+    """Merge the segments of each scope and source, for faster look-ups."""
     terminal = Terminal(quiet=json)
     with _opened(path) as corpus:
         with terminal.working("merging"):
@@ -141,7 +132,7 @@ def evict(
 
 
 def count_of(text: str, name: str) -> int:
-    """Return a count such as 250000, 500k, 10M or 1.5G. Raises InputError for anything else."""
+    """Return a count such as 250000, 500k, 10M or 1.5G; raise InputError for other texts."""
     match = re.fullmatch(r"(\d+(?:\.\d+(?=[kmg]))?)([kmg]?)", text.strip().replace("_", "").lower())
     if match is None:
         raise InputError(f"{name} is {text!r}; expected a number such as 250000, 500k or 10M.")
@@ -149,7 +140,7 @@ def count_of(text: str, name: str) -> int:
 
 
 def _check_held(corpus: Any, scope: str) -> None:
-    """Raise InputError where no text has the scope: a tenant's would seem to be gone."""
+    """Raise InputError unless some text has the scope, so that a typo does not pass unnoticed."""
     from ragspec.retrievers.corpus.index import checked_scope
 
     scopes = corpus.info().scopes
@@ -167,8 +158,6 @@ def _opened(path: Path) -> Any:
 
 
 def _show(info: Any, terminal: Terminal, json: bool) -> None:
-    from ragspec.pipelines.cli.store_run import show_info
-
     if json:
         terminal.json(info.as_dict())
     else:

@@ -26,10 +26,14 @@ SUFFIX = ".answered"
 
 
 class Answered:
-    """The prompts whose answers are in a store, by their hashes, in a file beside it.
+    """The hashes of prompts whose answers are in a store, in a file beside it.
 
-    about: what an answer depends on beside its prompt. A hash is written once the answer is, so
-    that after a kill some may be answered again, and none is missing.
+    A hash is written after its answer. So after a kill some prompts may be answered again, but no
+    answer is missing.
+
+    Args:
+        about: Everything besides the prompt that an answer depends on, as JSON types.
+        new: Whether to delete an old file.
     """
 
     def __init__(self, store: Path, about: dict[str, Any], *, new: bool) -> None:
@@ -38,22 +42,22 @@ class Answered:
         self._about = json.dumps(about, sort_keys=True)
         if new:
             self.path.unlink(missing_ok=True)
-        self._known = set(self.path.read_text().split()) if self.path.is_file() else set[str]()
+        self._marks = set(self.path.read_text().split()) if self.path.is_file() else set[str]()
         self._open: list[str] = []
 
     def left(self, prompts: Iterable[Any]) -> Iterator[Any]:
-        """Yield the prompts that were not answered yet, each once."""
+        """Yield the prompts without an answer, each once."""
         for prompt in prompts:
             mark = self._mark(prompt)
-            if mark in self._known:
+            if mark in self._marks:
                 self.skipped += 1
                 continue
-            self._known.add(mark)
+            self._marks.add(mark)
             self._open.append(mark)
             yield prompt
 
     def saved(self, count: int) -> None:
-        """Note that the answers to the first `count` prompts that are open are in the store."""
+        """Write the hashes of the first `count` open prompts, whose answers are in the store."""
         done, self._open = self._open[:count], self._open[count:]
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(f"{mark}\n" for mark in done)
@@ -63,15 +67,16 @@ class Answered:
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-PREFIX = 12
-
-FLUSH_SECONDS = 60.0  # between two times that answers are put on disk, whatever happens next
+PREFIX = 12  # characters of a fingerprint to show
+FLUSH_SECONDS = 60.0  # between two writes of answers to disk
 
 
 def load_tokenizer(name: str) -> Any:
     """Return the tokenizer of a model by path or name, without its weights.
 
-    Raises ModelNotFoundError, ModelError.
+    Raises:
+        ModelNotFoundError: There is no such model.
+        ModelError: It has no tokenizer that loads.
     """
     from transformers import AutoTokenizer
 
@@ -97,10 +102,14 @@ def build_store(
     terminal: Terminal,
     limit: int | None = None,
 ) -> CorpusInfo:
-    """Build a corpus from sources of text, streamed; limit: about how many tokens at most.
+    """Build a corpus from a stream of text; an older corpus stays if that fails.
 
-    Raises DocumentError where there is no text in them, StoreError where a corpus is in the way
-    that holds more than documents; an older corpus stays then.
+    Args:
+        limit: About the most tokens to read.
+
+    Raises:
+        DocumentError: The sources hold no text.
+        StoreError: `out` has a corpus that holds more than documents.
     """
     from ragspec.retrievers.corpus.catalogue import tokenized
     from ragspec.retrievers.corpus.index import CorpusIndex
@@ -111,13 +120,13 @@ def build_store(
     with counting(terminal, "reading") as on_progress:
         rows: Iterator[Any] = tokenized(read_texts(sources, columns), tokenizer, on_progress)
         if limit is not None:
-            rows = _at_most(rows, limit)
+            rows = at_most(rows, limit)
         with CorpusIndex.build(_some(rows, sources), tokenizer, out) as store:
             return store.info()
 
 
 def _check_replaceable(out: Path) -> None:
-    """Raise StoreError where a corpus holds what a build would not bring back."""
+    """Raise StoreError if a corpus holds text that a build would lose."""
     from ragspec.drafters.method import GLOBAL
     from ragspec.retrievers.corpus.catalogue import KIND, SegmentSource, read_catalogue
     from ragspec.storage.store import OpenStore, read_current
@@ -125,20 +134,21 @@ def _check_replaceable(out: Path) -> None:
     try:
         path, manifest = read_current(out)
         if manifest.kind != KIND:
-            return  # whoever writes refuses it
-        known = read_catalogue(OpenStore(path, manifest))
+            return  # the build refuses it
+        catalogue = read_catalogue(OpenStore(path, manifest))
     except StoreError:
         return  # there is none, or a damaged one, which may be built again
-    appended = any(record.source is SegmentSource.APPENDED for record in known.segments)
-    scopes = sorted({record.scope for record in known.segments})
-    held = [f"outputs of model {known.model[:PREFIX]}"] if known.model is not None else []
+    appended = any(record.source is SegmentSource.APPENDED for record in catalogue.segments)
+    scopes = sorted({record.scope for record in catalogue.segments})
+    model = catalogue.model
+    held = [f"outputs of model {model[:PREFIX]}"] if model is not None else []
     held += ["text that was appended while in use"] if appended else []
     held += [f"text of scope {', '.join(scopes)}"] if set(scopes) - {GLOBAL} else []
     if held:
         raise StoreError(
-            f"{out} holds {' and '.join(held)} ({known.tokens:,} tokens), which a new corpus would "
-            "replace; expected a new folder or a corpus of documents. Name another folder with "
-            "--out, or remove this one first."
+            f"{out} holds {' and '.join(held)} ({catalogue.tokens:,} tokens), which a new corpus "
+            "would replace; expected a new folder or a corpus of documents. Name another folder "
+            "with --out, or remove this one first."
         )
 
 
@@ -153,17 +163,20 @@ def store_answers(
     scope: str,
     batch: int,
 ) -> CorpusInfo:
-    """Answer prompts greedily and keep the answers in a corpus, a new one or one of this model.
+    """Answer prompts greedily and add the answers to a new corpus or one of this model.
 
-    A prompt that was answered into it before is left out. Interrupted, it keeps the answers that
-    are whole; killed, those of a minute before. Raises what the engine and the store do.
+    Prompts that have an answer in it are skipped. An interrupt keeps all complete answers, a kill
+    those of a minute before.
+
+    Raises:
+        InputError: There is no prompt; also the errors of the engine and the store.
     """
     from ragspec.storage.store import POINTER
 
     about = {"model": options.model, "tokens": max_new_tokens, "scope": scope}
     answered = Answered(out, about, new=not (out / POINTER).exists())
-    request = answered.left(read_prompts(prompts, field))
-    first = list(islice(request, batch))  # before the model is loaded: the file may be wrong
+    rest = answered.left(read_prompts(prompts, field))
+    first = list(islice(rest, batch))  # before the model is loaded: the file may be wrong
     if not first and not answered.skipped:
         raise InputError(f"{prompts} holds no prompt; expected one row for each.")
     with terminal.working("loading the model"):
@@ -181,7 +194,7 @@ def store_answers(
                 store.flush()
                 answered.saved(done)
                 began, done = time.monotonic(), 0
-            first = list(islice(request, batch))
+            first = list(islice(rest, batch))
         store.flush()
         answered.saved(done)
         if answered.skipped:
@@ -192,7 +205,7 @@ def store_answers(
 def _answer(
     engine: Engine, prompts: list[Any], max_new_tokens: int, terminal: Terminal
 ) -> list[Generation]:
-    """Return the greedy answers; a prompt that is too long is told and left out."""
+    """Return the greedy answers; note and leave out prompts that are too long."""
     try:
         answers: list[Generation] = engine.generate(prompts, max_new_tokens=max_new_tokens)
     except PromptTooLongError as error:
@@ -205,14 +218,14 @@ def _answer(
 
 
 def _open_for(engine: Engine, out: Path) -> CorpusIndex:
-    """Open the corpus of this model's answers, or make it; raises StoreError for documents."""
+    """Open the corpus of this model's answers, or create it; raise StoreError for documents."""
     from ragspec.retrievers.corpus.index import CorpusIndex
     from ragspec.storage.store import POINTER
 
     if (out / POINTER).exists():
         store = CorpusIndex.open(out, tokenizer=engine.tokenizer, model=engine)
         info = store.info()
-        if info.tokens and info.model is None:  # they would become outputs of this model
+        if info.tokens and info.model is None:  # would count as outputs of this model
             store.close()
             raise StoreError(
                 f"{out} holds documents ({info.tokens:,} tokens), no model's answers; name a new "
@@ -223,7 +236,11 @@ def _open_for(engine: Engine, out: Path) -> CorpusIndex:
 
 
 def verify_store(path: Path) -> dict[str, Any]:
-    """Hash every file of a store, a datastore or an index. Raises StoreError."""
+    """Hash every file of a store, a datastore or an index, and return the figures.
+
+    Raises:
+        StoreError: A file is missing or was changed.
+    """
     from ragspec.storage.store import open_store, read_current
 
     began = time.perf_counter()
@@ -265,13 +282,13 @@ def show_info(info: CorpusInfo, terminal: Terminal) -> None:
 
 @contextmanager
 def counting(terminal: Terminal, what: str, unit: str = "documents") -> Iterator[ProgressCallback]:
-    """Show how much was read, on a terminal; yields what is called with documents and tokens."""
+    """Yield a callback (documents, tokens) that shows them on a terminal."""
     with terminal.working(what) as show:
         yield lambda documents, tokens: show(f"{what}: {documents:,} {unit}, {tokens:,} tokens")
 
 
 def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
-    """Yield the rows; raises DocumentError where there was no token in any."""
+    """Yield the rows; raise DocumentError at their end if none had a token."""
     tokens = 0
     for row in rows:
         yield row
@@ -283,10 +300,10 @@ def _some(rows: Iterable[Any], sources: Iterable[str]) -> Iterator[Any]:
         )
 
 
-def _at_most(rows: Iterable[Any], limit: int) -> Iterator[Any]:
-    left = limit
+def at_most(rows: Iterable[Any], limit: int) -> Iterator[Any]:
+    """Yield the first `limit` tokens of the rows."""
     for row in rows:
-        if left <= 0:
+        yield row[:limit]
+        limit -= len(row)
+        if limit <= 0:
             return
-        yield row[:left]
-        left -= len(row)

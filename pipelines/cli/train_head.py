@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ragspec.errors import InputError
+from ragspec.pipelines.cli.store import count_of
+from ragspec.pipelines.cli.store_run import at_most, counting
 from ragspec.pipelines.console import options as o
 from ragspec.pipelines.console.terminal import Terminal
+from ragspec.pipelines.console.texts import TextColumns, read_texts
 
 if TYPE_CHECKING:
     from ragspec.training.trainer import HeadTraining, TrainingProgress
     from ragspec.verification.causal import CausalTarget
-
-PICTURES = ".npz"
 
 
 def train_head(
@@ -65,9 +65,8 @@ def train_head(
 ) -> None:
     """Train a feature head (EAGLE) that drafts from a model's own hidden states.
 
-    It is written every minute; Ctrl-C keeps the best head so far, and --resume goes on.
+    The head is written every minute. Ctrl-C keeps the best head so far, and --resume continues.
     """
-    from ragspec.pipelines.cli.store import count_of
     from ragspec.training.trainer import HeadTraining
 
     _check_positive(minutes, "--minutes")
@@ -103,7 +102,7 @@ def train_head(
 
 
 def _check_positive(number: float | None, option: str) -> None:
-    """Raise InputError for a number that is not finite, or not above 0."""
+    """Raise InputError unless a number is finite and above 0."""
     if number is not None and not (isfinite(number) and number > 0.0):
         raise InputError(f"{option} is {number:g}; expected a number above 0, or leave it out.")
 
@@ -124,16 +123,17 @@ def train_from_files(
     """Load a model and texts or pictures, and train a head; see `train_head`.
 
     Args:
-        limit: About how many tokens are read at most. Pictures are never cut.
+        limit: About the most tokens to read; pictures are never cut.
 
     Raises:
-        InputError, DocumentError, ModelError, StoreError, KeyboardInterrupt: See the message.
+        InputError, DocumentError, ModelError, StoreError: An argument or a file does not fit.
+        KeyboardInterrupt: The training was stopped; the best head so far is written.
     """
     from ragspec.training.run import check_out, load_pictures, train_head
 
     o.silence_transformers()
     check_out(out, resume=resume)
-    if data.suffix == PICTURES:
+    if data.suffix == ".npz":
         if settings.draft_vocab_size is not None:
             raise InputError("got --vocabulary for pictures; expected texts. Leave it out.")
         target, texts = load_pictures(model, data, settings.seed, device, dtype)
@@ -156,8 +156,6 @@ def _load_texts(
 ) -> tuple[CausalTarget, list[list[int]]]:
     """Return a text model as a target, and documents as token ids."""
     from ragspec.models.load import load_model
-    from ragspec.pipelines.cli.store_run import counting
-    from ragspec.pipelines.console.texts import TextColumns, read_texts
     from ragspec.retrievers.corpus.catalogue import tokenized
     from ragspec.verification.open import open_target
 
@@ -165,23 +163,17 @@ def _load_texts(
         raise InputError(f"{data} is missing; check the path.")
     loaded, tokenizer = load_model(model, device, dtype)
     target = open_target(loaded)
-    longest = target.max_length
-    columns = TextColumns(skipped=lambda path, reason: terminal.note(f"not read: {path} {reason}"))
-    texts: list[list[int]] = []
-    left = limit
+    columns = TextColumns(skipped=terminal.note_skipped)
     with counting(terminal, "reading") as on_progress:
-        for row in tokenized(read_texts([str(data)], columns), tokenizer, on_progress):
-            text = [int(token) for token in (row if left is None else islice(row, left))]
-            texts.append(text[:longest])
-            left = None if left is None else left - len(text)
-            if left is not None and left <= 0:
-                break
-    return target, texts
+        rows: Iterator[Any] = tokenized(read_texts([str(data)], columns), tokenizer, on_progress)
+        if limit is not None:
+            rows = at_most(rows, limit)
+        return target, [row[: target.max_length].tolist() for row in rows]
 
 
 @contextmanager
 def _progress(terminal: Terminal) -> Iterator[Callable[[TrainingProgress], None]]:
-    """Show the training's progress on a terminal; else print a line at every tenth of it."""
+    """Show the progress of training on a terminal, elsewhere as a line at every tenth of it."""
     tenths = -1
 
     def note(step: TrainingProgress) -> None:
@@ -198,7 +190,7 @@ def _progress(terminal: Terminal) -> Iterator[Callable[[TrainingProgress], None]
 
 
 def _line(step: TrainingProgress) -> str:
-    """Return one line about a step, with the expected minutes to the end."""
+    """Return one line about a step, with the estimated minutes to the end."""
     left = step.seconds * (1.0 - step.part) / step.part / 60
     ahead = f", about {left:.0f} min left" if step.step and left >= 1 else ""
     return (

@@ -1,1 +1,1 @@
-"""What the commands share: options, and the terminal that they write to."""
+"""Options that the commands share, and their terminal."""

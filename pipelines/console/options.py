@@ -49,7 +49,7 @@ SystemOption = Annotated[str | None, typer.Option(help="System message of a chat
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The model, what drafts for it, and where both run."""
+    """The model, its drafters, and the device of both."""
 
     model: ModelOption = "starter"
     draft_model: Annotated[
@@ -80,8 +80,8 @@ class EngineOptions:
         """Load the models and open the stores.
 
         Raises:
-            ModelError: The model has no tokenizer; else what `Engine.from_pretrained` and
-                `open_sources` raise.
+            ModelError: The model has no tokenizer; also the errors of `Engine.from_pretrained` and
+                `open_sources`.
         """
         from ragspec.drafters.build import check_draft_model
         from ragspec.engine import engine
@@ -146,7 +146,7 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How tokens are chosen, and how many."""
+    """Sampling settings, and the most new tokens."""
 
     temperature: Annotated[
         float, typer.Option("--temperature", "-t", help="0 always takes the most probable token.")
@@ -175,7 +175,7 @@ class SamplingOptions:
         self.settings()
 
     def settings(self) -> Sampling:
-        """Return the sampling settings; raises SamplingError for values outside their range."""
+        """Return the sampling settings; raise SamplingError for values outside their range."""
         from ragspec.sampling.settings import Sampling
 
         return Sampling(
@@ -183,7 +183,7 @@ class SamplingOptions:
         )
 
     def settings_for(self, engine: Engine) -> Sampling:
-        """Return the settings of the options, or of the model's own generation config."""
+        """Return the settings of the options, or of the model's generation config."""
         from ragspec.sampling.settings import Sampling
 
         if not self.use_generation_config:
@@ -198,7 +198,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What is shown and written."""
+    """Options of the output."""
 
     json: JsonOption = False
     compare: Annotated[
@@ -219,7 +219,7 @@ class OutputOptions:
 
     @property
     def streams(self) -> bool:
-        """Whether text is shown as it is written; not for --compare: showing takes time."""
+        """Whether to show text as it is written; not with --compare, as showing takes time."""
         return not (self.no_stream or self.json or self.compare)
 
 
@@ -239,7 +239,7 @@ class SearchOptions:
             raise InputError("Expected one of --docs and --index, got both. Leave one out.")
 
     def expect_any(self) -> None:
-        """Raise InputError where no documents are named."""
+        """Raise InputError unless documents are named."""
         if not self.docs and self.index is None:
             raise InputError(
                 "Expected one of --docs and --index, got neither: --docs FOLDER reads documents, "
@@ -247,7 +247,7 @@ class SearchOptions:
             )
 
     def open(self, terminal: Terminal) -> DocQA | None:
-        """Return the pipeline over the documents, None where none are named."""
+        """Return the pipeline over the documents, None if none are named."""
         if not self.docs and self.index is None:
             return None
         from ragspec.pipelines.docqa.docqa import DocQA
@@ -257,13 +257,13 @@ class SearchOptions:
             return DocQA.from_index(self.index, embedder=self.embedder)
         qa = DocQA.from_documents(self.docs or [], embedder=self.embedder or DEFAULT_EMBEDDER)
         for skipped in qa.skipped:
-            terminal.note(f"not read: {skipped.path} {skipped.reason}")
+            terminal.note_skipped(skipped.path, skipped.reason)
         return qa
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentOptions(SearchOptions):
-    """The documents that are searched, and how a question is put."""
+    """The documents that are searched, and the prompt over them."""
 
     top_passages: Annotated[
         int | None,
@@ -296,7 +296,7 @@ class PredictionOptions:
     ] = None
 
     def read(self, engine: EngineOptions) -> dict[str, str]:
-        """Return the option of `Engine.generate`: none, or the text, read from @FILE.
+        """Return the keywords of `Engine.generate`: none, or the prediction, read from @FILE.
 
         Raises:
             InputError: The file is unreadable, or there is no drafter to copy the text.
@@ -321,7 +321,7 @@ class PredictionOptions:
 
 
 def silence_transformers() -> None:
-    """Keep progress bars and warnings of transformers off the terminal; errors still show."""
+    """Turn off progress bars and warnings of transformers; errors still show."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -329,7 +329,7 @@ def silence_transformers() -> None:
 
 
 def checked_text(text: str) -> str:
-    """Return the text; raises InputError for bytes of the shell that are not UTF-8."""
+    """Return the text; raise InputError for bytes of the shell that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -338,7 +338,7 @@ def checked_text(text: str) -> str:
 
 
 def checked_output(path: Path | None) -> Path | None:
-    """Return the path; raises InputError, before any work, where its folder is missing."""
+    """Return the path; raise InputError, before any work, if its folder is missing."""
     if path is not None and not path.parent.is_dir():
         raise InputError(
             f"{path} cannot be written: there is no folder {path.parent}. Make it, or name "
@@ -348,7 +348,7 @@ def checked_output(path: Path | None) -> Path | None:
 
 
 def parse_drafter(text: str) -> Any:
-    """Return what the engine takes as a drafter: None, a name, or a list of names."""
+    """Return the `drafter` argument of an engine: None, a name, or a list of names."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names or names == ["none"]:
         return None
@@ -356,5 +356,5 @@ def parse_drafter(text: str) -> Any:
 
 
 def number_or_name(text: str) -> str | int:
-    """Return a number where the text is one, else the text."""
+    """Return the text as a number if it is one, else unchanged."""
     return int(text) if text.isdecimal() else text

@@ -1,4 +1,4 @@
-"""What the command line shows: results on standard output, everything else on standard error."""
+"""Output of the command line: results on standard output, everything else on standard error."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ STYLES = {
 }
 
 
-# Control characters, marks that turn the direction of writing, and halves of characters.
+# Control characters, marks of text direction, and lone surrogates.
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Return the text without the characters that a document could steer a terminal with."""
+    """Replace characters by which a text could control the terminal."""
     return UNPRINTABLE.sub("\ufffd", text)
 
 
@@ -49,7 +49,7 @@ def _console(file: TextIO) -> Console:
 
 
 class Terminal:
-    """The two consoles of a command; `quiet` leaves out what is there for people only."""
+    """The two consoles of a command; with `quiet` they show results and errors only."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -66,7 +66,7 @@ class Terminal:
 
     @contextmanager
     def working(self, what: str) -> Iterator[Callable[[str], None]]:
-        """Show on a terminal that something takes a moment; yields what changes the words."""
+        """Show a spinner on a terminal; yield a function that changes its text."""
         if self.quiet or not self.err.is_terminal:
             yield lambda what: None
             return
@@ -75,34 +75,38 @@ class Terminal:
 
     @contextmanager
     def prefill_progress(self) -> Iterator[Callable[[int, int], None]]:
-        """Yield what is told how many tokens of a prompt were read, and of how many.
+        """Yield a callback that takes the tokens read of a prompt and their total.
 
-        Shown on a terminal until all are read, so that the text can follow.
+        A terminal shows them until the prompt is read.
         """
-        text: Status | None = None
+        status: Status | None = None
 
         def on_progress(done: int, total: int) -> None:
-            nonlocal text
+            nonlocal status
             what = f"reading {done:,} of {total:,} tokens"
-            if text is not None and done >= total:
-                text.stop()
-                text = None
-            elif text is not None:
-                text.update(what)
+            if status is not None and done >= total:
+                status.stop()
+                status = None
+            elif status is not None:
+                status.update(what)
             elif done < total and self.err.is_terminal and not self.quiet:
-                text = self.err.status(what, spinner="dots")
-                text.start()
+                status = self.err.status(what, spinner="dots")
+                status.start()
 
         try:
             yield on_progress
         finally:
-            if text is not None:
-                text.stop()
+            if status is not None:
+                status.stop()
 
     def note(self, text: str, style: str = "dim") -> None:
         """Show a remark, on standard error."""
         if not self.quiet:
             self.err.print(printable(text), style=style, soft_wrap=True)
+
+    def note_skipped(self, path: str, reason: str) -> None:
+        """Note a file that was left out, and the reason."""
+        self.note(f"not read: {path} {reason}")
 
     def error(self, text: str) -> None:
         """Show an error, on standard error, even when quiet."""
@@ -119,7 +123,7 @@ class Terminal:
         self.out.print(printable(text), style=style, soft_wrap=True)
 
     def spans(self, spans: Sequence[Span], legend: Sequence[tuple[str, str]]) -> None:
-        """Show a finished text coloured by source, with its legend where colours are seen."""
+        """Show a finished text coloured by source; on a terminal with a legend."""
         from rich.text import Text
 
         text = Text()
@@ -138,7 +142,7 @@ class Terminal:
         self.out.file.flush()
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show a table; columns whose name begins with > are set to the right."""
+        """Show a table; columns whose name begins with > are right-aligned."""
         from rich import box
         from rich.table import Table
 
@@ -157,7 +161,7 @@ class Terminal:
 
 @contextmanager
 def progress(terminal: Terminal, what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield what is called with (what is done, how much, out of how much); shown on a terminal."""
+    """Yield a callback (work, done, total) that moves a progress bar on a terminal."""
     if terminal.quiet or not terminal.err.is_terminal:
         yield lambda what, done, total: None
         return
@@ -172,15 +176,15 @@ def progress(terminal: Terminal, what: str) -> Iterator[Callable[[str, int, int]
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
     figures = (MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, *figures, console=terminal.err, transient=True) as text:
-        task = text.add_task(what, total=None)
+    with Progress(*columns, *figures, console=terminal.err, transient=True) as bar:
+        task = bar.add_task(what, total=None)
         doing = what
 
         def on_progress(what: str, done: int, total: int) -> None:
             nonlocal doing
-            if what != doing:  # the time left is told from this kind of work alone
-                text.reset(task, description=what)
+            if what != doing:  # the remaining time is estimated from this kind of work alone
+                bar.reset(task, description=what)
                 doing = what
-            text.update(task, completed=done, total=total or None)
+            bar.update(task, completed=done, total=total or None)
 
         yield on_progress

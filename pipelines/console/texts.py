@@ -1,4 +1,4 @@
-"""Where the text of a corpus comes from: folders, files of rows, data sets; always as a stream."""
+"""Streams of text for a store: from folders, files of rows and data sets."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ragspec.errors import DocumentError, InputError
 LINES = (".jsonl", ".ndjson", ".jsonl.gz", ".ndjson.gz")
 PARQUET = ".parquet"
 DOCUMENTS = (".txt", ".md", ".json", ".csv", ".pdf", ".html")
-# Columns that are taken without being named, the first that is there; then token ids.
+# Columns that are read by default, in this order; the last three hold token ids.
 TEXT_FIELDS = ("text", "content", "document", "answer", "code", "ids", "input_ids", "tokens")
 PROMPT_FIELDS = ("prompt", "messages", "question", "ids")
 DATASET = re.compile(r"[\w.-]+(/[\w.-]+)?")
-# What `Dataset.save_to_disk` leaves in a folder.
+# Files that `Dataset.save_to_disk` writes to a folder.
 SAVED = ("dataset_dict.json", "state.json")
-# What the hub's layout of a folder shows in: files named by split, or the data card's settings.
+# Marks of a folder in the hub's layout: files named by split, or settings in the data card.
 SPLIT_FILE = re.compile(
     r"(train|training|test|testing|valid|validation|val|dev|eval|evaluation)([-_.].*)?"
     r"\.(parquet|jsonl?|ndjson|csv|arrow)(\.\w+)?",
@@ -40,9 +40,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TextColumns:
-    """What to read of rows: field None for the usual names; split and config of a data set.
+    """The column of rows to read, and the split and config of a data set.
 
-    split: None for "train". skipped: called with a file that was left out and why.
+    Attributes:
+        field: Name of the column; None for the first of the usual names.
+        split: None for "train".
+        skipped: Called with each file that is left out and the reason.
     """
 
     field: str | None = None
@@ -54,9 +57,9 @@ class TextColumns:
 def read_texts(sources: Iterable[str], columns: TextColumns) -> Iterator[Item]:
     """Yield the texts (or token ids) of folders, files and data sets, one after the other.
 
-    A folder gives its documents and its files of rows, in order of path; what cannot be read there
-    is skipped. Anything that is no path is the name of a Hugging Face data set, which may lie in a
-    folder too.
+    A folder yields its documents and files of rows, in order of path; unreadable files are skipped.
+    A source that is no path is the name of a Hugging Face data set. A folder may hold a data set
+    too.
 
     Raises:
         DocumentError: A source cannot be read.
@@ -90,7 +93,7 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
         field: The column; None for the first of `prompt`, `messages`, `question` and `ids`.
 
     Raises:
-        DocumentError: The file cannot be read, or a row holds something else.
+        DocumentError: The file cannot be read, or a row holds no prompt.
         InputError: A row has no such column.
     """
     if not path.exists():
@@ -108,7 +111,7 @@ def read_prompts(path: Path, field: str | None = None) -> Iterator[Any]:
 
 
 def _has(option: str, source: str) -> bool:
-    """Say whether a split or a config means something for a source."""
+    """Return whether a source has splits or configs."""
     path = Path(source)
     if not path.is_dir():
         return not path.exists()  # the name of a data set
@@ -136,7 +139,7 @@ def _folder(folder: Path, columns: TextColumns) -> Iterator[Item]:
                 yield item
         except (DocumentError, InputError) as error:
             if isinstance(error, InputError) and columns.field is not None:
-                raise  # the column that was asked for is not there
+                raise  # the requested column is missing
             columns.skipped(str(path), str(error).removeprefix(str(path)).lstrip(" ,"))
     if empty:
         raise DocumentError(
@@ -154,7 +157,7 @@ def _file(path: Path, columns: TextColumns) -> Iterator[Item]:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file; raises DocumentError where it holds something else."""
+    """Yield the rows of a file; raise DocumentError if it holds none."""
     name = path.name.lower()
     if name.endswith(PARQUET):
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # untyped
@@ -210,7 +213,7 @@ def _hub_rows(name: str, columns: TextColumns) -> Iterator[Row]:
     if hub_answers():
         yield from _loaded(name, columns, f"{nowhere} on the hub")
         return
-    # Libraries would try again and again, for half a minute, a hub that does not answer.
+    # The libraries would retry a hub that does not answer for half a minute.
     places: tuple[Any, ...] = (datasets.config, constants)
     with ExitStack() as stack:
         for place in places:
@@ -223,7 +226,7 @@ def _hub_rows(name: str, columns: TextColumns) -> Iterator[Row]:
 def _loaded(
     name: str, columns: TextColumns, wrong: str, *, streaming: bool = True
 ) -> Iterator[Row]:
-    """Yield the rows of what datasets loads; wrong: what to say of the name where it does not."""
+    """Yield the rows of a data set; `wrong` begins the error message if it does not load."""
     import datasets
 
     try:
@@ -241,7 +244,7 @@ def _loaded(
 
 
 def _in_hub_layout(folder: Path) -> bool:
-    """Say whether a folder is a data set as the hub keeps them."""
+    """Return whether a folder holds a data set in the hub's layout."""
     files = [*folder.glob("*"), *folder.glob("data/*")]
     if any(SPLIT_FILE.fullmatch(path.name) and path.is_file() for path in files):
         return True
@@ -267,7 +270,7 @@ def _texts(rows: Iterable[Row], name: str, columns: TextColumns) -> Iterator[Ite
 
 
 def _pick(row: Row, field: str | None, usual: Iterable[str], where: str) -> str:
-    """Return the name of the column to take; raises InputError where that is not clear."""
+    """Return the name of the column to read; raise InputError if that is not clear."""
     names = [name for name in (usual if field is None else [field]) if name in row]
     texts = [name for name, value in row.items() if field is None and isinstance(value, str)]
     if names or len(texts) == 1:

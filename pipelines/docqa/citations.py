@@ -1,9 +1,9 @@
-"""Citations: which characters of an answer stand, word for word, in which document.
+"""Citations: pieces of an answer that stand word for word in a document.
 
 A span that was drafted from a passage and accepted is a verified quotation; it only has to be
 extended to whole words. Quotations that the model wrote without a draft are found by matching.
-Either way a citation is made only where the characters are equal, and what was drafted decides no
-more than what a citation was found by: the same text has the same citations at every budget.
+Either way a citation is made only where the characters are equal. Drafts decide `matched_by` alone:
+the same text has the same citations at every budget.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ragspec.retrievers.search.fusion import Hit
 from ragspec.rules.base import Step
 
 LEAST_WORDS = 4  # shorter spans are turns of phrase, not quotations, drafted or not
-SLACK = 16  # characters by which the place of a token in the answer may be misjudged
+SLACK = 16  # characters by which the estimated position of a token in the answer may be off
 WORD = re.compile(r"\w+")
 APOSTROPHES = ("'", "’")
 NO_BEGINNING = frozenset(" \n\t,;:.!?)]}")  # a quotation does not begin with the end of another
@@ -29,7 +29,7 @@ class Citation:
 
     Attributes:
         document: The document's name.
-        page: Its page, from 1, None where it has none.
+        page: Its page, from 1; None if it has none.
         matched_by: "draft" (an accepted span of that passage) or "match" (equal text).
         passage: Number of the passage in the prompt, from 1.
     """
@@ -45,7 +45,7 @@ class Citation:
 
     @property
     def place(self) -> str:
-        """Where it stands, for people."""
+        """The position in the document, in words for people."""
         where = f"characters {self.start} to {self.end}"
         return where if self.page is None else f"page {self.page}"
 
@@ -75,8 +75,11 @@ def cite(
 ) -> list[Citation]:
     """Return the citations of an answer, in its order, without overlaps.
 
-    steps: those of the generation. decode: token ids to text. short: the characters of the
-    answer proper, which is cited whatever its length, where a passage that is cited has it.
+    Args:
+        steps: The steps of the generation.
+        decode: Turns token ids into text.
+        short: Characters (start, end) of the answer proper. It is cited at any length if a cited
+            passage contains it.
     """
     texts = [hit.passage.text for hit in prompt.hits]
     quotes = [*drafted_quotes(answer, prompt, steps, decode), *matched_quotes(answer, texts)]
@@ -144,7 +147,7 @@ def drafted_quotes(
 
 
 def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
-    """Yield the longest equal pieces of four words and more."""
+    """Yield the longest pieces of at least four words that answer and passages share."""
     places: dict[str, list[tuple[int, int]]] = {}
     for hit, text in enumerate(texts):
         for start, end in windows(text):
@@ -162,7 +165,7 @@ def matched_quotes(answer: str, texts: Sequence[str]) -> Iterator[Quote]:
 
 
 def windows(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the characters of every four words in a row."""
+    """Yield the characters (start, end) of every four consecutive words."""
     words = [match.span() for match in WORD.finditer(text)]
     for first in range(len(words) - LEAST_WORDS + 1):
         yield words[first][0], words[first + LEAST_WORDS - 1][1]
@@ -171,7 +174,7 @@ def windows(text: str) -> Iterator[tuple[int, int]]:
 def short_quotes(
     answer: str, short: tuple[int, int], texts: Sequence[str], chosen: Sequence[Quote]
 ) -> Iterator[Quote]:
-    """Yield the answer proper where the passage that was quoted for it has it, word for word."""
+    """Yield the answer proper as a quotation, from the longest quoted passage that contains it."""
     quotation = answer[short[0] : short[1]]
     pattern = re.compile(rf"(?<!\w){re.escape(quotation)}(?!\w)")
     for quote in sorted(chosen, key=lambda quote: -quote.length):
@@ -201,7 +204,7 @@ def grown(answer: str, text: str, quote: Quote) -> Quote:
 
 
 def cuts_word(text: str, place: int) -> bool:
-    """Say whether a cut before character `place` would split a word ("don't" is one word)."""
+    """Return whether a cut before character `place` would split a word ("don't" is one word)."""
     if not 0 < place < len(text):
         return False
     left, before, after, right = (text[i : i + 1] for i in range(place - 2, place + 2))
@@ -213,7 +216,7 @@ def cuts_word(text: str, place: int) -> bool:
 
 
 def is_letter(character: str) -> bool:
-    """Say whether a character is part of a word."""
+    """Return whether a character is part of a word."""
     return WORD.fullmatch(character) is not None
 
 
@@ -223,7 +226,7 @@ def words_in(answer: str, quote: Quote) -> int:
 
 
 def without_overlaps(quotes: Iterable[Quote]) -> list[Quote]:
-    """Keep the longest quotations that do not overlap in the answer."""
+    """Return the longest quotations that do not overlap in the answer."""
     separate: list[Quote] = []
     order = sorted(
         quotes, key=lambda q: (-q.length, q.answer_start, q.hit, q.start, q.matched_by != "draft")

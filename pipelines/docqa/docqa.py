@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import Citation, cite
-from ragspec.pipelines.docqa.prompt import Prompt, build_prompt
+from ragspec.pipelines.docqa.prompt import Prompt, build_prompt, decoder
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, passages_for, suited
 from ragspec.reports.builder import ReportBuilder
 from ragspec.retrievers.search.dense import DEFAULT_EMBEDDER, Embedder
@@ -34,30 +34,30 @@ if TYPE_CHECKING:
 NO_ANSWER_TEXT = "The documents do not speak of this."
 REFUSED = "refused"
 NEW_TOKENS = 160
-JUDGED = 5  # passages by which it is told whether the documents speak of a question
+JUDGED = 5  # passages that decide whether the documents cover a question
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerBase:
-    """What a model wrote over passages; citations: characters of it that stand in a document."""
+    """A generated text with its citations, which stand word for word in a document."""
 
     generation: Generation
     citations: tuple[Citation, ...] = ()
 
     @property
     def supported(self) -> bool:
-        """Whether any of it was quoted from a document, word for word."""
+        """Whether any of the text was quoted from a document, word for word."""
         return bool(self.citations)
 
     @property
     def cut(self) -> bool:
-        """Whether it ended at the limit of tokens, and not by itself."""
+        """Whether the text ended at its limit of tokens."""
         return self.generation.finish_reason == "length"
 
     @property
     def repeats(self) -> bool:
-        """Whether it was ended because it said the same again and again."""
+        """Whether the text ended because it repeated itself."""
         return repeats(self.generation.tokens)
 
 
@@ -66,14 +66,13 @@ class Answer(AnswerBase):
     """The answer to one question.
 
     Attributes:
-        text: What the model wrote.
-        evidence, short: The quoted sentence and the answer proper; "" where `text` has none.
-        citations: Characters of `text` that stand in a document.
+        text: The text of the model.
+        evidence, short: The quoted sentence and the answer proper; "" if `text` has none.
         passages: The passages of the prompt, in order.
-        prompt: What the model read.
-        refused: Why the model was not called, None where it was; `text` then says that the
-            documents do not cover the question.
-        chunks: Of a long document, those that a model with its own context read.
+        prompt: The prompt of the model.
+        refused: Why the model was not called, else None; `text` then says that the documents do not
+            cover the question.
+        chunks: Chunks of a long document that a model with its own context read.
     """
 
     question: str
@@ -123,8 +122,7 @@ class DocQA:
     """Answers questions from documents, with citations.
 
     Args:
-        retriever: Finds passages (an index, or a bare function from a question to (text, score,
-            meta) triples).
+        retriever: An index, or a function from a question to (text, score, meta) triples.
         engine: Generates; None loads the bundled starter model on first use.
         skipped: Files of the folders that were not read, with the reasons.
     """
@@ -162,9 +160,9 @@ class DocQA:
         if not isinstance(values, Iterable):
             raise InputError(f"got {paths!r} as documents; expected a path, or a list of paths.")
         absolute = [os.path.abspath(path) for path in values]
-        result = load_documents(absolute, on_progress=on_progress)
+        loaded = load_documents(absolute, on_progress=on_progress)
         index = PassageIndex.build(
-            result.documents,
+            loaded.documents,
             words=words,
             embedder=embedder,
             dense=dense,
@@ -172,7 +170,7 @@ class DocQA:
             paths=absolute,
             on_progress=on_progress,
         )
-        return cls(index, engine=engine, skipped=result.skipped)
+        return cls(index, engine=engine, skipped=loaded.skipped)
 
     @classmethod
     def from_index(
@@ -188,7 +186,7 @@ class DocQA:
 
     @property
     def engine(self) -> Engine:
-        """The engine; the starter model's where none was given."""
+        """The engine; by default that of the starter model, loaded on first use."""
         if self._engine is None:
             from ragspec.engine import engine
 
@@ -197,11 +195,15 @@ class DocQA:
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """The documents of the index; none where a bare function searches."""
+        """The documents of the index; empty for another retriever."""
         return self.retriever.documents if isinstance(self.retriever, PassageIndex) else ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the index to a folder; raises InputError where a bare function searches."""
+        """Write the index to a folder.
+
+        Raises:
+            InputError: The retriever is no index over documents.
+        """
         if not isinstance(self.retriever, PassageIndex):
             raise InputError(
                 f"A {type(self.retriever).__name__} cannot be saved; only an index made from "
@@ -220,7 +222,7 @@ class DocQA:
     ) -> Prompt:
         """Search, and return the prompt that `ask` gives to the engine."""
         template = self._template(prompt, system)
-        hits, _ = self.search(question, self._passages(top_k))
+        hits, _ = self.search(question, passages_for(self.engine) if top_k is None else top_k)
         return self._prompt(question, hits, template, max_new_tokens)
 
     def _template(
@@ -229,19 +231,19 @@ class DocQA:
         return find_template(suited(self.engine.tokenizer) if prompt is None else prompt, system)
 
     def search(self, question: str, top_k: int) -> tuple[list[Hit], str | None]:
-        """Return the top_k best passages, and why they are not worth asking about, if so.
+        """Return the best passages, and the reason to refuse the question or None.
 
-        That is told from some more of them.
+        The question is judged by the best 5 passages, or by more if `top_k` is larger.
 
         Raises:
-            InputError: For an empty question or top_k < 1.
+            InputError: The question is empty, or top_k is below 1.
         """
         if top_k < 1:
             raise InputError(f"top_k is {top_k}, expected at least 1.")
         if not isinstance(question, str) or not question.strip():
             raise InputError(f"The question is empty or no text ({question!r}); ask something.")
         if not isinstance(self.retriever, PassageIndex) or self.retriever.sparse is None:
-            return self.retriever.search(question, top_k), None  # without words nothing is told
+            return self.retriever.search(question, top_k), None  # only a sparse index can judge
         hits = self.retriever.search(question, max(top_k, JUDGED))
         support = self.retriever.support(question, hits)
         if support.covered:
@@ -250,9 +252,6 @@ class DocQA:
             f"the best passage has {support.coverage:.0%} of the question's words, by their rarity "
             f"(expected {LEAST_COVERAGE:.0%} or more)"
         )
-
-    def _passages(self, top_k: int | None) -> int:
-        return passages_for(self.engine) if top_k is None else top_k
 
     def _prompt(
         self, question: str, hits: Sequence[Hit], template: PromptTemplate, max_new_tokens: int
@@ -277,17 +276,17 @@ class DocQA:
         """Answer a question from the best passages that fit the model's context.
 
         Args:
-            question: What to ask.
+            question: The question; it may not be empty.
             sampling: How tokens are chosen; greedy by default.
             max_new_tokens: Most tokens of the answer.
-            top_k: Passages; None for what suits the model, see `passages_for`.
-            prompt: "evidence", "quote", "answer", a Jinja file or a `PromptTemplate`; None for what
-                suits the model.
+            top_k: Number of passages; None for the model's default, see `passages_for`.
+            prompt: "evidence", "quote", "answer", a Jinja file or a `PromptTemplate`; None for the
+                model's default, see `suited`.
             system: System message of a chat model.
-            refuse: Refuse without calling the model where no document covers the question, see
+            refuse: Refuse without calling the model if no document covers the question, see
                 `Answer.refused`.
-            stream: Called with each piece of text as it is verified; an interrupt then ends the
-                text and keeps what was written.
+            stream: Called with each piece of text as it is verified. An interrupt then ends the
+                answer and keeps its text.
             **options: Further arguments of `Engine.generate`, such as `prediction`.
 
         Raises:
@@ -300,30 +299,20 @@ class DocQA:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         began = time.perf_counter()
         template = self._template(prompt, system)
-        hits, refused = self.search(question, self._passages(top_k))
+        top_k = passages_for(self.engine) if top_k is None else top_k
+        hits, refused = self.search(question, top_k)
         if refused is not None and refuse:
             milliseconds = (time.perf_counter() - began) * 1000
             return self.refusal(question, hits, refused, milliseconds)
         filled = self._prompt(question, hits, template, max_new_tokens)
         milliseconds = (time.perf_counter() - began) * 1000
-        options = {
-            "stop": template.stop,
-            "stopping_criteria": [EndRepetition(len(filled.token_ids))],
-            **options,
-            "max_new_tokens": max_new_tokens,
-            "spans": filled.spans,
-            "texts": (*filled.layout, *options.get("texts", ())),
-        }
-        ids = list(filled.token_ids)
-        if stream is None:
-            generation = self.engine.generate(ids, sampling, **options)
-        else:
-            generation = drain(self.engine.stream(ids, sampling, **options), stream)
-        return answer_of(question, filled, template, generation, milliseconds, self._decode)
+        options["max_new_tokens"] = max_new_tokens
+        generation = generate_answer(self.engine, filled, template, sampling, stream, **options)
+        return answer_of(question, filled, template, generation, milliseconds, self.engine)
 
     @staticmethod
     def refusal(question: str, hits: Sequence[Hit], why: str, milliseconds: float) -> Answer:
-        """Return the answer that stands in for the model's, after a search of so long."""
+        """Return the answer to a question that is refused after a search of `milliseconds`."""
         generation = refusal(milliseconds)
         return Answer(
             question=question,
@@ -339,8 +328,27 @@ class DocQA:
             refused=why,
         )
 
-    def _decode(self, tokens: Any) -> str:
-        return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))
+
+def generate_answer(
+    engine: Engine,
+    prompt: Prompt,
+    template: PromptTemplate,
+    sampling: Sampling | None,
+    stream: Callable[[str], None] | None,
+    **options: Any,
+) -> Generation:
+    """Generate the answer to a prompt with the stop strings of its template; see `DocQA.ask`."""
+    options = {
+        "stop": template.stop,
+        "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
+        **options,
+        "spans": prompt.spans,
+        "texts": (*prompt.layout, *options.get("texts", ())),
+    }
+    ids = list(prompt.token_ids)
+    if stream is not None:
+        return cast(Generation, drain(engine.stream(ids, sampling, **options), stream))
+    return cast(Generation, engine.generate(ids, sampling, **options))
 
 
 def answer_of(
@@ -349,10 +357,14 @@ def answer_of(
     template: PromptTemplate,
     generation: Generation,
     milliseconds: float,
-    decode: Callable[[Any], str],
+    engine: Engine,
 ) -> Answer:
-    """Return what came of a question, parts and quotations found; milliseconds: of searching."""
-    text = generation.text
+    """Return the answer of a generation, with its parts and its citations.
+
+    Args:
+        milliseconds: Time of the search.
+    """
+    text, decode = generation.text, decoder(engine.tokenizer)
     evidence, short = template.parts(text)
     return Answer(
         question=question,
@@ -369,13 +381,13 @@ def answer_of(
 
 
 def refusal(milliseconds: float) -> Generation:
-    """Return what stands in for a text where the model is not asked, after a search."""
+    """Return the generation of a refused question, after a search of `milliseconds`."""
     report = ReportBuilder("exact", None, 0).build([], 0.0, REFUSED).with_retrieval(milliseconds)
     return Generation(NO_ANSWER_TEXT, [], REFUSED, report.label, report, [])
 
 
 def drain(chunks: Any, stream: Callable[[str], None]) -> Any:
-    """Hand the pieces of a text on, and return its generation, also after an interrupt."""
+    """Pass each piece of a text to `stream`; return the generation, even after an interrupt."""
     try:
         for piece in chunks:
             stream(piece)

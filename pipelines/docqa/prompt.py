@@ -1,12 +1,12 @@
-"""The prompt of a question over passages, with the token span of every passage kept.
+"""The prompt of a question over passages, with the token span of every passage.
 
-What it says is the matter of a `PromptTemplate`; here the passages are brought in, as many as fit,
-and found again in the tokens.
+A `PromptTemplate` decides the words. This module inserts as many passages as fit, and locates them
+in the tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,16 +24,16 @@ CharSpan = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt of T tokens and what is known about its passages.
+    """A prompt of T tokens and the position of its passages.
 
     Attributes:
-        hits: The passages shown, passage k of the prompt at k - 1.
+        hits: The passages of the prompt, passage k at k - 1.
         spans: (start, end, hit, 0) in tokens: prompt tokens start to end are passage text of
             `hits[hit]`, whose own token 0 is at start.
-        chars: For every span, the characters of each of its tokens in the passage's text. A passage
-            has no span where the tokenizer cannot say which characters a token covers.
+        chars: For every span, the characters of each of its tokens in the passage's text. Passages
+            have no spans if the tokenizer returns no offsets.
         layout: The words around quotation and answer that the prompt asks for, to draft from.
-        left_out: Passages that were found and did not fit.
+        left_out: Passages of the search that did not fit.
     """
 
     text: str
@@ -63,12 +63,11 @@ def build_prompt(
     """Return the prompt of a question over passages, best passage first.
 
     Args:
-        room: Tokens that the prompt may have; the last passages are left out until it fits, but the
-            first stays (the engine refuses what is still too long).
-        template: How the question is put.
+        room: Most tokens of the prompt. The last passages are left out until it fits; the first
+            stays, and the engine refuses a prompt that is still too long.
 
     Raises:
-        InputError: For an empty question, no passages, or no tokenizer.
+        InputError: The question is empty, or there are no passages or no tokenizer.
     """
     if tokenizer is None:
         raise InputError("The engine has no tokenizer; questions over documents need one.")
@@ -83,8 +82,8 @@ def build_prompt(
         excess = 0 if room is None else len(prompt.token_ids) - room
         if excess <= 0 or count == 1:
             return replace(prompt, left_out=tuple(hits[count:]))
-        # What fits is told from where the passages end, so that a hundred of them are not written
-        # a hundred times.
+        # The ends of the passages show how many fit, so that a prompt of a hundred passages is not
+        # written a hundred times.
         ends = {hit: end for _, end, hit, _ in prompt.spans}
         most = ends.get(count - 1, 0) - excess
         fit = [hit + 1 for hit in range(count - 1) if ends.get(hit, most + 1) <= most]
@@ -97,7 +96,7 @@ def render(
     hits: Sequence[Hit],
     template: PromptTemplate = WORDINGS["evidence"],
 ) -> Prompt:
-    """Write the prompt over these passages, tokenise it, and find the passages in it."""
+    """Write and tokenize the prompt over these passages, and locate the passages in it."""
     special = special_of(tokenizer)
     passages = passages_of(hits, special)
     prompt = placed(
@@ -109,7 +108,7 @@ def render(
 
 
 def laid_out(tokenizer: Any, prompt: Prompt, template: PromptTemplate) -> Prompt:
-    """Return the prompt with the words around the answer that its wording asks for, if any."""
+    """Return the prompt with the words around the answer that its template asks for, if any."""
     if not template.two_lines:
         return prompt
     opening = template.opening if is_chat(tokenizer) else ""
@@ -118,8 +117,8 @@ def laid_out(tokenizer: Any, prompt: Prompt, template: PromptTemplate) -> Prompt
 
 
 def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
-    """Tokenise the text of a prompt, and find the passages of hits, in their order, in it."""
-    # A chat template has written the special tokens of the beginning already.
+    """Tokenize the text of a prompt, and locate the passages of `hits` in it, in their order."""
+    # A chat template has already written the special tokens of the beginning.
     fast = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(
         text, add_special_tokens=not is_chat(tokenizer), return_offsets_mapping=fast
@@ -131,9 +130,10 @@ def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
 
 
 def led_by(tokenizer: Any, question: str, hit: Hit, template: PromptTemplate) -> tuple[str, int]:
-    """Return a prompt over one passage, and where the passage ends in it; 0 where it is not found.
+    """Return a prompt over one passage, and the character at which the passage ends.
 
-    What stands up to there depends on the passage and on no question.
+    The text up to there does not depend on the question. The end is 0 if the template changed the
+    passage.
     """
     special = special_of(tokenizer)
     passages = passages_of([hit], special)
@@ -143,15 +143,15 @@ def led_by(tokenizer: Any, question: str, hit: Hit, template: PromptTemplate) ->
 
 
 def special_of(tokenizer: Any) -> list[str]:
-    """Return what documents must not spell out: the tokenizer's special tokens."""
+    """Return the tokenizer's special tokens, which documents must not spell out."""
     return [token for token in getattr(tokenizer, "all_special_tokens", []) if token]
 
 
 def passages_of(hits: Sequence[Hit], special: Sequence[str]) -> list[tuple[str, str]]:
-    """Return titles and texts as a prompt shows them."""
+    """Return titles, on one line each, and texts of passages, special tokens escaped."""
     return [
         (
-            one_line(escape_special_tokens(hit.passage.title, special)),
+            " ".join(escape_special_tokens(hit.passage.title, special).split()),
             escape_special_tokens(hit.passage.text, special),
         )
         for hit in hits
@@ -161,7 +161,7 @@ def passages_of(hits: Sequence[Hit], special: Sequence[str]) -> list[tuple[str, 
 def _layout(
     tokenizer: Any, ids: Sequence[int], passages: int, opening: str
 ) -> tuple[SourceText, ...]:
-    """Return how the two lines begin; the better the passage, the more often its label."""
+    """Return the beginnings of the two lines; better passages have more copies of their label."""
     labels = [f"{opening} [{k}]" for k in range(1, passages + 1) for _ in range(k, passages + 1)]
     texts = [anchored(ids, plain_ids(tokenizer, label), LAYOUT) for label in labels]
     for ending in SENTENCE_ENDS:
@@ -170,17 +170,17 @@ def _layout(
 
 
 def plain_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the token ids of a text, without the special tokens of a beginning."""
+    """Return the token ids of a text, without special tokens at its beginning."""
     return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 
-def one_line(text: str) -> str:
-    """Put a title on one line."""
-    return " ".join(text.split())
+def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
+    """Return a function from token ids to text, special tokens left out."""
+    return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
 def escape_special_tokens(text: str, special: Sequence[str]) -> str:
-    """Break special tokens that a document spells out, so that they stay plain text."""
+    """Break special tokens that a text spells out, so that they are tokenized as plain text."""
     for token in special:
         if token in text:
             text = text.replace(token, token[0] + "\u200b" + token[1:])
@@ -190,9 +190,9 @@ def escape_special_tokens(text: str, special: Sequence[str]) -> str:
 def find_spans(
     text: str, offsets: Sequence[CharSpan], hits: Sequence[Hit]
 ) -> tuple[tuple[Span, ...], tuple[tuple[CharSpan, ...], ...]]:
-    """Find each passage in the prompt's text and the tokens that lie inside it.
+    """Return the spans of the passages in the prompt, and the characters of their tokens.
 
-    A passage that the template or `escape_special_tokens` changed is not found, and gets no span.
+    A passage that the template or `escape_special_tokens` changed has no span.
     """
     spans: list[Span] = []
     chars: list[tuple[CharSpan, ...]] = []

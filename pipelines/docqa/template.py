@@ -1,11 +1,11 @@
-"""How a question over passages is put to a model: three ways by name, or a template of your own.
+"""Prompt templates for questions over passages: three by name, or a Jinja template of your own.
 
-"evidence" asks for two lines, the sentence that holds the answer and the answer itself: what is
-quoted can be checked, and copied. "quote" asks for the sentence alone, "answer" for an answer in
-the model's own words and then the sentence that supports it. A template is Jinja and is given
-`question` and `passages`, each with `number`, `title` and `text`; of a chat model it writes the
-user's turn, of any other the whole prompt. A passage that it puts on lines of its own is drafted
-and cited from. Where none is named, `suited` chooses.
+"evidence" asks for two lines, the sentence that holds the answer and the answer itself: the
+quotation can be checked, and drafted. "quote" asks for the sentence alone. "answer" asks for an
+answer in the model's own words, then for the sentence that supports it. A Jinja template receives
+`question` and `passages`, each with `number`, `title` and `text`. It writes the user's turn of a
+chat model, or the whole prompt of another model. Passages on lines of their own are drafted from
+and cited. By default `suited` chooses the template.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ONE_SENTENCE = (
     "Copy the sentence of the numbered passages that answers the question, word for word, with the "
     "number of its passage in brackets before it. Write nothing else."
 )
-# A request after the question; of seven wordings that were tried on training questions, the one
-# whose answers hold most gold answers and quotations (benchmarks/RESULTS.md).
+# Of seven prompts tried on training questions, this one led to the most gold answers and
+# quotations (benchmarks/RESULTS.md).
 READ, FIRST_THE_ANSWER = (
     "Read the passages and answer the question below.",
     "Give the answer first, then quote the sentence that supports it in double quotes.",
@@ -46,12 +46,16 @@ READ, FIRST_THE_ANSWER = (
 
 @dataclass(frozen=True, slots=True)
 class PromptTemplate:
-    """A way of putting questions.
+    """A prompt template for questions over passages.
 
-    instruction, closing: before the passages and after the question, for chat models. opening: with
-    which the answer of any other model begins. two_lines: whether evidence and answer are asked
-    for, which is drafted too; one_sentence: whether evidence alone. stop: strings that end an
-    answer. template: Jinja source in their place. system: what a chat model is told first.
+    Attributes:
+        instruction, closing: Text before the passages and after the question, for chat models.
+        opening: Beginning of the answer, for other models.
+        two_lines: Whether to ask for evidence and answer; their labels are drafted too.
+        one_sentence: Whether to ask for evidence alone.
+        stop: Strings that end an answer.
+        template: Jinja source in place of instruction, closing and opening.
+        system: System message of a chat model.
     """
 
     name: str
@@ -65,10 +69,14 @@ class PromptTemplate:
     system: str | None = None
 
     def write(self, tokenizer: Any, question: str, passages: Sequence[tuple[str, str]]) -> str:
-        """Return the text of a prompt, in the tokenizer's chat template where it has one.
+        """Return the text of a prompt, in the tokenizer's chat template if it has one.
 
-        passages: titles and texts. Raises InputError for a template that cannot be filled, and for
-        a system text without a chat template that has a place for it.
+        Args:
+            passages: Titles and texts.
+
+        Raises:
+            InputError: A template cannot be filled, or there is no chat template that takes the
+                system message.
         """
         if not is_chat(tokenizer):
             if self.system:
@@ -89,10 +97,13 @@ class PromptTemplate:
         chat: bool = True,
         first: int = 1,
     ) -> str:
-        """Return the user's turn, or the whole prompt of a model that does not chat.
+        """Return the user's turn, or without `chat` the whole prompt.
 
-        first: the number of the first passage. Raises InputError for a template that cannot be
-        filled.
+        Args:
+            first: Number of the first passage.
+
+        Raises:
+            InputError: The template cannot be filled.
         """
         if self.template is not None:
             return self._filled(question, passages, first)
@@ -124,7 +135,7 @@ class PromptTemplate:
             ) from error
 
     def parts(self, text: str) -> tuple[Span | None, Span | None]:
-        """Return the characters of evidence and of answer proper, None where one is missing."""
+        """Return the characters (start, end) of evidence and answer proper, None if missing."""
         if self.two_lines:
             match = PARTS.match(text)
             evidence = match.span("evidence") if match and match["evidence"] else None
@@ -136,16 +147,20 @@ class PromptTemplate:
 
 
 def is_chat(tokenizer: Any) -> bool:
-    """Tell whether a tokenizer has a chat template."""
+    """Return whether a tokenizer has a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 
 def templated(
     tokenizer: Any, turns: Sequence[Mapping[str, Any]], template: str | None = None
 ) -> str:
-    """Return turns in the chat template, the answer's beginning last.
+    """Return turns in the chat template, followed by the generation prompt.
 
-    template: Jinja source in place of the tokenizer's own. Raises InputError where it refuses them.
+    Args:
+        template: Jinja source in place of the tokenizer's template.
+
+    Raises:
+        InputError: The template refuses the turns.
     """
     options = {} if template is None else {"chat_template": template}
     try:
@@ -179,16 +194,16 @@ WORDINGS = MappingProxyType(
 
 
 def suited(tokenizer: Any) -> str:
-    """Return the name of the wording that suits a model where the user names none.
+    """Return the name of the default template of a model.
 
-    The bundled models were trained on the two lines of "evidence"; of a chat model more answers to
-    "answer" hold a gold answer, quote a passage and come to an end (benchmarks/RESULTS.md).
+    The bundled models were trained on the two lines of "evidence". Chat models give more complete
+    answers, gold answers and quotations with "answer" (benchmarks/RESULTS.md).
     """
     return "answer" if is_chat(tokenizer) else "evidence"
 
 
 def passages_for(engine: Any) -> int:
-    """Return how many passages suit an engine's model where the user does not say.
+    """Return the default number of passages for an engine's model.
 
     A small chat model answers better from the best passage than from three, though three hold the
     answer more often (SmolLM2-135M: 37 % of gold answers against 20 %, benchmarks/RESULTS.md).
@@ -197,24 +212,28 @@ def passages_for(engine: Any) -> int:
 
 
 def find_template(prompt: str | Path | PromptTemplate, system: str | None = None) -> PromptTemplate:
-    """Return the wording of a name, of a Jinja file, or one that is given.
+    """Return the template of a name or of a Jinja file; return a `PromptTemplate` as it is.
 
-    system: what a chat model is told first. Raises UnknownNameError for a name that is neither,
-    InputError for a file that cannot be read.
+    Args:
+        system: System message of a chat model.
+
+    Raises:
+        UnknownNameError: `prompt` is neither a name nor a file.
+        InputError: The file cannot be read.
     """
-    result = prompt
-    if isinstance(prompt, str) and prompt in WORDINGS:
-        result = WORDINGS[prompt]
-    elif not isinstance(prompt, PromptTemplate):
+    if isinstance(prompt, PromptTemplate):
+        template = prompt
+    elif isinstance(prompt, str) and prompt in WORDINGS:
+        template = WORDINGS[prompt]
+    else:
         path = Path(prompt)
         if not path.exists() and isinstance(prompt, str) and not path.suffix:
             raise UnknownNameError(unknown("prompt", prompt, WORDINGS))
         try:
-            result = PromptTemplate(str(path), template=path.read_text(encoding="utf-8"))
+            template = PromptTemplate(str(path), template=path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(
                 f"the prompt template {path} cannot be read ({error}); expected a Jinja file in "
                 f"UTF-8, or one of {', '.join(WORDINGS)}."
             ) from error
-    assert isinstance(result, PromptTemplate)
-    return result if system is None else replace(result, system=system)
+    return template if system is None else replace(template, system=system)

@@ -1,1 +1,1 @@
-"""Answers whose passage is looked up again every few tokens."""
+"""Answers whose passage is searched again every few tokens."""

@@ -1,9 +1,9 @@
-"""Iterative RAG: the passage in the prompt is looked up again every few tokens of the answer.
+"""Iterative RAG: the passage in the prompt is searched again every few tokens of the answer.
 
 In-context RALM (Ram et al. 2023, arXiv 2302.00083): the last tokens of question and answer are the
-query, and the best passage takes the place of the one before. Asking the index so often is what
-speculation hides (RaLMSpec, arXiv 2401.14021; see `retrievers.speculation.loop`): the text stays
-that of asking it every time.
+query, and the best passage replaces the one before. Speculation hides the time of these searches
+(RaLMSpec, arXiv 2401.14021; see `retrievers.speculation.loop`). The text is the same as that of
+searching every time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.engine.options import refuse_unknown
 from ragspec.engine.prefix_cache import PrefixCache, SharedPrefixes
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.citations import cite
-from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA
+from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA, answer_of
 from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
 from ragspec.pipelines.iterative.writers import (
@@ -51,22 +50,23 @@ STRIDE, QUERY_TOKENS, PREFETCH = 4, 32, 20
 class IterativeRag:
     """Answers questions and searches for a new passage every few tokens.
 
-    What it learns about times and guesses serves the next question.
+    Measured times and the success of guesses carry over to the next question.
 
     Args:
         engine: Writes the answers.
         retriever: A `PassageIndex`, any `Retriever`, or a function as `DocQA` takes it.
         stride: Tokens between two searches.
         query_tokens: Last tokens of question and answer that make a query.
-        search: "dense", "sparse" or "fused"; None for the best that the index can do.
-        speculate: "auto", "off", or strides written on guesses. It never changes the text.
+        search: "dense", "sparse" or "fused"; None for the best that the index supports.
+        speculate: "auto", "off", or the number of strides written on guesses. It never changes the
+            text.
         prefetch: Passages that one search returns for later guesses.
-        overlap: Write the next stride while a search runs; None where it pays, which is never for
-            an index in this process (0.8 to 1.0 of the speed without).
+        overlap: Write the next stride while a search runs. None decides by cost, and never overlaps
+            for an index in this process (0.8 to 1.0 of the speed without).
         flare: Search only after strides with a token below this probability (FLARE, Jiang et al.
             2023, arXiv 2305.06983, section 3.2; without its look-ahead sentence).
-        rounds: Write the whole answer this many times, each over what is found for the question
-            and the answer before, in place of strides (Iter-RetGen, Shao et al. 2023,
+        rounds: Write the whole answer this many times in place of strides, each over the passage
+            for the question and the answer before (Iter-RetGen, Shao et al. 2023,
             arXiv 2305.15294, section 3.1).
         prompt, system: See `DocQA.ask`.
 
@@ -119,7 +119,7 @@ class IterativeRag:
         )
 
     def _mode(self, search: SearchMode | str | None) -> SearchMode:
-        """Return how the index is searched; raises InputError where it cannot be."""
+        """Return the search mode; raise InputError if the retriever does not support it."""
         if not isinstance(self.retriever, PassageIndex):
             if search is not None:
                 raise InputError(
@@ -127,9 +127,8 @@ class IterativeRag:
                     "in its own way; expected none. It is for a PassageIndex."
                 )
             return SearchMode.FUSED
-        known = [mode.value for mode in SearchMode]
-        if search is not None and search not in known:
-            raise InputError(f"search is {search!r}; expected one of {', '.join(known)}.")
+        if search is not None and search not in list(SearchMode):
+            raise InputError(f"search is {search!r}; expected one of {', '.join(SearchMode)}.")
         mode = SearchMode(search or self.retriever.mode)
         self.retriever.check(mode)
         return mode
@@ -148,14 +147,14 @@ class IterativeRag:
 
         Args:
             refuse: See `DocQA.ask`.
-            stream: Called with text that will not be taken back; an interrupt then ends the text
-                and keeps what was written.
+            stream: Called with text that is final. An interrupt then ends the answer and keeps its
+                text.
             options: Further arguments of `Engine.generate`.
 
         Raises:
-            InputError: For an empty question, n > 1 or where nothing is found.
-            PromptTooLongError: Where a passage does not fit the context, and what the retriever
-                raises.
+            InputError: The question is empty, n is above 1, or the search finds nothing; also the
+                errors of the retriever.
+            PromptTooLongError: A passage does not fit the context.
         """
         refuse_unknown(options)
         sampling = seeded(sampling or Sampling(), "ask()")
@@ -174,7 +173,7 @@ class IterativeRag:
             if self.rounds is None:
                 ends = stride.generation.finish_reason != "paused"
                 text.push(stride.generation.text, ends=ends)
-            else:  # another round may say something else
+            else:  # another round may change the text
                 text.text = stride.generation.text
 
         cache = PrefixCache(self._prefixes)
@@ -222,10 +221,10 @@ class IterativeRag:
     ) -> Answer:
         strides, last = loop.strides, loop.strides[-1].generation
         text = strides if self.rounds is None else strides[-1:]
-        hits = tuple(result.hit for result in loop.answers)
+        hits = tuple(passage.hit for passage in loop.answers)
         final = prompts.of(loop.answers[-1])
         prompt = Prompt(final.text, final.ids, hits, (), ())
-        unique = list({id(each): each for each in strides}.values())  # a round may be had twice
+        unique = list({id(each): each for each in strides}.values())  # rounds may share a stride
         report = joined([each.generation.report for each in unique], last.tokens, seconds)
         searching = sum(e.milliseconds for e in loop.report.events if e.what in ("search", "guess"))
         report = replace(
@@ -234,26 +233,10 @@ class IterativeRag:
             retrieval=loop.report,
             milliseconds={**report.milliseconds, "retrieve": searching},
         )
-        evidence, short = self.template.parts(last.text)
-        return Answer(
-            question=question,
-            text=last.text,
-            evidence=last.text[slice(*evidence)] if evidence else "",
-            short=last.text[slice(*short)] if short else "",
-            citations=tuple(cite(last.text, prompt, (), lambda tokens: "", short)),
-            passages=hits,
-            report=report,
-            label=last.label,
-            generation=replace(
-                last,
-                report=report,
-                steps=[step for each in text for step in each.generation.steps],
-                logprobs=_logprobs(text),
-            ),
-            prompt=prompt,
-        )
-
-
-def _logprobs(strides: Sequence[Stride]) -> list[Any] | None:
-    logprobs = [stride.generation.logprobs for stride in strides]
-    return None if logprobs[0] is None else [item for each in logprobs for item in each or ()]
+        answer = answer_of(question, prompt, self.template, last, 0.0, self.engine)
+        steps = [step for each in text for step in each.generation.steps]
+        logprobs = None
+        if text[0].generation.logprobs is not None:
+            logprobs = [item for each in text for item in each.generation.logprobs or ()]
+        last = replace(last, report=report, steps=steps, logprobs=logprobs)
+        return replace(answer, report=report, generation=last)

@@ -1,7 +1,7 @@
-"""The prompts of one question over one passage each, whose beginning is the passage's alone.
+"""Prompts of one question over one passage each, and the writers of its answer.
 
-What stands before the question depends on the passage and on no question, and is tokenised apart:
-so its keys and values serve every question that meets the passage.
+The part before the question depends on the passage alone and is tokenized separately, so that
+every question over the passage can reuse its keys and values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ragspec.drafters.base import SourceText
 from ragspec.engine.output import Generation
 from ragspec.engine.prefix_cache import PrefixCache
-from ragspec.pipelines.docqa.prompt import Prompt, Span, laid_out, led_by, placed, plain_ids
+from ragspec.pipelines.docqa.prompt import Span, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.speculation.passages import RetrievedPassage
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StridePrompt:
-    """A question over a passage: ids [T], of which the first `prefix` are the passage's alone."""
+    """A question over a passage: ids [T], of which the first `prefix` depend on no question."""
 
     text: str
     ids: tuple[int, ...]
@@ -38,18 +38,18 @@ class StridePrompt:
 
 @dataclass(slots=True)
 class StridePrompts:
-    """Writes each passage's prompt once for a question. prompts: the prompts by passage."""
+    """Writes the prompt of each passage once for a question, and keeps them by passage."""
 
     tokenizer: Any
     question: str
     template: PromptTemplate
     prompts: dict[RetrievedPassage, StridePrompt] = field(default_factory=dict)
 
-    def of(self, result: RetrievedPassage) -> StridePrompt:
+    def of(self, passage: RetrievedPassage) -> StridePrompt:
         """Return the prompt over a passage."""
-        if result not in self.prompts:
-            self.prompts[result] = self._write(result.hit)
-        return self.prompts[result]
+        if passage not in self.prompts:
+            self.prompts[passage] = self._write(passage.hit)
+        return self.prompts[passage]
 
     def words(self, written: Sequence[int], count: int) -> str:
         """Return the last `count` tokens of question and text, as text; never blank."""
@@ -59,21 +59,18 @@ class StridePrompts:
 
     def _write(self, hit: Hit) -> StridePrompt:
         text, end = led_by(self.tokenizer, self.question, hit, self.template)
-        if not end:  # a template that changed the passage: all of it is read as one
-            whole = placed(self.tokenizer, text, [hit])
-            return StridePrompt(text, whole.token_ids, 0, whole.spans, self._layout(whole))
-        prefix = placed(self.tokenizer, text[:end], [hit])
-        ids = (*prefix.token_ids, *plain_ids(self.tokenizer, text[end:]))
-        layout = self._layout(Prompt(text, ids, (hit,), (), ()))
-        return StridePrompt(text, ids, len(prefix.token_ids), prefix.spans, layout)
-
-    def _layout(self, prompt: Prompt) -> tuple[SourceText, ...]:
-        return laid_out(self.tokenizer, prompt, self.template).layout
+        # At end 0 the template changed the passage, and no part can be shared.
+        prefix = placed(self.tokenizer, text[: end or len(text)], [hit])
+        rest = plain_ids(self.tokenizer, text[end:]) if end else []
+        prompt = replace(prefix, text=text, token_ids=(*prefix.token_ids, *rest))
+        layout = laid_out(self.tokenizer, prompt, self.template).layout
+        shared = len(prefix.token_ids) if end else 0
+        return StridePrompt(text, prompt.token_ids, shared, prompt.spans, layout)
 
 
 @dataclass(slots=True)
 class AnswerStream:
-    """Hands on text that stays, but for what may be the beginning of a stop string."""
+    """Streams final text, and holds back what may be the beginning of a stop string."""
 
     stream: Callable[[str], None] | None
     stops: Sequence[str] | str = ()
@@ -81,14 +78,19 @@ class AnswerStream:
     sent: int = 0
 
     def push(self, text: str, *, ends: bool) -> None:
-        """Take all of the text that will not be taken back; ends: whether none will follow."""
+        """Take the final part of the text and stream what is new of it.
+
+        Args:
+            text: The text from its beginning.
+            ends: Whether the text is complete.
+        """
         self.text = text
         stops = (self.stops,) if isinstance(self.stops, str) else self.stops
         held = 0 if ends else max((len(stop) for stop in stops), default=1) - 1
         self._give(len(text) if ends else len(text.rstrip("\ufffd")) - held)
 
     def end(self) -> None:
-        """Hand on what was held back."""
+        """Stream the text that was held back."""
         self._give(len(self.text))
 
     def _give(self, end: int) -> None:
@@ -106,12 +108,12 @@ class Stride:
 
     @property
     def least(self) -> float:
-        """The probability of its least probable token, where log-probabilities were kept."""
+        """The probability of its least probable token; 0 without log-probabilities."""
         logprobs = self.generation.logprobs or ()
         return min((math.exp(token.logprob) for token in logprobs), default=0.0)
 
     def cancelled(self) -> Stride:
-        """Return the stride as the last of a text that was interrupted."""
+        """Return the stride as the last one of an interrupted text."""
         report = replace(self.generation.report, finish_reason="cancelled")
         return Stride(
             self.tokens, replace(self.generation, report=report, finish_reason="cancelled")
@@ -122,8 +124,10 @@ class Stride:
 class PassageWriter:
     """Writes the strides of one answer over one cache.
 
-    engine: nobody listens to its texts. stride: tokens of a stride. scored: whether the
-    probabilities of its tokens are wanted.
+    Attributes:
+        engine: An engine without callbacks.
+        stride: Tokens of a stride.
+        scored: Whether to return the log-probabilities of its tokens.
     """
 
     engine: Engine
@@ -152,7 +156,7 @@ class PassageWriter:
         return {
             "stopping_criteria": [EndRepetition(len(prompt.ids))],
             **self.options,
-            # So drafts name the passage of their stride, as `Answer.passages` has them.
+            # The origin of a draft is the number of its passage in `Answer.passages`.
             "spans": [(start, end, number, at) for start, end, _, at in prompt.spans],
             "texts": (*prompt.layout, *self.options.get("texts", ())),
             "prefix_cache": self.prefix_cache,
@@ -162,29 +166,29 @@ class PassageWriter:
 
 @dataclass(slots=True)
 class RoundWriter:
-    """Writes an answer as a whole, round after round; a stride is a whole answer.
+    """Writes the whole answer in each of `rounds` rounds; a stride is a whole answer.
 
-    The answer before is the draft of the next one, and over a passage that was had before the
-    answer is the one that was written over it. rounds: how many there are.
+    The previous answer is the prediction of the next one. A passage that returns brings back the
+    answer that was written over it.
     """
 
     strides: PassageWriter
     rounds: int
-    _known: dict[RetrievedPassage, Stride] = field(default_factory=dict)
+    _answers: dict[RetrievedPassage, Stride] = field(default_factory=dict)
 
     def write(self, answer: RetrievedPassage, before: Sequence[Stride]) -> tuple[Stride, bool]:
         """Return the answer over a passage, and whether it is the last one."""
-        if answer not in self._known:
+        if answer not in self._answers:
             strides = self.strides
             options = strides.options_over(answer, len(before))
             if before and strides.engine.drafter is not None:
                 options.setdefault("prediction", before[-1].generation.tokens)
             prompt = list(strides.prompts.of(answer).ids)
             generation = strides.engine.generate(prompt, strides.sampling, **options)
-            self._known[answer] = Stride(tuple(generation.tokens), generation)
-        return self._known[answer], len(before) + 1 >= self.rounds
+            self._answers[answer] = Stride(tuple(generation.tokens), generation)
+        return self._answers[answer], len(before) + 1 >= self.rounds
 
 
 def tokens_of(strides: Sequence[Stride]) -> list[int]:
-    """Return the tokens of strides that go on after each other."""
+    """Return the tokens of consecutive strides."""
     return [token for stride in strides for token in stride.tokens]

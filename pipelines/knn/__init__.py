@@ -1,1 +1,1 @@
-"""A kNN language model: a target, and a datastore that says what came next elsewhere."""
+"""A kNN language model: a target and a datastore of the tokens after similar contexts."""

@@ -1,9 +1,9 @@
-"""A kNN language model: every token is chosen by the target and by a datastore together.
+"""A kNN language model: target and datastore choose every token together.
 
 Khandelwal et al. 2020 (arXiv 1911.00172): the distribution of the next token is a mixture of the
-target's and of what followed the most similar contexts of the datastore. Looking these up for every
-token is what speculation hides (RaLMSpec, arXiv 2401.14021; see `retrievers.knn.text`): the text
-stays that of looking up every time.
+target's distribution and of the tokens that followed the most similar contexts in the datastore.
+Speculation hides the time of these searches (RaLMSpec, arXiv 2401.14021; see
+`retrievers.knn.text`). The text is the same as that of searching for every token.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ragspec.engine.output import Generation
 from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.engine.prompts import encode_prompts
 from ragspec.errors import InputError
+from ragspec.pipelines.docqa.prompt import decoder
 from ragspec.pipelines.iterative.writers import AnswerStream
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import Guessing, Knn
@@ -31,31 +32,28 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
 
 K, WEIGHT = 32, 0.25
-FURTHER = 0.1  # what each further query of a search adds, as a share of a single one, about
-OF_MODEL = (
-    "prefix_cache",
-    "stop_after",
-    "prefix",
-    "transform",
-    "resume_from",
-)  # options that are set here
+FURTHER = 0.1  # cost of each further query of a search, about, as a share of a single query
+# Options that `KnnLM` sets itself.
+OF_MODEL = ("prefix_cache", "stop_after", "prefix", "transform", "resume_from")
 
 
 class KnnLM:
-    """Continues texts by an engine's model and a datastore of it.
+    """Continues texts with an engine's model and a datastore of that model.
+
+    The constructor prepares the keys for searches, which takes seconds for a million. Measured
+    times and the success of guesses carry over to the next text.
 
     Args:
-        k: Neighbours.
-        weight: Theirs in the mixture, 0 to 1.
-        temperature: Of squared distances, None for the one that was fitted when the datastore was
-            built.
-        speculate: "auto", "off", or a number of tokens that are written on guesses before they are
-            checked; it changes the time and never the text, whose label is `exact-for(knn)`. What
-            is learned about times and guesses serves the next text. The keys are made ready for
-            searches here, which takes seconds for a million.
+        k: Number of neighbours.
+        weight: Their weight in the mixture, 0 to 1.
+        temperature: Temperature of squared distances; None for the one fitted at the build of the
+            datastore.
+        speculate: "auto", "off", or the number of tokens written on guesses before they are
+            checked. It never changes the text, whose label is `exact-for(knn)`.
 
     Raises:
-        InputError, StoreError: For a datastore of another model or tokenizer.
+        InputError, StoreError: The datastore is of another model or tokenizer, or an argument is
+            out of range.
     """
 
     def __init__(
@@ -97,17 +95,16 @@ class KnnLM:
         stream: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Generation:
-        """Return what follows one prompt; `report.retrieval` has the searches.
+        """Continue one prompt; `report.retrieval` has the searches.
 
         Args:
             prompt: Text, chat messages or token ids.
-            stream: Called with text that will not be taken back; an interrupt then ends the text
-                and keeps what was written.
+            stream: Called with text that is final. An interrupt then ends the text and keeps it.
             options: Further arguments of `Engine.generate`.
 
         Raises:
-            InputError: For several prompts, n > 1 and options that are set here.
-            PromptTooLongError: What is wrong, and a remedy.
+            InputError: There are several prompts, n is above 1, or `KnnLM` sets the option itself.
+            PromptTooLongError: The prompt does not fit the context.
         """
         refuse_unknown(options)
         for name in OF_MODEL:
@@ -121,13 +118,16 @@ class KnnLM:
             raise InputError("stream= takes text but the engine has no tokenizer; pass one")
         text = self._text(encoded.ids[0], sampling, options, stream)
         try:
-            result = text.run()
+            generation = text.run()
         except KeyboardInterrupt:
             if stream is None or not text.cut():
                 raise
-            result = self._cut(text)
-        self.engine.notify(result)
-        return result
+            partial = text.result()
+            report = replace(partial.report, finish_reason="cancelled")
+            written = decoder(self.engine.tokenizer)(partial.tokens)
+            generation = replace(partial, text=written, finish_reason="cancelled", report=report)
+        self.engine.notify(generation)
+        return generation
 
     def _text(
         self,
@@ -144,7 +144,7 @@ class KnnLM:
         def write(
             written: Sequence[int], stop_after: int | None, distribution: Transform
         ) -> Generation:
-            current = {
+            every = {
                 **options,
                 "prefix_cache": cache,
                 "resume_from": written,
@@ -152,26 +152,16 @@ class KnnLM:
                 "transform": distribution,
             }
             if isinstance(distribution, Guessing):
-                current["logprobs"] = None  # they are those of the checked distribution
-            result: Generation = engine.generate(prompt, sampling, **current)
-            return result
+                every["logprobs"] = None  # they come from the checked distribution
+            generation: Generation = engine.generate(prompt, sampling, **every)
+            return generation
 
         def show(tokens: Sequence[int], last: Generation | None) -> None:
             if stream is not None:
-                text.push(last.text if last else self._decoded(tokens), ends=last is not None)
+                decode = decoder(engine.tokenizer)
+                text.push(last.text if last else decode(tokens), ends=last is not None)
 
         return KnnText(
             write, self.knn, prompt, self.schedule, top=top, on_accept=show,
             waits=self.speculate == "off", whole=stream is None,
         )  # fmt: skip
-
-    def _cut(self, text: KnnText) -> Generation:
-        """Return what was written of an interrupted text."""
-        result = text.result()
-        report = replace(result.report, finish_reason="cancelled")
-        return replace(
-            result, text=self._decoded(result.tokens), finish_reason="cancelled", report=report
-        )
-
-    def _decoded(self, tokens: Sequence[int]) -> str:
-        return str(self.engine.tokenizer.decode(tokens, skip_special_tokens=True))

@@ -1,12 +1,11 @@
-"""What a drafter reads of a long document: the chunks that a question finds, in their order.
+"""The chunks of a long document that a drafter reads: the best for a question, in document order.
 
 RAPID (Chen et al. 2025, arXiv 2502.20330, section 3.1) retrieves chunks of 512 tokens up to a
 twenty-fourth of the document, and at least 4,096 tokens, of those whose cosine with the question
-is at least 0.3. Documents that fit the context of a small model are shorter than that, so that
-here an eighth of the document is the most, in chunks of about 128 tokens where it has less than
-16,384. BM25 searches beside the vectors, and the floor holds for an embedder that the caller
-names: a cosine says little of the small one that is bundled. A question that finds nothing gets the
-beginning.
+is at least 0.3. Documents that fit the context of a small model are shorter. Here an eighth of the
+document is the limit, and documents below 16,384 tokens have chunks of about 128 tokens. BM25
+searches too. The least cosine holds only for an embedder that the caller names, since a cosine of
+the small bundled one says little. A question without matches gets the beginning.
 """
 
 from __future__ import annotations
@@ -31,21 +30,23 @@ if TYPE_CHECKING:
 SHARE, MOST, LARGEST_SHARE = 24, 4096, 8
 SHORT = 16384  # tokens of a document that is cut into small chunks
 WORDS_SHORT, WORDS_LONG = 96, 384  # of a chunk: about 128 and 512 tokens
-HIT_MARK = 64  # chunks that are looked at
+MOST_HITS = 64  # chunks that a search returns
 FLOOR = 0.3  # least cosine
 
 
 def room_of(tokens: int) -> int:
-    """Return how many tokens of chunks a drafter reads of a document of so many."""
+    """Return how many tokens of chunks a drafter reads of a document of `tokens` tokens."""
     return max(1, min(max(tokens // SHARE, min(MOST, tokens)), tokens // LARGEST_SHARE))
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSearch:
-    """How chunks are found.
+    """Settings of the search for chunks.
 
-    embedder: see `PassageIndex.build`, None for the bundled one. whole: chunks come from the whole
-    document, as in the paper, and not from what the target reads of it.
+    Attributes:
+        embedder: See `PassageIndex.build`; None for the bundled one.
+        whole: Take chunks from the whole document, as in the paper, instead of the part that the
+            target reads.
     """
 
     embedder: str | Path | Embedder | None = None
@@ -54,16 +55,18 @@ class ChunkSearch:
 
 @dataclass(frozen=True, slots=True)
 class ChunkHits:
-    """What a question found: the chunks in document order, and the prompt over them."""
+    """The chunks of a question in document order, and the prompt over them."""
 
     chunks: tuple[Hit, ...]
     prompt: tuple[int, ...]
 
 
 class Chunks:
-    """The chunks of a document, and what a question finds in them.
+    """Searches the chunks of a document.
 
-    hit: the part that the target reads. tokens: its length.
+    Args:
+        hit: The part that the target reads.
+        tokens: Length of its prompt.
     """
 
     def __init__(self, document: Document, hit: Hit, tokens: int, search: ChunkSearch) -> None:
@@ -88,15 +91,15 @@ class Chunks:
         return ChunkHits(tuple(map(self._placed, ordered)), ids)
 
     def spans(self, question: str, prompt: Prompt) -> list[tuple[int, int]]:
-        """Return where the chunks that fit stand in a prompt over the document, in its order.
+        """Return the tokens (start, end) of the chunks that fit in a prompt over the document.
 
-        From and to in tokens, the last that was found cut to what fits; none where the tokenizer
-        does not tell where its tokens are from.
+        They are in document order; the last match is cut to fit. The list is empty if the tokenizer
+        returns no offsets.
         """
         if not prompt.spans:
             return []
         first, starts = prompt.spans[0][0], [start for start, _ in prompt.chars[0]]
-        result, left = list[tuple[int, int]](), self.room
+        spans, left = list[tuple[int, int]](), self.room
         for hit in self._hits(question):
             chunk = self._placed(hit).passage
             start, end = (
@@ -104,24 +107,24 @@ class Chunks:
                 for place in (chunk.start, chunk.end)
             )
             end = min(end, start + left)
-            if start < end:  # of a chunk that the target does not read there is nothing
-                result.append((start, end))
+            if start < end:  # empty for a chunk that the target does not read
+                spans.append((start, end))
                 left -= end - start
-        return sorted(result)
+        return sorted(spans)
 
     def _hits(self, question: str) -> Sequence[Hit]:
-        """Return what the question finds, best first; the beginning where that is nothing."""
-        hits = self._index.search(question, HIT_MARK)
+        """Return the matches of a question, best first; without any, the first chunks."""
+        hits = self._index.search(question, MOST_HITS)
         passages, dense = self._index.passages, self._index.dense
         if self._floor is not None and dense is not None:
             cosines = dense.search(question, len(passages))
             close = {passages[number] for number, cosine in cosines if cosine >= self._floor}
             hits = [hit for hit in hits if hit.passage in close]
         beginning = (Hit(self._index.documents[0], each, 0.0) for each in passages)
-        return hits or list(beginning)[:HIT_MARK]
+        return hits or list(beginning)[:MOST_HITS]
 
     def _placed(self, hit: Hit) -> Hit:
-        """Return a chunk as it stands in the document."""
+        """Return a chunk with its position in the document."""
         passage, by = hit.passage, self._start
         moved = replace(passage, start=passage.start + by, end=passage.end + by)
         return replace(hit, document=self.document, passage=moved)

@@ -20,10 +20,7 @@ RAPID = "rapid"
 
 @dataclass(frozen=True, slots=True)
 class AnswerWriter:
-    """What answers are written with.
-
-    Transform: of the target's distribution, None for the distribution itself.
-    """
+    """An engine for answers, and the transform of its target's distribution, if any."""
 
     engine: Engine
     transform: Transform | None = None
@@ -36,21 +33,27 @@ def writer_of(
     mode: str,
     eta: float | None,
 ) -> AnswerWriter:
-    """Return who writes in a mode; see `LongDocument.open` for the arguments.
+    """Return the engine and transform of a mode; see `LongDocument.open` for the arguments.
 
-    Raises InputError, UnknownNameError, TokenizerMismatchError.
+    Raises:
+        InputError: An argument is out of range.
+        UnknownNameError: There is no such mode or drafter.
+        TokenizerMismatchError: The draft model has another tokenizer.
     """
     from ragspec.engine.engine import Engine as AnyEngine
 
-    eta_of(mode, eta)  # refuses what is wrong, also where nobody reads chunks
+    eta_of(mode, eta)  # checks both even if no model reads chunks
     several = isinstance(drafter, Sequence) and not isinstance(drafter, str)
     requests: list[Any] = list(cast(Sequence[Any], drafter)) if several else [drafter]
     requests = [each for each in requests if each is not None]
     if mode == "exact" and draft_model is None and not requests:
         return AnswerWriter(engine)
-    rapid = None
+    rapid = None  # reads the chunks
     if mode != "exact" or draft_model is not None or RAPID in requests:
-        rapid = Rapid(_reader(engine, draft_model), mode=mode, eta=eta)
+        reader = engine.target
+        if draft_model is not None:
+            reader = model_drafter(draft_model, engine.tokenizer, engine.target).model
+        rapid = Rapid(reader, mode=mode, eta=eta)
     sources = [rapid if each == RAPID else each for each in requests] or [engine.drafter]
     if draft_model is not None and rapid not in sources:
         sources.append(rapid)
@@ -58,10 +61,3 @@ def writer_of(
         drafters = [each for each in sources if each is not None]
         engine = AnyEngine(engine.target, engine.tokenizer, drafters, budget=engine.budget)
     return AnswerWriter(engine, None if rapid is None else rapid.transform)
-
-
-def _reader(engine: Engine, draft_model: Any) -> Any:
-    """Return what reads the chunks: the draft model, or the target itself."""
-    if draft_model is None:
-        return engine.target
-    return model_drafter(draft_model, engine.tokenizer, engine.target).model

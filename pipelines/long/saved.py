@@ -1,14 +1,13 @@
-"""What a model made of a document, on disk: keys and values, and what they are of.
+"""A prefilled document on disk: its text, and its keys and values.
 
-A store that is whole or absent, every file hashed; keys and values are mapped when they are
-opened, not read. They are those of one model in one type of numbers, over tokens of one tokenizer.
+The store is complete or absent, and every file is hashed. Opening maps the keys and values into
+memory without reading them. They belong to one model, dtype and tokenizer.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from ragspec.retrievers.search.passage_index import read_document as parse_docum
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.base import Beginning, CachedSession, TargetSession
+from ragspec.verification.base import Beginning, CachedSession
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -37,11 +36,15 @@ LAYERS, DOCUMENT, STATES = "layers.bin", "document.json", "states.bin"
 
 @dataclass(frozen=True, slots=True)
 class SavedDocument:
-    """A document that was read: its text, how questions over it are put, and what was kept.
+    """A prefilled document, with the template of its questions.
 
-    tokens: of the prompt up to the end of the document. part: of the document's own tokens, from
-    and to, None for all; characters: the same in its text. states [copies, T, H]: what the output
-    head read at the tokens, for drafters that need hidden states; None where none was asked for.
+    Attributes:
+        tokens: Tokens of the prompt up to the end of the document [T].
+        part: The document's own tokens that were read, from and to; None for all.
+        characters: The same part in characters of its text.
+        beginning: Keys and values of `tokens`, by layer.
+        states: Inputs of the output head at `tokens` [copies, T, H], for drafters that need hidden
+            states; None if not requested.
     """
 
     document: Document
@@ -54,7 +57,11 @@ class SavedDocument:
 
 
 def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
-    """Write what was read of a document; raises StoreError."""
+    """Write a prefilled document to a folder.
+
+    Raises:
+        StoreError: The folder cannot be written.
+    """
 
     def fill(folder: Path) -> Contents:
         layers = [part for pair in saved.beginning for part in pair]
@@ -90,7 +97,7 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
 
 
 def _write(path: Path, parts: Sequence[Tensor]) -> list[list[int]]:
-    """Write tensors one behind the other; return their shapes."""
+    """Write tensors one after the other; return their shapes."""
     with path.open("wb") as file:
         for part in parts:
             raw = part.detach().cpu().contiguous()
@@ -99,9 +106,10 @@ def _write(path: Path, parts: Sequence[Tensor]) -> list[list[int]]:
 
 
 def open_document(path: Path, engine: Engine, verify: Verify = "full") -> SavedDocument:
-    """Open what `save_document` wrote with this model.
+    """Open a document that `save_document` wrote with this model.
 
-    Raises StoreError where it is missing, damaged, of another model, tokenizer or type of numbers.
+    Raises:
+        StoreError: It is missing, damaged, or of another model, tokenizer or dtype.
     """
     store = open_store(Path(path), KIND, verify=verify)
     what = f"the saved document {path}"
@@ -128,7 +136,7 @@ def _read(store: OpenStore, engine: Engine, what: str) -> SavedDocument:
     layers = _mapped(store.file(LAYERS), facts["shapes"], dtype, engine.target.device)
     if len(layers) % 2:
         raise ValueError(f"{LAYERS} has {len(layers)} parts, which are no pairs")
-    shape = facts.get("states")  # which stores of before, and of other drafters, do not have
+    shape = facts.get("states")  # missing in older stores and without a drafter that needs them
     states = _mapped(store.file(STATES), shape, dtype, engine.target.device) if shape else [None]
     return SavedDocument(
         parse_document(record["document"]),
@@ -142,7 +150,7 @@ def _read(store: OpenStore, engine: Engine, what: str) -> SavedDocument:
 
 
 def _mapped(path: Path, shapes: Any, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Map tensors that lie one behind the other."""
+    """Map the tensors of a file that `_write` made."""
     sizes = [int(torch.Size(shape).numel()) for shape in shapes]
     if path.stat().st_size != sum(sizes) * dtype.itemsize:
         raise ValueError(f"{path.name} has {path.stat().st_size} bytes for {len(sizes)} parts")
@@ -158,42 +166,41 @@ OnRead = Callable[[int, int], None]
 def read_document(
     engine: Engine,
     tokens: tuple[int, ...],
-    context: AbstractContextManager[PrefixCache],
+    cache: PrefixCache,
     *,
     states: bool,
     on_read: OnRead | None,
 ) -> Tensor | None:
-    """Read a prompt up to its document's end into a context, whose prefixes keep keys and values.
+    """Prefill a prompt up to the end of its document, and keep its keys and values.
 
-    tokens: T of them. states: whether to return what the output head reads at each token,
-    [copies, T, H], too; None where not, or where the model does not tell. Raises
-    UnsupportedModelError for a model whose keys and values cannot be kept.
+    Args:
+        tokens: The prompt [T].
+        cache: Its shared prefixes then hold the keys and values.
+        states: Whether to return the inputs of the output head, if the model exposes them.
+        on_read: Called with the tokens read and their total.
+
+    Returns:
+        The inputs of the output head [copies, T, H], or None.
+
+    Raises:
+        UnsupportedModelError: The model's keys and values cannot be kept.
     """
     engine.target.check_prompt(tokens)
     size, text = len(tokens), list(tokens)
-    with context as selected:
-        # One token more than is read: of a prompt the last one is always read again.
-        opened = selected.open(engine.target, [*text, text[-1]], size + 1, size)
-        with opened as (session, _):
-            if isinstance(session, CachedSession):
-                session.on_read = on_read
-            result = _read_document(session, text, states)
-        prefixes = selected.prefixes
-    if prefixes.find(engine.target, tokens) is None:
+    hidden = None
+    # One token more than is read: the last token of a prompt is always read again.
+    with cache.open(engine.target, [*text, text[-1]], size + 1, size) as (session, _):
+        if isinstance(session, CachedSession):
+            session.on_read = on_read
+        if states and isinstance(session, CachedSession):
+            hidden = session.read_states(text)
+        else:
+            session.verify([text], [DraftTree.empty()])
+        session.commit([()])
+    if cache.prefixes.find(engine.target, tokens) is None:
         raise UnsupportedModelError(
             f"what {type(engine.model).__name__} makes of a document cannot be saved: its "
             "cache cannot be cut, or its positions depend on the prompt's length. Ask it with "
             "DocQA over passages."
         )
-    return result
-
-
-def _read_document(session: TargetSession, tokens: list[int], states: bool) -> Tensor | None:
-    """Read tokens into a session; return their states where they are wanted and told."""
-    result = None
-    if states and isinstance(session, CachedSession):
-        result = session.read_states(tokens)
-    else:
-        session.verify([tokens], [DraftTree.empty()])
-    session.commit([()])
-    return result
+    return hidden

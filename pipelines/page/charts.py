@@ -1,7 +1,7 @@
-"""Who gave a token, and its colour: one colour a source, the same on every page.
+"""Charts of a trace, and the colours of sources: one for each source, the same on every page.
 
-The eight colours of the pages are told apart also with red-, green- or blue-blind eyes, and by
-lightness alone for the most part; a source that the table does not know takes a free one.
+The eight colours are distinguishable for red-, green- and blue-blind readers too, and mostly by
+lightness alone. A source without a colour of its own takes a free one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ragspec.rules.base import Step
 
 TARGET = "target model"
 COLOURS = 8
-# Names of sources that are no methods: texts, and levels of methods.
+# Sources that are no methods: texts, and levels of methods.
 OTHERS: Mapping[str, int] = MappingProxyType(
     {"prediction": 7, "corpus": 1, "history": 4, "answers": 4, "statistics": 6, "layout": 6}
 )
 
 
 def preferred() -> Mapping[str, int]:
-    """Return the colour that a name would like; of names that share one the first keeps it."""
+    """Return the preferred colour of each name; the first of names that share one has priority."""
     methods = {name: describe(name).colour for name in names("drafter")}
     record = {name: colour for name, colour in methods.items() if colour is not None}
     listed = {name: record[name] for name in record if describe(name).listed}
@@ -35,7 +35,7 @@ def preferred() -> Mapping[str, int]:
 
 
 def colours_of(steps: Sequence[Step]) -> dict[str, str]:
-    """Return the class of colour of every source that drafted, the most useful first."""
+    """Return the colour class of every source that drafted, the most accepted first."""
     drafted, accepted = count_sources(steps)
     slots = slots_of(drafted)
     ranked = sorted(drafted, key=lambda name: (-accepted[name], -drafted[name], name))
@@ -43,11 +43,10 @@ def colours_of(steps: Sequence[Step]) -> dict[str, str]:
 
 
 def slots_of(sources: Iterable[str]) -> dict[str, int]:
-    """Return the number of each name's colour; up to as many names as colours get one each."""
+    """Return the number of each name's colour; up to eight names have distinct ones."""
     names, liked = dict.fromkeys(sources), preferred()
-    known = [name for name in liked if name in names]
     slots: dict[str, int] = {}
-    for name in (*known, *sorted(names.keys() - set(known))):
+    for name in (*filter(names.__contains__, liked), *sorted(names.keys() - liked.keys())):
         first = liked.get(name, crc32(name.encode("utf-8", "replace")) % COLOURS)
         free = ((first + i) % COLOURS for i in range(COLOURS))
         slots[name] = next((slot for slot in free if slot not in slots.values()), first)
@@ -58,7 +57,7 @@ WIDTH, LEFT, RIGHT, BOTTOM, TOP = 960, 42, 12, 22, 8
 ROOM = WIDTH - LEFT - RIGHT
 STEPS_HEIGHT = 168
 LANES_LEFT, LANES_HEIGHT = 84, 104
-FEWEST = 24  # columns that a chart has room for at least, so that few do not become walls
+FEWEST = 24  # least columns that a chart has room for, so that few columns stay narrow
 BASES = (1, 2, 5)
 
 
@@ -75,10 +74,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The place of one column, from top to bottom, and what it says when pointed at.
-
-    number: the step, or the first token.
-    """
+    """A full-height column of a chart, with the number of its step or event and a tooltip."""
 
     number: int
     x: float
@@ -96,7 +92,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Stacked bars in columns; `mean` is the height of the line of the mean, if there is one."""
+    """Stacked bars in columns; `mean` is the height of the mean line, if there is one."""
 
     bars: list[Bar]
     columns: list[Column]
@@ -115,7 +111,7 @@ class Chart:
 
 
 def first_number(steps: Sequence[Step]) -> int:
-    """Return the number of the first step: 0 where it is the prefill, which drafts nothing."""
+    """Return the number of the first step: 0 if it is the prefill, which has no draft."""
     return 0 if steps and "prefill" in steps[0].milliseconds else 1
 
 
@@ -129,7 +125,9 @@ def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
     bars: list[Bar] = []
     columns: list[Column] = []
     for place, step in enumerate(steps):
-        parts = Counter(_givers(step))
+        names, accepted = sources_of(step), accepted_of(step)
+        parts = Counter(names[node] for node in accepted)
+        parts[TARGET] = len(step.tokens) - len(accepted)
         x = LEFT + place * slot
         bars += _stacked(parts, colours, x, slot, base, unit)
         tip = f"step {first + place}: {_summary(parts, colours)}; {len(step.tree)} drafted"
@@ -144,7 +142,7 @@ def step_chart(steps: Sequence[Step], colours: Mapping[str, str]) -> Chart:
 
 
 def search_chart(events: Sequence[Event]) -> Chart:
-    """Return what was written and searched when, in two lanes along the time of a text."""
+    """Return a timeline of the strides and searches of a text, in two lanes."""
     whole = max([1.0, *(event.start + event.milliseconds for event in events)])
     unit, base = (WIDTH - LANES_LEFT - RIGHT) / whole, LANES_HEIGHT - BOTTOM
     lane = (base - TOP) / 2
@@ -170,7 +168,7 @@ def search_chart(events: Sequence[Event]) -> Chart:
 
 
 def _kind(event: Event) -> tuple[str, str]:
-    """Return the class of colour of what was done, and its name."""
+    """Return the colour class and the name of an event."""
     if event.what == "search":
         several = f"{event.queries} queries" if event.queries > 1 else "1 query"
         return "s2", f"search of {several}"
@@ -181,13 +179,6 @@ def _kind(event: Event) -> tuple[str, str]:
     return "s0", "stride"
 
 
-def _givers(step: Step) -> Iterator[str]:
-    """Yield who gave each emitted token."""
-    names, accepted = sources_of(step), accepted_of(step)
-    yield from (names[node] for node in accepted)
-    yield from [TARGET] * (len(step.tokens) - len(accepted))
-
-
 def _stacked(
     parts: Mapping[str, int],
     colours: Mapping[str, str],
@@ -196,7 +187,7 @@ def _stacked(
     base: float,
     unit: float,
 ) -> Iterator[Bar]:
-    """Yield the parts of one column from the axis up, the target's own last."""
+    """Yield the bars of one column from the axis up, the target's last."""
     width = max(slot - min(3.0, slot / 4), 0.5)
     top = float(base)
     for name, n in _ordered(parts, colours):

@@ -1,4 +1,4 @@
-"""What a page shows of one run: plain strings and numbers, computed from its trace."""
+"""The contents of the page of one run: strings and numbers, computed from its trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEANINGS = {
 
 
 def meaning_of(label: str) -> str:
-    """Return what a label says, for people."""
+    """Return the meaning of a label in words for people."""
     kind = kind_of_label(label)
     if kind.startswith("exact-for") and EXACT_FOR_LABEL not in label:
         distribution = label.removeprefix("exact-for(").partition(")")[0]
@@ -47,7 +47,7 @@ def meaning_of(label: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of the answer that one source gave in one step; `lead` is the space before it."""
+    """A piece of the answer from one source in one step; `lead` is the space before it."""
 
     lead: str
     text: str
@@ -57,7 +57,7 @@ class Span:
 
     @classmethod
     def of(cls, text: str, css: str, tip: str, step: int = 0) -> Span:
-        """Return the span of `text`, its leading space kept apart so that it gets no colour."""
+        """Return the span of `text`; its leading space is separate and stays uncoloured."""
         rest = text.lstrip()
         return cls(text[: len(text) - len(rest)], rest, css, tip, step)
 
@@ -75,9 +75,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """All that the template needs of one run.
+    """The values of the page template for one run.
 
-    legend: who gave the text, with colours; drafters: who drafted, also in vain.
+    Attributes:
+        legend: Names and colour classes of the sources of the text.
+        drafters: Names and colour classes of all sources that drafted.
     """
 
     title: str
@@ -102,7 +104,7 @@ class RunView:
 
 
 def run_view(trace: Trace) -> RunView:
-    """Return what the page shows of a trace."""
+    """Return the values of the page of a trace."""
     report, header = trace.report, trace.header
     looked = report.retrieval
     colours = colours_of(trace.steps)
@@ -135,12 +137,12 @@ def run_view(trace: Trace) -> RunView:
 
 
 def _meaning(trace: Trace) -> str:
-    """Return what the label means, and what came out where the run was compared."""
+    """Return the meaning of the label, and the divergence if the run was compared."""
     meaning = meaning_of(trace.report.label)
-    result = (trace.header.extra.get("compare") or {}).get("first_divergence")
-    if not result or not meaning:
+    divergence = (trace.header.extra.get("compare") or {}).get("first_divergence")
+    if not divergence or not meaning:
         return meaning
-    return f"{meaning}; here it parts from plain decoding at token {result['index']}"
+    return f"{meaning}; here it parts from plain decoding at token {divergence['index']}"
 
 
 def _figures(trace: Trace) -> list[tuple[str, str]]:
@@ -174,7 +176,7 @@ def _facts(trace: Trace) -> list[tuple[str, str]]:
 
 
 def _spans(trace: Trace, colours: dict[str, str]) -> Iterator[Span]:
-    """Join the tokens that one source gave in one step without a jump in its document."""
+    """Yield the runs of tokens that one source drafted in one step without a jump in a document."""
     names = trace.header.documents
     first = first_number(trace.steps)
     for number, (step, texts) in enumerate(zip(trace.steps, trace.texts, strict=True), first):

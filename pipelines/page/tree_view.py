@@ -1,9 +1,9 @@
-"""The draft tree of a step as a picture: where each token stands and what it says.
+"""The draft tree of a step as a picture: the position and text of each token.
 
 The tree grows to the right and reads like text: a node begins where its parent ends, its first
-child goes on in the same row, every further child opens a row below. First comes the accepted
-child, else the one of largest reach, so that the accepted path and what the target wrote after it
-are the top row.
+child continues the row, and every further child opens a row below. The accepted child comes first,
+then the one of largest acceptance probability. So the top row is the accepted path and the target's
+token after it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import PREDICTION, ROOT
 
 CELL = 7.3  # width of a letter of the fixed-width font at 12 pixels
-LETTERS = 16  # of a token in its box
-LINE = 80  # of a token in a tip
+LETTERS = 16  # most letters of a token in its box
+LINE = 80  # letters of a token in a tooltip
 PAD, GAP, NODE_HEIGHT, ROW_HEIGHT, MARGIN = 6, 15, 22, 28, 4
 BEND = 4  # radius
-END = "end"  # what the end token, which has no text, is shown as
+END = "end"  # text of the end token, which has none
 HIDDEN, UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"}), "\ufffd"
 MOST_LISTED = str.maketrans({" ": "·", "\n": "↵", "\r": "␍", "\t": "⇥"})
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A token of the picture: its box in pixels, its class, its text and what it says."""
+    """A token of the picture: its box in pixels, CSS class, text and tooltip."""
 
     x: int
     y: int
@@ -43,18 +43,18 @@ class Node:
 
     @property
     def right(self) -> int:
-        """Where the box ends."""
+        """The right edge of the box."""
         return self.x + self.width
 
     @property
     def middle(self) -> float:
-        """The height at which edges meet it."""
+        """The height at which edges meet the box."""
         return self.y + NODE_HEIGHT / 2 + 0.5  # on whole pixels a thin line would blur
 
 
 @dataclass(frozen=True, slots=True)
 class DraftView:
-    """The picture of one step; edges and path are outlines of lines, path the accepted ones."""
+    """The picture of one step; `edges` and `path` are SVG paths, `path` of the accepted nodes."""
 
     number: int
     accepted: int
@@ -69,10 +69,10 @@ class DraftView:
 
 
 def where(names: Sequence[str], origin: Sequence[int], length: int = 1) -> str:
-    """Return where drafted tokens were copied from, "" where that is not known."""
+    """Return the document and tokens that drafted tokens were copied from, "" if unknown."""
     document, offset = origin
     to = f"–{offset + length - 1}" if length > 1 else ""
-    if document == PREDICTION and offset >= 0:  # before it stands the end of the prompt
+    if document == PREDICTION and offset >= 0:  # below 0 is the end of the prompt
         return f" · token {offset}{to}"
     if document < 0:
         return ""
@@ -81,7 +81,7 @@ def where(names: Sequence[str], origin: Sequence[int], length: int = 1) -> str:
 
 
 def draft_views(trace: Trace) -> list[DraftView]:
-    """Return the picture of every step, first to last; none where nothing was drafted."""
+    """Return the picture of every step, first to last; none if nothing was drafted."""
     if not any(len(step.tree) for step in trace.steps):
         return []
     colours, words = colours_of(trace.steps), _Words(trace)
@@ -95,7 +95,7 @@ def draft_views(trace: Trace) -> list[DraftView]:
 
 
 class _Words:
-    """The texts of tokens by id, from whatever the trace carries."""
+    """The texts of tokens by id, from the steps and the vocabulary of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self._texts: dict[int, str] = {}
@@ -111,10 +111,10 @@ class _Words:
 
 
 def _end_of(trace: Trace) -> int | None:
-    """Return the end token that ended the text, None where something else did.
+    """Return the end token that ended the text, None if the text ended otherwise.
 
-    The last token of a whole run shows at least a mark of an unfinished character, unless it is
-    one that decoding leaves out.
+    The last token of a complete run has a text, be it the mark of an unfinished character, unless
+    decoding leaves it out.
     """
     if not trace.complete or trace.report.finish_reason != "stop" or not trace.steps:
         return None
@@ -126,12 +126,12 @@ def _view(
     trace: Trace, step: Step, number: int, before: str, colours: Mapping[str, str], words: _Words
 ) -> DraftView:
     tree = step.tree
-    tokens, parents = tree.tokens.tolist(), [*tree.parents.tolist()]
-    added = step.tokens[len(step.path) :]  # what the target added: one token, none after a stop
+    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    added = step.tokens[len(step.path) :]  # the target's own: one token, none after a stop
     texts = [words[token] for token in (*tokens, *added)]
     parents += [step.path[-1] if step.path else ROOT] * len(added)
     css, tips = _looks(trace, step, texts, colours)
-    # From the root on: node i is box i + 1.
+    # Box 0 is the root, box i + 1 is node i.
     parents = [-1, *(parent + 1 for parent in parents)]
     first = [0, *(node + 1 for node in step.path), *range(len(tokens) + 1, len(parents))]
     rank = [0.0, *(-float(accept_prob) for accept_prob in tree.accept_prob), *(-2.0 for _ in added)]
@@ -155,7 +155,7 @@ def _view(
 def _looks(
     trace: Trace, step: Step, texts: Sequence[str], colours: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """Return the classes and the tips of the nodes, then of what the target added."""
+    """Return the CSS classes and tooltips of the nodes, then of the target's tokens."""
     tree, path = step.tree, set(step.path)
     css, tips = [], []
     for node, name in enumerate(sources_of(step)):
@@ -182,7 +182,7 @@ def _caption(step: Step, added: Sequence[str]) -> str:
 
 
 def printed(text: str, most: int = LETTERS) -> str:
-    """Return a token's text on one short line: spaces and ends of lines seen, nothing unseen."""
+    """Return a token's text on one short line, with visible spaces and control characters."""
     characters = [UNSEEN if category(c) in HIDDEN else c for c in text.translate(MOST_LISTED)]
     ends = list(accumulate(map(_cells, characters)))
     if not ends or ends[-1] <= most:
@@ -201,7 +201,7 @@ def _placed(
     css: Sequence[str],
     tips: Sequence[str],
 ) -> list[Node]:
-    """Return the boxes; those of smallest rank come first below a parent."""
+    """Return the boxes; children of one parent are in order of rank."""
     widths = [ceil(max(sum(map(_cells, text)), 1) * CELL) + 2 * PAD for text in labels]
     nodes: dict[int, Node] = {}
     for box, row in _rows(parents, rank):
@@ -226,7 +226,7 @@ def _rows(parents: Sequence[int], rank: Sequence[float]) -> Iterator[tuple[int, 
 
 
 def _edges(nodes: Sequence[Node], parents: Sequence[int], boxes: Sequence[int]) -> str:
-    """Return the lines from the parents to these boxes; those to lower rows share a trunk."""
+    """Return the lines from the parents to these boxes; lines to lower rows share a trunk."""
     lines = []
     trunks: dict[int, float] = {}  # by parent, how far down its trunk is drawn
     for box in sorted(boxes, key=lambda each: nodes[each].y):

@@ -1,4 +1,4 @@
-"""Who may send requests, and how large they may be."""
+"""API keys, and limits on the size and duration of requests."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)]
 
 
 def require_key(settings: ServerSettings) -> list[Any]:
-    """Return the dependencies of routes that ask for a key, none where none are set."""
+    """Return the dependencies of routes that need a key; none if no keys are set."""
     return [_dependency(settings.keys)] if settings.keys else []
 
 
 def require_admin_key(settings: ServerSettings) -> list[Any]:
-    """Return the dependencies of /admin, which is closed where only other keys are set."""
+    """Return the dependencies of /admin, which is closed if only other keys are set."""
     if settings.admin_key is not None:
         return [_dependency((settings.admin_key,))]
     return [Depends(_refuse_admin)] if settings.keys else []
 
 
-def _dependency(known: Sequence[str]) -> Any:
+def _dependency(keys: Sequence[str]) -> Any:
     def check(request: Request, credentials: Credentials) -> None:
         sent = "" if credentials is None else credentials.credentials.strip()
-        # All keys are compared, so that the time tells nothing about them.
-        matches = [key for key in known if hmac.compare_digest(sent.encode(), key.encode())]
+        # All keys are compared, so that the response time reveals nothing about them.
+        matches = [key for key in keys if hmac.compare_digest(sent.encode(), key.encode())]
         if not matches:
             raise ApiError(
                 401,
@@ -56,9 +56,12 @@ def _refuse_admin() -> None:
 
 
 class RequestLimits:
-    """ASGI middleware that limits bodies in bytes and seconds, counts responses and answers faults.
+    """ASGI middleware that limits request bodies, counts responses and answers unexpected errors.
+
+    A body must arrive within 30 seconds.
 
     Args:
+        most: Most bytes of a body.
         count: Called with the path and the status of every response.
     """
 
@@ -84,7 +87,7 @@ class RequestLimits:
 
         try:
             await self.app(scope, self._limited(scope, receive), counted)
-        except Exception as error:  # an unexpected one: handlers answer the others
+        except Exception as error:  # handlers answer the expected ones
             log.exception("%s %s failed", scope["method"], scope["path"])
             if started:
                 raise

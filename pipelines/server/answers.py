@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ragspec.pipelines.docqa.citations import Citation, cite
+from ragspec.pipelines.docqa.prompt import decoder
 from ragspec.pipelines.server.token_offsets import Placed, TokenOffsets
 
 if TYPE_CHECKING:
     from ragspec.engine.output import Generation
     from ragspec.pipelines.docqa.prompt import Prompt
 
-REASONS = {"length": "length", "paused": "length"}
+REASONS = {"length": "length", "paused": "length"}  # in OpenAI's terms; all others are "stop"
 
 
 class OpenAIReply:
-    """The head of one answer: what all its parts have in common."""
+    """Builds the JSON of one answer, whole or as the chunks of a stream.
+
+    Args:
+        kind: "chat" or "completion".
+        model: Name of the model in the API.
+    """
 
     def __init__(self, kind: str, model: str, tokenizer: Any) -> None:
         self.chat = kind == "chat"
@@ -27,11 +34,17 @@ class OpenAIReply:
         self.created = int(time.time())
         self.model = model
         self.tokenizer = tokenizer
+        self._decode = decoder(tokenizer)
 
     def whole(
         self, done: Sequence[tuple[Generation, Prompt | None]], prompts: Sequence[int]
     ) -> dict[str, Any]:
-        """Return the answer: texts with what they quote. prompts: which texts count for usage."""
+        """Return the whole answer.
+
+        Args:
+            done: The texts, each with the prompt that it may cite.
+            prompts: For each prompt the number of one of its texts, for the usage.
+        """
         texts = [generation for generation, _ in done]
         return {
             **self._head("chat.completion" if self.chat else "text_completion"),
@@ -44,12 +57,12 @@ class OpenAIReply:
         }
 
     def chunk(self, choices: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        """Return a piece of a stream."""
+        """Return a chunk of a stream."""
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return {**self._head(kind), "choices": list(choices), **more}
 
     def opening(self, index: int) -> dict[str, Any]:
-        """Return a stream's first choice, which says who speaks."""
+        """Return the first choice of a stream, which has the role."""
         return {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -66,11 +79,11 @@ class OpenAIReply:
     def end(
         self, index: int, text: str, generation: Generation, cited: Prompt | None
     ) -> dict[str, Any]:
-        """Return the last choice of a text in a stream: its rest, why it ended, what it quotes."""
+        """Return the last choice of a text in a stream: rest, finish reason and citations."""
         record: dict[str, Any] = {
             "index": index,
             "logprobs": None,
-            "finish_reason": reason(generation),
+            "finish_reason": REASONS.get(generation.finish_reason, "stop"),
         }
         if not self.chat:
             return {**record, "text": text}
@@ -80,7 +93,7 @@ class OpenAIReply:
         return {**record, "delta": delta}
 
     def refused(self, text: str, why: str, samples: int = 1) -> dict[str, Any]:
-        """Return the answer that stands in for the model's, where the documents know nothing."""
+        """Return the answer to a question that the documents do not cover."""
         message = {"role": "assistant", "content": text, "refusal": why, "annotations": []}
         choice = {"message": message, "logprobs": None, "finish_reason": "stop"}
         choices = [{"index": index, **choice} for index in range(samples)]
@@ -89,8 +102,8 @@ class OpenAIReply:
 
     def annotations(self, generation: Generation, cited: Prompt) -> list[dict[str, Any]]:
         """Return the citations of a text."""
-        result = cite(generation.text, cited, generation.steps, self._decode)
-        return [_annotation(each, cited.hits[each.passage - 1].passage.title) for each in result]
+        citations = cite(generation.text, cited, generation.steps, self._decode)
+        return [_annotation(each, cited.hits[each.passage - 1].passage.title) for each in citations]
 
     def logprobs(self, placed: Sequence[Placed]) -> dict[str, Any]:
         """Return log-probabilities in the form of chats, or of completions."""
@@ -123,7 +136,7 @@ class OpenAIReply:
         record: dict[str, Any] = {
             "index": index,
             "logprobs": note,
-            "finish_reason": reason(generation),
+            "finish_reason": REASONS.get(generation.finish_reason, "stop"),
         }
         if not self.chat:
             return {**record, "text": generation.text}
@@ -139,19 +152,12 @@ class OpenAIReply:
         text = self._decode([token])
         return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
 
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-
-def reason(generation: Generation) -> str:
-    """Return why a text ended, in OpenAI's words."""
-    return REASONS.get(generation.finish_reason, "stop")
-
 
 def usage(texts: Sequence[Generation], prompts: Sequence[int]) -> dict[str, Any]:
-    """Return the tokens that were read and written; a prompt of several samples counts once.
+    """Return the tokens of prompts and texts; a prompt of several samples counts once.
 
-    prompts: for each prompt one of its texts.
+    Args:
+        prompts: For each prompt the number of one of its texts.
     """
     read = sum(len(texts[number].prompt_tokens) for number in prompts)
     written = sum(len(text.tokens) for text in texts)
@@ -170,8 +176,11 @@ def usage(texts: Sequence[Generation], prompts: Sequence[int]) -> dict[str, Any]
 
 
 def metrics(texts: Sequence[Generation]) -> dict[str, Any]:
-    """Return what speculation did, under vLLM's names; `label`: what the texts are worth."""
+    """Return the figures of speculation under vLLM's names, and the label of exactness."""
     reports = [text.report for text in texts]
+    by_source: Counter[str] = Counter()
+    for report in reports:
+        by_source.update(report.accepted_by_source)
     accepted = [count for report in reports for count in report.per_step_accepted]
     drafted = [count for report in reports for count in report.per_step_drafted]
     return {
@@ -184,23 +193,15 @@ def metrics(texts: Sequence[Generation]) -> dict[str, Any]:
                 for place in range(max(accepted, default=0))
             ],
             "num_forwards": sum(report.forwards for report in reports),
-            "accepted_by_source": _added([report.accepted_by_source for report in reports]),
+            "accepted_by_source": dict(by_source),
             "label": reports[0].label if reports else "exact",
             "seeds": [report.seed for report in reports],
         }
     }
 
 
-def _added(parts: Sequence[Any]) -> dict[str, int]:
-    record: dict[str, int] = {}
-    for part in parts:
-        for source, count in part.items():
-            record[source] = record.get(source, 0) + count
-    return record
-
-
 def _annotation(citation: Citation, title: str) -> dict[str, Any]:
-    """Return a citation; the address is the document's name with the characters (RFC 5147)."""
+    """Return a citation, whose URL is the document's name with the characters (RFC 5147)."""
     place = f"{quote(citation.document)}#char={citation.start},{citation.end}"
     return {
         "type": "url_citation",

@@ -36,13 +36,14 @@ from ragspec.pipelines.server.streams import (
 
 
 class Routes:
-    """The routes, over what is served once it is loaded.
+    """The routes over a `Serving`, which a thread loads.
 
     Args:
-        load: Makes what is served, in a thread, while `/health` says that it is loading.
+        load: Returns the `Serving`; `/health` reports "loading" until then.
 
     Attributes:
-        failure: What `load` raised; `on_failure` is called then.
+        failure: The error of `load`.
+        on_failure: Called if `load` fails.
     """
 
     def __init__(self, load: Callable[[], Serving], settings: ServerSettings) -> None:
@@ -56,7 +57,7 @@ class Routes:
 
     @asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        """Load, serve, and let running texts end."""
+        """Load, serve, and wait at the end until running texts have ended."""
         threading.Thread(target=self._ready, name="ragspec-load", daemon=True).start()
         yield
         self.stopping = True
@@ -64,7 +65,7 @@ class Routes:
             await asyncio.to_thread(self.serving.close, self.settings.drain)
 
     def stop(self) -> None:
-        """Take no more texts and let running ones end in time; returns at once."""
+        """Refuse new texts and let running ones end within the drain time; return at once."""
         self.stopping = True
         if self.serving is not None:
             pool, seconds = self.serving.pool, self.settings.drain
@@ -81,7 +82,11 @@ class Routes:
 
     @property
     def served(self) -> Serving:
-        """What is served; raises ApiError while it is loading."""
+        """The model and what goes with it.
+
+        Raises:
+            ApiError: It is being loaded, or the load failed.
+        """
         if self.serving is None:
             why = "the model is being loaded" if self.failure is None else f"{self.failure}"
             raise ApiError(503, f"{why}; wait until /health says ready.", "not_ready")
@@ -128,38 +133,36 @@ class Routes:
     async def chat(self, body: ChatRequest, request: Request) -> Response:
         """Write the next turn of a conversation."""
         served = self._ready_for(body)
-        result = await self._start(
+        running = await self._start(
             lambda: [read_chat(body, served.engine, served.documents)], body, request
         )
         reply = OpenAIReply("chat", served.name, served.engine.tokenizer)
-        if result.requests[0].refused is not None:
-            return answer_refusal(body, reply, result.requests[0].refused, self.settings.stall)
-        return await answer(body, request, result, reply, self.settings.stall)
+        if running.requests[0].refused is not None:
+            return answer_refusal(body, reply, running.requests[0].refused, self.settings.stall)
+        return await answer(body, request, running, reply, self.settings.stall)
 
     async def complete(self, body: CompletionRequest, request: Request) -> Response:
         """Continue prompts."""
         served = self._ready_for(body)
-        result = await self._start(lambda: read_completion(body, served.engine), body, request)
+        running = await self._start(lambda: read_completion(body, served.engine), body, request)
         reply = OpenAIReply("completion", served.name, served.engine.tokenizer)
-        return await answer(body, request, result, reply, self.settings.stall)
+        return await answer(body, request, running, reply, self.settings.stall)
 
     async def images(self, body: ImageRequest, request: Request) -> Response:
         """Draw images until they are done or the client disconnects."""
         served, gone = self.served, threading.Event()
-        image = served.submit_images(lambda: draw(body, served, gone.is_set))
+        future = served.submit_images(lambda: draw(body, served, gone.is_set))
         try:
-            result = await until_disconnected(request, asyncio.wrap_future(image))
+            images = await until_disconnected(request, asyncio.wrap_future(future))
         finally:
             gone.set()
-        return Response(status_code=499) if result is None else JSONResponse(result)
+        return Response(status_code=499) if images is None else JSONResponse(images)
 
     async def stores(self) -> Response:
         """List the stores to draft from."""
         served = self.served
-        result = await run_in_thread(
-            lambda: [served.store(name) for name in served.drafting.stores]
-        )
-        return JSONResponse({"object": "list", "data": result})
+        data = await run_in_thread(lambda: [served.store(name) for name in served.drafting.stores])
+        return JSONResponse({"object": "list", "data": data})
 
     async def add_store(self, body: StoreRequest) -> Response:
         """Open one more store to draft from."""
@@ -181,7 +184,7 @@ class Routes:
     # Texts.
 
     def _ready_for(self, body: TextRequest) -> Serving:
-        """Return what is served; raises for another model, and where the queue is full."""
+        """Return the `Serving`; raise for another model's name, and if the queue is full."""
         served = self.served
         served.expect(body.model)
         if body.samples <= served.most:
@@ -196,9 +199,9 @@ class Routes:
         tenant = tenant_of(getattr(request.state, "key", None), body.user)
 
         def begin() -> RunningTexts:
-            query = read()
-            refused = any(each.refused is not None for each in query)
-            return RunningTexts(query, () if refused else served.submit(query, tenant))
+            requests = read()
+            refused = any(each.refused is not None for each in requests)
+            return RunningTexts(requests, () if refused else served.submit(requests, tenant))
 
         return await run_in_thread(begin)
 
@@ -207,8 +210,8 @@ def build_app(serving: Serving | Callable[[], Serving], settings: ServerSettings
     """Return the application; `app.state.routes` has its routes.
 
     Args:
-        serving: What is served, or a function that loads it while the application starts.
-        settings: Who may use it, and how much it takes.
+        serving: The model and what goes with it, or a function that loads it while the application
+            starts.
     """
     load = (lambda: serving) if isinstance(serving, Serving) else serving
     routes = Routes(load, settings)

@@ -1,4 +1,4 @@
-"""Engines over one target: the ways in which requests may be drafted for, a tenant's own each."""
+"""Engines over one target, one for each tenant and choice of drafters."""
 
 from __future__ import annotations
 
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
     from ragspec.retrievers.corpus.index import CorpusIndex
 
-MOST = 64  # engines that are kept: what the least recent tenant's drafters learnt is let go
-ALL = object()  # every store there is
+MOST = 64  # engines in memory; the least recently used one is dropped with its statistics
+ALL = object()  # every store of the server
 Names = str | Sequence[str] | None
 
 
 class TenantDrafting:
-    """The engines of a server, one for each tenant and way of drafting.
+    """The engines of a server, one for each tenant and choice of drafters.
 
-    Drafters and budgets learn from the texts that they serve: with one for each tenant nobody
-    drafts from another's. base: the engine of the model; its drafter serves requests that name
-    none; what forwards cost is measured here where it does not tell, as its own drafter never asked
-    or there is none: no request waits for that. drafter: the names that made it. draft_model: a
-    source beside methods that are named.
+    Drafters and budgets learn from the texts that they serve. Separate engines keep the texts of
+    one tenant out of the drafts of another. The constructor measures the cost of forwards if `base`
+    has not, so that no request waits for it.
+
+    Args:
+        base: The engine of the model.
+        drafter, budget: Default for requests that name none.
+        draft_model: Drafter that joins every drafter but "none".
     """
 
     def __init__(
@@ -41,11 +44,14 @@ class TenantDrafting:
         budget: str | int = "auto",
         draft_model: Any = None,
     ) -> None:
-        self.base = _measured(base)
+        if base.cost is None:
+            base = copy.copy(base)
+            base.cost = read_cost(base.target, make_budget("auto"))
+        self.base = base
         self.stores: dict[str, CorpusIndex] = {}
         self._default: tuple[Names, str | int] = (_as_key(drafter), budget)
         self._draft_model = draft_model
-        self._selection: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
+        self._engines: OrderedDict[tuple[Any, ...], Engine] = OrderedDict()
         self._lock = threading.Lock()
 
     def engine(
@@ -53,8 +59,14 @@ class TenantDrafting:
     ) -> Engine:
         """Return the engine that serves a request.
 
-        drafter: method names, "none" for plain decoding, None for the server's. store: the name of
-        one, None for none. Raises UnknownNameError and InputError.
+        Args:
+            tenant: Owner of the request, see `tenant_of`.
+            drafter: Method names, "none" for plain decoding, None for the server's default.
+            budget: Draft nodes per step or "auto"; None for the server's default.
+            store: Name of a store, None for none; all of them by default.
+
+        Raises:
+            UnknownNameError, InputError: There is no such drafter or store, or it does not fit.
         """
         names, nodes = self._default
         names = names if drafter is None else _as_key(drafter)
@@ -62,20 +74,21 @@ class TenantDrafting:
         stores = self._named(store)
         key = (tenant, names, nodes, tuple(stores))
         with self._lock:
-            if key in self._selection:
-                self._selection.move_to_end(key)
-                return self._selection[key]
+            if key in self._engines:
+                self._engines.move_to_end(key)
+                return self._engines[key]
         engine = self._create(tenant, names, nodes, stores)
         with self._lock:
-            self._selection[key] = engine
-            if len(self._selection) > MOST:
-                self._selection.popitem(last=False)
+            self._engines[key] = engine
+            if len(self._engines) > MOST:
+                self._engines.popitem(last=False)
         return engine
 
     def add(self, name: str, store: CorpusIndex) -> None:
-        """Let requests draft from a store from now on; raises InputError for a name that is taken.
+        """Add a store to draft from; running requests do not use it.
 
-        Requests running go on as they were.
+        Raises:
+            InputError: The name is taken.
         """
         with self._lock:
             if name in self.stores:
@@ -83,16 +96,15 @@ class TenantDrafting:
             self.stores = {**self.stores, name: store}
 
     def close(self) -> None:
-        """Let the stores go."""
+        """Close the stores."""
         for store in self.stores.values():
             store.close()
 
     def _named(self, store: Any) -> list[str]:
-        known = self.stores
         if store is ALL:
-            return list(known)
-        if store is not None and store not in known:
-            raise UnknownNameError(unknown("store", store, known))
+            return list(self.stores)
+        if store is not None and store not in self.stores:
+            raise UnknownNameError(unknown("store", store, self.stores))
         return [] if store is None else [store]
 
     def _create(
@@ -101,30 +113,20 @@ class TenantDrafting:
         if names in (None, "none"):
             return self.base.drafting(None, budget)
         requests = [names] if isinstance(names, str) else list(names or ())
-        known = {name for name, method in listed().items() if not method.needs}
+        methods = {name for name, method in listed().items() if not method.needs}
         if self._draft_model is not None:
-            known.add("model")
-        for name in (
-            requests if names != self._default[0] else ()
-        ):  # the server's own may be a folder
-            if name not in known:
-                raise UnknownNameError(unknown("drafter", name, ["none", *sorted(known)]))
-        methods = [name for name in requests if name != "model"]
-        composed: Any = compose(methods, Sources(), self.base.model) if methods else []
+            methods.add("model")
+        for name in requests:
+            # The server's default may be a folder.
+            if name not in methods and names != self._default[0]:
+                raise UnknownNameError(unknown("drafter", name, ["none", *sorted(methods)]))
+        chosen = [name for name in requests if name != "model"]
+        composed: Any = compose(chosen, Sources(), self.base.model) if chosen else []
         drafters = [*composed] if isinstance(composed, list) else [composed]
         drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         if self._draft_model is not None:
             drafters.append(self._draft_model)
         return self.base.drafting(drafters, budget)
-
-
-def _measured(engine: Engine) -> Engine:
-    """Return an engine whose others over its target need not measure what forwards cost."""
-    if engine.cost is not None:
-        return engine
-    result = copy.copy(engine)
-    result.cost = read_cost(engine.target, make_budget("auto"))
-    return result
 
 
 def _as_key(names: Names) -> str | tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""Every error of a request as a response in OpenAI's form."""
+"""Responses in OpenAI's form for every error of a request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CODES = {408: "timeout", 413: "too_large"}
 
 
 class ApiError(Exception):
-    """An error with its status of HTTP, and `code` and `param` of OpenAI's form."""
+    """An error with its HTTP status, and `code` and `param` of OpenAI's form."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ApiError(Exception):
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return the error as the caller sees it; of an unexpected one only its kind is told."""
+    """Return the error for the client; an unexpected one shows only its type."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestValidationError):
@@ -93,12 +93,12 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _invalid(error: RequestValidationError) -> ApiError:
-    """Return the first fault of a request, with the field that it is in."""
+    """Return the first error of a request, with its field."""
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"Expected JSON as the body, got something else ({reason}).")
-    if isinstance(first.get("input"), bytes):  # what a browser would send to any site unasked
+    if isinstance(first.get("input"), bytes):  # a type that a browser sends to any site
         return ApiError(400, "Expected Content-Type: application/json, got another type.")
     param = _field(first["loc"], error.body, first["type"] == "missing")
     text = repr(first.get("input"))
@@ -107,9 +107,9 @@ def _invalid(error: RequestValidationError) -> ApiError:
 
 
 def _field(path: Sequence[str | int], body: Any, missing: bool) -> str | None:
-    """Return the path of a fault by the names and numbers that the body itself has.
+    """Return the path of an error, of the names and numbers that the body itself has.
 
-    Other parts of the path are members of unions. missing: the body lacks the last name.
+    Other parts of the path are members of unions. With `missing` the body lacks the last name.
     """
     names: list[str] = []
     for number, part in enumerate(path[1:], start=2):

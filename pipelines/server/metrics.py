@@ -1,4 +1,4 @@
-"""What a server counts, in Prometheus' form."""
+"""The server's metrics in Prometheus' form."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from ragspec.engine.handle import RequestHandle
 
 if TYPE_CHECKING:
     from ragspec.engine.pool import Pool
-    from ragspec.reports.report import Report
 
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 EACH = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds a token
 
 
 class Metrics:
-    """Counters over the texts of a pool, in a registry of their own."""
+    """Metrics of the texts of a pool, in a separate registry."""
 
     def __init__(self, pool: Pool) -> None:
         registry = CollectorRegistry()
@@ -63,13 +62,11 @@ class Metrics:
             return
         generation = handle.future.result()
         self.texts.labels(generation.finish_reason).inc()
-        self._count(generation.report)
         if handle.first:
             self.first.observe(handle.first - handle.submitted)
         if handle.first and len(generation.tokens) > 1:
             self.each.observe((handle.finished - handle.first) / (len(generation.tokens) - 1))
-
-    def _count(self, report: Report) -> None:
+        report = generation.report
         self.prompt_tokens.inc(report.prompt_tokens)
         self.cached.inc(report.cached_tokens)
         self.tokens.inc(report.tokens)
@@ -80,5 +77,5 @@ class Metrics:
             self.accepted.labels(source).inc(count)
 
     def page(self) -> bytes:
-        """Return all of it as text."""
+        """Return all metrics as text."""
         return bytes(generate_latest(self.registry))

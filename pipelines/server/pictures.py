@@ -1,4 +1,4 @@
-"""Pictures for `/v1/images/generations`."""
+"""Images for `/v1/images/generations`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 
 def draw(request: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> dict[str, Any]:
-    """Return pictures in OpenAI's form, as PNG; raises ApiError and what the pipeline does.
+    """Draw images and return them in OpenAI's form, as PNG.
 
-    The prompt of a model of classes is the name of one. gone: whether the caller has left, asked
-    after every pass: what stands of the pictures then is for nobody.
+    Args:
+        request: For a model of classes the prompt is the name of a class.
+        gone: Returns whether the client has disconnected; checked after every pass.
+
+    Raises:
+        ApiError: There is no such image model; also the errors of the pipeline.
     """
     import torch
 
@@ -38,20 +42,19 @@ def draw(request: ImageRequest, serving: Serving, gone: Callable[[], bool]) -> d
 
 
 def _pipeline(request: ImageRequest, serving: Serving) -> Any:
-    """Return the pipeline that was named, or the first."""
+    """Return the pipeline that the request names, or the first one."""
     images = serving.images
     if not images:
         raise ApiError(404, "no image model is served here; expected one (--images NAME).")
     name = next(iter(images)) if request.model is None else request.model
     if name not in images:
-        known = ", ".join(images)
-        message = f"got the model {name!r}; expected one of {known}."
+        message = f"got the model {name!r}; expected one of {', '.join(images)}."
         raise ApiError(404, message, "model_not_found", "model")
     return images[name]
 
 
 def _ends(gone: Callable[[], bool]) -> Callable[..., None]:
-    """Return a pipeline's callback that ends the drawing for a caller that has left."""
+    """Return a pipeline callback that stops the image once the client has disconnected."""
 
     def after_pass(pipe: Any, *message: Any) -> None:
         pipe._interrupt = pipe._interrupt or gone()
@@ -60,7 +63,7 @@ def _ends(gone: Callable[[], bool]) -> Callable[..., None]:
 
 
 def _size(size: str | None) -> dict[str, int]:
-    """Return height and width, {} for the model's own."""
+    """Return height and width, {} for the model's default."""
     if size in (None, "auto"):
         return {}
     width, _, height = str(size).partition("x")

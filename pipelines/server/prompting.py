@@ -1,9 +1,9 @@
-"""From a request to what the pool is asked for: token ids, sampling, and what is drafted from."""
+"""Conversion of API requests to requests of the pool: token ids, sampling and options."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.options import Options
@@ -16,14 +16,7 @@ from ragspec.pipelines.docqa.prompt import (
     placed,
     special_of,
 )
-from ragspec.pipelines.docqa.template import (
-    PromptTemplate,
-    find_template,
-    is_chat,
-    passages_for,
-    suited,
-    templated,
-)
+from ragspec.pipelines.docqa.template import find_template, is_chat, passages_for, suited, templated
 from ragspec.pipelines.server.drafting import ALL
 from ragspec.pipelines.server.errors import ApiError
 from ragspec.retrievers.search.documents import Document
@@ -42,15 +35,19 @@ if TYPE_CHECKING:
     )
 
 
-CHARACTERS, LONGEST = 8, 8192  # of a token, for a bound; of a context whose model tells none
+CHARACTERS = 8  # of a token, as an upper bound
+LONGEST = 8192  # tokens of a context that the model does not state
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A text to write, as often as there are samples.
+    """A request for `samples` texts after one prompt.
 
-    prompt: token ids or a text. cited: the prompt with its passages, where there are any. refused:
-    why the model is not asked, None where it is.
+    Attributes:
+        prompt: Token ids or a text.
+        store: Name of a store, None for none; all of them by default.
+        cited: The prompt with its passages, if it has any.
+        refused: Why the model is not called, None if it is.
     """
 
     prompt: Any
@@ -62,38 +59,39 @@ class EngineRequest:
     store: Any = ALL
     cited: Prompt | None = None
     refused: str | None = None
-    alternatives: int | None = field(default=None)
 
 
 def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> EngineRequest:
-    """Return what a chat request asks for.
+    """Return the pool's request for a chat request.
 
-    Its own documents are shown before the last message; where it brings none and the server has
-    some, the passages that are found for that message. Raises InputError and ApiError.
+    The documents of the request are put before its last message. Without any, the passages that the
+    server's documents have for that message are.
+
+    Raises:
+        InputError, ApiError: The request contradicts itself, or has empty documents.
     """
     turns = [(turn.role, turn.text) for turn in request.messages]
     hits, refused = _hits(request, turns[-1], engine, documents)
     alternatives = _alternatives(request)
     options = _options(request, engine, request.max_completion_tokens or request.max_tokens)
     if refused is not None:
-        return _template(request, "", options, alternatives, refused=refused)
+        return _engine_request(request, "", options, alternatives, refused=refused)
     if hits and not is_chat(engine.tokenizer):
         prompt = _question(turns, hits, engine, options)
     else:
         prompt = _conversation(turns, hits, engine)
     options["spans"], options["texts"] = prompt.spans, prompt.layout
-    return _template(
-        request, list(prompt.token_ids), options, alternatives, prompt if hits else None
-    )
+    ids = list(prompt.token_ids)
+    return _engine_request(request, ids, options, alternatives, prompt if hits else None)
 
 
 def read_completion(request: CompletionRequest, engine: Engine) -> list[EngineRequest]:
-    """Return what a completion request asks for, prompt by prompt."""
+    """Return the pool's requests for a completion request, one for each prompt."""
     options = _options(request, engine, 16 if request.max_tokens is None else request.max_tokens)
-    return [_template(request, each, options, request.logprobs) for each in request.prompts]
+    return [_engine_request(request, each, options, request.logprobs) for each in request.prompts]
 
 
-def _template(
+def _engine_request(
     request: TextRequest,
     prompt: Any,
     options: Options,
@@ -114,12 +112,11 @@ def _template(
         store,
         cited,
         refused,
-        alternatives,
     )
 
 
 def _sampling(request: TextRequest) -> Sampling:
-    """Return the settings; what is left out is as OpenAI has it: temperature 1 over all tokens."""
+    """Return the sampling settings; the defaults are OpenAI's: temperature 1 over all tokens."""
     settings: dict[str, Any] = {
         "temperature": 1.0 if request.temperature is None else request.temperature,
         "top_p": request.top_p,
@@ -152,23 +149,18 @@ def _options(request: TextRequest, engine: Engine, most: int | None) -> Options:
     if request.prediction is not None:
         if request.drafter == "none":
             raise InputError("got a prediction and drafter none; expected one: leave one out.")
-        options["prediction"] = _predicted(request.prediction.text, engine)
+        options["prediction"] = text = request.prediction.text
+        longest = CHARACTERS * (engine.target.max_length or LONGEST)
+        if len(text) > longest:
+            raise InputError(
+                f"got a prediction of {len(text)} characters; expected {longest} at most, as no "
+                "output here is longer. Send the part that the output will resemble."
+            )
     return options
 
 
-def _predicted(text: str, engine: Engine) -> str:
-    """Return what is predicted; raises InputError for more than any output could take up."""
-    most = CHARACTERS * (engine.target.max_length or LONGEST)
-    if len(text) > most:
-        raise InputError(
-            f"got a prediction of {len(text)} characters; expected {most} at most, as no output "
-            "here is longer. Send the part that the output will resemble."
-        )
-    return text
-
-
 def _alternatives(request: ChatRequest) -> int | None:
-    """Return how many alternatives to tell of each token, None for no log-probabilities."""
+    """Return the number of top log-probabilities, None for no log-probabilities."""
     if request.top_logprobs is not None and not request.logprobs:
         raise InputError("got top_logprobs without logprobs; expected logprobs: true beside it.")
     return (request.top_logprobs or 0) if request.logprobs else None
@@ -177,22 +169,22 @@ def _alternatives(request: ChatRequest) -> int | None:
 def _hits(
     request: ChatRequest, last: tuple[str, str], engine: Engine, documents: DocQA | None
 ) -> tuple[list[Hit], str | None]:
-    """Return the passages to show, and why the model is not asked, if it is not."""
+    """Return the passages of the prompt, and why the model is not called or None."""
     if request.documents is not None:
-        results = [_request(number, each) for number, each in enumerate(request.documents, start=1)]
-        if results and last[0] != "user":
+        hits = [_hit_of(number, each) for number, each in enumerate(request.documents, start=1)]
+        if hits and last[0] != "user":
             raise ApiError(400, "got documents, and a last message that is no user's.", None)
-        return results, None
+        return hits, None
     if documents is None or last[0] != "user" or not last[1].strip():
         return [], None
     hits, refused = documents.search(last[1], passages_for(engine))
-    if refused is not None and len(request.messages) > 1:  # it may be about what was said before
+    if refused is not None and len(request.messages) > 1:  # may be about an earlier message
         return [], None
     return hits, refused
 
 
-def _request(number: int, document: DocumentText | str) -> Hit:
-    """Return a document of a request as a passage that was found."""
+def _hit_of(number: int, document: DocumentText | str) -> Hit:
+    """Return a document of a request as a hit of one passage."""
     text = document if isinstance(document, str) else document.text
     title = "" if isinstance(document, str) else document.title
     name = title or f"document {number}"
@@ -202,9 +194,9 @@ def _request(number: int, document: DocumentText | str) -> Hit:
 
 
 def _conversation(turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine: Engine) -> Prompt:
-    """Return the turns as the model reads them, passages in the last.
+    """Return the prompt of the turns, with the passages in the last one.
 
-    A model without a chat template reads what they say, one after the other.
+    Without a chat template it has the texts of the turns alone, separated by blank lines.
     """
     tokenizer = engine.tokenizer
     special = special_of(tokenizer)
@@ -224,10 +216,9 @@ def _conversation(turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine:
 def _question(
     turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine: Engine, options: Options
 ) -> Prompt:
-    """Return the last turn as a question over passages, for a model that was made for these."""
-    template: PromptTemplate = find_template(suited(engine.tokenizer))
+    """Return the last turn as a question over passages, for a model without a chat template."""
+    template = find_template(suited(engine.tokenizer))
     options.setdefault("stop", template.stop)
     limit = engine.target.max_length
-    new = options.get("max_new_tokens") or 0
-    room = None if limit is None else limit - new
+    room = None if limit is None else limit - (options.get("max_new_tokens") or 0)
     return build_prompt(engine.tokenizer, turns[-1][1], hits, room=room, template=template)

@@ -1,4 +1,4 @@
-"""A server from what the command line gives: load, listen, and stop in good order."""
+"""The server process: load, listen, and stop gracefully."""
 
 from __future__ import annotations
 
@@ -23,12 +23,19 @@ if TYPE_CHECKING:
     from ragspec.pipelines.docqa.docqa import DocQA
 
 
-MARGIN = 4  # seconds beyond the drain in which answers are sent
+MARGIN = 4  # seconds after the drain to send the last answers
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What to serve. documents: folders and files, or an index. images: names or folders."""
+    """The model to serve, and what goes with it.
+
+    Attributes:
+        name: Name of the model in the API.
+        documents: Opens the documents that chat requests are answered from.
+        stores: Folders of stores by name.
+        images: Names or folders of image models.
+    """
 
     name: str
     engine: Callable[[], Engine]
@@ -40,10 +47,13 @@ class Served:
 
 
 def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str], None]) -> None:
-    """Listen until the process is told to stop (SIGTERM, Ctrl-C), and let texts come to their end.
+    """Serve until the process is stopped (SIGTERM, Ctrl-C), and let running texts end.
 
-    on_progress: where it listens, for people. Raises InputError where the address cannot be had,
-    and what loading raises, once it has.
+    Args:
+        on_progress: Called with a line about the address.
+
+    Raises:
+        InputError: The address is not available; also the errors of loading.
     """
     app = build_app(lambda: _settled(load(served, settings)), settings)
     config = uvicorn.Config(
@@ -65,14 +75,14 @@ def serve(served: Served, settings: ServerSettings, on_progress: Callable[[str],
 
 
 class _Server(uvicorn.Server):
-    """Begins to drain at the signal itself: callers hear of texts that the end cut short."""
+    """Begins to drain at the signal itself, so that clients hear of texts that were cut short."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._stop = stop
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Begin to stop."""
+        """Begin to stop at a signal."""
         self._stop()
         super().handle_exit(sig, frame)
 
@@ -82,7 +92,7 @@ def load(served: Served, settings: ServerSettings) -> Serving:
     engine = served.engine()
     source = _draft_model(engine)
     drafting = TenantDrafting(engine, served.drafter, served.budget, source)
-    result = Serving(
+    serving = Serving(
         engine,
         served.name,
         drafting=drafting,
@@ -93,18 +103,18 @@ def load(served: Served, settings: ServerSettings) -> Serving:
     )
     try:
         for name, path in served.stores.items():
-            result.add_store(name, str(path))
+            serving.add_store(name, str(path))
     except BaseException:
-        result.close(0.0)
+        serving.close(0.0)
         raise
-    return result
+    return serving
 
 
 def _settled(serving: Serving) -> Serving:
-    """Keep what was loaded out of the garbage collector's rounds.
+    """Exclude all loaded objects from garbage collection.
 
-    A full round waits until a quarter as much is new as there is old: beside a model's million
-    objects that is after hundreds of requests, whose garbage stays that long.
+    A full collection waits until new objects are a quarter of the old ones. Next to a model's
+    million objects that takes hundreds of requests, whose garbage stays in memory until then.
     """
     gc.collect()
     gc.freeze()
@@ -112,7 +122,7 @@ def _settled(serving: Serving) -> Serving:
 
 
 def _draft_model(engine: Engine) -> object:
-    """Return the drafter of the draft model, None where there is none."""
+    """Return the drafter of the draft model, or None."""
     from ragspec.drafters.combined import within
     from ragspec.drafters.model.drafter import ModelDrafter
 
@@ -128,17 +138,17 @@ def _pipeline(name: str) -> object:
 
 
 def _listen(settings: ServerSettings) -> socket.socket:
-    """Return a socket that is bound; raises InputError."""
+    """Return a listening socket; raise InputError if the address is not available."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    result = socket.socket(family, socket.SOCK_STREAM)
-    result.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        result.bind((settings.host, settings.port))
-        result.listen(2048)
+        listening.bind((settings.host, settings.port))
+        listening.listen(2048)
     except OSError as error:
-        result.close()
+        listening.close()
         raise InputError(
             f"cannot listen on {settings.host}:{settings.port} ({error.strerror or error}); "
             "expected a free address of this machine. Choose another with --port."
         ) from error
-    return result
+    return listening

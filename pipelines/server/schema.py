@@ -1,6 +1,6 @@
-"""What requests look like: OpenAI's fields, and those that speculation adds.
+"""Schemas of requests: OpenAI's fields, and those that speculation adds.
 
-A field that is not known is refused, since what it asks for would not be done.
+Unknown fields are refused, since the server would ignore them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_STOPS, MOST_SAMPLES, MOST_PROMPTS, MOST_DOCUMENTS = 16, 16, 64, 256
-LONGEST = 1 << 20  # characters of a text, tokens of a list: more is no request but a load
+LONGEST = 1 << 20  # characters of a text, or tokens of a list
 
 Text = Annotated[str, Field(max_length=LONGEST)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -21,7 +21,7 @@ Positive = Annotated[int, Field(ge=1, le=1 << 31)]
 
 
 class Strict(BaseModel):
-    """Knows its fields, and takes no text for a number."""
+    """A schema that refuses unknown fields and texts in place of numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -45,51 +45,53 @@ class Message(Strict):
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text of the message, its parts joined."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
 
 
 class DocumentText(Strict):
-    """A document that comes with a request: drafted from, and cited."""
+    """A document of a request, which is drafted from and cited."""
 
     text: Annotated[str, Field(min_length=1, max_length=LONGEST)]
     title: Annotated[str, Field(max_length=1000)] = ""
 
 
 class PredictedContent(Strict):
-    """What the output is expected to resemble (Predicted Outputs)."""
+    """A text that the output is expected to resemble (Predicted Outputs)."""
 
     type: Literal["content"]
     content: Text | Parts
 
     @property
     def text(self) -> str:
-        """What is predicted."""
+        """The predicted text, its parts joined."""
         if isinstance(self.content, str):
             return self.content
         return "".join(part.text for part in self.content)
 
 
 class StreamOptions(Strict):
-    """What a stream tells beside its pieces."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
 class TextFormat(Strict):
-    """The one form of answers: text."""
+    """The only response format: text."""
 
     type: Literal["text"]
 
 
 class TextRequest(Strict):
-    """What chat and completion requests share.
+    """The fields that chat and completion requests share.
 
-    drafter: a method by name, several (fused), or "none". budget: "auto" or draft nodes a step.
-    store: one of the server's stores alone; absent for all, null for none.
+    Attributes:
+        drafter: A method by name, several (fused), or "none".
+        budget: "auto", or draft nodes per step.
+        store: One of the server's stores; absent for all, null for none.
     """
 
     model: Annotated[str, Field(max_length=500)]
@@ -117,7 +119,7 @@ class TextRequest(Strict):
 
     @property
     def samples(self) -> int:
-        """How many texts are asked for."""
+        """The number of texts to write."""
         return 1 if self.n is None else self.n
 
     @property
@@ -144,7 +146,7 @@ class ChatRequest(TextRequest):
 
 
 class CompletionRequest(TextRequest):
-    """A request for the continuation of prompts: texts, or token ids."""
+    """A request for the continuation of prompts, as texts or token ids."""
 
     prompt: (
         Text
@@ -157,13 +159,13 @@ class CompletionRequest(TextRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each by itself."""
+        """The prompts as a list."""
         several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
         return list(self.prompt) if several else [self.prompt]  # type: ignore[arg-type, list-item]
 
 
 class ImageRequest(Strict):
-    """A request for pictures."""
+    """A request for images."""
 
     model: Annotated[str, Field(max_length=500)] | None = None
     prompt: Annotated[str, Field(min_length=1, max_length=4000)]
@@ -176,7 +178,7 @@ class ImageRequest(Strict):
 
 
 class StoreRequest(Strict):
-    """A corpus to draft from, by the name that requests give it, and its folder on the server."""
+    """A store to draft from: its name in requests, and its folder on the server."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     path: Annotated[str, Field(min_length=1, max_length=4096)]

@@ -1,4 +1,4 @@
-"""What a server serves: one model through a pool, documents, stores and image models."""
+"""The state of a server: one model in a pool, documents, stores and image models."""
 
 from __future__ import annotations
 
@@ -28,11 +28,16 @@ if TYPE_CHECKING:
 
 
 class Serving:
-    """One model and what goes with it, ready to be asked.
+    """One model in a pool, with documents, stores and image models.
 
-    name: as callers name the model. drafting: which engines draft, None for that of `engine` and
-    the methods by name. documents: searched for chat requests that bring none. images: pipelines by
-    name. Raises ModelError where there is no tokenizer.
+    Args:
+        name: Name of the model in the API.
+        drafting: The engines of requests; None for `engine` and the methods by name.
+        documents: Searched for chat requests without documents.
+        images: Image pipelines by name.
+
+    Raises:
+        ModelError: The engine has no tokenizer.
     """
 
     def __init__(
@@ -57,17 +62,18 @@ class Serving:
         self.documents = documents
         self.images = dict(images or {})
         self._image_executor = ThreadPoolExecutor(1, "ragspec-pictures")  # one request at a time
-        self._drawings = max_queue_size
-        self._samples = 0  # requests for pictures that have not ended
+        self._image_requests = 0  # that have not ended
         self._image_lock = threading.Lock()
         self.drafting = TenantDrafting(engine) if drafting is None else drafting
         self.pool = Pool(engine, max_batch_size, max_queue_size=max_queue_size)
         self.metrics = Metrics(self.pool)
 
     def submit(self, request: Sequence[EngineRequest], tenant: str) -> list[RequestHandle]:
-        """Ask the pool for all samples of some texts; all are taken, or none.
+        """Submit all samples of some requests to the pool, all of them or none.
 
-        Raises QueueFullError and what `Pool.submit` does.
+        Raises:
+            InputError: The server cannot hold so many texts.
+            QueueFullError: The queue is full; also the errors of `Pool.submit`.
         """
         handles: list[RequestHandle] = []
         samples = sum(each.samples for each in request)
@@ -98,35 +104,38 @@ class Serving:
         return handles
 
     def _ended(self, message: weakref.ref[RequestHandle], future: Future[Generation]) -> None:
-        # A future keeps its callbacks: a handle in one would be a cycle until it is collected.
+        # A future keeps its callbacks, so a handle in one would be a reference cycle.
         handle = message()
         if handle is not None:
             self.metrics.ended(handle)
 
     @property
     def most(self) -> float:
-        """Texts that one request may ask for: no more would ever fit."""
+        """The most texts of one request: all that the batch and the queue hold."""
         max_queue_size = self.pool.max_queue_size
         return math.inf if max_queue_size is None else self.pool.max_batch_size + max_queue_size
 
     def submit_images(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
-        """Draw pictures, one request after the other; raises QueueFullError for too many."""
+        """Submit a request for images; one request is drawn at a time.
+
+        Raises:
+            QueueFullError: Too many requests wait.
+        """
         with self._image_lock:
-            if self._drawings is not None and self._samples > self._drawings:
-                raise QueueFullError(
-                    f"{self._samples} requests for pictures wait; try again later."
-                )
-            result = self._image_executor.submit(work)
-            self._samples += 1
-        result.add_done_callback(self._left)
-        return result
+            waiting = self._image_requests
+            if self.pool.max_queue_size is not None and waiting > self.pool.max_queue_size:
+                raise QueueFullError(f"{waiting} requests for pictures wait; try again later.")
+            future = self._image_executor.submit(work)
+            self._image_requests += 1
+        future.add_done_callback(self._left)
+        return future
 
     def _left(self, done: Future[dict[str, Any]]) -> None:
         with self._image_lock:
-            self._samples -= 1
+            self._image_requests -= 1
 
     def expect(self, model: str) -> None:
-        """Raise ApiError for another model's name."""
+        """Raise ApiError unless `model` is the name of this model."""
         if model != self.name:
             raise ApiError(
                 404,
@@ -136,7 +145,12 @@ class Serving:
             )
 
     def add_store(self, name: str, path: str) -> dict[str, Any]:
-        """Open a corpus to draft from; raises StoreError, InputError."""
+        """Open a store to draft from, and return its record.
+
+        Raises:
+            StoreError: It cannot be opened, or is of another model or tokenizer.
+            InputError: The name is taken.
+        """
         from ragspec.retrievers.corpus.index import CorpusIndex
 
         tokenizer, model = self.engine.tokenizer, self.engine.model
@@ -154,22 +168,21 @@ class Serving:
         return self.store(name)
 
     def store(self, name: str) -> dict[str, Any]:
-        """Return what is told of a store."""
+        """Return the record of a store."""
         tokens = sum(len(segment.tokens) for segment in self.drafting.stores[name].segments())
         return {"id": name, "object": "store", "tokens": tokens}
 
     def close(self, drain: float) -> None:
-        """Let texts running end within `drain` seconds, then end them; let the stores go."""
+        """Let running texts end within `drain` seconds, cancel the rest, and close the stores."""
         self._image_executor.shutdown(wait=False, cancel_futures=True)
         self.pool.close(timeout=drain)
         self.drafting.close()
 
 
 def tenant_of(key: str | None, user: str | None) -> str:
-    """Return whose a request is: texts of one tenant never serve another.
+    """Return the tenant of a request; texts of one tenant never serve another.
 
-    A caller is known by its key, and tells its own users apart by `user`. "" is everybody who gives
-    neither.
+    The key identifies a client, and `user` its users. Requests with neither share the tenant "".
     """
     if key is None and user is None:
         return ""

@@ -1,4 +1,4 @@
-"""How a server listens, and how much it takes from whom."""
+"""Settings of the server: address, API keys and limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ragspec.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where the server listens, who may use it, and how much it takes.
+    """The address, API keys and limits of the server.
 
     Attributes:
         host, port: Address; beyond this machine only with keys.
-        keys: API keys, one for each tenant; none lets everybody on this machine in.
+        keys: API keys, one for each tenant; without any, all requests from this machine are served.
         admin_key: Key of /admin.
         max_batch_size: Texts decoded in one batch.
         max_queue_size: Requests that may wait.
@@ -48,12 +48,12 @@ class ServerSettings:
         ):
             if getattr(self, name) < least:
                 raise InputError(f"{name} is {getattr(self, name)}; expected at least {least}.")
-        # What a caller sends comes without outer spaces.
+        # HTTP clients send keys without outer spaces.
         object.__setattr__(self, "keys", tuple(key.strip() for key in self.keys))
         if self.admin_key is not None:
             object.__setattr__(self, "admin_key", self.admin_key.strip())
-        request = self.keys if self.admin_key is None else (*self.keys, self.admin_key)
-        if any(not key or not key.isascii() for key in request):
+        every = self.keys if self.admin_key is None else (*self.keys, self.admin_key)
+        if any(not key or not key.isascii() for key in every):
             raise InputError("got an empty key, or one that is not ASCII; expected letters.")
         if not self.keys and not self.local:
             raise InputError(
@@ -63,7 +63,7 @@ class ServerSettings:
 
     @property
     def local(self) -> bool:
-        """Whether this machine alone can reach the server."""
+        """Whether only this machine can reach the server."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:

@@ -1,6 +1,6 @@
-"""From running requests to responses: whole, or as server-sent events.
+"""Responses to running requests: whole, or as server-sent events.
 
-A response cancels its texts when it ends, however it ends.
+Every response cancels its texts when it ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import Request, Response
@@ -35,17 +36,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("ragspec.server")
 DONE = b"data: [DONE]\n\n"
-# Running texts have `drain` seconds when the server stops; the pool ends them, and so the streams.
+# When the server stops, the pool ends running texts after `drain` seconds, and so the streams.
 AppStatus.enable_automatic_graceful_drain = False
 
 
 class EventStream(EventSourceResponse):
-    """Server-sent events that end where the caller leaves or reads nothing for `stall` seconds.
+    """Server-sent events that end if the client disconnects or does not read.
 
     Args:
         content: Encoded events.
-        stall: Seconds for one event to be sent.
-        release: Called at the end, also where no event was ever asked for.
+        stall: Most seconds to send one event.
+        release: Called at the end, even if no event was sent.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class EventStream(EventSourceResponse):
         self._release = release
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events while they are read."""
+        """Send the events while the client reads them."""
         try:
             await super().__call__(scope, receive, send)
         except SendTimeoutError:
@@ -77,7 +78,7 @@ def encode_event(record: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class RunningTexts:
-    """The texts of one request: what was asked for, and a handle for each sample."""
+    """The running texts of one API request, with a handle for each sample."""
 
     requests: Sequence[EngineRequest]
     handles: Sequence[RequestHandle]
@@ -95,21 +96,18 @@ class RunningTexts:
     @property
     def firsts(self) -> list[int]:
         """The number of the first sample of each prompt."""
-        result, number = [], 0
-        for each in self.requests:
-            result.append(number)
-            number += each.samples
-        return result
+        return list(accumulate((each.samples for each in self.requests[:-1]), initial=0))
 
 
 async def answer(
     body: TextRequest, request: Request, running: RunningTexts, reply: OpenAIReply, stall: float
 ) -> Response:
-    """Return the response to a request whose texts are running; stall: see `EventStream`."""
+    """Return the response to a request whose texts are running; for `stall` see `EventStream`."""
     if body.stream:
         return EventStream(_encode(running, reply, _wants_usage(body)), stall, running.cancel)
     try:
-        done = await until_disconnected(request, wait_for(running.handles))
+        futures = (asyncio.wrap_future(handle.future) for handle in running.handles)
+        done = await until_disconnected(request, asyncio.gather(*futures))
     finally:
         running.cancel()
     if done is None:
@@ -120,7 +118,7 @@ async def answer(
 
 
 def answer_refusal(body: TextRequest, reply: OpenAIReply, why: str, stall: float) -> Response:
-    """Return the response where no document covers the question, once for each sample."""
+    """Return the response to a question that no document covers, once for each sample."""
     record = reply.refused(NO_ANSWER_TEXT, why, body.samples)
     if not body.stream:
         return JSONResponse(record)
@@ -175,28 +173,28 @@ def _wants_usage(body: TextRequest) -> bool:
 
 
 def _expect_finished(handles: Sequence[RequestHandle]) -> None:
-    """Raise ApiError where the server cut a text short."""
+    """Raise ApiError if the server cut a text short."""
     if any(handle.future.result().finish_reason == "cancelled" for handle in handles):
         raise ApiError(503, "the server stopped before the text ended; ask again.", "stopping")
 
 
-# Few threads on any machine, since each retains memory of its largest task.
+# Few threads, since each keeps the memory of its largest task.
 _WORKERS = ThreadPoolExecutor(2, "ragspec-server")
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run slow work in a thread, so that streams go on."""
+    """Run slow work in a thread, so that streams continue."""
     return await asyncio.get_running_loop().run_in_executor(_WORKERS, work)
 
 
-async def until_disconnected(request: Request, result: Awaitable[T]) -> T | None:
-    """Return the result, None if the client disconnects first."""
+async def until_disconnected(request: Request, work: Awaitable[T]) -> T | None:
+    """Return the result of the work, None if the client disconnects first."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    working, leaving = asyncio.ensure_future(result), asyncio.ensure_future(disconnected())
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
@@ -206,17 +204,12 @@ async def until_disconnected(request: Request, result: Awaitable[T]) -> T | None
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def wait_for(handles: Sequence[RequestHandle]) -> list[Generation]:
-    """Return the texts once all have ended; raises the error of the first that failed."""
-    return list(await asyncio.gather(*(asyncio.wrap_future(each.future) for each in handles)))
-
-
 @dataclass(frozen=True, slots=True)
 class TextEvent:
     """A piece of text number `index`, or its end.
 
     Attributes:
-        placed: Log-probabilities of the piece's tokens, where they were asked for.
+        placed: Log-probabilities of the piece's tokens, if requested.
         generation: The whole text, once it has ended.
     """
 
@@ -227,7 +220,7 @@ class TextEvent:
 
 
 async def read_events(handles: Sequence[RequestHandle], tokenizer: Any) -> AsyncIterator[TextEvent]:
-    """Yield the events of all texts as they come, until all have ended; raises what ended one."""
+    """Yield the events of all texts as they come, until all have ended; raise their errors."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[int] = asyncio.Queue()
 
@@ -249,7 +242,7 @@ async def read_events(handles: Sequence[RequestHandle], tokenizer: Any) -> Async
 
 
 class EventReader:
-    """Makes the events of one text from what its handle emits."""
+    """Converts the steps of one text to events."""
 
     def __init__(self, index: int, handle: RequestHandle, tokenizer: Any) -> None:
         self.index = index
@@ -259,7 +252,7 @@ class EventReader:
         self.sent = 0  # characters
 
     def read(self) -> TextEvent | None:
-        """Return the next event, None where the step completes no text."""
+        """Return the next event, None if the step completes no text."""
         emission = next(self.handle, None)
         if emission is None:
             generation = self.handle.result()
@@ -267,7 +260,7 @@ class EventReader:
             placed = None if self.token_offsets is None else self.token_offsets.rest(generation)
             return TextEvent(self.index, rest, placed, generation)
         self.chunks.push(emission.step.tokens)
-        # Only the end of the text tells what of its last step belongs to a stop string.
+        # Which tokens of the last step belong to a stop string is only known at the end.
         text = "" if emission.row.done else self.chunks.new()
         if not text:
             return None

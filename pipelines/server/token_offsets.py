@@ -1,7 +1,8 @@
-"""Where the tokens of a text begin in it: log-probabilities are told of the text alone."""
+"""Positions of tokens in their text; log-probabilities of tokens outside the text are dropped."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,40 +17,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A token's log-probability. offset: the character of its text that it begins with."""
+    """A token's log-probability, with the character at which it begins in the text."""
 
     scored: TokenLogprob
     offset: int
 
 
 class TokenOffsets:
-    """Places the tokens of one text as they come."""
+    """Computes the positions of the tokens of one text as they come."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._text = TextOutput(tokenizer)
         self._waiting: deque[Placed] = deque()
         self._taken = 0
 
-    def upto(self, end: int, scored: Sequence[TokenLogprob]) -> list[Placed]:
+    def upto(self, end: float, scored: Sequence[TokenLogprob]) -> list[Placed]:
         """Return the tokens that begin before character `end` and were not returned before.
 
-        scored: all tokens that are known by now. One that `end` cuts is among them.
+        Args:
+            scored: All tokens of the text so far, up to the one that contains `end`.
         """
         self._push(scored)
-        results = []
+        placed = []
         while self._waiting and self._waiting[0].offset < end:
-            results.append(self._waiting.popleft())
-        return results
+            placed.append(self._waiting.popleft())
+        return placed
 
     def rest(self, generation: Generation) -> list[Placed]:
-        """Return the tokens that are left of a text that has ended, without those of its stop."""
+        """Return the remaining tokens of a finished text, without those of its stop string."""
         scored = generation.logprobs or ()
         self._push(scored)
-        if generation.finish_reason == "stop" and len(self._text.text) > len(generation.text):
-            return self.upto(len(generation.text), scored)
-        result = list(self._waiting)
-        self._waiting.clear()
-        return result
+        stopped = generation.finish_reason == "stop" and len(self._text.text) > len(generation.text)
+        return self.upto(len(generation.text) if stopped else math.inf, scored)
 
     def _push(self, scored: Sequence[TokenLogprob]) -> None:
         new = scored[self._taken :]
