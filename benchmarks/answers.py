@@ -1,18 +1,21 @@
-"""Answers over documents by prompt: how many hold a gold answer, cite, end by themselves, loop.
+"""Answers over documents by prompt: shares with a gold answer, citations, an end, loops.
 
     python benchmarks/answers.py --data DIR --model smollm2 [--prompts evidence,quote,answer]
         [--split valid] [--json FILE]
 
-Two sets of 40 questions: the first of DIR's `docqa/items.jsonl` of the split, over all of its
-documents, and `manual_questions.jsonl`, our own, over the manuals of DIR's `lm/valid.jsonl.gz`.
+There are two sets of 40 questions. The first ones of the split in DIR's `docqa/items.jsonl` are
+over all of its documents. Those of `manual_questions.jsonl`, our own, are over the manuals of DIR's
+`lm/valid.jsonl.gz`.
 
-refused: before anything is written, by what the search found; of questions over their own
-documents, and over those of the other set, which hold no answer.
-
-gold: share of answers that hold a gold answer, case and spaces aside; of the answer proper where
-the prompt asks for one. found: share of prompts that show it, which bounds gold. cited: share that
-quote a passage word for word; names: that quote one or name one as [k]. ends: by itself.
-loops: eight words three times.
+- refused: share of questions without support in the search results. It is printed for the documents
+  of the set, and for those of the other set, which hold no answer.
+- gold: share of answers that hold a gold answer, regardless of case and spaces. If the prompt asks
+  for a short answer, that answer counts.
+- in prompt: share of prompts with a gold answer, an upper bound of gold.
+- cited: share of answers that quote a passage word for word.
+- names: share of answers that quote a passage or cite one as [k].
+- ends: share of answers that end before the limit.
+- loops: share of answers with eight words three times.
 """
 
 from __future__ import annotations
@@ -36,15 +39,15 @@ from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
 
-OF_MODEL = Path(__file__).with_name("manual_questions.jsonl")
-NAMED = re.compile(r"\[\d+\]")
+MANUAL_QUESTIONS = Path(__file__).with_name("manual_questions.jsonl")
+CITATION = re.compile(r"\[\d+\]")
 LOOP_WORDS, LOOPS = 8, 3
 SETS = ("docqa", "manuals")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with the strings of which an answer should hold one."""
+    """A question with its gold answers, of which an answer should hold one."""
 
     text: str
     gold: tuple[str, ...]
@@ -52,14 +55,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one question with one prompt."""
+    """The figures of one question with one prompt."""
 
     prompt: str
     kind: str
     question: str
     text: str
     gold: bool
-    result: bool
+    in_prompt: bool
     cited: bool
     names: bool
     ends: bool
@@ -73,7 +76,9 @@ def questions(data: Path, kind: str, split: str, most: int) -> list[Question]:
     """Return the questions of one set."""
     if kind != "manuals":
         return [Question(q.text, q.answers) for q in gold_questions(data, split)[:most]]
-    return [Question(r["question"], tuple(r["answers"])) for r in read_records(OF_MODEL)][:most]
+    return [Question(r["question"], tuple(r["answers"])) for r in read_records(MANUAL_QUESTIONS)][
+        :most
+    ]
 
 
 def documents(data: Path, kind: str) -> list[Document]:
@@ -85,13 +90,13 @@ def documents(data: Path, kind: str) -> list[Document]:
 
 
 def loops(text: str) -> bool:
-    """Tell whether the text says the same again and again."""
+    """Return whether the text repeats itself."""
     words = text.split()
     runs = Counter(tuple(words[i : i + LOOP_WORDS]) for i in range(len(words) - LOOP_WORDS + 1))
     return max(runs.values(), default=0) >= LOOPS
 
 
-def judged(prompt: str, kind: str, question: Question, answer: Answer, seconds: float) -> Row:
+def make_row(prompt: str, kind: str, question: Question, answer: Answer, seconds: float) -> Row:
     """Return the row of one answer."""
     return Row(
         prompt=prompt,
@@ -99,9 +104,9 @@ def judged(prompt: str, kind: str, question: Question, answer: Answer, seconds: 
         question=question.text,
         text=answer.text,
         gold=holds(answer.short or answer.text, question.gold),
-        result=any(holds(hit.passage.text, question.gold) for hit in answer.passages),
+        in_prompt=any(holds(hit.passage.text, question.gold) for hit in answer.passages),
         cited=answer.supported,
-        names=answer.supported or bool(NAMED.search(answer.text)),
+        names=answer.supported or bool(CITATION.search(answer.text)),
         ends=not answer.cut,
         loops=loops(answer.text),
         tokens=answer.report.tokens,
@@ -111,27 +116,29 @@ def judged(prompt: str, kind: str, question: Question, answer: Answer, seconds: 
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the shares of every prompt and set."""
-    results = ["| prompt | questions | found | gold | cited | names | ends | loops | tokens | s |"]
-    results.append("| --- " * 10 + "|")
+    """Return the shares of every prompt and set as a Markdown table."""
+    lines = [
+        "| prompt | questions | in prompt | gold | cited | names | ends | loops | tokens | s |"
+    ]
+    lines.append("| --- " * 10 + "|")
     for prompt in dict.fromkeys(row.prompt for row in rows):
         for kind in SETS:
             some = [row for row in rows if (row.prompt, row.kind) == (prompt, kind)]
             if some:
-                named = ("result", "gold", "cited", "names", "ends", "loops")
+                names = ("in_prompt", "gold", "cited", "names", "ends", "loops")
                 shares = " | ".join(
-                    f"{fmean(getattr(row, name) for row in some):.0%}" for name in named
+                    f"{fmean(getattr(row, name) for row in some):.0%}" for name in names
                 )
                 means = (
                     f"{fmean(r.tokens for r in some):.0f} | {fmean(r.seconds for r in some):.1f}"
                 )
-                results.append(f"| {prompt} | {kind} ({len(some)}) | {shares} | {means} |")
-    return "\n".join(results)
+                lines.append(f"| {prompt} | {kind} ({len(some)}) | {shares} | {means} |")
+    return "\n".join(lines)
 
 
-def refused(index: PassageIndex, request: Sequence[Question]) -> float:
-    """Return the share of questions that are not put to the model."""
-    return fmean(not index.support(question.text).covered for question in request)
+def refused_share(index: PassageIndex, all_questions: Sequence[Question]) -> float:
+    """Return the share of questions without support in the index."""
+    return fmean(not index.support(question.text).covered for question in all_questions)
 
 
 def main() -> None:
@@ -142,7 +149,7 @@ def main() -> None:
     parser.add_argument("--prompts", default="evidence,quote,answer")
     parser.add_argument("--sets", default=",".join(SETS))
     parser.add_argument("--split", default="valid")
-    parser.add_argument("--questions", type=int, default=40, help="of either set")
+    parser.add_argument("--questions", type=int, default=40, help="most questions of a set")
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--passages", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -155,11 +162,11 @@ def main() -> None:
     indexes = {kind: PassageIndex.build(documents(options.data, kind)) for kind in kinds}
     for kind in kinds:
         qa = DocQA(indexes[kind], engine=engine)
-        request = questions(options.data, kind, options.split, options.questions)
+        all_questions = questions(options.data, kind, options.split, options.questions)
         for over in kinds:
-            share = refused(indexes[over], questions(options.data, kind, options.split, 999))
+            share = refused_share(indexes[over], questions(options.data, kind, options.split, 999))
             print(f"questions of {kind} over {over}: {share:.1%} refused")
-        for number, question in enumerate(request, 1):
+        for number, question in enumerate(all_questions, 1):
             for prompt in options.prompts.split(","):
                 began = time.perf_counter()
                 answer = qa.ask(
@@ -170,8 +177,8 @@ def main() -> None:
                     refuse=False,
                 )
                 seconds = time.perf_counter() - began
-                rows.append(judged(Path(prompt).stem, kind, question, answer, seconds))
-            print(f"{kind} {number}/{len(request)}", flush=True)
+                rows.append(make_row(Path(prompt).stem, kind, question, answer, seconds))
+            print(f"{kind} {number}/{len(all_questions)}", flush=True)
             if options.json:
                 options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     print(table(rows))

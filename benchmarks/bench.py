@@ -1,6 +1,6 @@
-"""Benchmarks of one part each: images, long documents, retrieval, stores and kNN language models.
+"""Benchmarks of single parts: images, long documents, retrieval, stores, kNN language models.
 
-`python benchmarks/bench.py COMMAND --help` lists the options of one.
+`python benchmarks/bench.py COMMAND --help` lists the options of a benchmark.
 """
 
 from __future__ import annotations

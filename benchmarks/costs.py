@@ -1,11 +1,11 @@
-"""What the engine itself costs: host time per step, the walk with processors, and long contexts.
+"""The cost of the engine itself: host time of a step, the walk with processors, long contexts.
 
     python benchmarks/costs.py host|walk|long
 
-host: share of a step that is not the model's forward (starter target, context drafter, greedy).
-walk: walk and processors for a chain of 32 nodes of a 32k vocabulary. long: plain decoding after 8k
-tokens against transformers, a cost probe: the starter's architecture with a stretched position
-limit.
+- host: share of a step outside the model's forward (starter target, context drafter, greedy)
+- walk: walk and processors for a chain of 32 nodes of a 32k vocabulary
+- long: plain decoding after 8k tokens against transformers, with the starter's architecture and a
+  larger position limit
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NODES, FEW = 32, 6
 
 
 def host(dtype: str) -> dict[str, float]:
-    """Return the share of the steps' time that is not spent in the model's forwards."""
+    """Return the share of the steps' time outside the model's forwards."""
     engine = Engine.from_pretrained("starter", dtype=dtype)
     spent = [0.0]
     inner = engine.target.forward
@@ -55,8 +55,8 @@ def host(dtype: str) -> dict[str, float]:
         if item.fixed:
             continue
         spent[0] = 0.0
-        result = engine.generate(list(item.prompt), max_new_tokens=96, spans=item.spans)
-        stages = result.report.milliseconds
+        generation = engine.generate(list(item.prompt), max_new_tokens=96, spans=item.spans)
+        stages = generation.report.milliseconds
         steps = sum(stages[name] for name in ("draft", "verify", "commit", "host"))
         forwards = 1000 * spent[0] - stages["prefill"]
         shares.append(1.0 - forwards / steps)
@@ -66,8 +66,8 @@ def host(dtype: str) -> dict[str, float]:
 def walk() -> dict[str, float]:
     """Return milliseconds of a verdict over a chain of 32 nodes, sampled with top-k and top-p.
 
-    walk_ms: all are accepted, so that the rule asks about all 33 places, one by one. walk_6_ms: six
-    are accepted and the rule asks about 7. together_ms: all 33 worked out at once, as on a device.
+    walk_ms: all nodes are accepted, so the rule evaluates all 33 positions, one by one. walk_6_ms:
+    six are accepted and the rule evaluates 7. together_ms: all 33 positions at once, as on a GPU.
     """
     torch.manual_seed(0)
     logits = torch.randn(NODES + 1, VOCABULARY) * 3
@@ -77,11 +77,11 @@ def walk() -> dict[str, float]:
     context = list(range(500))
     stop = StopRule(frozenset(), 10_000).open(None)
 
-    def judged(accepted: int) -> Callable[[], Verdict]:
-        tree = DraftTree.chain(followed(accepted), "benchmark")
+    def judge_chain(accepted: int) -> Callable[[], Verdict]:
+        tree = DraftTree.chain(chain_tokens(accepted), "benchmark")
         return lambda: Walk().judge(tree, RowView(logits, tree, distribution, stop, context))
 
-    def followed(accepted: int) -> list[int]:
+    def chain_tokens(accepted: int) -> list[int]:
         path: list[int] = []
         for depth in range(NODES):
             scores = distribution.process(logits[depth : depth + 1], context, [path])
@@ -89,15 +89,15 @@ def walk() -> dict[str, float]:
             path.append(token if depth < accepted else (token + 1) % VOCABULARY)
         return path
 
-    whole = followed(NODES)
-    every = [whole[:i] for i in range(NODES + 1)]
+    whole = chain_tokens(NODES)
+    prefixes = [whole[:i] for i in range(NODES + 1)]
 
     def together() -> torch.Tensor:
         return distribution.select(
-            distribution.process(logits, context, every), [496 + len(p) for p in every]
+            distribution.process(logits, context, prefixes), [496 + len(p) for p in prefixes]
         )
 
-    verdicts = {"walk_ms": judged(NODES), f"walk_{FEW}_ms": judged(FEW)}
+    verdicts = {"walk_ms": judge_chain(NODES), f"walk_{FEW}_ms": judge_chain(FEW)}
     assert [len(verdict().path) for verdict in verdicts.values()] == [NODES, FEW]
     timed: dict[str, Callable[[], Any]] = {**verdicts, "together_ms": together}
     return {name: milliseconds(run) for name, run in timed.items()}
@@ -152,18 +152,18 @@ def milliseconds(run: Callable[[], Any], repeats: int = 101) -> float:
 
 
 def main() -> None:
-    """Run what was asked for and print it as JSON."""
+    """Run one measurement and print it as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("host", "walk", "long"))
+    parser.add_argument("part", choices=("host", "walk", "long"))
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    record = {
+    figures = {
         "host": lambda: host(options.dtype),
         "walk": walk,
         "long": lambda: long(options.dtype),
-    }[options.what]()
-    text = json.dumps({"what": options.what, "dtype": options.dtype, **record})
+    }[options.part]()
+    text = json.dumps({"part": options.part, "dtype": options.dtype, **figures})
     print(text)
     if options.json:
         options.json.write_text(text, encoding="utf-8")

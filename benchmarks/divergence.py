@@ -1,12 +1,12 @@
-"""Where speculative text parts from plain text in low precision, and what the same bits cost.
+"""The divergence of speculative from plain text in low precision, and the cost of equal bits.
 
     python benchmarks/divergence.py --data DIR --dtype bfloat16 --widths 0,4,8,16
 
-In float32 the count must be 0. In bf16 a forward over several positions rounds otherwise than over
-one: each first difference is printed with the margin of the target's two best choices there. A
-width above 0 is that of a `ConstantWidthTarget`, whose count must be 0 in any dtype; the price is
-the time of its plain decoding, and of its speculative one, against those of the model as it is,
-medians of per-prompt ratios, all ways interleaved.
+In float32 no text may diverge. In bf16 a forward over several positions rounds otherwise than over
+one. Each first difference is printed with the margin of the target's two best choices. A width
+above 0 is that of a `ConstantWidthTarget`, which may not diverge in any dtype. Its cost is the time
+of plain and of speculative decoding by that of the first width, medians of per-prompt ratios, all
+variants interleaved.
 """
 
 from __future__ import annotations
@@ -28,35 +28,37 @@ from ragspec.pipelines.cli.compare import compare, plain_engine
 from ragspec.reports.report import loop_share
 from ragspec.sampling.settings import Sampling
 
-LOOPING = 0.2
+MAX_LOOP_SHARE = 0.2
 
 
 def main() -> None:
-    """Decode every question plainly and with drafts, at every width, and print what differs."""
+    """Decode every question plainly and with drafts at every width; print the differences."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="starter")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--drafter", default="context")
     parser.add_argument("--items", type=int, default=115)
-    parser.add_argument("--widths", default="0", help="0 is the model as it is")
+    parser.add_argument(
+        "--widths", default="0", help="widths, comma-separated; 0 is the unchanged model"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     model, tokenizer = load_model(options.model, dtype=options.dtype)
     pairs = {
-        width: _pair(model, tokenizer, width, options.drafter)
+        width: _build_engines(model, tokenizer, width, options.drafter)
         for width in map(int, options.widths.split(","))
     }
     engine = next(iter(pairs.values()))[0]
     items = spread(docqa(options.data, engine, top_k=3), options.items)
     rows = list(_rows(pairs, items))
-    result = {"model": options.model, "dtype": options.dtype, "items": len(items), "rows": rows}
-    print(json.dumps(result, indent=1))
+    figures = {"model": options.model, "dtype": options.dtype, "items": len(items), "rows": rows}
+    print(json.dumps(figures, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(result), encoding="utf-8")
+        options.json.write_text(json.dumps(figures), encoding="utf-8")
 
 
-def _pair(model: Any, tokenizer: Any, width: int, drafter: str) -> tuple[Engine, Engine]:
+def _build_engines(model: Any, tokenizer: Any, width: int, drafter: str) -> tuple[Engine, Engine]:
     target = ConstantWidthTarget(model, width) if width else model
     engine = Engine(target, tokenizer, drafter=drafter, batch_size=1)
     return engine, plain_engine(engine)
@@ -65,31 +67,35 @@ def _pair(model: Any, tokenizer: Any, width: int, drafter: str) -> tuple[Engine,
 def _rows(
     pairs: dict[int, tuple[Engine, Engine]], items: Sequence[BenchItem]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each width; seconds are those of decoding."""
+    """Yield the figures of each width; seconds are decode seconds."""
     margins: dict[int, list[float]] = {width: [] for width in pairs}
     seconds: dict[tuple[int, int], list[float]] = {}
-    selected = []
+    is_timed = []
     for item in items:
-        ids, options = list(item.prompt), {"max_new_tokens": item.new_tokens, "ignore_eos": True}
+        ids = list(item.prompt)
+        options: dict[str, Any] = {"max_new_tokens": item.new_tokens, "ignore_eos": True}
         for width, (fast, plain) in pairs.items():
             ours = fast.generate(ids, spans=item.spans, texts=item.texts, **options)
             theirs = plain.generate(ids, **options)
-            for direction, result in enumerate((theirs, ours)):
-                seconds.setdefault((width, direction), []).append(result.report.decode_seconds)
-            parted = compare(fast, ours, theirs, Sampling()).first_divergence
-            if parted is not None:
-                margins[width].append(parted.margin)
-                print(f"{item.id} at width {width}: token {parted.index}, {parted.margin:.3g}")
-        selected.append(loop_share(theirs.tokens) <= LOOPING)
+            for variant, generation in enumerate((theirs, ours)):
+                times = seconds.setdefault((width, variant), [])
+                times.append(generation.report.decode_seconds)
+            divergence = compare(fast, ours, theirs, Sampling()).first_divergence
+            if divergence is not None:
+                margins[width].append(divergence.margin)
+                print(
+                    f"{item.id} at width {width}: token {divergence.index}, {divergence.margin:.3g}"
+                )
+        is_timed.append(loop_share(theirs.tokens) <= MAX_LOOP_SHARE)
     first = next(iter(pairs))
     for width, (fast, _) in pairs.items():
-        plain_price, fast_price = (
+        plain_cost, fast_cost = (
             median(
                 mine / base
                 for mine, base, good in zip(
-                    seconds[width, variant], seconds[first, variant], selected, strict=True
+                    seconds[width, variant], seconds[first, variant], is_timed, strict=True
                 )
-                if good or not any(selected)
+                if good or not any(is_timed)
             )
             for variant in (0, 1)
         )
@@ -97,12 +103,12 @@ def _rows(
         yield {
             "width": width,
             "label": fast.generate([1, 2, 3], max_new_tokens=1).label,
-            "parted": len(margins[width]),
+            "diverged": len(margins[width]),
             "margins": sorted(margins[width]),
-            "plain_seconds": round(plain_price, 3),
-            "speculative_seconds": round(fast_price, 3),
-            "speed_up": round(gain, 3),
-            "timed": sum(selected),
+            "plain_seconds": round(plain_cost, 3),
+            "speculative_seconds": round(fast_cost, 3),
+            "speedup": round(gain, 3),
+            "timed": sum(is_timed),
         }
 
 

@@ -1,11 +1,11 @@
-"""Tokens a step of each drafter where the target writes exactly the gold text: no model runs.
+"""Tokens a step of each drafter if the target generates exactly the gold text, without a model.
 
     python benchmarks/gold.py --data DIR [--methods context,lookup] [--budget 10] [--json FILE]
 
 DIR holds docqa/documents.jsonl.gz, docqa/items.jsonl and longdocs/. A question's prompt holds the
-passages of its document that have the evidence, with one more before and one behind; the gold
-text is "[k] evidence" and the answer. A quotation's prompt holds about --window tokens round it
-(0: the whole document). All figures are simulated: a model does not write exactly the gold text.
+passages of its document with the evidence, and one passage before and after them. The gold text is
+"[k] evidence" and the answer. A quotation's prompt holds about --window tokens around it (0: the
+whole document). All figures are simulated: a model does not generate exactly the gold text.
 """
 
 from __future__ import annotations
@@ -17,51 +17,52 @@ from pathlib import Path
 from typing import Any
 
 from harness.data import docqa_documents, long_documents, read_records
-from harness.replay import Known, Replay
+from harness.replay import Replay, ReplayText
 from harness.tasks import CONTEXT_TOKENS, QUOTATION, plain_ids, quotation
 from text import quote_tasks
 
+from ragspec.drafters.method import Sources
 from ragspec.models.load import load_model
 from ragspec.pipelines.docqa.prompt import render
-from ragspec.pipelines.methods import Sources, build_method
+from ragspec.pipelines.methods import build_method
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import split_document
 
 METHODS = "lookup,context,match,suffix,select"
-Texts = dict[str, list[Known]]
+Texts = dict[str, list[ReplayText]]
 
 
 def questions(data: Path, tokenizer: Any) -> Texts:
-    """Return the valid questions by tier, with their gold evidence and answer."""
+    """Return the questions of split valid by tier, with their gold evidence and answer."""
     documents = docqa_documents(data)
-    cut = {name: split_document(document) for name, document in documents.items()}
-    record: Texts = {}
+    by_document = {name: split_document(document) for name, document in documents.items()}
+    by_tier: Texts = {}
     for row in read_records(data / "docqa" / "items.jsonl"):
         if row["split"] != "valid":
             continue
-        document, passages = documents[row["doc_id"]], cut[row["doc_id"]]
+        document, passages = documents[row["doc_id"]], by_document[row["doc_id"]]
         start, end = row["evidence_span"]
         inside = [i for i, p in enumerate(passages) if p.start < end and start < p.end]
-        text = passages[max(0, inside[0] - 1) : inside[-1] + 2]
-        hits = [Hit(document, passage, 1.0) for passage in text]
+        in_prompt = passages[max(0, inside[0] - 1) : inside[-1] + 2]
+        hits = [Hit(document, passage, 1.0) for passage in in_prompt]
         prompt = render(tokenizer, row["question"], hits)
-        number = 1 + text.index(passages[inside[0]])
+        number = 1 + in_prompt.index(passages[inside[0]])
         gold = f" [{number}] {row['evidence']}\nAnswer: {row['answers'][0]}"
         ids = tuple(plain_ids(tokenizer, gold))
-        record.setdefault(row["tier"], []).append(
-            Known(prompt.token_ids, ids, prompt.spans, prompt.layout)
+        by_tier.setdefault(row["tier"], []).append(
+            ReplayText(prompt.token_ids, ids, prompt.spans, prompt.layout)
         )
-    return record
+    return by_tier
 
 
 def quotations(data: Path, tokenizer: Any, window: int) -> Texts:
     """Return the passages to quote from long documents."""
-    documents, result = long_documents(data), []
+    documents, texts = long_documents(data), []
     for number, (name, task) in enumerate(quote_tasks(data)):
-        prompt, begun, gold = quotation(tokenizer, documents[name], task, number, window)
-        ids = prompt.token_ids + tuple(plain_ids(tokenizer, begun))
-        result.append(Known(ids, tuple(plain_ids(tokenizer, gold)), prompt.spans))
-    return {QUOTATION: result}
+        prompt, cue, gold = quotation(tokenizer, documents[name], task, number, window)
+        ids = prompt.token_ids + tuple(plain_ids(tokenizer, cue))
+        texts.append(ReplayText(ids, tuple(plain_ids(tokenizer, gold)), prompt.spans))
+    return {QUOTATION: texts}
 
 
 def measure(
@@ -69,23 +70,23 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return one row for each category and method."""
     rows = []
-    for category, known in texts.items():
+    for category, group in texts.items():
         for method in methods:
             replay = Replay(build_method(method, Sources()), budget, vocab_size)
-            for each in known:
-                replay.play(each)
-            instance = replay.result
+            for text in group:
+                replay.play(text)
+            counts = replay.counts
             rows.append(
                 {
                     "category": category,
                     "method": method,
                     "budget": budget,
-                    "texts": instance.texts,
-                    "tokens": instance.tokens,
-                    "steps": instance.steps,
-                    "tokens_per_step": round(instance.tokens_per_step, 3),
-                    "nodes": round(instance.nodes, 2),
-                    "faults": instance.faults,
+                    "texts": counts.texts,
+                    "tokens": counts.tokens,
+                    "steps": counts.steps,
+                    "tokens_per_step": round(counts.tokens_per_step, 3),
+                    "nodes": round(counts.nodes, 2),
+                    "faults": counts.faults,
                 }
             )
             print(category, method, rows[-1]["tokens_per_step"], flush=True)
@@ -103,19 +104,21 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Replay all categories with the methods that were asked for."""
+    """Replay all categories with each method."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--budget", type=int, default=10, help="draft nodes")
-    parser.add_argument("--window", type=int, default=CONTEXT_TOKENS)
-    parser.add_argument("--limit", type=int, help="texts a category")
-    parser.add_argument("--model", default="starter", help="whose tokenizer")
+    parser.add_argument(
+        "--window", type=int, default=CONTEXT_TOKENS, help="tokens around a quotation"
+    )
+    parser.add_argument("--limit", type=int, help="most texts of a category")
+    parser.add_argument("--model", default="starter", help="model of the tokenizer")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     model, tokenizer = load_model(options.model)
     texts = questions(options.data, tokenizer) | quotations(options.data, tokenizer, options.window)
-    texts = {name: known[: options.limit] for name, known in texts.items()}
+    texts = {name: group[: options.limit] for name, group in texts.items()}
     rows = measure(texts, options.methods.split(","), options.budget, int(model.config.vocab_size))
     print(table(rows))
     if options.json:

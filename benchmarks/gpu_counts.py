@@ -1,4 +1,4 @@
-"""What a step asks of the device: launches, copies and waits, as torch's profiler saw them."""
+"""Launches, copies and waits of a step, counted by torch's profiler."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ COPIES = ("cudaMemcpy", "cuMemcpy")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
-def counted(step: Callable[[], Any], device: torch.device) -> dict[str, float]:
-    """Return what one step does, the mean of a few.
+def count_step(step: Callable[[], Any], device: torch.device) -> dict[str, float]:
+    """Return the counts of one step, the mean of a few.
 
-    On CUDA: launches, graphs (of these), copies and waits of the host, kernels and busy_ms of the
-    device (while at least one kernel or copy ran). Elsewhere the operators that were called.
+    On CUDA: launches, graph launches, copies and waits of the host, kernels of the device, and
+    busy_ms, the time with a running kernel or copy. On other devices: called operators.
     """
     activities = [ProfilerActivity.CPU]
     if is_cuda(device):
@@ -30,22 +30,22 @@ def counted(step: Callable[[], Any], device: torch.device) -> dict[str, float]:
         for _ in range(STEPS):
             with record_function(MARK):
                 step()
-    # The raw events: torch's own summary of them takes seconds for a step of thousands of kernels.
+    # torch's summary of the raw events takes seconds for a step of thousands of kernels.
     raw = profiler.profiler.kineto_results.events()
     kind = torch.autograd.DeviceType
     host = [Event.of(event) for event in raw if event.device_type() == kind.CPU]
     ran = [
         Event.of(event)
         for event in raw
-        # What is marked on the host appears among the device's events, too, as one long one.
+        # The marks of the host are also long events of the device.
         if event.device_type() == kind.CUDA and "annotation" not in str(event.activity_type())
     ]
-    result = on_cuda(host, ran) if is_cuda(device) else {"operators": _operators(host)}
-    return {name: value / STEPS for name, value in result.items()}
+    totals = on_cuda(host, ran) if is_cuda(device) else {"operators": _operators(host)}
+    return {name: value / STEPS for name, value in totals.items()}
 
 
 class Event(NamedTuple):
-    """A call of the host, or what the device did: nanoseconds of its start and its end."""
+    """A call of the host or work of the device, with start and end in nanoseconds."""
 
     name: str
     start: int
@@ -53,7 +53,7 @@ class Event(NamedTuple):
 
     @classmethod
     def of(cls, raw: Any) -> Event:
-        """Return an event as the profiler holds it."""
+        """Return an event of the profiler."""
         return cls(raw.name(), raw.start_ns(), raw.start_ns() + raw.duration_ns())
 
 
@@ -62,7 +62,7 @@ def _operators(host: Sequence[Event]) -> float:
 
 
 def on_cuda(host: Sequence[Event], ran: Sequence[Event]) -> dict[str, float]:
-    """Return what the host called within the steps, and what the device did; sums of all steps."""
+    """Return the counts of host and device within the steps, summed over all steps."""
     marks = [event for event in host if event.name == MARK]
     within = [e.name for e in host if any(m.start <= e.start <= m.end for m in marks)]
     ran = [event for event in ran if event.name != MARK]
@@ -78,7 +78,7 @@ def on_cuda(host: Sequence[Event], ran: Sequence[Event]) -> dict[str, float]:
 
 
 def _union(ran: Sequence[Event]) -> int:
-    """Return the nanoseconds in which at least one of the events went on."""
+    """Return the nanoseconds with at least one running event."""
     total, until = 0, 0
     for _, start, end in sorted(ran, key=lambda event: event.start):
         total += max(0, end - max(start, until))

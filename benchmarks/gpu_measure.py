@@ -1,4 +1,4 @@
-"""The cells of the probe, and how they are measured: in rounds, with all ways to step in turn."""
+"""The cells of the probe and their measurement: in rounds, all modes interleaved."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import gpu_models as models
 import torch
-from gpu_counts import counted
-from gpu_steps import Cell, Seat, Stub, rotated, seats
+from gpu_counts import count_step
+from gpu_steps import Cell, CellSession, Stub, open_cells, rotated
 
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
@@ -22,17 +22,17 @@ ROWS = (1, 16, 32)
 LENGTHS = (512, 4096, 32_768)
 SMALL_LENGTHS = (48, 96, 192)
 BATCH, SMALL_BATCH = 16, 4
-STEPS, SMALL_STEPS = 8, 2  # timed in one sample
+STEPS, SMALL_STEPS = 8, 2  # steps of a sample
 REPEATS, SMALL_REPEATS = 7, 2
-LEVELS = 5  # of the draft model
+LEVELS = 5  # levels of the draft model
 CONTEXT_NODES = 15
 
 
-def cells(lengths: Sequence[int], texts: int) -> list[Cell]:
-    """Return what is measured, in the order of how much is known by it."""
+def cells(lengths: Sequence[int], batch_size: int) -> list[Cell]:
+    """Return the cells to measure, the most informative first."""
     single = [Cell("single", 1, length, rows) for length in lengths for rows in ROWS]
     batch = [
-        Cell("batch", texts, length, rows, distribution)
+        Cell("batch", batch_size, length, rows, distribution)
         for length in lengths
         for rows in ROWS
         for distribution in ("greedy", "top-p")
@@ -46,10 +46,14 @@ def cells(lengths: Sequence[int], texts: int) -> list[Cell]:
 
 
 class Probe:
-    """The models on a device, an engine for each way to step and to draft, and the clock.
+    """The models on a device, and an engine for each mode and drafter.
 
-    folder: keeps what was found out about the models. repeats: rounds, None for the usual number.
-    seconds: after which nothing is begun.
+    Args:
+        device: Device of the models.
+        folder: Cache of the engines' findings about the models.
+        repeats: Rounds; None for the default.
+        seconds: Time limit; no cell starts after it.
+        small: Whether to use toy models.
     """
 
     def __init__(
@@ -75,10 +79,10 @@ class Probe:
         self._targets: dict[str, Engine] = {}
         self._engines: dict[tuple[str, str, int | None], Engine] = {}
         self._drafter: ModelDrafter | None = None
-        self._compiling = 0.0  # seconds that the last compiled cell took to begin
+        self._compiling = 0.0  # seconds of the first steps of the last compiled cell
 
     def engine(self, mode: str, cell: Cell) -> Engine:
-        """Return the engine that takes a cell's steps in a mode."""
+        """Return the engine of a cell in a mode."""
         if mode not in self._targets:
             self._targets[mode] = Engine(self.model, None, None, static=mode, cache=self._folder)
         key = mode, cell.drafter, cell.rows
@@ -100,7 +104,7 @@ class Probe:
         return (Stub(), cell.rows - 1) if cell.rows > 1 else (None, 0)
 
     def floor(self, cell: Cell) -> float:
-        """Return the milliseconds in which the bytes of a step are read, the draft model's too."""
+        """Return the milliseconds to read the bytes of a step, the draft model's included."""
         least = models.Floor.of(self.model, self.bandwidth).milliseconds(cell.batch, cell.length)
         if cell.drafter == "draft" and self._drafter is not None:
             draft = models.Floor.of(self._drafter.model.model, self.bandwidth)
@@ -108,140 +112,141 @@ class Probe:
         return least
 
     def rows(self, cell: Cell, modes: Sequence[str], work: Work) -> Iterator[Row]:
-        """Yield what `work` finds in each mode, or why it finds nothing."""
+        """Yield the figures of `work` in each mode, or the reason why it has none."""
         reasons: dict[str, str] = {}
-        record: Mapping[str, Row] = {}
-        if reason := self._late("compile" in modes):
+        figures: Mapping[str, Row] = {}
+        if reason := self._time_limit("compile" in modes):
             reasons = dict.fromkeys(modes, reason)
         else:
             try:
                 engines = {mode: self.engine(mode, cell) for mode in modes}
-                with seats(engines, cell, reasons) as seated:
-                    record = work(self, cell, seated)
+                with open_cells(engines, cell, reasons) as sessions:
+                    figures = work(self, cell, sessions)
             except Exception as error:
-                reasons = dict.fromkeys(modes, _bearable(error, modes))
+                reasons = dict.fromkeys(modes, _failure_reason(error, modes))
                 self._forget(modes)
         for mode in modes:
-            row = {**cell.reported, "mode": mode}
-            if mode in record and self.engine(mode, cell).target.static != mode:
+            row = {**cell.fields, "mode": mode}
+            if mode in figures and self.engine(mode, cell).target.static != mode:
                 reasons[mode] = "memory ended while a step was captured"
                 self._forget([mode])
-            yield {**row, "skipped": reasons[mode]} if mode in reasons else {**row, **record[mode]}
+            yield {**row, "skipped": reasons[mode]} if mode in reasons else {**row, **figures[mode]}
 
     def _forget(self, modes: Sequence[str]) -> None:
-        """Let targets that something has failed in go, with all their memory."""
+        """Drop the targets of failed modes with all their memory."""
         for mode in modes:
             self._targets.pop(mode, None)
         self._engines = {
-            key: instance for key, instance in self._engines.items() if key[0] not in modes
+            key: engine for key, engine in self._engines.items() if key[0] not in modes
         }
 
-    def _late(self, compiles: bool) -> str:
+    def _time_limit(self, compiles: bool) -> str:
+        """Return why there is no time for another cell, "" if there is."""
         left = self.ends - time.perf_counter()
         needed = 1.5 * self._compiling if compiles else 0.0
         if left > needed:
             return ""
-        return f"{max(0.0, left):.0f} s are left (--seconds)" + (
-            f" and it takes some {needed:.0f} to compile" if needed else ""
-        )
+        compiling = f" and compiling takes about {needed:.0f}" if needed else ""
+        return f"{max(0.0, left):.0f} s are left (--seconds){compiling}"
 
-    def began(self, mode: str, seconds: float) -> None:
-        """Learn how long the first steps of a cell took."""
+    def record_start(self, mode: str, seconds: float) -> None:
+        """Record the seconds of the first steps of a cell."""
         if mode == "compile":
             self._compiling = seconds
 
 
-def _bearable(error: Exception, modes: Sequence[str]) -> str:
-    """Return what is told of a cell that failed; raises what is not to be borne."""
+def _failure_reason(error: Exception, modes: Sequence[str]) -> str:
+    """Return the reason of an expected failure; raise any other error."""
     if out_of_memory(error):
         return "memory ended"
-    if "compile" in modes and isinstance(error, RuntimeError):  # torch's own compiler, not ours
+    if "compile" in modes and isinstance(error, RuntimeError):  # of torch's compiler
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
     raise error
 
 
 Report = Callable[[Row], None]
-Work = Callable[[Probe, Cell, dict[str, Seat]], dict[str, Row]]
+Work = Callable[[Probe, Cell, dict[str, CellSession]], dict[str, Row]]
 
 
-def timed(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
-    """Return the medians and quartiles of each mode, over rounds that take the modes in turn."""
-    samples: dict[str, list[Row]] = {mode: [] for mode in seated}
-    alone = cell.part == "batch" and cell.rows == 16 and cell.distribution == "top-p"
+def time_cell(probe: Probe, cell: Cell, sessions: dict[str, CellSession]) -> dict[str, Row]:
+    """Return the medians and quartiles of each mode over interleaved rounds."""
+    samples: dict[str, list[Row]] = {mode: [] for mode in sessions}
+    with_forward = cell.part == "batch" and cell.rows == 16 and cell.distribution == "top-p"
     for repeat in range(probe.repeats + 1):  # the first round captures, or compiles
-        for mode in rotated(list(seated), repeat):
+        for mode in rotated(list(sessions), repeat):
             began = time.perf_counter()
-            sample = seated[mode].sample(probe.steps)
-            if alone:
-                sample["forward_ms"] = seated[mode].forward(probe.steps)
+            sample = sessions[mode].sample(probe.steps)
+            if with_forward:
+                sample["forward_ms"] = sessions[mode].forward(probe.steps)
             if repeat:
                 samples[mode].append(sample)
             else:
-                probe.began(mode, time.perf_counter() - began)
+                probe.record_start(mode, time.perf_counter() - began)
     floor = probe.floor(cell)
     return {mode: _summary(each, floor) for mode, each in samples.items()}
 
 
 def _summary(samples: Sequence[Row], floor: float) -> Row:
     row = {name: median(sample[name] for sample in samples) for name in samples[0]}
-    every = [sample["ms"] for sample in samples]
-    low, _, high = quantiles(every, n=4, method="inclusive") if len(every) > 1 else every * 3
+    times = [sample["ms"] for sample in samples]
+    low, _, high = quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
     return {**row, "ms_q1": low, "ms_q3": high, "floor_ms": floor, "over_floor": row["ms"] / floor}
 
 
-def counts(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
-    """Return what one step asks of the device, in each mode."""
-    record = {}
-    for mode, seat in seated.items():
-        with seat.begun() as loop:
-            record[mode] = counted(loop.step, probe.device)
-    return record
+def count_cell(probe: Probe, cell: Cell, sessions: dict[str, CellSession]) -> dict[str, Row]:
+    """Return the counts of one step in each mode."""
+    counts = {}
+    for mode, session in sessions.items():
+        with session.loop() as loop:
+            counts[mode] = count_step(loop.step, probe.device)
+    return counts
 
 
-def both(probe: Probe, cell: Cell, seated: dict[str, Seat]) -> dict[str, Row]:
-    """Return times and counts: what was compiled is not compiled again for the latter."""
-    first, second = timed(probe, cell, seated), counts(probe, cell, seated)
-    return {mode: {**first[mode], **second[mode]} for mode in first}
+def time_and_count(probe: Probe, cell: Cell, sessions: dict[str, CellSession]) -> dict[str, Row]:
+    """Return times and counts from one compilation."""
+    times, counts = time_cell(probe, cell, sessions), count_cell(probe, cell, sessions)
+    return {mode: {**times[mode], **counts[mode]} for mode in times}
 
 
 def measure(
     probe: Probe, parts: Sequence[str], modes: Sequence[str], notify: Report
 ) -> Iterator[Row]:
-    """Yield a row for each cell and mode; they are printed by `notify` as they are found."""
-    selection = [cell for cell in probe.cells if cell.part in parts]
-    # Where there is memory for one way alone, it is not today's.
+    """Yield a row for each cell and mode; call `notify` with each new row."""
+    chosen = [cell for cell in probe.cells if cell.part in parts]
+    # If memory suffices for one mode, it is not "off".
     plain = sorted((mode for mode in modes if mode != "compile"), key=lambda mode: mode == "off")
-    results = [
-        row for cell in selection for row in _notify_each(probe.rows(cell, plain, timed), notify)
+    rows = [
+        row for cell in chosen for row in _notify_each(probe.rows(cell, plain, time_cell), notify)
     ]
-    # The profiler leaves launches slower behind it, so that all is timed before.
-    places = {_key(row): row for row in results}
-    for cell in selection:
-        if all("skipped" in places[_key({**cell.reported, "mode": mode})] for mode in plain):
+    # The profiler slows later launches down, so all timings come first.
+    places = {_key(row): row for row in rows}
+    for cell in chosen:
+        if all("skipped" in places[_key({**cell.fields, "mode": mode})] for mode in plain):
             continue
-        for row in probe.rows(cell, plain, counts):
+        for row in probe.rows(cell, plain, count_cell):
             place = places[_key(row)]
             if "skipped" not in place:
                 place["not_counted" if "skipped" in row else "counted"] = row.get("skipped", True)
                 place.update({k: v for k, v in row.items() if k not in place and k != "skipped"})
-    yield from map(_idle, results)
+    yield from map(_add_idle_time, rows)
     if "compile" in parts and "compile" in modes:
-        for cell in _by_gain(probe.cells):
-            yield from map(_idle, _notify_each(probe.rows(cell, ["compile"], both), notify))
+        for cell in _bars_first(probe.cells):
+            compiled = probe.rows(cell, ["compile"], time_and_count)
+            yield from map(_add_idle_time, _notify_each(compiled, notify))
 
 
 def _key(row: Row) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("part", "batch", "length", "rows", "distribution", "mode"))
 
 
-def _by_gain(every: Sequence[Cell]) -> list[Cell]:
-    """Return the cells with those first that bars are about: to compile one takes a minute."""
+def _bars_first(every: Sequence[Cell]) -> list[Cell]:
+    """Return the cells with those of the bars first, since a compilation takes a minute."""
 
-    def about(cell: Cell) -> bool:
+    def has_bar(cell: Cell) -> bool:
         batch = (cell.rows, cell.distribution, cell.length) == (16, "top-p", every[0].length)
         return (cell.part == "single" and cell.rows != 16) or (cell.part == "batch" and batch)
 
-    return sorted(every, key=lambda cell: not about(cell))
+    return sorted(every, key=lambda cell: not has_bar(cell))
 
 
 def _notify_each(rows: Iterator[Row], notify: Report) -> Iterator[Row]:
@@ -250,8 +255,8 @@ def _notify_each(rows: Iterator[Row], notify: Report) -> Iterator[Row]:
         yield row
 
 
-def _idle(row: Row) -> Row:
-    """Add the time of a step in which the device did nothing, where that is known."""
+def _add_idle_time(row: Row) -> Row:
+    """Add the idle time of the device in a step, if it was measured."""
     if row.get("kernels") and "ms" in row:
         row["host_idle_ms"] = max(0.0, row["ms"] - row["busy_ms"])
     return row

@@ -1,4 +1,4 @@
-"""Models of random weights made on a device, and how fast that device copies memory."""
+"""Random-weight models on a device, and the bandwidth of a copy on that device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from ragspec.verification.kv_cache import slot_bytes
 
-SAID = 7  # the token that these models always choose
+ONLY_TOKEN = 7  # the token that these models always generate
 Sizes = dict[str, int]
 
 
@@ -34,11 +34,11 @@ SMALL_DRAFT = _sizes(32, 64, 1, 2, 1, 512)
 
 
 def make_model(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a Llama of random weights, drawn on the device, that always says `SAID`.
+    """Return a Llama of random weights that always generates `ONLY_TOKEN`.
 
-    Channel 0 of the residual stream is the same everywhere: embeddings set it and no layer writes
-    to it. The head reads it for one token. So what is accepted of a draft is known beforehand, in
-    any dtype and by any kernel, at the cost of any other model.
+    Embeddings set channel 0 of the residual stream to a constant, no layer writes to it, and the
+    head reads it for one token. So the accepted tokens of a draft are fixed in any dtype and with
+    any kernel, at the cost of a usual model.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -56,24 +56,27 @@ def make_model(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Any:
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter[0] = 0.0
         model.get_input_embeddings().weight[:, 0] = 1.0
-        model.get_output_embeddings().weight[SAID, 0] = 1000.0
-    # Buffers were never computed on the meta device: the rotary module is made again.
+        model.get_output_embeddings().weight[ONLY_TOKEN, 0] = 1000.0
+    # The meta device computes no buffers, so the rotary module is built again.
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     return model
 
 
 def weight_bytes(model: Any) -> int:
-    """Return the bytes of weights that a step reads: all but the table of embeddings."""
+    """Return the bytes of weights that a step reads: all but the embeddings."""
     table = model.get_input_embeddings().weight
-    every = sum(each.numel() * each.element_size() for each in model.parameters())
-    return int(every - table.numel() * table.element_size())
+    total = sum(each.numel() * each.element_size() for each in model.parameters())
+    return int(total - table.numel() * table.element_size())
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least milliseconds of a step: its bytes of weights and cache, at a measured bandwidth.
+    """The least time of a step: bytes of weights and KV cache by a measured bandwidth.
 
-    bandwidth: bytes a second. weights: bytes. token: bytes of one token's keys and values.
+    Attributes:
+        bandwidth: Bytes a second.
+        weights: Bytes of the weights.
+        token: Bytes of one token's keys and values.
     """
 
     bandwidth: float
@@ -86,12 +89,12 @@ class Floor:
         return cls(bandwidth, weight_bytes(model), slot_bytes(model.config, model.dtype))
 
     def milliseconds(self, batch: int, length: int) -> float:
-        """Return the time in which the bytes of a step over `batch` texts are read."""
+        """Return the milliseconds to read the bytes of a step over `batch` sequences."""
         return 1000 * (self.weights + batch * length * self.token) / self.bandwidth
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for an accelerator; the CPU has nothing to wait for."""
+    """Wait for an accelerator; do nothing on the CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -100,11 +103,11 @@ def bandwidth(device: torch.device, size: int) -> float:
     """Return bytes per second of a copy of `size` bytes within the device, reads plus writes."""
     source = torch.ones(size, dtype=torch.uint8, device=device)
     sink = torch.empty_like(source)
-    taken = []
+    times = []
     for _ in range(12):
         synchronize(device)
         began = time.perf_counter()
         sink.copy_(source)
         synchronize(device)
-        taken.append(time.perf_counter() - began)
-    return 2 * size / median(taken[2:])
+        times.append(time.perf_counter() - began)
+    return 2 * size / median(times[2:])

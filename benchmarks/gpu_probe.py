@@ -1,19 +1,19 @@
-"""What whole steps cost on an accelerator: draft stub to commit, over a random-weight Llama of 8 B.
+"""The cost of whole steps on an accelerator, draft to commit, of a random-weight Llama of 8 B.
 
     python benchmarks/gpu_probe.py --json gpu.json [--only single,batch,compile,context,draft]
     python benchmarks/gpu_probe.py --small --json small.json
 
-single   one text: plain, 16 and 32 rows, after 512, 4,096 and 32,768 tokens; today's step and graph
-batch    16 texts, greedy and top-p, and what the forward alone takes of these
-context  drafter "context": the time of a step in which the device has nothing to do
+single   one sequence: plain, 16 and 32 rows, after 512, 4,096, 32,768 tokens; today's step, graph
+batch    16 sequences, greedy and top-p, and the time of their forward alone
+context  drafter "context": the idle time of the device in a step
 draft    a draft model of 1 B, five levels
-compile  the same for compiled steps, as many as there is time for
+compile  the same with compiled steps, within the time limit
 
-Weights are made on the device and nothing is downloaded. The model always says one token, so that
-what is accepted is known; nothing is read before the steps: the cache holds as many zeros. Each
-figure is a median over interleaved rounds, set against the time in which the weights and the cache
-can be read at the bandwidth of a copy. What does not fit, or finds no time, is named with the
-reason. --small measures nothing: a toy that shows that the script runs, on the CPU too.
+Weights are random, and nothing is downloaded. The model always generates one token, so the accepted
+tokens are fixed. The steps need no prefill: the KV cache holds zeros. Each figure is a median over
+interleaved rounds, by the time to read weights and KV cache at the bandwidth of a copy. Cells
+without enough memory or time are listed with the reason. --small runs toy models, on the CPU too,
+to test the script; its times mean nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def line(row: Row) -> str:
     return f"| {' | '.join([*first, *figures])} |"
 
 
-def tables(rows: Sequence[Row], result: Sequence[Row]) -> Iterator[str]:
+def tables(rows: Sequence[Row], goals: Sequence[Row]) -> Iterator[str]:
     """Yield the lines of the tables of counts and of bars."""
     names = [name for name in (*COUNTS, "operators") if any(name in row for row in rows)]
     yield f"\n| {' | '.join([*COLUMNS, *names])} |"
@@ -64,13 +64,13 @@ def tables(rows: Sequence[Row], result: Sequence[Row]) -> Iterator[str]:
             counts = [f"{row[name]:.4g}" if name in row else "" for name in names]
             yield f"| {' | '.join(first + counts)} |"
     yield "\n| bar | | measured | mode | met |\n| --- | --- | --- | --- | --- |"
-    for bar in result:
+    for bar in goals:
         met = {None: "", True: "yes", False: "no"}[bar["met"]]
         yield f"| {bar['name']} | {bar['bar']} | {bar['measured']} | {bar['mode'] or ''} | {met} |"
 
 
-def described(probe: Probe, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the figures were measured on."""
+def describe(probe: Probe, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the device, versions and models of the figures."""
     cuda = is_cuda(probe.device)
     return {
         "device": torch.cuda.get_device_name(probe.device) if cuda else str(probe.device),
@@ -92,14 +92,16 @@ def described(probe: Probe, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_options() -> argparse.Namespace:
-    """Return what was asked for, checked."""
+    """Return the validated options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--small", action="store_true", help="a toy size, to try the script")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between them")
-    parser.add_argument("--modes", help="of off, eager, graph and compile, with commas")
-    parser.add_argument("--repeats", type=int, help=f"rounds after one to warm up, {REPEATS}")
-    parser.add_argument("--seconds", type=float, default=540, help="after which no case is begun")
+    parser.add_argument("--small", action="store_true", help="use toy models to test the script")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, comma-separated")
+    parser.add_argument("--modes", help="off, eager, graph or compile, comma-separated")
+    parser.add_argument("--repeats", type=int, help=f"rounds after a warm-up, default {REPEATS}")
+    parser.add_argument(
+        "--seconds", type=float, default=540, help="time limit; no case starts after it"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     try:
@@ -108,18 +110,18 @@ def read_options() -> argparse.Namespace:
         parser.error(str(error))
     options.only = options.only.split(",")
     cuda = is_cuda(options.device)
-    usual = "off,graph,compile" if cuda else "off,eager"
-    options.modes = (options.modes or usual).split(",")
-    for name, inputs, known in (
+    default = "off,graph,compile" if cuda else "off,eager"
+    options.modes = (options.modes or default).split(",")
+    for name, inputs, choices in (
         ("--only", options.only, PARTS),
         ("--modes", options.modes, ("off", "eager", "graph", "compile")),
     ):
-        if strange := [each for each in inputs if each not in known]:
-            parser.error(f"got {name} {strange[0]!r}; expected some of {', '.join(known)}")
+        if unknown := [each for each in inputs if each not in choices]:
+            parser.error(f"got {name} {unknown[0]!r}; expected some of {', '.join(choices)}")
     if not (cuda or options.small):
         parser.error(
-            f"got {options.device} without --small; expected a CUDA device, which a model of 8 B "
-            "is measured on. Run this where there is one, or give --small to try the script here."
+            f"got {options.device} without --small; expected a CUDA device for the model of 8 B. "
+            "Run the script on one, or add --small to test it here."
         )
     if "graph" in options.modes and not cuda:
         parser.error(f"got --modes graph for {options.device}; expected a CUDA device, or 'eager'")
@@ -129,9 +131,9 @@ def read_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run the probe, print its tables and keep them."""
+    """Run the probe, print its tables and write them."""
     options = read_options()
-    with tempfile.TemporaryDirectory() as folder:  # what is found out here is for here alone
+    with tempfile.TemporaryDirectory() as folder:  # findings of this run alone
         _probe(options, Path(folder))
 
 
@@ -143,14 +145,14 @@ def _probe(options: argparse.Namespace, folder: Path) -> None:
     rows = list(
         measure(probe, options.only, options.modes, lambda row: print(line(row), flush=True))
     )
-    result = bars(rows, measured=is_cuda(options.device) and not options.small)
-    print("\n".join(tables(rows, result)))
+    goals = bars(rows, measured=is_cuda(options.device) and not options.small)
+    print("\n".join(tables(rows, goals)))
     if options.json:
         document = {
-            **described(probe, options),
+            **describe(probe, options),
             "seconds": time.perf_counter() - began,
             "cases": rows,
-            "bars": result,
+            "bars": goals,
         }
         options.json.write_text(json.dumps(document, indent=1), encoding="utf-8")
 

@@ -1,11 +1,12 @@
-"""What drawing costs at LlamaGen's published sizes, with random weights: the pictures mean nothing.
+"""The cost of drawing at LlamaGen's published sizes with random weights; the pictures mean nothing.
 
     OMP_NUM_THREADS=1 python benchmarks/image_sizes.py --size B --draw --json b.json
     OMP_NUM_THREADS=1 python benchmarks/image_sizes.py --size XL --dtype bfloat16 --json xl.json
 
-Bytes of weights, of keys and values and of the table of neighbours over 16,384 codes; seconds of a
-forward over one position and over a tree; with --draw a whole picture, plain and speculative, whose
-codes must be the same. Random laws are none that a model learns: codes a forward say nothing here.
+The script measures bytes of the table of neighbours over 16,384 codes, and seconds of a forward
+over one position and over a tree. With --draw it draws a whole picture, plain and speculative,
+whose codes must be equal. Random weights give random distributions, so codes a forward mean
+nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SIZES = {  # arXiv 2406.06525, table 1: layers, width, heads
 }
 NODES = (0, 4, 12, 32, 64)
 CODES, LATENT = 16_384, 8
-SPREAD = 0.3  # of the head's weights: laws that a table of neighbours can matter to
+SPREAD = 0.3  # deviation of the head's weights, so that neighbours matter to distributions
 MEGABYTE = 1e6
 
 
@@ -56,7 +57,7 @@ def config_of(size: str, layers: int | None = None) -> LlamaGenConfig:
 
 
 def make_model(config: LlamaGenConfig, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return a model whose random weights were drawn in this dtype, on the device."""
+    """Return a model with random weights in this dtype on the device."""
     with torch.device("meta"):
         model = LlamaGenModel(config)
     model = model.to(dtype).to_empty(device=device).eval()
@@ -71,7 +72,7 @@ def make_model(config: LlamaGenConfig, dtype: torch.dtype, device: torch.device)
 
 
 def make_tokenizer(config: LlamaGenConfig) -> VQTokenizer:
-    """Return a tokenizer with a random book of flat codes; its decoder is a toy."""
+    """Return a tokenizer with a random code-book and a toy decoder."""
     from diffusers import VQModel
 
     torch.manual_seed(1)
@@ -90,7 +91,7 @@ def make_tokenizer(config: LlamaGenConfig) -> VQTokenizer:
 
 
 def table_figures(codebook: torch.Tensor, k: int) -> dict[str, Any]:
-    """Return what a table of k neighbours takes to build: bytes, at most at once, and seconds."""
+    """Return bytes, peak memory and seconds of building a table of k neighbours."""
     tracemalloc.start()
     began = time.process_time()
     table = CodeNeighbours.build(codebook, k)
@@ -107,7 +108,7 @@ def table_figures(codebook: torch.Tensor, k: int) -> dict[str, Any]:
 
 
 def forward_figures(model: Any, repeats: int) -> list[dict[str, float]]:
-    """Return the least seconds of a guided forward over a root and so many drafted codes."""
+    """Return the least seconds of a guided forward over a root and drafted codes."""
     labels = torch.tensor([0])
     with torch.no_grad():
         table = ConditionTable.of_rows(model.condition(labels), model.unconditional(1)[0])
@@ -121,29 +122,29 @@ def forward_figures(model: Any, repeats: int) -> list[dict[str, float]]:
 
 
 def draw_figures(model: Any, tokenizer: VQTokenizer, k: int) -> list[dict[str, Any]]:
-    """Return a row for every way of drawing one picture; exact ones must draw the plain one."""
+    """Return a row for every variant of one picture; exact ones must equal the plain one."""
     draft = make_model(config_like(model.config, 1), model.dtype, model.device)
     table = CodeNeighbours.build(tokenizer.codebook(), k)
     relaxed = {"neighbours": table, "delta": 0.1}
-    ways = {
+    variants: dict[str, tuple[Any, str, dict[str, Any]]] = {
         "plain": (None, "exact", {}),
-        "exact, own forward in branches": ("jacobi", "exact", {}),
+        "exact, target's forward in branches": ("jacobi", "exact", {}),
         "exact, tree of a one-layer draft": (draft, "exact", {"min_expected_gain": 0.0}),
-        "lantern, own forward": ("jacobi", "lantern", relaxed),
+        "lantern, target's forward": ("jacobi", "lantern", relaxed),
     }
     plain, rows = None, []
-    for name, (drafter, rule, settings) in ways.items():
+    for name, (drafter, rule, settings) in variants.items():
         pipe = ImagePipeline(model, tokenizer, drafter, rule, **settings)
         pipe.set_progress_bar_config(disable=True)
-        dice = torch.Generator().manual_seed(0)
-        out = pipe(class_labels=0, generator=dice, output_type="latent")
+        generator = torch.Generator().manual_seed(0)
+        out = pipe(class_labels=0, generator=generator, output_type="latent")
         plain = out.codes if plain is None else plain
         rows.append(
             {
                 "variant": name,
                 "label": out.label,
                 "forwards": out.stats.forwards,
-                "the plain codes": float((out.codes == plain).float().mean()),
+                "equal_to_plain": float((out.codes == plain).float().mean()),
                 "seconds": out.stats.seconds,
             }
         )
@@ -155,43 +156,45 @@ def config_like(config: LlamaGenConfig, layers: int) -> LlamaGenConfig:
     return LlamaGenConfig(**{**config.to_dict(), "num_hidden_layers": layers})
 
 
-def batch_k(model: Any) -> int:
+def lantern_k(model: Any) -> int:
     """Return LANTERN's k for a model's codes: 1,000 of 16,384 as published."""
     codes = int(model.config.vocab_size)
     return 1000 if codes == CODES else default_neighbours(codes)
 
 
 def main() -> None:
-    """Run the probe and print what it found."""
+    """Run the measurements and print them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=sorted(SIZES), default="B")
-    parser.add_argument("--small", action="store_true", help="a toy size, to try the script")
+    parser.add_argument("--small", action="store_true", help="use a toy size to test the script")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--draw", action="store_true", help="also draw a whole picture, four ways")
+    parser.add_argument(
+        "--draw", action="store_true", help="also draw a whole picture in four variants"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     size = "small" if options.small else options.size
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype, device)
-    assert isinstance(dtype, torch.dtype), "name a dtype, not auto"
+    assert isinstance(dtype, torch.dtype), "expected a dtype, not auto"
     model = make_model(config_of(size), dtype, device)
     tokenizer = make_tokenizer(model.config)
-    record: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "label": LABEL,
         "size": size,
         "dtype": str(dtype),
         "device": str(device),
         "parameters": sum(p.numel() for p in model.parameters()),
-        "table": table_figures(tokenizer.codebook(), batch_k(model)),
+        "table": table_figures(tokenizer.codebook(), lantern_k(model)),
         "forwards": forward_figures(model, options.repeats),
-        "pictures": draw_figures(model, tokenizer, batch_k(model)) if options.draw else [],
+        "pictures": draw_figures(model, tokenizer, lantern_k(model)) if options.draw else [],
         "highest_resident_MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
     }
-    print(json.dumps(record, indent=1))
+    print(json.dumps(figures, indent=1))
     if options.json:
-        options.json.write_text(json.dumps(record), encoding="utf-8")
+        options.json.write_text(json.dumps(figures), encoding="utf-8")
 
 
 if __name__ == "__main__":

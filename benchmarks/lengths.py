@@ -1,11 +1,11 @@
-"""Reading and writing after long contexts, against transformers on its own copy of the model.
+"""Prefill and decoding of long contexts, against transformers on a copy of the model.
 
     python benchmarks/lengths.py --model smollm2 --data DIR [--lengths 512,7500] [--dtype float32]
 
-For every length: seconds until the first token after a beginning of a book of DIR's longdocs/, and
-milliseconds for each of the 32 after that, of transformers' greedy `generate` and of plain decoding
-by this engine, in turn; and what forwards of 4, 8 and 16 positions cost
-against one of one. Ratios above 1 say that transformers is slower.
+For every length the script measures seconds to the first token after the start of a book of DIR's
+longdocs/, and milliseconds of each of the 32 tokens after that. Greedy `generate` of transformers
+and plain decoding by this engine are interleaved. It also measures the time of forwards over 4, 8
+and 16 positions by that of a single position. Ratios above 1 mean that transformers is slower.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ragspec.engine.engine import Engine
 from ragspec.models.load import load_model
 from ragspec.pipelines.console.options import silence_transformers
 
-WRITTEN = 33
-WARMING = 64  # tokens of a prompt by which both are warmed up
+NEW_TOKENS = 33
+WARM_UP = 64  # prompt tokens of the warm-up
 ROWS = (4, 8, 16)
 
 
@@ -39,7 +39,7 @@ def beginning(data: Path, tokenizer: Any, length: int) -> list[int]:
 
 
 def row(engine: Engine, peer: Any, prompt: list[int], repeats: int) -> str:
-    """Return the line of one length: medians over the repeats."""
+    """Return the line of one length, medians over the repeats."""
 
     def theirs(tokens: int, start: int = 0) -> list[float]:
         ids, clock = torch.tensor([prompt[start:]]), TokenClock()
@@ -58,21 +58,21 @@ def row(engine: Engine, peer: Any, prompt: list[int], repeats: int) -> str:
         return times
 
     for run in (theirs, ours):
-        run(4, -WARMING)
+        run(4, -WARM_UP)
     runs: dict[str, list[tuple[float, float]]] = {"theirs": [], "ours": []}
     for repeat in range(repeats):
         for name, run in (("theirs", theirs), ("ours", ours))[:: 1 if repeat % 2 else -1]:
             began = time.perf_counter()
-            times = run(WRITTEN)
-            each = 1000 * (times[-1] - times[0]) / (WRITTEN - 1)
+            times = run(NEW_TOKENS)
+            each = 1000 * (times[-1] - times[0]) / (NEW_TOKENS - 1)
             runs[name].append((times[0] - began, each))
-    read = [median(result[0] for result in runs[name]) for name in runs]
-    write = [median(result[1] for result in runs[name]) for name in runs]
-    alone = min(engine.target.time_forward(1, len(prompt)) for _ in range(2))
-    trees = " / ".join(f"{engine.target.time_forward(n, len(prompt)) / alone:.2f}" for n in ROWS)
+    prefill = [median(times[0] for times in runs[name]) for name in runs]
+    decode = [median(times[1] for times in runs[name]) for name in runs]
+    single = min(engine.target.time_forward(1, len(prompt)) for _ in range(2))
+    trees = " / ".join(f"{engine.target.time_forward(n, len(prompt)) / single:.2f}" for n in ROWS)
     return (
-        f"| {len(prompt)} | {read[0]:.1f} / {read[1]:.1f} | {read[0] / read[1]:.2f} "
-        f"| {write[0]:.0f} / {write[1]:.0f} | {write[0] / write[1]:.2f} | {trees} |"
+        f"| {len(prompt)} | {prefill[0]:.1f} / {prefill[1]:.1f} | {prefill[0] / prefill[1]:.2f} "
+        f"| {decode[0]:.0f} / {decode[1]:.0f} | {decode[0] / decode[1]:.2f} | {trees} |"
     )
 
 
@@ -89,7 +89,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, tokenizer = load_model(options.model, "cpu", options.dtype)
     engine, peer = Engine(model, tokenizer, None), copy.deepcopy(model)
-    print("| tokens | reading, s (HF / ours) | ratio | a token, ms | ratio | 4 / 8 / 16 to 1 |")
+    print("| tokens | prefill, s (HF / ours) | ratio | a token, ms | ratio | 4 / 8 / 16 to 1 |")
     print("| --- " * 6 + "|")
     for length in map(int, options.lengths.split(",")):
         prompt = beginning(options.data, tokenizer, length)

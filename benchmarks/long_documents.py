@@ -1,11 +1,11 @@
-"""The next question over a long document: read anew, kept in memory, and kept on disk.
+"""The next question over a long document: read again, saved in memory, or saved on disk.
 
     OMP_NUM_THREADS=1 python benchmarks/long_documents.py --data DIR --model smollm2 [--tokens 7000]
 
-Parts of the documents in DIR/longdocs. Each document is read, asked a first question, and then the
-next one in three ways that take turns: its prompt read anew by the same engine, from the keys that
-are kept, and by a `LongDocument` that is opened from disk for it. Seconds to the first token and to
-the end of the answer (greedy, at most 64 tokens); medians over the documents.
+The script reads a part of each document in DIR/longdocs and asks a first question. Three variants
+answer the next question in changing order: a prefill of the whole prompt, the KV cache in memory,
+and a `LongDocument` opened from disk. The figures are seconds to the first token and to the end of
+the answer (greedy, at most 64 tokens), medians over the documents.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from ragspec.retrievers import Document
 
 FIRST, NEXT = "What is this text about?", "Who or what is named first, and what happens then?"
 NEW_TOKENS = 64
-WAYS = ("restart", "memory", "disk")
+VARIANTS = ("restart", "memory", "disk")
 
 
 def timed(run: Callable[[Callable[[str], None]], Any]) -> tuple[float, float, Any]:
-    """Return the seconds to the first piece of text and to the end, and what came of it."""
+    """Return the seconds to the first text and to the end, and the result of `run`."""
     began, first = time.perf_counter(), list[float]()
 
-    def take(piece: str) -> None:
+    def on_text(piece: str) -> None:
         if not first:
             first.append(time.perf_counter() - began)
 
-    result = run(take)
-    return first[0] if first else float("nan"), time.perf_counter() - began, result
+    tokens = run(on_text)
+    return first[0] if first else float("nan"), time.perf_counter() - began, tokens
 
 
 def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int) -> dict[str, Any]:
-    """Return the seconds of all ways for one document."""
+    """Return the seconds of all variants for one document."""
     began = time.perf_counter()
     opened = LongDocument.open(document, engine, token_range=part)
     row: dict[str, Any] = {"document": document.name, "read": time.perf_counter() - began}
@@ -53,45 +53,45 @@ def measure(document: Document, engine: Engine, part: tuple[int, int], turn: int
     with tempfile.TemporaryDirectory() as folder:
         opened.save(Path(folder) / "memory")
 
-        def restart(take: Callable[[str], None]) -> Any:
-            instance = opened.prompt(NEXT)
+        def restart(on_text: Callable[[str], None]) -> Any:
+            prompt = opened.prompt(NEXT)
             stream = engine.stream(
-                list(instance.token_ids),
+                list(prompt.token_ids),
                 max_new_tokens=NEW_TOKENS,
                 stop=opened.template.stop,
-                spans=instance.spans,
-                texts=instance.layout,
+                spans=prompt.spans,
+                texts=prompt.layout,
             )
             for piece in stream:
-                take(piece)
+                on_text(piece)
             return stream.result.tokens
 
-        def selected(take: Callable[[str], None]) -> Any:
-            return opened.ask(NEXT, max_new_tokens=NEW_TOKENS, stream=take).generation.tokens
+        def memory(on_text: Callable[[str], None]) -> Any:
+            return opened.ask(NEXT, max_new_tokens=NEW_TOKENS, stream=on_text).generation.tokens
 
-        def disk(take: Callable[[str], None]) -> Any:
+        def disk(on_text: Callable[[str], None]) -> Any:
             again = LongDocument.open(Path(folder) / "memory", engine)
-            return again.ask(NEXT, max_new_tokens=NEW_TOKENS, stream=take).generation.tokens
+            return again.ask(NEXT, max_new_tokens=NEW_TOKENS, stream=on_text).generation.tokens
 
-        ways = {"restart": restart, "memory": selected, "disk": disk}
+        variants = {"restart": restart, "memory": memory, "disk": disk}
         texts = []
-        for name in WAYS[turn % 3 :] + WAYS[: turn % 3]:
-            first, whole, written = timed(ways[name])
+        for name in VARIANTS[turn % 3 :] + VARIANTS[: turn % 3]:
+            first, whole, tokens = timed(variants[name])
             row |= {f"{name}, first": first, f"{name}, whole": whole}
-            texts.append(written)
-    shortest = min(map(len, texts))  # a text that repeats itself is ended by ask()
+            texts.append(tokens)
+    shortest = min(map(len, texts))  # ask() ends a text that loops
     row["equal"] = len({tuple(text[:shortest]) for text in texts}) == 1
     return row
 
 
 def main() -> None:
     """Print a row for each document, and the medians of the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--tokens", type=int, default=7000)
-    parser.add_argument("--start", type=int, default=2000, help="first token that is read")
+    parser.add_argument("--tokens", type=int, default=7000, help="tokens to read of each document")
+    parser.add_argument("--start", type=int, default=2000, help="first token to read")
     parser.add_argument("--documents", type=int, default=3)
     parser.add_argument("--json", type=Path)
     inputs = parser.parse_args()
@@ -103,11 +103,11 @@ def main() -> None:
         rows.append(measure(document, engine, part, turn))
         print(json.dumps(rows[-1]), flush=True)
     ratios = {
-        f"restart to {name}, {what}": median(
-            r[f"restart, {what}"] / r[f"{name}, {what}"] for r in rows
+        f"restart to {name}, {span}": median(
+            r[f"restart, {span}"] / r[f"{name}, {span}"] for r in rows
         )
         for name in ("memory", "disk")
-        for what in ("first", "whole")
+        for span in ("first", "whole")
     }
     print(json.dumps(ratios, indent=1))
     if inputs.json is not None:

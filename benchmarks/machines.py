@@ -1,4 +1,4 @@
-"""Simulated machines for budget.py: true costs, disturbances, and curves that were read wrong."""
+"""Simulated machines of budget.py: true costs, disturbances, and wrongly measured curves."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from harness.clock import Disturbance
 
 from ragspec.budget.cost_curve import ROWS, CostCurve
 
-PLAIN = 0.005  # seconds of a forward of one row, where the scenario does not say
+PLAIN = 0.005  # default seconds of a forward of one row
 HOST = 0.0002
 
 
 def curve(seconds: Sequence[float]) -> CostCurve:
-    """Return a curve that does not depend on the length."""
+    """Return a curve that is independent of the length."""
     return CostCurve((128,), [seconds])
 
 
-# A small model on one thread; a device on which rows are nearly free; a kernel for single rows
-# beside one for several; and a 135 M Llama on one thread, as measured (64 rows are extrapolated).
+# A small model on one thread; a device on which rows are nearly free; separate kernels for single
+# and several rows; and a 135 M Llama on one thread, as measured (64 rows are extrapolated).
 RISING = curve([PLAIN * (1.0 + 0.045 * (n - 1)) for n in ROWS])
 FLAT = curve([PLAIN * (1.0 + 0.002 * (n - 1)) for n in ROWS])
 STEP = curve([PLAIN * (1.0 if n == 1 else 1.36 + 0.012 * n) for n in ROWS])
@@ -40,26 +40,26 @@ LONG = CostCurve(
 
 
 def misread(truth: CostCurve, read: Callable[[float, float, int], float]) -> CostCurve:
-    """Return a curve whose known points were read as `read(of one row, of n rows, n)`."""
-    known = LONG_ROWS if truth is LONG else ROWS
-    places = [(n, ROWS.index(n)) for n in known]
+    """Return a curve whose measured points become `read(of one row, of n rows, n)`."""
+    measured = LONG_ROWS if truth is LONG else ROWS
+    places = [(n, ROWS.index(n)) for n in measured]
     table = [[read(row[0], row[i], n) for n, i in places] for row in truth.table]
-    return CostCurve(truth.lengths, [np.interp(ROWS, known, row) for row in table])
+    return CostCurve(truth.lengths, [np.interp(ROWS, measured, row) for row in table])
 
 
 def read_flat(truth: CostCurve) -> CostCurve:
-    """Return what a busy moment made of a curve: 19 ms for one row, 26 for 4 to 32 alike."""
+    """Return a curve as measured in a busy moment: 19 ms for one row, 26 for several."""
     return misread(truth, lambda one, _, n: one * (1.0 if n == 1 else 26 / 19))
 
 
 def read_steep(truth: CostCurve) -> CostCurve:
-    """Return a curve on which further rows seem three times as dear, and by 10 % of one besides."""
+    """Return a curve on which further rows cost three times as much plus 10 % of one row."""
     return misread(truth, lambda one, more, n: one + 3.0 * (more - one) + 0.1 * one * (n > 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A machine's disturbances, and what it made of the true curve at start-up; None measures."""
+    """The disturbances of a machine, and its error at start-up; None measures the curve."""
 
     disturbance: Disturbance = field(default_factory=Disturbance)
     belief: Callable[[CostCurve], CostCurve] | None = None

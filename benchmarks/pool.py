@@ -1,15 +1,18 @@
-"""A pool beside one caller at a time: the same tokens, how many a second, and who waits how long.
+"""A pool of callers against one caller at a time: equal tokens, throughput and waiting times.
 
     python benchmarks/pool.py [--small] [--model starter] [--parts equal,rate,gap,again]
 
-equal: requests that join, leave and are cancelled at random times, greedy and sampled, under every
-drafter; each must have the tokens that it has alone. rate: tokens a second of eight clients against
-one, who each ask their next question when they have the last answer: free text (sampled, 96 tokens
-after 128) and the questions of the bundled guide (short answers after 400 tokens, the reading of
-which counts), by plain decoding and with `context`; medians of interleaved repeats. gap: the
-longest wait between two steps of seven texts while a prompt of 1,500 tokens joins them, against
-their median step and the time of one chunk. again: the time to the first token of a second question
-over the same documents against that of the first. Exits with 1 where a token differs.
+- equal: requests join, end and are cancelled at random times, greedy and sampled, with every
+  drafter. Each must have the tokens of the same request alone.
+- rate: tokens a second of eight clients against one. A client sends its next request after the last
+  answer. Free text (sampled, 96 tokens after 128) and questions over the bundled guide (short
+  answers after 400 tokens, prefill included), plain and with `context`; medians of interleaved
+  repeats.
+- gap: longest wait between two steps of seven requests while a prompt of 1,500 tokens joins. It is
+  compared with their median step and the time of one prefill chunk.
+- again: time to the first token of a second question over the same documents, against the first.
+
+The script exits with 1 if a token differs.
 """
 
 from __future__ import annotations
@@ -39,18 +42,18 @@ LONG, CLIENTS, NEW = 1500, 8, 96
 
 
 @dataclass(frozen=True)
-class Requests:
-    """One request: what `generate` and `submit` take."""
+class PoolRequest:
+    """The arguments of one request to `generate` and `submit`."""
 
     prompt: list[int]
     sampling: Sampling
     options: dict[str, Any]
 
 
-def requests(items: Sequence[BenchItem], count: int, seed: int) -> list[Requests]:
-    """Return random requests over the prompts of the items, or parts of them."""
+def random_requests(items: Sequence[BenchItem], count: int, seed: int) -> list[PoolRequest]:
+    """Return random requests over the first tokens of the items' prompts."""
     rng = random.Random(seed)
-    results = []
+    batch = []
     for number in range(count):
         item = rng.choice(items)
         prompt = list(item.prompt)[: rng.randrange(8, 400)]
@@ -61,33 +64,33 @@ def requests(items: Sequence[BenchItem], count: int, seed: int) -> list[Requests
             seed=number,
         )
         options = {"max_new_tokens": rng.randrange(1, 48), "stop": rng.choice([(), (".",)])}
-        results.append(Requests(prompt, sampling, options))
-    return results
+        batch.append(PoolRequest(prompt, sampling, options))
+    return batch
 
 
-def differing(engine: Engine, request: Sequence[Requests], seed: int) -> int:
-    """Return how many of the requests get other tokens in a pool than alone."""
+def count_differences(engine: Engine, requests: Sequence[PoolRequest], seed: int) -> int:
+    """Return the number of requests with other tokens in a pool than alone."""
     rng = random.Random(seed)
-    alone = [engine.generate(a.prompt, a.sampling, **a.options).tokens for a in request]
+    alone = [engine.generate(a.prompt, a.sampling, **a.options).tokens for a in requests]
     wrong = 0
     with Pool(engine, max_batch_size=CLIENTS, chunk=64) as pool:
         handles = []
-        for each in request:
+        for each in requests:
             tenant = rng.choice(["one", "two"])
             handles.append(pool.submit(each.prompt, each.sampling, tenant=tenant, **each.options))
             time.sleep(rng.expovariate(20.0))
             if rng.random() < 0.2:
                 rng.choice(handles).cancel()
         for handle, expected in zip(handles, alone, strict=True):
-            result = handle.result().tokens
-            whole = result == expected
-            wrong += not (whole or (handle.cancelled and result == expected[: len(result)]))
+            tokens = handle.result().tokens
+            is_prefix = tokens == expected[: len(tokens)]
+            wrong += not (tokens == expected or (handle.cancelled and is_prefix))
     return wrong
 
 
-def served(pool: Pool, request: Sequence[Requests], clients: int) -> float:
-    """Return the tokens a second of so many clients that ask in turn."""
-    left, tokens, lock = list(request), [0], threading.Lock()
+def throughput(pool: Pool, requests: Sequence[PoolRequest], clients: int) -> float:
+    """Return the tokens a second of `clients` clients with one request each at a time."""
+    left, tokens, lock = list(requests), [0], threading.Lock()
 
     def ask() -> None:
         while True:
@@ -95,9 +98,9 @@ def served(pool: Pool, request: Sequence[Requests], clients: int) -> float:
                 if not left:
                     return
                 each = left.pop(0)
-            result = pool.submit(each.prompt, each.sampling, **each.options).result()
+            generation = pool.submit(each.prompt, each.sampling, **each.options).result()
             with lock:
-                tokens[0] += len(result.tokens)
+                tokens[0] += len(generation.tokens)
 
     threads = [threading.Thread(target=ask) for _ in range(clients)]
     began = time.perf_counter()
@@ -108,13 +111,16 @@ def served(pool: Pool, request: Sequence[Requests], clients: int) -> float:
     return tokens[0] / (time.perf_counter() - began)
 
 
-def rate(engine: Engine, request: Sequence[Requests], repeats: int) -> tuple[float, float, float]:
+def rate(
+    engine: Engine, requests: Sequence[PoolRequest], repeats: int
+) -> tuple[float, float, float]:
     """Return tokens a second of one client and of eight, and the median of their ratios."""
-    ones, eights = [], []
+    ones: list[float] = []
+    eights: list[float] = []
     for _ in range(repeats):
         for clients, into in ((1, ones), (CLIENTS, eights)):
             with Pool(engine, max_batch_size=CLIENTS) as pool:
-                into.append(served(pool, request, clients))
+                into.append(throughput(pool, requests, clients))
     ratios = [eight / one for one, eight in zip(ones, eights, strict=True)]
     return statistics.median(ones), statistics.median(eights), statistics.median(ratios)
 
@@ -123,31 +129,29 @@ def gap(engine: Engine, prompts: Sequence[list[int]], long: list[int]) -> tuple[
     """Return milliseconds: longest wait, median step, one chunk, and time to the first token."""
     stamps: list[list[float]] = [[] for _ in prompts[: CLIENTS - 1]]
 
-    def note(current: list[float]) -> Callable[[Any], None]:
-        return lambda step: current.append(time.perf_counter())
+    def record_times(times: list[float]) -> Callable[[Any], None]:
+        return lambda step: times.append(time.perf_counter())
 
-    def live(pool: Pool) -> list[RequestHandle]:
+    def start(pool: Pool) -> list[RequestHandle]:
         return [
-            pool.submit(prompt, max_new_tokens=400, ignore_eos=True, on_step=note(current))
-            for prompt, current in zip(prompts, stamps, strict=False)
+            pool.submit(prompt, max_new_tokens=400, ignore_eos=True, on_step=record_times(times))
+            for prompt, times in zip(prompts, stamps, strict=False)
         ]
 
     with Pool(engine, max_batch_size=CLIENTS) as pool:
-        handles = live(pool)
+        handles = start(pool)
         while min(map(len, stamps)) < 12:
             time.sleep(0.01)
-        before = [len(current) for current in stamps]
+        before = [len(times) for times in stamps]
         handle = pool.submit(long, max_new_tokens=4)
         handle.result()
         for each in handles:
             each.cancel()
-    steps = [
-        b - a for current, n in zip(stamps, before, strict=True) for a, b in pairs(current[2:n])
-    ]
+    steps = [b - a for times, n in zip(stamps, before, strict=True) for a, b in pairs(times[2:n])]
     waits = [
         b - a
-        for current, n in zip(stamps, before, strict=True)
-        for a, b in pairs(current[n - 1 :])
+        for times, n in zip(stamps, before, strict=True)
+        for a, b in pairs(times[n - 1 :])
         if a < handle.first
     ]
     step, first = statistics.median(steps), handle.first - handle.submitted
@@ -155,27 +159,27 @@ def gap(engine: Engine, prompts: Sequence[list[int]], long: list[int]) -> tuple[
 
 
 def pairs(times: Sequence[float]) -> list[tuple[float, float]]:
-    """Return each time with the next."""
+    """Return pairs of consecutive times."""
     return list(itertools.pairwise(times))
 
 
 def chunk_seconds(engine: Engine, long: list[int]) -> float:
-    """Return the seconds of reading the last chunk of a long prompt: the least of three."""
+    """Return the least seconds of three prefills of the last chunk of a long prompt."""
     from ragspec.trees.draft_tree import DraftTree
 
-    empty, results = [DraftTree.empty()], []
+    empty, times = [DraftTree.empty()], []
     for _ in range(3):
         with engine.target.open(1, len(long)) as session, torch.no_grad():
             session.verify([long[:-CHUNK]], empty)
             session.commit([()])
             began = time.perf_counter()
             session.verify([long[-CHUNK:]], empty)
-            results.append(time.perf_counter() - began)
-    return min(results)
+            times.append(time.perf_counter() - began)
+    return min(times)
 
 
 def again(engine: Engine, documents: list[int], questions: Sequence[list[int]]) -> float:
-    """Return the second question's time to its first token by that of the first: the median."""
+    """Return the median ratio of the times to the first token, second question by first."""
     ratios = []
     for first, second in itertools.pairwise(questions):
         with Pool(engine, max_batch_size=CLIENTS) as pool:
@@ -196,8 +200,8 @@ def engine_of(name: str, model: Any, tokenizer: Any) -> Engine:
 
 
 @dataclass(frozen=True)
-class DraftState:
-    """What all parts measure with."""
+class PoolBench:
+    """The model and prompts of all parts; `scale` divides the work."""
 
     model: Any
     tokenizer: Any
@@ -215,65 +219,66 @@ class DraftState:
         return engine_of(name, self.model, self.tokenizer)
 
 
-def show_equal(draft_state: DraftState) -> int:
-    """Print which texts are those that each request has alone; return how many are not."""
+def show_equal(bench: PoolBench) -> int:
+    """Print how many requests have the same tokens as alone; return how many have not."""
     wrong = 0
     for name in DRAFTERS:
-        request = requests([*draft_state.questions, *draft_state.free], 200 // draft_state.scale, 0)
-        current = differing(draft_state.engine(name), request, 1)
-        wrong += current
+        requests = random_requests([*bench.questions, *bench.free], 200 // bench.scale, 0)
+        differences = count_differences(bench.engine(name), requests, 1)
+        wrong += differences
         print(
-            f"equal   {name}: {len(request) - current} of {len(request)} texts as alone", flush=True
+            f"equal   {name}: {len(requests) - differences} of {len(requests)} texts as alone",
+            flush=True,
         )
     return wrong
 
 
-def show_rate(draft_state: DraftState, repeats: int) -> None:
+def show_rate(bench: PoolBench, repeats: int) -> None:
     """Print tokens a second of one client and of eight, on free text and on questions."""
-    most = max(CLIENTS, 32 // draft_state.scale)
+    most = max(CLIENTS, 32 // bench.scale)
     sampled = [
-        Requests(
+        PoolRequest(
             list(item.prompt),
             Sampling(temperature=0.8, seed=seed),
             {"max_new_tokens": NEW, "ignore_eos": True},
         )
         for seed in range(most)
-        for item in draft_state.free
+        for item in bench.free
     ][:most]
-    asking = [
-        Requests(list(item.prompt), Sampling(), {"max_new_tokens": NEW})
-        for item in draft_state.questions[:most]  # each once: what was read is not read again
+    questions = [
+        PoolRequest(list(item.prompt), Sampling(), {"max_new_tokens": NEW})
+        for item in bench.questions[
+            :most
+        ]  # each once, since the prefix cache would skip a second prefill
     ]
-    for what, request in (("free text", sampled), ("questions", asking)):
+    for label, requests in (("free text", sampled), ("questions", questions)):
         for name in ("plain", "context"):
-            result = rate(draft_state.engine(name), request, repeats)
-            numbers = "{:.0f} tokens/s of one client, {:.0f} of eight, {:.2f}x".format(*result)
-            print(f"rate    {what}, {name}: {numbers}", flush=True)
+            figures = rate(bench.engine(name), requests, repeats)
+            numbers = "{:.0f} tokens/s of one client, {:.0f} of eight, {:.2f}x".format(*figures)
+            print(f"rate    {label}, {name}: {numbers}", flush=True)
 
 
-def show_gap(draft_state: DraftState) -> None:
-    """Print what a long prompt costs the texts that it joins."""
-    prompts = [draft_state.text[start : start + 60] for start in range(0, 600, 60)]
+def show_gap(bench: PoolBench) -> None:
+    """Print the waits of requests that a long prompt joins."""
+    prompts = [bench.text[start : start + 60] for start in range(0, 600, 60)]
     for name in ("plain", "context"):
-        result = gap(draft_state.engine(name), prompts, draft_state.text[-LONG:])
-        numbers = "longest {:.0f} ms, median step {:.1f} ms, a chunk {:.0f} ms".format(*result)
-        print(f"gap     {name}: {numbers}; first token after {result[3]:.0f} ms", flush=True)
+        figures = gap(bench.engine(name), prompts, bench.text[-LONG:])
+        numbers = "longest {:.0f} ms, median step {:.1f} ms, a chunk {:.0f} ms".format(*figures)
+        print(f"gap     {name}: {numbers}; first token after {figures[3]:.0f} ms", flush=True)
 
 
-def show_again(draft_state: DraftState) -> None:
-    """Print what a second question over the same documents costs."""
-    asks = [
-        list(item.prompt)[-20:] for item in draft_state.questions[: 12 // min(draft_state.scale, 3)]
-    ]
-    ratio = again(draft_state.engine("plain"), draft_state.text[: LONG // 2], asks)
+def show_again(bench: PoolBench) -> None:
+    """Print the cost of a second question over the same documents."""
+    questions = [list(item.prompt)[-20:] for item in bench.questions[: 12 // min(bench.scale, 3)]]
+    ratio = again(bench.engine("plain"), bench.text[: LONG // 2], questions)
     print(f"again   {ratio:.2f} of the first question's time to the first token", flush=True)
 
 
 def main() -> int:
-    """Measure and print; returns 1 where a token differs."""
-    parser = argparse.ArgumentParser(description="Measure a pool beside one caller at a time.")
+    """Measure and print; return 1 if a token differs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="starter")
-    parser.add_argument("--small", action="store_true", help="a tenth of the work")
+    parser.add_argument("--small", action="store_true", help="do a tenth of the work")
     parser.add_argument("--parts", default="equal,rate,gap,again")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
@@ -283,14 +288,14 @@ def main() -> int:
     items = bundled_items(Engine(model, tokenizer, drafter=None))
     questions = [item for item in items if item.category == DOCQA]
     free = [item for item in items if item.category != DOCQA]
-    draft_state = DraftState(model, tokenizer, questions, free, 10 if options.small else 1)
-    wrong = show_equal(draft_state) if "equal" in parts else 0
+    bench = PoolBench(model, tokenizer, questions, free, 10 if options.small else 1)
+    wrong = show_equal(bench) if "equal" in parts else 0
     if "rate" in parts:
-        show_rate(draft_state, 1 if options.small else options.repeats)
+        show_rate(bench, 1 if options.small else options.repeats)
     if "gap" in parts:
-        show_gap(draft_state)
+        show_gap(bench)
     if "again" in parts:
-        show_again(draft_state)
+        show_again(bench)
     return 1 if wrong else 0
 
 

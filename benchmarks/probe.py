@@ -3,12 +3,12 @@
     python benchmarks/probe.py --data DIR --json FILE [--methods auto,rest] [--budgets 4,13,auto]
 
 DIR holds a model, prompts.json, store.json.gz (the corpus) and history.json.gz (the model's own
-answers); or docqa/, whose questions the bundled pair of models then answers (--methods model).
-Greedy, at most 96 new tokens, float32, one thread, one prompt at a time. A budget counts the
-positions of a later forward, the root included, so n leaves n - 1 draft nodes. Tokens a forward are
-new tokens by all forwards of the target, the prompt's included; nodes the mean positions of a later
-forward. All methods run on a prompt before the next one comes, plain decoding among them, beginning
-with another at each turn.
+answers). Alternatively it holds docqa/, whose questions the bundled pair of models answers
+(--methods model). Decoding is greedy, at most 96 new tokens, float32, one thread, one prompt at a
+time. A budget counts the positions of a forward after prefill, the root included: n allows n - 1
+draft nodes. Tokens a forward are new tokens by all forwards of the target, prefill included. Nodes
+are the mean positions of a forward after prefill. All methods run on a prompt before the next one,
+plain decoding among them, in changing order.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 NEW_TOKENS = 96
 BUDGETS = "4,13,59,auto"
 PLAIN = "plain"
-REQUESTS = ("context-all", "model")  # only where named: slow, and of a pair of models
+OPTIONAL = ("context-all", "model")  # not in the default: slow, or for a pair of models
 PROMPTS = 30
 Texts = tuple[SourceText, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The data: prompts, and the token ids of the corpus and of the model's earlier answers."""
+    """Token ids of the prompts, the corpus and the model's earlier answers."""
 
     prompts: list[list[int]]
     corpus: list[list[int]]
@@ -62,22 +62,22 @@ class Probe:
     def read(cls, folder: Path) -> Probe:
         """Read the files of a folder."""
         rows = json.loads((folder / "prompts.json").read_text(encoding="utf-8"))["prompts"]
-        history = [row["prompt"] + row["answer"] for row in _unzipped(folder / "history.json.gz")]
-        return cls([row["ids"] for row in rows], _unzipped(folder / "store.json.gz"), history)
+        history = [row["prompt"] + row["answer"] for row in read_gzip(folder / "history.json.gz")]
+        return cls([row["ids"] for row in rows], read_gzip(folder / "store.json.gz"), history)
 
     @classmethod
-    def queries(cls, folder: Path) -> Probe:
-        """Return questions about documents, with the passages that were found, and no texts."""
+    def of_questions(cls, folder: Path) -> Probe:
+        """Return questions with their retrieved passages, without further texts."""
         items = spread(docqa(folder, Engine.from_pretrained("starter", None), top_k=3), PROMPTS)
         return cls([list(item.prompt) for item in items], [], [])
 
     def texts(self, *names: str) -> Texts:
         """Return the corpus or the history as further texts of a request."""
-        results = [tuple(text) for name in names for text in getattr(self, name)]
-        return tuple(SourceText(text, document) for document, text in enumerate(results))
+        texts = [tuple(text) for name in names for text in getattr(self, name)]
+        return tuple(SourceText(text, document) for document, text in enumerate(texts))
 
     def sources(self, folder: Path, vocab_size: int) -> Sources:
-        """Build both stores below a folder."""
+        """Build both stores in a folder."""
         corpus, history = (
             CorpusIndex.build(getattr(self, name), None, folder / name, vocab_size=vocab_size)
             for name in ("corpus", "history")
@@ -85,21 +85,22 @@ class Probe:
         return Sources(corpus, history)
 
 
-def _unzipped(path: Path) -> Any:
+def read_gzip(path: Path) -> Any:
+    """Return the contents of a gzipped JSON file."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return json.load(file)
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """One entry of the table: a drafter from the sources, and further texts for each request."""
+class Method:
+    """One method of the table: a drafter over the sources, and further texts of each request."""
 
     build: Callable[[Sources], Any]
     texts: tuple[str, ...] = ()
 
 
-def _named(name: str) -> Variant:
-    return Variant(lambda sources: build_method(name, sources))
+def _named(name: str) -> Method:
+    return Method(lambda sources: build_method(name, sources))
 
 
 def _without(sources: Sources, *names: str) -> Sources:
@@ -107,30 +108,28 @@ def _without(sources: Sources, *names: str) -> Sources:
                       if name not in names})  # fmt: skip
 
 
-VARIANTS: dict[str, Variant] = {
-    PLAIN: Variant(lambda sources: None),
+METHODS: dict[str, Method] = {
+    PLAIN: Method(lambda sources: None),
     **{
         name: _named(name) for name, method in listed().items() if "draft model" not in method.needs
     },
-    "lookup-4": Variant(lambda sources: LookupDrafter(3, tokens=4)),
-    "context-history": Variant(lambda sources: ContextDrafter(), ("history",)),
-    "context-all": Variant(lambda sources: ContextDrafter(), ("history", "corpus")),
-    "rest": Variant(lambda sources: build_method("rest", _without(sources, "history"))),
-    "match-corpus": Variant(
+    "lookup-4": Method(lambda sources: LookupDrafter(3, tokens=4)),
+    "context-history": Method(lambda sources: ContextDrafter(), ("history",)),
+    "context-all": Method(lambda sources: ContextDrafter(), ("history", "corpus")),
+    "rest": Method(lambda sources: build_method("rest", _without(sources, "history"))),
+    "match-corpus": Method(
         lambda sources: Select([MatchDrafter(), *_without(sources, "history").past()])
     ),
-    "suffix-context": Variant(lambda sources: SuffixDrafter()),
-    "suffix-history": Variant(lambda sources: build_method("suffix", _without(sources, "corpus"))),
-    "model": Variant(lambda sources: ModelDrafter(sources.draft_model)),
-    "hierarchy-two": Variant(
-        lambda sources: build_method("hierarchy", _without(sources, "corpus"))
-    ),
+    "suffix-context": Method(lambda sources: SuffixDrafter()),
+    "suffix-history": Method(lambda sources: build_method("suffix", _without(sources, "corpus"))),
+    "model": Method(lambda sources: ModelDrafter(sources.draft_model)),
+    "hierarchy-two": Method(lambda sources: build_method("hierarchy", _without(sources, "corpus"))),
 }
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the prompts of one method and budget gave; seconds by prompt, best of all repeats."""
+    """Counts of one method and budget; seconds by prompt are the best of all repeats."""
 
     tokens: int = 0
     forwards: int = 0
@@ -141,22 +140,22 @@ class Tally:
     seconds: dict[int, float] = field(default_factory=dict)
     decode: dict[int, float] = field(default_factory=dict)
 
-    def count(self, result: Any, plain: list[int]) -> None:
+    def count(self, generation: Any, plain: list[int]) -> None:
         """Add the counts of one prompt."""
-        report = result.report
+        report = generation.report
         self.tokens += report.tokens
         self.forwards += report.forward_passes
         self.positions += report.forwards + report.drafted
-        self.equal += result.tokens == plain
-        for selected, match in (
+        self.equal += generation.tokens == plain
+        for total, counts in (
             (self.by_source, report.accepted_by_source),
             (self.faults, report.faults),
         ):
-            for name, number in match.items():
-                selected[name] = selected.get(name, 0) + number
+            for name, number in counts.items():
+                total[name] = total.get(name, 0) + number
 
     def time(self, prompt: int, seconds: float, decode: float) -> None:
-        """Keep the best seconds of a prompt."""
+        """Record the seconds of a prompt if they are its best."""
         self.seconds[prompt] = min(seconds, self.seconds.get(prompt, seconds))
         self.decode[prompt] = min(decode, self.decode.get(prompt, decode))
 
@@ -165,9 +164,11 @@ class Tally:
 class Row:
     """One method at one budget.
 
-    nodes: mean positions of a forward after the prompt's, the root included. ratio_plain: seconds
-    of plain decoding over this method's, whole runs of all prompts; ratio_decode: the same without
-    the prompts' forwards; ratio_median: median of the prompts' own ratios.
+    Attributes:
+        nodes: Mean positions of a forward after prefill, the root included.
+        ratio_plain: Seconds of plain decoding by those of the method, over all prompts.
+        ratio_decode: As `ratio_plain`, without prefill.
+        ratio_median: Median of the ratios of the prompts.
     """
 
     method: str
@@ -190,40 +191,40 @@ def run(
     probe: Probe, model: Any, sources: Sources, methods: Sequence[str], budgets: Sequence[str],
     repeats: int = 1, progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:  # fmt: skip
-    """Return one row for each method and budget; plain decoding comes first, with one."""
+    """Return one row for each method and budget, plain decoding first."""
     keys = [(PLAIN, "0")] + [(m, b) for m in methods if m != PLAIN for b in budgets]
     tallies = {key: Tally() for key in keys}
-    texts = {method: probe.texts(*VARIANTS[method].texts) for method, _ in keys}
+    texts = {method: probe.texts(*METHODS[method].texts) for method, _ in keys}
     for repeat in range(repeats):
         _warm_up(probe, model, sources, keys)
         engines = {key: engine(model, sources, *key) for key in keys}
         for number, prompt in enumerate(probe.prompts):
             progress(f"repeat {repeat + 1}/{repeats}, prompt {number + 1}/{len(probe.prompts)}")
             shift = (number + repeat) % len(keys)
-            results = {}
+            generations = {}
             for key in keys[shift:] + keys[:shift]:
                 began = time.perf_counter()
-                result = engines[key].generate(
+                generation = engines[key].generate(
                     list(prompt), max_new_tokens=NEW_TOKENS, texts=texts[key[0]]
                 )
                 seconds = time.perf_counter() - began
-                tallies[key].time(number, seconds, result.report.decode_seconds)
-                results[key] = result
+                tallies[key].time(number, seconds, generation.report.decode_seconds)
+                generations[key] = generation
             if repeat == 0:
-                for key, result in results.items():
-                    tallies[key].count(result, results[keys[0]].tokens)
+                for key, generation in generations.items():
+                    tallies[key].count(generation, generations[keys[0]].tokens)
     plain = tallies[keys[0]]
     return [_row(*key, tally, plain) for key, tally in tallies.items()]
 
 
 def engine(model: Any, sources: Sources, method: str, budget: str) -> Engine:
-    """Return a fresh engine, which has learned nothing."""
-    request = budget if budget == "auto" else max(0, int(budget) - 1)
-    return Engine(model, None, VARIANTS[method].build(sources), None, copy.deepcopy(request))
+    """Return a fresh engine, whose drafters have learned nothing."""
+    nodes = budget if budget == "auto" else max(0, int(budget) - 1)
+    return Engine(model, None, METHODS[method].build(sources), None, copy.deepcopy(nodes))
 
 
 def _warm_up(probe: Probe, model: Any, sources: Sources, keys: Iterable[tuple[str, str]]) -> None:
-    """Let everything be compiled and read, by engines that are then thrown away."""
+    """Compile and load everything with engines that are then discarded."""
     for key in keys:
         engine(model, sources, *key).generate(list(probe.prompts[0][:32]), max_new_tokens=8)
 
@@ -265,22 +266,26 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def main() -> None:
-    """Run the methods that were asked for, print the table and write the rows."""
+    """Run the methods, print the table and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--methods", default=",".join(m for m in VARIANTS if m not in REQUESTS))
-    parser.add_argument("--budgets", default=BUDGETS, help="positions a forward, or auto")
-    parser.add_argument("--limit", type=int, help="only the first prompts")
-    parser.add_argument("--repeats", type=int, default=1, help="for the seconds: best of so many")
+    parser.add_argument("--methods", default=",".join(m for m in METHODS if m not in OPTIONAL))
+    parser.add_argument(
+        "--budgets", default=BUDGETS, help="positions of a forward, or auto, comma-separated"
+    )
+    parser.add_argument("--limit", type=int, help="first prompts to run; default: all")
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="runs of each prompt; the best time counts"
+    )
     options = parser.parse_args()
     methods = [name for name in options.methods.split(",") if name]
     for name in methods:
-        if name not in VARIANTS:
-            raise UnknownNameError(unknown("method", name, VARIANTS))
+        if name not in METHODS:
+            raise UnknownNameError(unknown("method", name, METHODS))
     torch.set_num_threads(1)
     pair = not (options.data / "prompts.json").exists()
-    probe = Probe.queries(options.data) if pair else Probe.read(options.data)
+    probe = Probe.of_questions(options.data) if pair else Probe.read(options.data)
     probe.prompts[:] = probe.prompts[: options.limit]
     model, _ = load_model("starter" if pair else options.data, "cpu", "float32")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Recall@k of dense, sparse and fused search over given passages and gold ids.
+"""Recall@k of dense, sparse and fused search over passages with gold ids.
 
 The data folder holds passages.jsonl.gz {id, doc, text}, passage_docs.jsonl.gz {doc_id, title} and
 queries.jsonl.gz {id, split, origin, question, gold}.
@@ -25,7 +25,7 @@ CUTS = (1, 5, 20)
 
 
 def read_passages(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the ids of all passages and the texts that are indexed (title, then text)."""
+    """Return the ids of all passages and the texts to index (title, then text)."""
     documents = read_records(folder / "passage_docs.jsonl.gz")
     titles = {document["doc_id"]: document["title"] for document in documents}
     ids, texts = [], []
@@ -36,11 +36,11 @@ def read_passages(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def recalls(
-    result: dict[str, list[list[int]]], queries: list[dict[str, Any]], ids: list[str]
+    rankings: dict[str, list[list[int]]], queries: list[dict[str, Any]], ids: list[str]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Return recall by list name, origin of the query ("all" too) and cut."""
+    """Return recall by ranking, origin of the query (or "all") and cut."""
     table: dict[str, dict[str, dict[str, float]]] = {}
-    for name, rows in result.items():
+    for name, rows in rankings.items():
         hits: dict[str, list[list[bool]]] = defaultdict(list)
         for query, row in zip(queries, rows, strict=True):
             gold = set(query["gold"])
@@ -79,7 +79,7 @@ def measure(folder: Path, split: str, embedder: str) -> dict[str, Any]:
         [number for number, _, _ in fuse_rankings({"dense": one, "sparse": other}, fusion)]
         for one, other in zip(by_dense, by_sparse, strict=True)
     ]
-    record = {"dense": numbers(by_dense), "sparse": numbers(by_sparse), "fused": fused}
+    rankings = {"dense": numbers(by_dense), "sparse": numbers(by_sparse), "fused": fused}
     return {
         "split": split,
         "embedder": embedder,
@@ -87,7 +87,7 @@ def measure(folder: Path, split: str, embedder: str) -> dict[str, Any]:
         "passages": len(ids),
         "queries": len(queries),
         "seconds": {name: round(value, 2) for name, value in seconds.items()},
-        "recall": recalls(record, queries, ids),
+        "recall": recalls(rankings, queries, ids),
     }
 
 
@@ -97,21 +97,21 @@ def numbers(rankings: list[Ranking]) -> list[list[int]]:
 
 
 def main() -> None:
-    """Print the table, and write it as JSON where a file is named."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print the table; with --json also write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the passages")
     parser.add_argument("--split", default="valid")
     parser.add_argument("--embedder", default=DEFAULT_EMBEDDER)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--json", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
-    result = measure(args.data, args.split, args.embedder)
-    print(f"{result['passages']} passages, {result['queries']} {args.split} queries")
-    print("seconds:", result["seconds"])
-    for name, origins in result["recall"].items():
+    figures = measure(args.data, args.split, args.embedder)
+    print(f"{figures['passages']} passages, {figures['queries']} {args.split} queries")
+    print("seconds:", figures["seconds"])
+    for name, origins in figures["recall"].items():
         for origin, cuts in origins.items():
             print(f"{name:7} {origin:6} " + "  ".join(f"@{k} {v:.3f}" for k, v in cuts.items()))
     if args.json:
-        args.json.write_text(json.dumps(result, indent=1))
+        args.json.write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

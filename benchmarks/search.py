@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python benchmarks/search.py [--vectors 1000000] [--json FILE]
 
-Random unit vectors that share a direction, as embeddings do (224 wide, k = 20). All ways take
-turns; medians of the turns, of the wall-clock and of this process's own time, which work beside it
-disturbs less. The copy in 8 bits is made first. The product
-is what `DenseIndex.search` was before: queries times vectors, transposed, and the k largest.
+Random unit vectors with a common component, as in embeddings (224 wide, k = 20). All variants are
+interleaved. The figures are medians of wall time and of processor time, which other work disturbs
+less. The 8-bit copy is built first. The product is an earlier `DenseIndex.search`: queries times
+vectors, transposed, and the k largest.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ WIDTH, K, BATCH = 224, 20, 8
 def vectors(count: int, seed: int) -> Any:
     """Return unit vectors f32 [count, WIDTH]."""
     generator = torch.Generator().manual_seed(seed)
-    result = torch.randn(count, WIDTH, generator=generator) + 0.8
-    return torch.nn.functional.normalize(result, dim=-1).numpy()
+    raw = torch.randn(count, WIDTH, generator=generator) + 0.8
+    return torch.nn.functional.normalize(raw, dim=-1).numpy()
 
 
-def ways(stored: Any, queries: Any) -> dict[str, Callable[[], Any]]:
-    """Return what is timed, by name."""
+def make_variants(stored: Any, queries: Any) -> dict[str, Callable[[], Any]]:
+    """Return the searches to time by name."""
     embedder: Any = None
     index, matrix = DenseIndex(stored, embedder), torch.from_numpy(stored)
     index.search_vectors(queries[:1], K)
@@ -43,7 +43,7 @@ def ways(stored: Any, queries: Any) -> dict[str, Callable[[], Any]]:
     def product(count: int) -> Any:
         return (torch.from_numpy(queries[:count]) @ matrix.T).topk(K, dim=1)
 
-    record: dict[str, Callable[[], Any]] = {
+    searches: dict[str, Callable[[], Any]] = {
         "ours, 1": lambda: index.search_vectors(queries[:1], K),
         "ours, 8": lambda: index.search_vectors(queries, K),
         "product, 1": lambda: product(1),
@@ -52,42 +52,42 @@ def ways(stored: Any, queries: Any) -> dict[str, Callable[[], Any]]:
     try:
         import faiss
     except ImportError:
-        return record
+        return searches
     faiss.omp_set_num_threads(torch.get_num_threads())
     flat = faiss.IndexFlatIP(WIDTH)
     flat.add(stored)
-    return record | {
+    return searches | {
         "faiss flat, 1": lambda: flat.search(queries[:1], K),
         "faiss flat, 8": lambda: flat.search(queries, K),
     }
 
 
 def figures(spent: dict[str, list[float]]) -> dict[str, float]:
-    """Return medians of all turns but the first, and ratios within a turn."""
+    """Return medians of all rounds but the first, and ratios within a round."""
     rows = {name: round(median(times[1:]), 2) for name, times in spent.items()}
     for this, other, times in (("ours, 8", "ours, 1", 8), ("ours, 1", "product, 1", 1)):
-        turns = zip(spent[other][1:], spent[this][1:], strict=True)
+        rounds = zip(spent[other][1:], spent[this][1:], strict=True)
         name = f"{times} x {other} / {this}" if times > 1 else f"{other} / {this}"
-        rows[name] = round(median(times * a / b for a, b in turns), 2)
+        rows[name] = round(median(times * a / b for a, b in rounds), 2)
     return rows
 
 
 def main() -> None:
-    """Time all ways in turn and print medians in milliseconds."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Time all searches and print medians in milliseconds."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vectors", type=int, default=1_000_000)
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--turns", type=int, default=9, help="timed rounds")
     parser.add_argument("--json", type=Path)
     inputs = parser.parse_args()
     torch.set_num_threads(1)
     stored, queries = vectors(inputs.vectors, 0), vectors(BATCH, 1)
-    timed = ways(stored, queries)
-    clocks = {"wall": time.perf_counter, "local": time.process_time}
+    searches = make_variants(stored, queries)
+    clocks = {"wall": time.perf_counter, "processor": time.process_time}
     spent: dict[str, defaultdict[str, list[float]]] = {on: defaultdict(list) for on in clocks}
     for _ in range(inputs.turns + 1):
-        for name, direction in timed.items():
+        for name, search in searches.items():
             began = {on: clock() for on, clock in clocks.items()}
-            direction()
+            search()
             for on, clock in clocks.items():
                 spent[on][name].append(1000.0 * (clock() - began[on]))
     rows = {on: figures(times) for on, times in spent.items()}

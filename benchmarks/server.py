@@ -1,14 +1,17 @@
-"""What the server adds to the engine, and what it withstands, on this machine alone.
+"""The overhead of the server over the engine, and its behaviour under load, on one machine.
 
-    OMP_NUM_THREADS=1 python benchmarks/server.py [--model starter] [--only stream,surplus,leaving,
-        prediction,soak] [--requests 2000] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/server.py [--model starter] [--only stream,overload,
+        disconnects,prediction,soak] [--requests 2000] [--json FILE]
 
-stream: a request of one client against `Engine.stream` in the same process as the server's model,
-in turns: milliseconds to the first piece and a token. surplus: 64 clients at once, 8 slots, a queue
-of 8. leaving: callers that leave at random tokens; how long their row stays. prediction: tokens a
-forward with the right text predicted. soak: requests of all kinds, one in ten left early; memory,
-threads, files and the 99th percentile of seconds, of the first 200 and the last. The server is a
-process of its own but for stream.
+- stream: one client against `Engine.stream` in the process of the server, interleaved; milliseconds
+  to the first text and a token
+- overload: 64 clients at once, a batch of 8, a queue of 8
+- disconnects: clients that disconnect at random tokens; time until their slot is free
+- prediction: tokens a forward with a `prediction` of the right text
+- soak: requests of all kinds, one in ten cancelled; memory, threads, files and the 99th percentile
+  of seconds, of the first 200 requests and the last
+
+All parts but stream run the server in a separate process.
 """
 
 from __future__ import annotations
@@ -43,36 +46,36 @@ PROMPTS = (
     "The walk over the tree begins at its root and",
     "Documents are cut into passages; for a question the best of them",
 )
-PARTS = ("stream", "surplus", "leaving", "prediction", "soak")
+PARTS = ("stream", "overload", "disconnects", "prediction", "soak")
 
 
 def main() -> None:
     """Print the figures of each part."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="starter")
-    parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--requests", type=int, default=2000, help="of the soak")
-    parser.add_argument("--rounds", type=int, default=40, help="of stream and leaving")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, comma-separated")
+    parser.add_argument("--requests", type=int, default=2000, help="requests of the soak")
+    parser.add_argument("--rounds", type=int, default=40, help="rounds of stream and disconnects")
     parser.add_argument("--json", type=Path)
     inputs = parser.parse_args()
     torch.set_num_threads(1)
     measures: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
         "stream": stream,
-        "surplus": surplus,
-        "leaving": leaving,
+        "overload": overload,
+        "disconnects": disconnects,
         "prediction": prediction,
         "soak": soak,
     }
-    record: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for part in inputs.only.split(","):
-        record[part] = measures[part](inputs)
-        print(part, json.dumps(record[part]), flush=True)
+        figures[part] = measures[part](inputs)
+        print(part, json.dumps(figures[part]), flush=True)
         if inputs.json is not None:
-            inputs.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            inputs.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def body(model: str, number: int, tokens: int, **more: Any) -> dict[str, Any]:
-    """Return a request; the number picks the prompt and how it is sampled."""
+    """Return a request body; `number` picks the prompt and the sampling."""
     sampled = {"temperature": 0.8, "seed": number} if number % 2 else {"temperature": 0}
     prompt = PROMPTS[number % len(PROMPTS)]
     return (
@@ -84,7 +87,7 @@ def body(model: str, number: int, tokens: int, **more: Any) -> dict[str, Any]:
 
 @contextmanager
 def running(model: str, *options: str) -> Iterator[tuple[httpx.Client, int]]:
-    """Start a server as a user does; yield a client and the process."""
+    """Start a server in a subprocess; yield a client and the process id."""
     command = [sys.executable, "-m", "ragspec", "serve", "--model", model, "--port", "0", *options]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -103,7 +106,7 @@ def running(model: str, *options: str) -> Iterator[tuple[httpx.Client, int]]:
 
 
 def stream(inputs: argparse.Namespace) -> dict[str, Any]:
-    """Compare a client's stream with the engine's own, in turns."""
+    """Compare a client's stream with the engine's, interleaved."""
     engine = Engine.from_pretrained(inputs.model, "context", budget=8)
     serving = Serving(engine, inputs.model)
     serving.drafting._default = ("context", 8)
@@ -115,20 +118,21 @@ def stream(inputs: argparse.Namespace) -> dict[str, Any]:
     while not server.started:
         time.sleep(0.01)
     address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    current, served = [], []
+    direct: list[tuple[float, float]] = []
+    served: list[tuple[float, float]] = []
     with httpx.Client(base_url=address, timeout=60) as client:
         for number in range(inputs.rounds + 2):
             prompt = f"{number} {PROMPTS[number % len(PROMPTS)]}"
             request = body(inputs.model, 0, 64, prompt=prompt, drafter="context", budget=8)
             pairs = [
-                (current, lambda p=prompt: _local(engine, p)),
-                (served, lambda a=request: _served(client, a)),
+                (direct, lambda p=prompt: _stream_engine(engine, p)),
+                (served, lambda a=request: _stream_server(client, a)),
             ]
             for times, run in pairs if number % 2 else pairs[::-1]:
                 times.append(run())
     server.should_exit = True
     thread.join()
-    first, each = ([[row[at] for row in rows[2:]] for rows in (current, served)] for at in (0, 1))
+    first, each = ([[row[at] for row in rows[2:]] for rows in (direct, served)] for at in (0, 1))
     return {
         "first_ms": [round(1000 * statistics.median(rows), 2) for rows in first],
         "first_more_ms": round(1000 * _difference(*first), 2),
@@ -137,12 +141,12 @@ def stream(inputs: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _difference(current: list[float], served: list[float]) -> float:
-    return statistics.median(b - a for a, b in zip(current, served, strict=True))
+def _difference(direct: list[float], served: list[float]) -> float:
+    return statistics.median(b - a for a, b in zip(direct, served, strict=True))
 
 
-def _local(engine: Engine, prompt: str) -> tuple[float, float]:
-    """Return seconds to the first piece and of a token after it."""
+def _stream_engine(engine: Engine, prompt: str) -> tuple[float, float]:
+    """Return seconds to the first text and of a token after it."""
     began = time.perf_counter()
     chunks = engine.stream(prompt, max_new_tokens=64, ignore_eos=True)
     next(chunks)
@@ -152,8 +156,8 @@ def _local(engine: Engine, prompt: str) -> tuple[float, float]:
     return first - began, (time.perf_counter() - first) / 63
 
 
-def _served(client: httpx.Client, request: dict[str, Any]) -> tuple[float, float]:
-    """Return the same of a stream of the server."""
+def _stream_server(client: httpx.Client, request: dict[str, Any]) -> tuple[float, float]:
+    """Return seconds to the first text and of a token after it, over HTTP."""
     began, first = time.perf_counter(), 0.0
     with client.stream("POST", "/v1/completions", json={**request, "stream": True}) as response:
         for line in response.iter_lines():
@@ -165,19 +169,19 @@ def _served(client: httpx.Client, request: dict[str, Any]) -> tuple[float, float
 # --- many clients -----------------------------------------------------------------------------
 
 
-def surplus(inputs: argparse.Namespace) -> dict[str, Any]:
-    """Ask with 64 clients at once where 16 find room."""
+def overload(inputs: argparse.Namespace) -> dict[str, Any]:
+    """Send requests of 64 clients at once to a server with room for 16."""
     with running(inputs.model, "--max-batch-size", "8", "--max-queue-size", "8") as (client, _):
         client.post("/v1/completions", json=body(inputs.model, 0, 4))
         with ThreadPoolExecutor(64) as clients:
-            requests = list(
+            responses = list(
                 clients.map(
                     lambda number: _timed(client, body(inputs.model, number, 96)), range(64)
                 )
             )
-    refused = [seconds for status, seconds in requests if status == 429]
+    refused = [seconds for status, seconds in responses if status == 429]
     return {
-        "statuses": _counts([status for status, _ in requests]),
+        "statuses": _counts([status for status, _ in responses]),
         "refused_ms_median": round(1000 * statistics.median(refused), 1),
         "refused_ms_most": round(1000 * max(refused), 1),
     }
@@ -189,34 +193,34 @@ def _timed(client: httpx.Client, request: dict[str, Any]) -> tuple[int, float]:
     return status, time.perf_counter() - began
 
 
-def _counts(result: list[int]) -> dict[str, int]:
-    return {str(value): result.count(value) for value in sorted(set(result))}
+def _counts(statuses: list[int]) -> dict[str, int]:
+    return {str(value): statuses.count(value) for value in sorted(set(statuses))}
 
 
-def leaving(inputs: argparse.Namespace) -> dict[str, Any]:
-    """Leave streams at random tokens; tell how long their row stays."""
-    dice, stays = random.Random(5), []
+def disconnects(inputs: argparse.Namespace) -> dict[str, Any]:
+    """Disconnect at random tokens; return the time until the slot is free."""
+    rng, waits = random.Random(5), []
     with running(inputs.model, "--max-batch-size", "4") as (client, _):
         for number in range(inputs.rounds * 5 // 2):
             request = body(inputs.model, number, 400, stream=True)
             with client.stream("POST", "/v1/completions", json=request) as response:
                 lines = response.iter_lines()
-                for _ in range(dice.randint(1, 40)):
+                for _ in range(rng.randint(1, 40)):
                     next(lines, None)
-            left = time.perf_counter()
+            closed = time.perf_counter()
             while client.get("/health").json()["live"]:
                 time.sleep(0.002)
-            stays.append(time.perf_counter() - left)
-    stays.sort()
+            waits.append(time.perf_counter() - closed)
+    waits.sort()
     return {
-        "left": len(stays),
-        "row_stays_ms_median": round(1000 * statistics.median(stays), 1),
-        "row_stays_ms_most": round(1000 * stays[-1], 1),
+        "disconnects": len(waits),
+        "slot_free_ms_median": round(1000 * statistics.median(waits), 1),
+        "slot_free_ms_most": round(1000 * waits[-1], 1),
     }
 
 
 def prediction(inputs: argparse.Namespace) -> dict[str, Any]:
-    """Predict the right text; tell tokens a forward with and without."""
+    """Return tokens a forward with a prediction of the right text and without."""
     with running(inputs.model) as (client, _):
         rates: dict[str, list[float]] = {"none": [], "right": []}
         for number in range(8):
@@ -224,10 +228,12 @@ def prediction(inputs: argparse.Namespace) -> dict[str, Any]:
             request["seed"] = number
             plain = client.post("/v1/completions", json=request).json()
             text = plain["choices"][0]["text"]
-            record = {"type": "content", "content": text}
-            result = client.post("/v1/completions", json={**request, "prediction": record}).json()
-            assert result["choices"][0]["text"] == text
-            for name, each in (("none", plain), ("right", result)):
+            content = {"type": "content", "content": text}
+            predicted = client.post(
+                "/v1/completions", json={**request, "prediction": content}
+            ).json()
+            assert predicted["choices"][0]["text"] == text
+            for name, each in (("none", plain), ("right", predicted)):
                 forwards = each["metrics"]["speculative_decoding"]["num_forwards"]
                 rates[name].append(each["usage"]["completion_tokens"] / forwards)
     return {name: round(statistics.median(values), 2) for name, values in rates.items()}
@@ -237,7 +243,7 @@ def prediction(inputs: argparse.Namespace) -> dict[str, Any]:
 
 
 def soak(inputs: argparse.Namespace) -> dict[str, Any]:
-    """Ask for a long time; tell what has grown."""
+    """Send requests for a long time; return the growth of memory, threads and files."""
     with running(inputs.model, "--max-batch-size", "8", "--max-queue-size", "32") as (
         client,
         process,
@@ -247,10 +253,10 @@ def soak(inputs: argparse.Namespace) -> dict[str, Any]:
         for start in range(0, inputs.requests, block):
             numbers = range(start, min(start + block, inputs.requests))
             with ThreadPoolExecutor(8) as clients:
-                took = sorted(
+                times = sorted(
                     clients.map(lambda number: _mixed(client, inputs.model, number), numbers)
                 )
-            rows.append({"p99": took[int(0.99 * (len(took) - 1))], **_size(process)})
+            rows.append({"p99": times[int(0.99 * (len(times) - 1))], **_size(process)})
             print(f"  {numbers.stop} requests: {rows[-1]}", flush=True)
     first, last = rows[0], rows[-1]
     return {
@@ -263,7 +269,7 @@ def soak(inputs: argparse.Namespace) -> dict[str, Any]:
 
 
 def _mixed(client: httpx.Client, model: str, number: int) -> float:
-    """Do one request of the many kinds; return its seconds."""
+    """Send one request of a kind that `number` picks; return its seconds."""
     request = body(model, number, 8 + number % 25, user=f"user-{number % 5}")
     began = time.perf_counter()
     if number % 10 == 3:
@@ -272,8 +278,8 @@ def _mixed(client: httpx.Client, model: str, number: int) -> float:
     elif number % 10 == 7:
         assert client.post("/v1/completions", json={**request, "n": 99}).status_code == 400
     else:
-        result = client.post("/v1/completions", json={**request, "n": 1 + number % 2})
-        assert result.status_code == 200, result.text
+        response = client.post("/v1/completions", json={**request, "n": 1 + number % 2})
+        assert response.status_code == 200, response.text
     return time.perf_counter() - began
 
 

@@ -1,11 +1,11 @@
-"""Memory and time of reading long prompts with a model of sliding windows, on the CPU.
+"""Memory and time of the prefill of long prompts with sliding windows, on the CPU.
 
     OMP_NUM_THREADS=1 python benchmarks/windowed_prompts.py --tokens 8192,32768 --json FILE
 
-Random weights in the shape of Gemma 3: five layers of six see the last tokens alone. Every reading
-is a process of its own; what its peak of resident memory grows by is the cache, activations and
-masks. `--against DIR` reads each prompt with another checkout, too, in turns: ratios are to that,
-of the time that the processor spent, which other work on the machine changes least.
+The model has random weights in the shape of Gemma 3, with sliding windows in five of six layers.
+Every prefill runs in a separate process. Its peak of resident memory grows by the KV cache,
+activations and masks. `--against DIR` also runs each prefill with another checkout, interleaved.
+Ratios are to that checkout, of processor time, which other work disturbs least.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SIZES: dict[str, Any] = {
 
 
 def read_once(options: argparse.Namespace) -> dict[str, float]:
-    """Return what it takes to read one prompt in this process."""
+    """Return the seconds and memory of one prefill in this process."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -51,17 +51,17 @@ def read_once(options: argparse.Namespace) -> dict[str, float]:
     target.piece = options.piece or None
     tokens = torch.randint(SIZES["vocab_size"], (n,)).tolist()
     empty = [DraftTree.empty()]
-    with target.open(1, 64) as session:  # what is made once is not the prompt's
+    with target.open(1, 64) as session:  # excludes one-time allocations
         session.verify([tokens[:32]], empty)
     with target.open(1, n) as session:
         before, began = peak(), time.process_time()
         logits = session.verify([tokens], empty)
         seconds, grown = time.process_time() - began, peak() - before
-    selected = 2 * SIZES["num_key_value_heads"] * SIZES["head_dim"] * logits.element_size()
+    layer_bytes = 2 * SIZES["num_key_value_heads"] * SIZES["head_dim"] * logits.element_size()
     return {
         "seconds": seconds,
         "grown_MB": grown,
-        "cache_MB": selected * SIZES["num_hidden_layers"] * n / 1e6,
+        "cache_MB": layer_bytes * SIZES["num_hidden_layers"] * n / 1e6,
         "checksum": float(logits.double().abs().sum()),
     }
 
@@ -73,7 +73,7 @@ def peak() -> float:
 
 
 def run(folder: Path, tokens: int, piece: int, options: argparse.Namespace) -> dict[str, float]:
-    """Return `read_once` in a process that imports the library from this folder."""
+    """Return `read_once` of a subprocess that imports the library from `folder`."""
     inputs = {"one": tokens, "piece": piece, "window": options.window}
     arguments = [f"--{name}={value}" for name, value in inputs.items()]
     done = subprocess.run(
@@ -85,8 +85,8 @@ def run(folder: Path, tokens: int, piece: int, options: argparse.Namespace) -> d
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
@@ -94,10 +94,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", default="8192,32768")
     parser.add_argument("--window", type=int, default=512)
-    parser.add_argument("--piece", type=int, default=1024, help="tokens read at once; 0: all")
+    parser.add_argument("--piece", type=int, default=1024, help="tokens of a prefill chunk; 0: all")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--against", type=Path, help="a checkout to compare with")
-    parser.add_argument("--against-piece", type=int, help="its tokens at once; as --piece")
+    parser.add_argument("--against", type=Path, help="checkout to compare with")
+    parser.add_argument("--against-piece", type=int, help="--piece of that checkout")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
@@ -105,25 +105,25 @@ def main() -> None:
     if options.one:
         print(json.dumps(read_once(options)))
         return
-    ways = {"here": (HERE, options.piece)}
+    checkouts = {"here": (HERE, options.piece)}
     if options.against:
         piece = options.piece if options.against_piece is None else options.against_piece
-        ways["against"] = (options.against.resolve(), piece)
+        checkouts["against"] = (options.against.resolve(), piece)
     rows = []
     print("| tokens | checkout | peak grows by, MB | of it cache, MB | time to `against` |")
     print("|---|---|---|---|---|")
     for n in map(int, options.tokens.split(",")):
-        record: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
         for _ in range(options.repeats):
-            for name, (folder, piece) in ways.items():
-                record[name].append(run(folder, n, piece, options))
-        for name, instance in record.items():
-            row: dict[str, Any] = {"tokens": n, "checkout": name, "piece": ways[name][1]}
-            row |= {key: median(each[key] for each in instance) for key in instance[0]}
+            for name, (folder, piece) in checkouts.items():
+                runs[name].append(run(folder, n, piece, options))
+        for name, figures in runs.items():
+            row: dict[str, Any] = {"tokens": n, "checkout": name, "piece": checkouts[name][1]}
+            row |= {key: median(each[key] for each in figures) for key in figures[0]}
             rows.append(row)
             ratio = ""
             if options.against:
-                pairs = zip(instance, record["against"], strict=True)
+                pairs = zip(figures, runs["against"], strict=True)
                 row["ratio"] = median(a["seconds"] / b["seconds"] for a, b in pairs)
                 ratio = f"{row['ratio']:.2f}"
             print(f"| {n} | {name} | {row['grown_MB']:.0f} | {row['cache_MB']:.0f} | {ratio} |")

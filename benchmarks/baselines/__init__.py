@@ -1,4 +1,4 @@
-"""Published forms of relaxed rules, kept for comparison: biased, or weaker than ours."""
+"""Published forms of relaxed rules for comparison: biased, or weaker than ours."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ BASELINES = MappingProxyType(
 
 
 def make_baseline(name: str, codebook: Any, **settings: Any) -> Any:
-    """Return a published rule with defaults that fit a code-book [V, d].
+    """Return a published rule with defaults for a code-book [V, d].
 
     Args:
         name: A name of `BASELINES`.
-        codebook: Of the target's codes.
-        settings: Of the rule; `neighbours` is a number of near codes.
+        codebook: Vectors of the target's codes.
+        settings: Settings of the rule; `neighbours` is a number of near codes.
     """
     size = len(codebook)
     if name != Cool.name:

@@ -1,13 +1,14 @@
 """Cool-SD, annealed relaxation without a code-book: Li et al. (arXiv 2601.09212).
 
-The code at depth i of a chain, drawn from q, is kept with probability min(1, omega_i p / q), with
-omega_i = delta exp(-nu i - mu): the first codes of a draft are relaxed most. After a rejection the
-next code comes from N[(p - min(q, omega_i p))+], the best that can be done at this acceptance: the
-total variation at a position is what acceptance gained, sum(min(q, omega p)) - sum(min(q, p)).
+The rule accepts the code at depth i of a chain, sampled from q, with probability
+min(1, omega_i p / q) with omega_i = delta exp(-nu i - mu). It relaxes the first codes of a draft
+most. After a rejection it samples the next code from N[(p - min(q, omega_i p))+], which is optimal
+at this acceptance: the total variation at a position is the gain in acceptance,
+sum(min(q, omega p)) - sum(min(q, p)).
 
-The paper's text was not at hand, so that mu is our reading: by default it makes delta the mean of
-the omega_i over `length` codes. Deviation: an omega below 1 is taken for 1; it would accept less
-and change nothing in the law.
+The paper was not available, so mu is our interpretation: by default delta is the mean of the
+omega_i over `length` codes. Deviation: an omega below 1 counts as 1, since it would accept less and
+leave the distribution the same.
 """
 
 from __future__ import annotations
@@ -33,16 +34,21 @@ from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.visual.rules.tv_budget import APPROXIMATE
 
-_MOST = 700.0  # a logarithm above it is that of no finite number
+_MAX_LOG = 700.0  # logarithm of about the largest finite number
 
 
 @dataclass(frozen=True, slots=True)
 class Cool:
-    """Keep each drawn code with probability min(1, omega p / q), omega falling with depth.
+    """Accept each sampled code with probability min(1, omega p / q); omega falls with depth.
 
-    delta: how much is relaxed, 1 or less nowhere on average. nu: how fast that falls from code to
-    code. mu: see the module's text. length: codes of a usual draft, for the default of mu.
-    Raises InputError for values outside their range.
+    Args:
+        delta: Strength of the relaxation; 1 or less relaxes nothing on average.
+        nu: Rate of its decline from code to code.
+        mu: Offset, see the module; None for the default.
+        length: Codes of a usual draft, for the default of mu.
+
+    Raises:
+        InputError: A value is out of range.
     """
 
     delta: float = 1.1
@@ -56,19 +62,18 @@ class Cool:
 
     def __post_init__(self) -> None:
         numbers = (self.delta, self.nu, 0.0 if self.mu is None else self.mu)
-        known = all(isinstance(n, Real) and isfinite(n) for n in numbers)
-        known = known and isinstance(self.length, int) and self.length >= 1
-        if not (known and self.delta > 0.0 and self.nu >= 0.0 and self._range() <= _MOST):
+        finite = all(isinstance(n, Real) and isfinite(n) for n in numbers)
+        valid = finite and isinstance(self.length, int) and self.length >= 1
+        if not (valid and self.delta > 0.0 and self.nu >= 0.0 and self._range() <= _MAX_LOG):
             raise InputError(
-                f"got delta={self.delta}, nu={self.nu}, mu={self.mu}, length={self.length}; "
-                "expected delta above 0, nu of at least 0, a whole length of at least 1, and mu "
-                "None or a number for which delta exp(-mu) is finite. Published: nu=0.7, delta "
-                "1.1 to 2."
+                "Expected delta above 0, nu of at least 0, a whole length of at least 1, and mu "
+                f"None or with a finite delta exp(-mu), got delta={self.delta}, nu={self.nu}, "
+                f"mu={self.mu}, length={self.length}. Use the published nu=0.7, delta 1.1 to 2."
             )
 
     @property
     def label(self) -> str:
-        """`exact-for(distribution)` where nothing is relaxed, else `approximate`."""
+        """`exact-for(distribution)` if nothing is relaxed, else `approximate`."""
         return EXACT_FOR_LABEL if self.omega(0) == 1.0 else APPROXIMATE
 
     def omega(self, depth: int) -> float:
@@ -81,13 +86,14 @@ class Cool:
         return log(sum(exp(-self.nu * i) for i in range(self.length)) / self.length)
 
     def _range(self) -> float:
-        """Return the logarithm of the largest number that `omega` meets on its way."""
+        """Return the logarithm of the largest intermediate number of `omega`."""
         return max(0.0, log(self.delta)) - self._mu()
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path, the code that follows it, and each position's excess.
 
-        Raises RuleError where the tree is no chain or lacks its laws q.
+        Raises:
+            RuleError: The tree is no chain or lacks its distributions q.
         """
         check_draws(self, tree)
         check_chain(self, tree)

@@ -1,12 +1,17 @@
-"""The rule `cspd-repo`: what the public code of CSpD does (github.com/MarkXCloud/CSpD), biased.
+"""The rule `cspd-repo`, as in the public code of CSpD (github.com/MarkXCloud/CSpD); biased.
 
-Beside the paper's criterion: the factor is turned over, in acceptance and in what is left; the
-differences from the means are divided by 42 before they are squared, so that nearly every draft is
-kept; what falls is replaced where it stands and all that follows stays, judged in view of what it
-replaced; a draft without a replacement after 100 tries becomes the zero latent; no latent of the
-target's own follows. Deviations: the last step keeps its noise; a causal model judges each draft in
-view of the drafts before it, and goes on with their keys, where the masked one of the code reads
-what was known before all of them, and reads anew.
+The code differs from the paper's criterion:
+
+- It inverts the factor, in acceptance and in the residual.
+- It divides the differences from the means by 42 before it squares them, so it accepts nearly every
+  draft.
+- It replaces a rejected draft in place and keeps later drafts, which were judged after that draft.
+- A draft without a replacement after 100 attempts becomes the zero latent.
+- No latent of the target follows the drafts.
+
+Deviations: the last step keeps its noise. A causal model judges each draft after the drafts before
+it and continues with their keys; the masked model of the code sees only the latents before all of
+them and prefills again.
 """
 
 from __future__ import annotations
@@ -23,51 +28,51 @@ from ragspec.visual.latents.rules.coupling import KINDS, expect_latents, left_of
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
 
-TEMPERATURE = 42.0  # that differences from the means are divided by
+TEMPERATURE = 42.0  # divisor of the differences from the means
 TRIES = 100
 
 
 class CspdRepo:
-    """Keep or replace each draft by itself, and keep all of them; biased, for reproduction."""
+    """Accept or replace each draft independently and commit all; biased, for reproduction."""
 
     name = "cspd-repo"
     label = "approximate"
     accepts = KINDS
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the path of all drafts, the last of which stands as the latent that follows."""
+        """Return the path of all drafts, the last one as the token after the path."""
         view = expect_latents(self.name, target)
         table, children = view.target.table, children_of(tree)
         path, node = list[int](), ROOT
         while children[node]:
-            below, current = children[node][0], view.token(node)
+            below, target_latent = children[node][0], view.token(node)
             drafted = int(tree.tokens[below])
-            if table.indices[drafted] != view.index(node):  # its law is not known
-                return Verdict(tuple(path), current)
-            if not self._selection(view, node, drafted, current):
-                table.replace(drafted, self._other(view, node, drafted, current))
+            if table.indices[drafted] != view.index(node):  # its distribution is unknown
+                return Verdict(tuple(path), target_latent)
+            if not self._accepts(view, node, drafted, target_latent):
+                table.replace(drafted, self._resample(view, node, drafted, target_latent))
             node = below
             path.append(node)
         if not path:
             return Verdict((), view.token(ROOT))
         return Verdict(tuple(path[:-1]), int(tree.tokens[path[-1]]))
 
-    def _selection(self, view: LatentView, node: int, drafted: int, current: int) -> bool:
+    def _accepts(self, view: LatentView, node: int, drafted: int, target: int) -> bool:
         table = view.target.table
-        ratio = _tempered(table, drafted, current) - log_factor(table, drafted, current)
+        ratio = _tempered(table, drafted, target) - log_factor(table, drafted, target)
         return view.noise.uniform(view.index(node), NoiseUse.ACCEPT) < math.exp(min(ratio, 0.0))
 
-    def _other(self, view: LatentView, node: int, drafted: int, current: int) -> torch.Tensor:
+    def _resample(self, view: LatentView, node: int, drafted: int, target: int) -> torch.Tensor:
         table, index = view.target.table, view.index(node)
-        factor = -log_factor(table, drafted, current)
-        result = left_of_paths(view, index, drafted, current, 1, factor, TRIES)
-        return torch.zeros_like(table.latents[current]) if result is None else result
+        factor = -log_factor(table, drafted, target)
+        latent = left_of_paths(view, index, drafted, target, 1, factor, TRIES)
+        return torch.zeros_like(table.latents[target]) if latent is None else latent
 
 
-def _tempered(table: LatentTable, drafted: int, current: int) -> float:
+def _tempered(table: LatentTable, drafted: int, target: int) -> float:
     """Return log p / q of a draft's last step, whose exponents are divided by 42 squared."""
     latent, logs = table.latents[drafted].double(), list[float]()
-    for number in (current, drafted):
+    for number in (target, drafted):
         deviation = table.deviations[number][0].double().expand_as(latent)
         difference = (latent - table.means[number][0].double()) / (deviation * TEMPERATURE)
         logs.append(-float((0.5 * difference.square() + deviation.log()).sum()))

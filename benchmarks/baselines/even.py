@@ -1,20 +1,19 @@
-"""Relaxed acceptance that keeps a picture as likely as it was: LANTERN with a balance.
+"""Relaxed acceptance that preserves the likelihood of a picture: LANTERN with a balance.
 
-A drafted code that stands for the target's own, c for t, changes how likely the picture is by
-log p(c) - log p(t). LANTERN lets unlikelier codes stand for likelier ones, which adds up: pictures
-drift to what the target hardly ever draws. Here the sum of these changes over a picture, its
-balance, stays within `band` nats of 0, so that the mean of -log p(code) - H(p) over n codes (see
-`nll_gap`) is at most band / n from that of the target. Within it codes are traded: c stands for t
-where
+A drafted code c that replaces the target's code t changes the log-likelihood of the picture by
+log p(c) - log p(t). LANTERN replaces probable codes by improbable ones, and these changes add up:
+pictures drift to regions of low probability. Here the sum of the changes over a picture, its
+balance, stays within `band` nats of 0. The mean of -log p(code) - H(p) over n codes (see `nll_gap`)
+is thus at most band / n from that of the target. Within the band c replaces t if
 
     promised(c) + price * (log p(c) - log p(t)) >= 0,    price = exp(-2 balance / band)
 
-with the codes that the draft promises below c, so that nats are spent where they save most, are
-dearer the more are owed, and come back wherever a likelier code may stand for an unlikelier one. Of
-several such codes the one with the largest sum is taken.
+with the codes that the draft promises below c. So the rule spends nats if they save most, at a
+price that rises with the debt, and earns them if a more probable code replaces a less probable one.
+The rule takes the code with the largest sum.
 
-Our own. The law is not the target's: `tv_excess` tells the share of codes that were replaced. The
-surprise, which this rule keeps by its making, cannot judge it; Frechet distances can.
+This rule is ours. Its distribution is not the target's: `tv_excess` is the share of replaced codes.
+The NLL gap cannot judge it, since the rule bounds it by design; Frechet distances can.
 """
 
 from __future__ import annotations
@@ -34,11 +33,15 @@ BAND = 4.0  # nats
 
 
 class Even(RelaxedWalk):
-    """LANTERN's walk with a balance: a picture's codes stay as likely as the target's own.
+    """LANTERN's walk with a balance: a picture's codes stay as probable as the target's.
 
-    neighbours: of the target's code-book. k: how many are looked at, default all of the table.
-    band: the most nats by which the likelihood of a whole picture may have moved at any time.
-    Raises InputError for a band that is negative or not finite, or a k beyond the table.
+    Args:
+        neighbours: Neighbours of the target's code-book.
+        k: Neighbours to consider; None for all of the table.
+        band: Most nats by which the log-likelihood of a picture may change at any time.
+
+    Raises:
+        InputError: `band` is negative or not finite, or `k` is larger than the table.
     """
 
     name = "even"
@@ -49,18 +52,20 @@ class Even(RelaxedWalk):
         self, neighbours: CodeNeighbours | None = None, k: int | None = None, band: float = BAND
     ) -> None:
         if not (is_number(band) and 0.0 <= band < inf):
-            raise InputError(f"got band={band!r}; expected a number of nats, 0 or more.")
+            raise InputError(
+                f"Expected band of 0 nats or more, got {band!r}. Choose a finite number."
+            )
         super().__init__(NearestCodes(expect_table(self.name, neighbours), k))
         self.band = float(band)
         self.relaxes = self.relaxes and self.band > 0.0
 
     def open(self) -> EvenRow:
-        """Return the rule for one picture, with its balance at 0."""
+        """Return the rule for one picture with a balance of 0."""
         return EvenRow(self)
 
 
 class EvenRow(RelaxedRow):
-    """An `Even` over one picture; knows how much likelier its codes are than the target's own."""
+    """An `Even` over one picture, with the balance of its codes' log-likelihood."""
 
     def __init__(self, rule: Even) -> None:
         super().__init__(rule)
@@ -76,7 +81,7 @@ class EvenRow(RelaxedRow):
         node: int,
         kind: DraftKind,
     ) -> tuple[int | None, float]:
-        """Return the child to go on with, or None, and whether it replaced the target's code."""
+        """Return the accepted child or None, and 1.0 if it replaces the target's code, else 0.0."""
         if code in offered:
             return offered[code], 0.0
         near = [each for each in offered if (self.relation.near(each) == code).any()]
@@ -88,12 +93,12 @@ class EvenRow(RelaxedRow):
         for each in near:
             if p[each] <= 0.0:
                 continue
-            likelier = log(p[each]) - log(p[code])
-            min_expected_gain = gains[each] + price * likelier
-            if min_expected_gain < 0.0 or abs(self.balance + likelier) > self.band:
+            change = log(p[each]) - log(p[code])
+            gain = gains[each] + price * change
+            if gain < 0.0 or abs(self.balance + change) > self.band:
                 continue
-            if best is None or min_expected_gain > best[0]:
-                best = min_expected_gain, likelier, each
+            if best is None or gain > best[0]:
+                best = gain, change, each
         if best is None:
             return None, 0.0
         self.balance += best[1]

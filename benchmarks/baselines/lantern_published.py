@@ -1,21 +1,21 @@
-"""LANTERN and LANTERN++ in the form that was published: relaxed rejection sampling.
+"""LANTERN and LANTERN++ as published: relaxed rejection sampling.
 
 LANTERN, Jang et al. (arXiv 2410.03355); LANTERN++, Park et al. (arXiv 2502.06352). At a node with
-the target's law p a drawn code x is kept with probability min(1, (p(x) + p(A(x))) / q(x)), A(x)
-the codes it stands for (see `relation`); siblings are tried in turn against what is left of p. For
-deterministic candidates, LANTERN's trees, q is taken to be 1 at the candidate; for candidates that
-were drawn, LANTERN++'s trees, it is the law that they were drawn from.
+the target's distribution p the rule accepts a sampled code x with probability
+min(1, (p(x) + p(A(x))) / q(x)), A(x) the codes that x stands for (see `relation`). It tries
+siblings in turn against the residual of p. For deterministic candidates, LANTERN's trees, q is 1 at
+the candidate. For sampled candidates, LANTERN++'s trees, q is their distribution.
 
-What is left after a rejection is a choice. "paper": N[(p' - q)+], p' the relaxed law of the
-rejected code, so that the codes it stood for are gone. "optimal": N[(p - q)+], which for one drawn
-candidate gives the least total variation at this acceptance: accepted relaxed less accepted exact.
+The residual after a rejection is a choice. "paper": N[(p' - q)+], p' the relaxed distribution of
+the rejected code, without the codes that it stood for. "optimal": N[(p - q)+], which for one
+sampled candidate gives the least total variation at this acceptance.
 
-Here delta bounds no total variation once candidates are drawn: p even over 100 codes, q even over
-50 of them and delta 0.05 accept everything, so that the output is q, half away from p. A picture of
-the same seed is another one even where nothing is relaxed. `lantern` has neither fault; this form
-is for comparison. Deviations from the published code, which departs from the paper: only A(x)
-leaves the residual, not all k + 1 nearest codes; where a residual is empty p stays, not the even
-law; neighbours are those of the normalised code-book.
+With sampled candidates delta bounds no total variation. If p is uniform over 100 codes, q over 50
+of them and delta is 0.05, all are accepted: the output is q, half away from p. A picture of the
+same seed differs even if nothing is relaxed. `lantern` has neither fault; this form is for
+comparison. Deviations from the published code, which departs from the paper: only A(x) leaves the
+residual, not all k + 1 nearest codes. If a residual is empty p stays, not the uniform distribution.
+Neighbours are those of the normalised code-book.
 """
 
 from __future__ import annotations
@@ -56,12 +56,18 @@ Residual = Literal["optimal", "paper"]
 
 
 class RelaxedRejection:
-    """Keep a code with the probability of all that it stands for; see the module's text.
+    """Accept a code with the probability of all codes that it stands for; see the module.
 
-    residual: "optimal" or "paper". The excess of a position is the chance by which the relaxation
-    raised acceptance of the codes that were tried. On average over draws, for one candidate, it is
-    the total variation for the residual "optimal", and less than it for "paper" over drawn ones.
-    For several siblings and "optimal" it is an upper bound. Raises InputError for another residual.
+    The excess of a position is the acceptance that the relaxation gained for the tried codes. For
+    one candidate its mean is the total variation with the residual "optimal", and less with "paper"
+    and sampled candidates. For several siblings and "optimal" it is an upper bound.
+
+    Args:
+        relation: Codes that a code stands for.
+        residual: "optimal" or "paper".
+
+    Raises:
+        InputError: The residual is unknown.
     """
 
     name = "relaxed-rejection"
@@ -69,19 +75,22 @@ class RelaxedRejection:
 
     def __init__(self, relation: Relation, residual: Residual = "optimal") -> None:
         if residual not in get_args(Residual):
-            raise InputError(f"got residual={residual!r}; expected 'optimal' or 'paper'.")
+            raise InputError(
+                f"Expected residual 'optimal' or 'paper', got {residual!r}. Choose one."
+            )
         self.relation = relation
         self.residual = residual
 
     @property
     def label(self) -> str:
-        """`exact-for(distribution)` where nothing is relaxed, else `approximate`."""
+        """`exact-for(distribution)` if nothing is relaxed, else `approximate`."""
         return EXACT_FOR_LABEL if self.relation.nothing else APPROXIMATE
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path, the code that follows it, and each position's excess.
 
-        Raises RuleError for a tree that it cannot judge or another code-book.
+        Raises:
+            RuleError: The tree is of another kind or the code-book of another size.
         """
         fixed = tree.kind is DraftKind.DETERMINISTIC
         if not fixed:
@@ -92,17 +101,17 @@ class RelaxedRejection:
         while True:
             p, index = target.probabilities(node), target.index(node)
             check_size(self.relation, len(p))
-            selected, spent = None, 0.0
+            rank, spent = None, 0.0
             if siblings:
                 q = None if fixed else draft_distribution(tree, node, p)
                 uniform = partial(target.noise.uniform, index, NoiseUse.ACCEPT)
                 codes = [tokens[sibling] for sibling in siblings]
-                selected, p, spent = self._try(codes, p, q, tree.kind, uniform)
+                rank, p, spent = self._try(codes, p, q, tree.kind, uniform)
             excess.append(spent)
-            if selected is None:
+            if rank is None:
                 code = draw(p, target.noise, index)
                 return Verdict(path_to(tree, node), code, tuple(excess))
-            node = siblings[selected]
+            node = siblings[rank]
             if target.ends(node):
                 return Verdict(path_to(tree, node), None, tuple(excess))
             twins = [sibling for sibling in siblings if tokens[sibling] == tokens[node]]
@@ -116,21 +125,21 @@ class RelaxedRejection:
         kind: DraftKind,
         uniform: Callable[[int], float],
     ) -> tuple[int | None, torch.Tensor, float]:
-        """Return the rank that is kept, or None and what is left of p [V], and the excess."""
+        """Return the accepted rank or None, p [V] or its residual, and the excess."""
         spent = 0.0
         for rank, code in enumerate(codes):
-            sample = _certain(code, p) if q is None else q
+            draft = _one_hot(code, p) if q is None else q
             distribution = p.numpy()
             among = related(self.relation, code, distribution)
-            exact = ratio(p, sample, code)
-            relaxed = exact + among.mass / float(sample[code])
+            exact = ratio(p, draft, code)
+            relaxed = exact + among.mass / float(draft[code])
             spent += min(1.0, relaxed) - min(1.0, exact)
             if uniform(rank) < relaxed:
                 return rank, p, spent
             whole = p
             if self.residual == "paper":
                 whole = torch.from_numpy(relaxed_distribution(distribution, code, among))
-            p = normalised(whole - sample, p)
+            p = normalised(whole - draft, p)
             if q is not None and kind is DraftKind.SAMPLED_WITHOUT_REPLACEMENT:
                 q = q.index_fill(0, torch.tensor([code]), 0.0)
                 q = q / q.sum()
@@ -138,7 +147,7 @@ class RelaxedRejection:
 
 
 class LanternRejection(RelaxedRejection):
-    """LANTERN as published; neighbours, k and delta as in `lantern.Lantern`."""
+    """LANTERN as published, with the arguments of `lantern.Lantern`."""
 
     name = "lantern-rejection"
     relaxed_by = "delta"
@@ -154,7 +163,7 @@ class LanternRejection(RelaxedRejection):
 
 
 class LanternPlusRejection(RelaxedRejection):
-    """LANTERN++ as published; neighbours, k and lam as in `lantern.LanternPlus`."""
+    """LANTERN++ as published, with the arguments of `lantern.LanternPlus`."""
 
     name = "lantern++-rejection"
     relaxed_by = "lam"
@@ -169,8 +178,8 @@ class LanternPlusRejection(RelaxedRejection):
         super().__init__(NearestByRatio(expect_table(self.name, neighbours), k, lam), residual)
 
 
-def _certain(code: int, like: torch.Tensor) -> torch.Tensor:
-    """Return the law that has all its mass on the code, f64 [V]."""
+def _one_hot(code: int, like: torch.Tensor) -> torch.Tensor:
+    """Return the distribution f64 [V] with all mass on the code."""
     distribution = torch.zeros_like(like)
     distribution[code] = 1.0
     return distribution

@@ -1,4 +1,4 @@
-"""What became of the draft at each place of a picture, as a grid of coloured cells."""
+"""The outcome of the draft at each place of a picture, as a grid of coloured cells."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ COLOURS: Mapping[str, str] = MappingProxyType(
 )
 MEANINGS: Mapping[str, str] = MappingProxyType(
     {
-        "accepted": "the draft was kept",
-        "reflected": "the draft was mirrored",
-        "redrawn": "another latent was drawn in its place",
-        "target": "no draft stood there",
+        "accepted": "the draft was accepted",
+        "reflected": "the draft was reflected",
+        "redrawn": "another latent replaced the draft",
+        "target": "there was no draft",
     }
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One place, and what it says when pointed at."""
+    """One place with its tooltip."""
 
     x: int
     y: int
@@ -41,12 +41,17 @@ class Grid:
 
 
 def grid(outcomes: Sequence[Sequence[str]], distances: Sequence[Sequence[float]]) -> Grid:
-    """Return the grid of outcomes [h][w]; distances [h][w]: from the target's own, NaN if none."""
+    """Return the grid of outcomes.
+
+    Args:
+        outcomes: [h][w], keys of `COLOURS`.
+        distances: [h][w], from the target's latent; NaN if unknown.
+    """
     cells = []
     for row, names in enumerate(outcomes):
         for column, name in enumerate(names):
             difference = distances[row][column]
-            off = "" if difference != difference else f", {difference:.4f} from the target's own"
+            off = "" if difference != difference else f", {difference:.4f} from the target's"
             tip = f"row {row + 1}, column {column + 1}: {MEANINGS[name]}{off}"
             place = (column * (SIDE + GAP), row * (SIDE + GAP))
             cells.append(Cell(*place, COLOURS[name], tip))

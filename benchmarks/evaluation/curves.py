@@ -1,7 +1,7 @@
 """The picture of quality against speed: one line for each rule, drawn with Pillow.
 
-To the right is faster, down is nearer to what plain decoding draws. The band is where plain
-decoding itself lies when it is compared with itself.
+Faster variants are to the right, and variants near plain decoding at the bottom. The band is the
+distance of plain decoding from itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ragspec.errors import InputError
 WIDTH, HEIGHT = 860, 540
 LEFT, RIGHT, TOP, BOTTOM = 62, 110, 92, 58
 BAND: Colour = (226, 234, 226)
-# Told apart also with red-, green- or blue-blind eyes.
+# Colour-blind readers can distinguish these colours.
 COLOURS: tuple[Colour, ...] = (
     (0, 114, 178),
     (213, 94, 0),
@@ -32,15 +32,18 @@ COLOURS: tuple[Colour, ...] = (
     (170, 60, 60),
 )
 Box = tuple[float, float, float, float]  # left, top, right, bottom
-_SHARP = 2  # drawn so many times as large, then made smaller: lines without steps
+_SHARP = 2  # factor of oversampling, for smooth lines
 _STEPS = (1, 2, 3, 5, 10)
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One way of drawing: how fast (times plain) and how far from plain (Frechet distance).
+    """One variant: its speedup over plain drawing and Frechet distance to it.
 
-    series: points of one series are joined in the order given. low, high: interval of distance.
+    Attributes:
+        series: A line joins the points of a series in their order.
+        setting: Label of the point.
+        low, high: Interval of the distance.
     """
 
     series: str
@@ -53,18 +56,18 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Where a value stands in the picture, in pixels; distances on a logarithmic axis."""
+    """The axes of the picture: from values to pixels; the axis of distances is logarithmic."""
 
     speeds: tuple[float, float]
     distances: tuple[float, float]
 
     def x(self, speed: float) -> float:
-        """Return the place of a speed from the left."""
+        """Return the x coordinate of a speed."""
         low, high = self.speeds
         return LEFT + (speed - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
     def y(self, distance: float) -> float:
-        """Return the place of a distance from the top; what lies outside stands on the rim."""
+        """Return the y coordinate of a distance, clipped to the axis."""
         low, high = (math.log(value) for value in self.distances)
         part = (math.log(max(distance, self.distances[0])) - low) / (high - low)
         return HEIGHT - BOTTOM - min(1.0, part) * (HEIGHT - TOP - BOTTOM)
@@ -77,30 +80,37 @@ def quality_curve(
     title: str = "Quality against speed",
     note: str = "",
 ) -> Image.Image:
-    """Return the picture of all points; `plain` is the interval of plain against plain.
+    """Return the picture of all points.
 
-    Raises InputError for no point.
+    Args:
+        points: Points of all series.
+        plain: Interval of the distance of plain decoding from itself.
+        title: Title of the picture.
+        note: Line below the title.
+
+    Raises:
+        InputError: There is no finite point.
     """
-    text = [p for p in points if math.isfinite(p.speed) and math.isfinite(p.distance)]
-    if not text:
-        raise InputError("got no point for the curve; expected at least one measured row")
-    axes = _axes(text, plain)
+    finite = [p for p in points if math.isfinite(p.speed) and math.isfinite(p.distance)]
+    if not finite:
+        raise InputError("Expected at least one measured row, got none. Leave the picture out.")
+    axes = _axes(finite, plain)
     canvas = Image.new("RGB", (WIDTH * _SHARP, HEIGHT * _SHARP), BACKDROP)
     draw = ImageDraw.Draw(canvas)
     band = _band(draw, axes, plain)
     _grid(draw, axes)
     _text(draw, (LEFT, 16), title, 20, INK)
     _text(draw, (LEFT, 42), note, 13, SOFT)
-    names = dict.fromkeys(point.series for point in text)
+    names = dict.fromkeys(point.series for point in finite)
     groups = [
-        ([point for point in text if point.series == name], COLOURS[number % len(COLOURS)])
+        ([point for point in finite if point.series == name], COLOURS[number % len(COLOURS)])
         for number, name in enumerate(names)
     ]
     for group, colour in groups:
         _intervals(draw, axes, group, colour)
-    taken = [box for group, colour in groups for box in _series(draw, axes, group, colour)]
-    taken.append(_band_name(draw, band, taken))
-    _labels(draw, axes, groups, taken)
+    occupied = [box for group, colour in groups for box in _series(draw, axes, group, colour)]
+    occupied.append(_band_name(draw, band, occupied))
+    _labels(draw, axes, groups, occupied)
     return canvas.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS)
 
 
@@ -109,26 +119,26 @@ def _axes(points: Sequence[CurvePoint], plain: tuple[float, float]) -> Axes:
     slowest = min(1.0, *(point.speed for point in points))
     room = 0.06 * (fastest - slowest)
     edges = [*plain, *(value for p in points for value in (p.distance, p.low, p.high))]
-    results = [value for value in edges if value > 0 and math.isfinite(value)] or [1.0]
-    low, high = min(results) / 1.25, max(results) * 1.25
+    positive = [value for value in edges if value > 0 and math.isfinite(value)] or [1.0]
+    low, high = min(positive) / 1.25, max(positive) * 1.25
     return Axes((slowest - room, fastest + room), (low, max(high, 2 * low)))
 
 
 def _band(draw: ImageDraw.ImageDraw, axes: Axes, plain: tuple[float, float]) -> Box:
-    """Draw where plain decoding lies, and return it."""
+    """Draw the band of plain decoding and return its box."""
     top, bottom = axes.y(plain[1]), axes.y(max(plain[0], axes.distances[0]))
     band = (LEFT, top, WIDTH - RIGHT, bottom)
     _box(draw, band, BAND)
     return band
 
 
-def _band_name(draw: ImageDraw.ImageDraw, band: Box, taken: Sequence[Box]) -> Box:
-    """Write what the band is into the first of its corners that is free."""
+def _band_name(draw: ImageDraw.ImageDraw, band: Box, occupied: Sequence[Box]) -> Box:
+    """Write the name of the band into its first free corner."""
     name, (left, top, right, bottom) = "plain against plain", band
     wide, high = _wide(name, 12), 14
     columns, lines = (right - 6 - wide, left + 6), (bottom - 4 - high, top + 4)
     corners = [(x, y, x + wide, y + high) for y in lines for x in columns]
-    free = (box for box in corners if not any(_cross(box, other) for other in taken))
+    free = (box for box in corners if not any(_cross(box, other) for other in occupied))
     chosen = next(free, corners[0])
     _text(draw, (chosen[0], (chosen[1] + chosen[3]) / 2), name, 12, SOFT, "lm")
     return chosen
@@ -146,7 +156,7 @@ def _grid(draw: ImageDraw.ImageDraw, axes: Axes) -> None:
         _text(draw, (LEFT - 8, y), f"{distance:g}", 13, SOFT, "rm")
     _line(draw, [(LEFT, bottom), (WIDTH - RIGHT, bottom)], SOFT)
     middle = (LEFT + WIDTH - RIGHT) / 2
-    _text(draw, (middle, HEIGHT - 14), "seconds, times as fast as plain decoding", 13, INK, "ms")
+    _text(draw, (middle, HEIGHT - 14), "speedup over plain decoding", 13, INK, "ms")
     _text(draw, (LEFT, TOP - 10), "Frechet distance to plain, less is better", 13, INK, "ls")
 
 
@@ -163,30 +173,30 @@ def _intervals(
 def _series(
     draw: ImageDraw.ImageDraw, axes: Axes, points: Sequence[CurvePoint], colour: Colour
 ) -> list[Box]:
-    """Draw the points of a series; return the room that they take."""
+    """Draw the points of a series; return the boxes that they cover."""
     places = [(axes.x(point.speed), axes.y(point.distance)) for point in points]
     _line(draw, places, colour, 2.0)
     for x, y in places:
         _disc(draw, x, y, 4.5, colour)
-    taken = [box for start, end in pairwise(places) for box in _along(start, end)]
-    return taken + [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
+    occupied = [box for start, end in pairwise(places) for box in _along(start, end)]
+    return occupied + [(x - 6, y - 6, x + 6, y + 6) for x, y in places]
 
 
 def _labels(
     draw: ImageDraw.ImageDraw,
     axes: Axes,
     groups: Sequence[tuple[Sequence[CurvePoint], Colour]],
-    taken: list[Box],
+    occupied: list[Box],
 ) -> None:
     """Write the setting of each point, then the name of each series beside its fastest point."""
     for points, colour in groups:
         for point in points:
             if point.setting:
                 at = axes.x(point.speed), axes.y(point.distance)
-                taken.append(_label(draw, at, point.setting, (11, colour), taken))
+                occupied.append(_label(draw, at, point.setting, (11, colour), occupied))
     for points, colour in groups:
         last = max((axes.x(point.speed), axes.y(point.distance)) for point in points)
-        taken.append(_label(draw, last, points[0].series, (13, colour), taken))
+        occupied.append(_label(draw, last, points[0].series, (13, colour), occupied))
 
 
 def _label(
@@ -194,20 +204,20 @@ def _label(
     at: tuple[float, float],
     text: str,
     style: tuple[int, Colour],
-    taken: Sequence[Box],
+    occupied: Sequence[Box],
 ) -> Box:
-    """Write a text of some size and colour beside a point, where there is room for it."""
+    """Write a text beside a point, at the first free place."""
     size, colour = style
     boxes = _places(*at, _wide(text, size) + 3, size + 2)  # or two texts in a line run together
     inside = [box for box in boxes if _inside(box)]
-    free = (box for box in inside if not any(_cross(box, other) for other in taken))
+    free = (box for box in inside if not any(_cross(box, other) for other in occupied))
     chosen = next(free, [*inside, boxes[0]][0])
     _text(draw, (chosen[0], (chosen[1] + chosen[3]) / 2), text, size, colour, "lm")
     return chosen
 
 
 def _places(x: float, y: float, wide: float, high: float) -> list[Box]:
-    """Return where a text may stand, the best first: close by, then in columns up and down."""
+    """Return candidate boxes of a text, the best first: nearby, then in columns up and down."""
     columns = (x + 11, x - 11 - wide, x - wide / 2)
     corners = [(x + 11, y - 8), (x + 9, y - 21), (x - 11 - wide, y - 8), (x - wide / 2, y - 25)]
     for away in range(16, HEIGHT, 16):  # a line of text, and a little between them
@@ -244,8 +254,8 @@ def _round_speeds(low: float, high: float) -> list[float]:
 
 def _round_distances(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    record = {round(step * 10.0**decade, 9) for decade in decades for step in _STEPS}
-    return sorted(value for value in record if low <= value <= high)
+    marks = {round(step * 10.0**decade, 9) for decade in decades for step in _STEPS}
+    return sorted(value for value in marks if low <= value <= high)
 
 
 def _paler(colour: Colour) -> Colour:

@@ -1,8 +1,8 @@
-"""Text on pictures: in any script that a font of the machine covers, and never as empty boxes.
+"""Text on pictures in any script that a font of the machine covers, without empty boxes.
 
-Pillow's own font has little more than ASCII. What it lacks is written in the first of the usual
-fonts of the system that has it; what none has is written without its accents, or as its number
-(`U+7EA2`). The text itself is for what is made beside a picture: JSON, a page.
+Pillow's font has little more than ASCII. Other characters use the first common font of the system
+that has them. A character without a font loses its accents or becomes its number (`U+7EA2`). Files
+beside a picture, such as JSON or a page, should hold the original text.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 INK: Colour = (34, 38, 46)
 SOFT: Colour = (116, 122, 132)
-SMALLEST = 10  # pixels of letters that are made smaller to fit
-# Fonts that systems bring, those of many scripts first; Pillow looks for them where such lie.
-USUAL = (
+SMALLEST = 10  # least size in pixels of letters that are scaled to fit
+# Fonts that systems ship, those of many scripts first; Pillow knows their folders.
+COMMON_FONTS = (
     *("DejaVuSans.ttf", "NotoSans-Regular.ttf", "LiberationSans-Regular.ttf", "segoeui.ttf"),
     *("NotoSansCJK-Regular.ttc", "NotoSansCJKsc-Regular.otf", "wqy-zenhei.ttc", "unifont.ttf"),
     *("Arial Unicode.ttf", "arial.ttf", "PingFang.ttc", "Hiragino Sans GB.ttc", "msyh.ttc"),
@@ -29,35 +29,35 @@ USUAL = (
     *("NotoSansArabic-Regular.ttf", "NotoSansHebrew-Regular.ttf", "NotoSansThai-Regular.ttf"),
     *("NotoSansDevanagari-Regular.ttf", "Nirmala.ttf", "Symbola.ttf"),
 )
-_ABSENT = "\U0010ffff"  # what no font has: drawn as its box
-_PROBE = 16  # pixels at which glyphs are compared with that box
-_UNSEEN = ("Mn", "Me", "Cf")  # marks and joiners say nothing without the letter before them
+_ABSENT = "\U0010ffff"  # a character without a glyph: fonts draw their box
+_PROBE = 16  # size in pixels at which glyphs are compared with that box
+_MARKS = ("Mn", "Me", "Cf")  # categories of marks and joiners, which need a letter before them
 
 
 @lru_cache(maxsize=64)
 def font(size: int) -> Font:
-    """Return Pillow's own font in a size in pixels."""
+    """Return Pillow's font in a size in pixels."""
     return ImageFont.load_default(size)
 
 
-def text(text: str) -> str:
-    """Return a line of text as it can be written here: one line, every character in some font."""
+def printable(text: str) -> str:
+    """Return a text as one line of characters that some font has."""
     line = " ".join(unicodedata.normalize("NFC", text).split())
     chunks = (
-        "".join(group) if known else _spelled(group)
-        for known, group in groupby(line, lambda char: _font_number(char) is not None)
+        "".join(group) if has_font else _spell(group)
+        for has_font, group in groupby(line, lambda char: _font_number(char) is not None)
     )
     return "".join(chunks)
 
 
 def width_of(text: str, size: int) -> float:
-    """Return the width in pixels of a line that `text` gave."""
+    """Return the width in pixels of a line of `printable`."""
     return sum(letters.getlength(piece) for piece, letters in _runs(text, size))
 
 
 def fitted(text: str, size: int, most: float) -> tuple[str, int]:
-    """Return a line and a size in which it is at most so wide: made smaller, then cut."""
-    line = text(text)
+    """Return a line and its size, scaled and then cut to a width of `most` pixels."""
+    line = printable(text)
     while width_of(line, size) > most and size > SMALLEST:
         size -= 1
     return _cut(line, size, most), size
@@ -72,31 +72,20 @@ def write(
     *,
     most: float = float("inf"),
 ) -> None:
-    """Write a line of text, made smaller or cut where it is wider than `most` pixels."""
+    """Write a line of text, scaled or cut to a width of `most` pixels."""
     line, size = fitted(text, size, most)
     x, top = at
-    current = font(size)
-    if not isinstance(
-        current, ImageFont.FreeTypeFont
-    ):  # Pillow without FreeType: letters of one size
-        draw.text(at, line.encode("ascii", "replace").decode("ascii"), fill=colour, font=current)
+    default_font = font(size)
+    # Without FreeType Pillow has letters of one size.
+    if not isinstance(default_font, ImageFont.FreeTypeFont):
+        draw.text(
+            at, line.encode("ascii", "replace").decode("ascii"), fill=colour, font=default_font
+        )
         return
-    base = top + current.getmetrics()[0]
+    base = top + default_font.getmetrics()[0]
     for piece, letters in _runs(line, size):
         draw.text((x, base), piece, fill=colour, font=letters, anchor="ls")
         x += letters.getlength(piece)
-
-
-def wrapped(text: str, size: int, width: float, lines: int) -> list[str]:
-    """Return a text in at most so many lines of a width, the last one cut where it is too long."""
-    results: list[str] = []
-    for word in text(text).split(" "):
-        longer = f"{results[-1]} {word}" if results else word
-        if results and (width_of(longer, size) <= width or len(results) == lines):
-            results[-1] = longer
-        else:
-            results.append(word)
-    return [_cut(line, size, width) for line in results]
 
 
 def _cut(line: str, size: int, most: float) -> str:
@@ -106,8 +95,10 @@ def _cut(line: str, size: int, most: float) -> str:
 
 
 def _runs(line: str, size: int) -> Iterator[tuple[str, Font]]:
-    """Give a line in pieces of one font each; the whole in one where one covers it."""
-    whole = next((n for n in range(len(_usual()) + 1) if all(_has(n, c) for c in line)), None)
+    """Yield pieces of a line with their fonts; one piece if a font covers the line."""
+    whole = next(
+        (n for n in range(len(_system_fonts()) + 1) if all(_has(n, c) for c in line)), None
+    )
     numbers: list[int] = []
     for char in line if whole is None else "":
         same = numbers and _has(numbers[-1], char)
@@ -120,40 +111,40 @@ def _runs(line: str, size: int) -> Iterator[tuple[str, Font]]:
 
 @lru_cache(maxsize=4096)
 def _font_number(char: str) -> int | None:
-    """Return the first font that has a character: 0 is Pillow's own, 1 the first usual one."""
-    return next((n for n in range(len(_usual()) + 1) if _has(n, char)), None)
+    """Return the first font that has a character: 0 is Pillow's, 1 the first common one."""
+    return next((n for n in range(len(_system_fonts()) + 1) if _has(n, char)), None)
 
 
 @lru_cache(maxsize=1)
-def _usual() -> tuple[str, ...]:
-    """Return those of the usual fonts that this machine has."""
-    results = []
-    for name in USUAL:
+def _system_fonts() -> tuple[str, ...]:
+    """Return the common fonts that this machine has."""
+    names = []
+    for name in COMMON_FONTS:
         try:
             ImageFont.truetype(name, _PROBE)
         except (OSError, ImportError):
             continue
-        results.append(name)
-    return tuple(results)
+        names.append(name)
+    return tuple(names)
 
 
 @lru_cache(maxsize=64)
 def _at_size(number: int, size: int) -> Font:
-    return ImageFont.truetype(_usual()[number - 1], size) if number else font(size)
+    return ImageFont.truetype(_system_fonts()[number - 1], size) if number else font(size)
 
 
 @lru_cache(maxsize=4096)
 def _has(number: int, char: str) -> bool:
-    """Tell whether a font draws a character rather than its box."""
+    """Return whether a font has a glyph for a character."""
     if char == " ":
         return True
     if unicodedata.bidirectional(char) in ("R", "AL") and not features.check("raqm"):
-        return False  # written in the wrong order it could not be read
+        return False  # Pillow would write it in the wrong order
     letters = _at_size(number, _PROBE)
-    return _samples(letters, char) != _samples(letters, _ABSENT)
+    return _glyph(letters, char) != _glyph(letters, _ABSENT)
 
 
-def _samples(letters: Font, char: str) -> tuple[tuple[int, int], bytes]:
+def _glyph(letters: Font, char: str) -> tuple[tuple[int, int], bytes]:
     try:
         mask = letters.getmask(char)
     except (UnicodeError, OSError):
@@ -161,16 +152,16 @@ def _samples(letters: Font, char: str) -> tuple[tuple[int, int], bytes]:
     return mask.size, bytes(mask)
 
 
-def _spelled(chars: Iterator[str]) -> str:
-    """Return characters that no font has by their plain letters, or by their numbers."""
-    results: list[str] = []
+def _spell(chars: Iterator[str]) -> str:
+    """Return the base letters of characters without a font, or their numbers."""
+    spelled: list[str] = []
     for char in chars:
-        if unicodedata.category(char) in _UNSEEN:
+        if unicodedata.category(char) in _MARKS:
             continue
         split = unicodedata.normalize("NFKD", char)
-        plain = "".join(each for each in split if unicodedata.category(each) not in _UNSEEN)
+        plain = "".join(each for each in split if unicodedata.category(each) not in _MARKS)
         if plain != char and plain and all(_font_number(each) is not None for each in plain):
-            results.append(plain)
+            spelled.append(plain)
         else:
-            results.append(f"{' ' if results else ''}U+{ord(char):04X}")
-    return "".join(results)
+            spelled.append(f"{' ' if spelled else ''}U+{ord(char):04X}")
+    return "".join(spelled)

@@ -1,4 +1,4 @@
-"""How like two pictures are: the peak signal-to-noise ratio, and whether latents are the same."""
+"""The similarity of two pictures: peak signal-to-noise ratio, and equality of latents."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 
-SAME = 1e-3  # numbers of latents that differ by less are the same: rounding differs by width
+TOLERANCE = 1e-3  # of numbers of latents, since rounding differs by batch size
 
 
 def psnr(first: Any, second: Any) -> float:
-    """Return the peak signal-to-noise ratio of two pictures of 0 to 255, in dB; inf of equal ones.
+    """Return the peak signal-to-noise ratio of two pictures of 0 to 255 in dB; inf if equal.
 
-    first, second: of one shape, as NumPy reads them.
+    Args:
+        first, second: Arrays of one shape.
     """
     difference = np.asarray(first, np.float64) - np.asarray(second, np.float64)
     error = float(np.square(difference).mean())
@@ -22,6 +23,6 @@ def psnr(first: Any, second: Any) -> float:
 
 
 def same_latents(first: torch.Tensor, second: torch.Tensor) -> list[bool]:
-    """Say of each picture's latents [B, h, w, D] whether they are those of the other, rounded."""
+    """Return for each picture whether its latents [B, h, w, D] are equal up to rounding."""
     difference = (first - second).abs().flatten(1).amax(1)
-    return list(map(bool, difference < SAME))
+    return list(map(bool, difference < TOLERANCE))

@@ -1,4 +1,4 @@
-"""Lines along the length of a document: places and colours, computed from measured points."""
+"""Line charts by the length of a document: coordinates and colours of measured points."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from ragspec.pipelines.page.charts import Tick
 
 LEFT, TOP, BOTTOM = 48, 12, 26
-LETTER = 6.6  # the width of a letter of a line's name
-LINE = 14  # the height of one
-FEW = 3  # prompts
-ROWS = 5  # marks on the vertical axis, about
-TICKS = 12  # on the other, at most
+LETTER = 6.6  # width of a letter of a name
+LINE = 14  # height of a line of text
+FEW = 3  # prompts below which a point is hollow
+ROWS = 5  # approximate marks on the vertical axis
+TICKS = 12  # most marks on the horizontal axis
 STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A value at a length of a document, and how many prompts it rests on."""
+    """A value at a length of a document, measured on `prompts` prompts."""
 
     length: int
     value: float
@@ -28,7 +28,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A measured point, and what it says when pointed at; `few`: it rests on few prompts."""
+    """A point with its tooltip; `few` marks a point of few prompts."""
 
     x: float
     y: float
@@ -38,7 +38,7 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One way: its points joined, its name at the end of it."""
+    """One variant: a line through its points, with its name at the end."""
 
     name: str
     css: str
@@ -49,7 +49,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Lines over marks; `mark` is the height of the line that is drawn through, if there is one."""
+    """Lines over marks; `mark` is the y coordinate of a reference line or None."""
 
     lines: list[Line]
     rows: list[Tick]
@@ -62,7 +62,7 @@ class LineChart:
 
     @property
     def base(self) -> int:
-        """The height of the axis below the lines."""
+        """The y coordinate of the horizontal axis."""
         return self.height - BOTTOM
 
 
@@ -81,9 +81,13 @@ def line_chart(
 ) -> LineChart:
     """Return a chart of values by length.
 
-    series: by name, points from short to long, at least one. unit: behind values;
-    "%" for shares. mark: a value that the axis reaches, and that is drawn as a line. counted: what
-    lengths are of, and what points rest on, one of them.
+    Args:
+        series: At least one point of each name, from short to long.
+        colours: Class of colour by name.
+        width, height: Pixels.
+        unit: Suffix of values; "%" for shares.
+        mark: Value of a reference line.
+        counted: Unit of lengths, and the singular of the unit of `Point.prompts`.
     """
     values = [point.value for points in series.values() for point in points]
     marks = _round_marks(min(values, default=0.0), max(values, default=1.0), mark)
@@ -119,31 +123,31 @@ def line_chart(
         )
         for (name, points), label in zip(series.items(), ends, strict=True)
     ]
-    rows = [Tick(y(value), _summary(value, unit)) for value in marks]
-    every = -(-len(lengths) // TICKS)
-    ticks = [Tick(x(length), f"{length:,}") for length in lengths[::every]]
+    rows = [Tick(y(value), _format(value, unit)) for value in marks]
+    step = -(-len(lengths) // TICKS)
+    ticks = [Tick(x(length), f"{length:,}") for length in lengths[::step]]
     at = None if mark is None else y(mark)
     return LineChart(lines, rows, ticks, width, height, round(right, 2), at)
 
 
 def _round_marks(low: float, high: float, mark: float | None) -> list[float]:
-    """Return round values, evenly apart, from below the lowest to above the highest."""
+    """Return evenly spaced round values from below the lowest to above the highest."""
     if mark is not None:
         low, high = min(low, mark), max(high, mark)
-    room = max(high - low, 1e-3)
-    power = 10.0 ** math.floor(math.log10(room / ROWS))
-    step = next(each * power for each in STEPS if room / (each * power) <= ROWS)
+    span = max(high - low, 1e-3)
+    power = 10.0 ** math.floor(math.log10(span / ROWS))
+    step = next(each * power for each in STEPS if span / (each * power) <= ROWS)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(n * step, 9) for n in range(first, max(last, first + 1) + 1)]
 
 
-def _spread(selection: Sequence[float], top: float, bottom: float) -> list[float]:
-    """Return where names stand: near where they would, a line apart, within the chart."""
-    order = sorted(range(len(selection)), key=selection.__getitem__)
-    places = [0.0] * len(selection)
+def _spread(preferred: Sequence[float], top: float, bottom: float) -> list[float]:
+    """Return y coordinates near the preferred ones, a line apart, within the chart."""
+    order = sorted(range(len(preferred)), key=preferred.__getitem__)
+    places = [0.0] * len(preferred)
     before = top - LINE
     for number in order:
-        before = places[number] = max(selection[number], before + LINE)
+        before = places[number] = max(preferred[number], before + LINE)
     after = bottom + LINE
     for number in reversed(order):
         after = places[number] = min(places[number], after - LINE)
@@ -153,13 +157,13 @@ def _spread(selection: Sequence[float], top: float, bottom: float) -> list[float
 def _tip(name: str, point: Point, unit: str, counted: tuple[str, str]) -> str:
     along, one = counted
     prompts = f"{point.prompts:,} {one}{'s' if point.prompts != 1 else ''}"
-    return f"{name}, {point.length:,} {along}: {_summary(point.value, unit)}, {prompts}"
+    return f"{name}, {point.length:,} {along}: {_format(point.value, unit)}, {prompts}"
 
 
-def _summary(value: float, unit: str) -> str:
+def _format(value: float, unit: str) -> str:
     return f"{value:.0%}" if unit == "%" else f"{value:.2f}".rstrip("0").rstrip(".") + unit
 
 
 def colours_by_name(names: Iterable[str]) -> dict[str, str]:
-    """Return a class of colour for each name, in turn."""
+    """Return a class of colour for each name, in rotation."""
     return {name: f"s{number % 8}" for number, name in enumerate(dict.fromkeys(names))}

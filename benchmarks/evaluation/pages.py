@@ -1,4 +1,4 @@
-"""The pages of the benchmarks: templates of this folder over the base of the library's pages."""
+"""The pages of the benchmarks: templates of this folder that extend the library's base page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ragspec.pipelines.page.page import TEMPLATES
 
 
 def render_template(name: str, **values: Any) -> str:
-    """Return a template, filled; every value is escaped."""
+    """Render a template; every value is escaped."""
     environment = Environment(
         loader=FileSystemLoader([Path(__file__).parent, TEMPLATES]),
         autoescape=True,
@@ -25,7 +25,7 @@ def render_template(name: str, **values: Any) -> str:
 
 
 def embedded(image: Any) -> str:
-    """Return a picture as an address that a page may hold."""
+    """Return a picture as a data URL."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return "data:image/png;base64," + b64encode(buffer.getvalue()).decode("ascii")

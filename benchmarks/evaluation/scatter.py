@@ -1,4 +1,4 @@
-"""Quality against speed as a chart of a page: places, colours and names of measured points."""
+"""Quality against speed as a chart of a page: coordinates, colours and labels of points."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from ragspec.pipelines.page.charts import Tick
 
 WIDTH, HEIGHT = 920, 380
 LEFT, RIGHT, TOP, BASE = 46, 900, 14, 350
-LETTER, LINE = 7.3, 13  # the width of a letter of a name, and its height
-PARTS = 24  # of a line, each of which keeps names away
+LETTER, LINE = 7.3, 13  # width and height of a letter of a name
+PARTS = 24  # parts of a line, whose boxes keep names away
 _ROUND = (1.0, 2.0, 5.0)
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A way: how fast (times plain), how far from plain, and the interval of that distance.
+class QualityPoint:
+    """A variant: its speedup over plain drawing, its distance to it and that interval.
 
-    series: ways of one series are joined, in their order.
+    Attributes:
+        series: A line joins the variants of a series in their order.
     """
 
     name: str
@@ -33,8 +34,8 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A point, the ends of its interval, where its name stands, and what it says."""
+class Marker:
+    """A point with the ends of its interval, the position of its name, and its tooltip."""
 
     name: str
     x: float
@@ -46,19 +47,23 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """The points of a series, and the line through them."""
+class ScatterSeries:
+    """The points of a series and the line through them."""
 
     css: str
     points: str
-    places: list[Place]
+    places: list[Marker]
 
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """All series over marks. band: top and height of what plain drawing is from itself."""
+    """All series over marks.
 
-    series: list[Joined]
+    Attributes:
+        band: Top and height of the distance of plain drawing from itself.
+    """
+
+    series: list[ScatterSeries]
     rows: list[Tick]
     ticks: list[Tick]
     band: tuple[float, float] | None
@@ -71,17 +76,20 @@ class Scatter:
 
 
 def scatter(
-    points: Sequence[Measured], colours: Mapping[str, str], plain: tuple[float, float]
+    points: Sequence[QualityPoint], colours: Mapping[str, str], plain: tuple[float, float]
 ) -> Scatter:
-    """Return the chart of points, at least one; distances stand on a logarithmic axis.
+    """Return the chart of points; the axis of distances is logarithmic.
 
-    colours: by series. plain: the interval of plain drawing against itself.
+    Args:
+        points: At least one point.
+        colours: Class of colour by series.
+        plain: Interval of the distance of plain drawing from itself.
     """
     speeds = [1.0, *(point.speed for point in points)]
     slow, fast = min(speeds) - 0.08, max(speeds) + 0.12
     ends = [*plain, *(value for p in points for value in (p.distance, p.low, p.high))]
-    known = [value for value in ends if value > 0.0 and math.isfinite(value)]
-    near, far = math.log(min(known) / 1.2), math.log(max(known) * 1.2)
+    positive = [value for value in ends if value > 0.0 and math.isfinite(value)]
+    near, far = math.log(min(positive) / 1.2), math.log(max(positive) * 1.2)
 
     def x(speed: float) -> float:
         return round(LEFT + (speed - slow) / (fast - slow) * (RIGHT - LEFT), 1)
@@ -90,19 +98,19 @@ def scatter(
         part = (math.log(max(distance, math.exp(near))) - near) / (far - near)
         return round(BASE - part * (BASE - TOP), 1)
 
-    taken = _taken([(point.series, x(point.speed), y(point.distance)) for point in points])
+    occupied = _boxes([(point.series, x(point.speed), y(point.distance)) for point in points])
     places = {}
     for point in sorted(points, key=lambda each: -each.speed):
-        label = _label(x(point.speed), y(point.distance), point.name, taken)
+        label = _label(x(point.speed), y(point.distance), point.name, occupied)
         tip = f"{point.name}: {point.speed:.2f} times as fast, {point.distance:.2f} "
         tip += f"({point.low:.2f} to {point.high:.2f})"
         at = x(point.speed), y(point.distance)
-        places[point.name] = Place(point.name, *at, y(point.low), y(point.high), label, tip)
+        places[point.name] = Marker(point.name, *at, y(point.low), y(point.high), label, tip)
     series = []
     for name in dict.fromkeys(point.series for point in points):
-        current = [places[point.name] for point in points if point.series == name]
-        line = " ".join(f"{place.x},{place.y}" for place in current)
-        series.append(Joined(colours[name], line, current))
+        markers = [places[point.name] for point in points if point.series == name]
+        line = " ".join(f"{place.x},{place.y}" for place in markers)
+        series.append(ScatterSeries(colours[name], line, markers))
     band = (y(plain[1]), round(y(plain[0]) - y(plain[1]), 1))
     rows = [Tick(y(value), f"{value:g}") for value in _round(math.exp(near), math.exp(far))]
     ticks = [Tick(x(n / 5), f"{n / 5:g}×") for n in range(math.ceil(slow * 5), int(fast * 5) + 1)]
@@ -111,22 +119,22 @@ def scatter(
 
 def _round(low: float, high: float) -> list[float]:
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    results = [step * 10.0**decade for decade in decades for step in _ROUND]
-    return [value for value in results if low <= value <= high]
+    values = [step * 10.0**decade for decade in decades for step in _ROUND]
+    return [value for value in values if low <= value <= high]
 
 
-def _taken(points: Sequence[tuple[str, float, float]]) -> list[Box]:
-    """Return the room of points (series, x, y) and of the lines between those of a series."""
-    results = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in points]
+def _boxes(points: Sequence[tuple[str, float, float]]) -> list[Box]:
+    """Return boxes around points (series, x, y) and along the lines of a series."""
+    boxes = [(x - 6, y - 6, x + 6, y + 6) for _, x, y in points]
     for (one, x, y), (other, to_x, to_y) in pairwise(sorted(points, key=lambda point: point[0])):
         for part in range(1, PARTS) if one == other else ():
             at = x + part / PARTS * (to_x - x), y + part / PARTS * (to_y - y)
-            results.append((at[0] - 3, at[1] - 3, at[0] + 3, at[1] + 3))
-    return results
+            boxes.append((at[0] - 3, at[1] - 3, at[0] + 3, at[1] + 3))
+    return boxes
 
 
-def _label(x: float, y: float, name: str, taken: list[Box]) -> tuple[float, float]:
-    """Return where a name begins, beside its point where there is room, and take that room."""
+def _label(x: float, y: float, name: str, occupied: list[Box]) -> tuple[float, float]:
+    """Return the start of a name at the first free place beside its point, and occupy it."""
     wide = LETTER * len(name)
     sides = [(x + 9, y + 4), (x - 9 - wide, y + 4), (x - wide / 2, y - 10), (x - wide / 2, y + 19)]
     for away in range(LINE, HEIGHT, LINE):
@@ -135,9 +143,9 @@ def _label(x: float, y: float, name: str, taken: list[Box]) -> tuple[float, floa
     inside = [
         n for n, box in enumerate(boxes) if box[0] > LEFT and box[2] < WIDTH and TOP < box[3] < BASE
     ]
-    free = (n for n in inside if not any(_cross(boxes[n], other) for other in taken))
+    free = (n for n in inside if not any(_cross(boxes[n], other) for other in occupied))
     chosen = next(free, inside[0] if inside else 0)
-    taken.append(boxes[chosen])
+    occupied.append(boxes[chosen])
     return round(sides[chosen][0], 1), round(sides[chosen][1], 1)
 
 

@@ -1,1 +1,1 @@
-"""What the benchmarks share, and those with several files."""
+"""Code that several benchmarks share, and benchmarks of several files."""

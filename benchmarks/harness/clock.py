@@ -1,9 +1,9 @@
-"""A machine on which everything takes a set time: budget policies judged without a wall clock.
+"""A simulated machine with fixed costs, to compare budget policies without a wall clock.
 
-A `Machine` has true costs, which a policy is scored by, and disturbances, through which it sees
-them: noise, outliers, and others that take a share of the processor. Forwards, drafts and the
-host's work are spent on it, and it is the clock by which `fuse` times its sources. Everything
-follows from the seed. What is measured on it is simulated and must be called so.
+A `Machine` has true costs, which score a policy, and disturbances, which distort the times that the
+policy observes: noise, outliers, and neighbours that take a share of the processor. It is also the
+clock by which `fuse` times its sources. The seed determines everything. Label its figures as
+simulated.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
-TIMINGS = 3  # of a forward at start-up, of which the least counts, as `CausalTarget` does it
-SLOW = 0.05  # seconds of a forward that is timed once
-CLAIMED = 0.6  # exponent of a draft model's claims: they are too large
-SPREAD = 0.5  # width of the range in which the chance of its tokens lies
+TIMINGS = 3  # timings of a forward at start-up; the least counts, as in `CausalTarget`
+SLOW = 0.05  # seconds from which a forward is timed once
+OVERCONFIDENCE = 0.6  # exponent of a draft model's probabilities, which are too large
+SPREAD = 0.5  # relative width of the range of its accept probabilities
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What a machine adds to the times that a policy sees.
+    """Distortions of the times that a policy observes.
 
-    noise: standard deviation of the logarithm of each time. outliers: share of the times that are
-    3 to 10 times as long. steal: share of the time in which all takes twice as long, in periods of
-    `period` seconds on average. slice: seconds for which another process holds the core, after as
-    many of our own on average; a short look-up is seldom met, and then takes many times as long.
+    Attributes:
+        noise: Standard deviation of the logarithm of each time.
+        outliers: Share of the times that are 3 to 10 times as long.
+        steal: Share of the time in which all work takes twice as long.
+        period: Mean seconds of a cycle of `steal`.
+        slice: Seconds for which another process holds the core, after as many of ours on average.
+            It seldom hits a short look-up, which then takes many times as long.
     """
 
     noise: float = 0.0
@@ -46,11 +49,18 @@ class Disturbance:
 
 
 class Machine:
-    """A clock in seconds that goes on when something is spent on it.
+    """A clock in seconds that advances with simulated work.
 
-    truth: seconds of a forward on the quiet machine. host: seconds of the host's work for a step.
-    belief: the curve that a policy is given; None measures it here, disturbances included. now:
-    the time that a policy sees. quiet: what the same work takes where nothing disturbs it.
+    Args:
+        truth: Seconds of a forward on the quiet machine.
+        disturbance: Distortions of observed times; None for none.
+        host: Seconds of the host's work for a step.
+        belief: Cost curve of the policy; None to measure it here, disturbances included.
+        seed: Seed of the disturbances.
+
+    Attributes:
+        now: Observed time.
+        quiet: Time of the same work without disturbances.
     """
 
     def __init__(
@@ -74,50 +84,50 @@ class Machine:
         self.quiet = 0.0
 
     def __call__(self) -> float:
-        """Return the time, as a performance counter does."""
+        """Return the observed time, as a performance counter does."""
         return self.now
 
     def spend(self, seconds: float) -> float:
-        """Let work of so many quiet seconds be done; return the seconds that it seemed to take."""
-        known = seconds * self._factor() + self._waited(seconds)
+        """Advance the clock by work of `seconds` quiet seconds; return the observed seconds."""
+        observed = seconds * self._factor() + self._waited(seconds)
         self.quiet += seconds
-        self.now += known
-        return known
+        self.now += observed
+        return observed
 
     def forward(self, rows: int, length: int) -> float:
-        """Run the target over `rows` positions after `length` tokens; return the seconds seen."""
+        """Run the target over `rows` positions after `length` tokens; return observed seconds."""
         return self.spend(self.truth.seconds(rows, length))
 
     @contextmanager
     def clock(self) -> Iterator[None]:
-        """Let fusions read this clock in place of the wall's."""
+        """Replace the wall clock of fusions by this clock."""
         with patch.object(fuse, "perf_counter", self):
             yield
 
     def _timed(self, rows: int, length: int) -> float:
-        known = [self.forward(rows, length)]
-        while known[0] < SLOW and len(known) < TIMINGS:
-            known.append(self.forward(rows, length))
-        return min(known)
+        times = [self.forward(rows, length)]
+        while times[0] < SLOW and len(times) < TIMINGS:
+            times.append(self.forward(rows, length))
+        return min(times)
 
     def _factor(self) -> float:
-        harm, draw = self.disturbance, self._random
-        factor = math.exp(draw.gauss(0.0, harm.noise)) if harm.noise else 1.0
-        if harm.outliers and draw.random() < harm.outliers:
-            factor *= draw.uniform(3.0, 10.0)
-        return 2.0 * factor if self._busy() else factor
+        disturbance, rng = self.disturbance, self._random
+        factor = math.exp(rng.gauss(0.0, disturbance.noise)) if disturbance.noise else 1.0
+        if disturbance.outliers and rng.random() < disturbance.outliers:
+            factor *= rng.uniform(3.0, 10.0)
+        return 2.0 * factor if self._is_busy() else factor
 
-    def _busy(self) -> bool:
-        """Tell whether a neighbour is at work now; its periods are of random length."""
-        harm = self.disturbance
-        while harm.steal and self.now >= self._until:
+    def _is_busy(self) -> bool:
+        """Return whether a neighbour works now; its periods have random lengths."""
+        disturbance = self.disturbance
+        while disturbance.steal and self.now >= self._until:
             self._stolen = not self._stolen
-            share = harm.steal if self._stolen else 1.0 - harm.steal
-            self._until += self._random.expovariate(0.5 / (harm.period * share))
+            share = disturbance.steal if self._stolen else 1.0 - disturbance.steal
+            self._until += self._random.expovariate(0.5 / (disturbance.period * share))
         return self._stolen
 
     def _waited(self, seconds: float) -> float:
-        """Return the seconds for which another process held the core meanwhile."""
+        """Return the seconds for which another process held the core."""
         slice_ = self.disturbance.slice
         waited, left = 0.0, seconds
         while slice_ and (left := left - self._random.expovariate(1.0 / slice_)) > 0.0:
@@ -125,11 +135,15 @@ class Machine:
         return waited
 
 
-class Priced:
-    """A drafter whose drafts take a set time on a machine.
+class PricedDrafter:
+    """A drafter whose drafts take a fixed time on a machine.
 
-    call, node: seconds of a draft, and of each node asked for. teach: seconds of every step,
-    drafted or not, as a source takes that learns from the target.
+    Args:
+        drafter: Drafter that proposes the trees.
+        machine: Machine that takes the time.
+        call: Seconds of a draft.
+        node: Seconds of each node of the budget.
+        teach: Seconds of every step, drafted or not, of a source that learns from the target.
     """
 
     def __init__(
@@ -141,46 +155,50 @@ class Priced:
         self.top_logits, self.reads_prompt = 1 if teach else 0, False
 
     def open(self, request: DraftRequest) -> PricedSession:
-        """Return a session of the drafter that also takes its time."""
+        """Return a session of the drafter whose work takes time."""
         session = self.drafter.open(request)
-        return (LookingSession if hasattr(session, "expected_acceptance") else PricedSession)(
-            self, session
-        )
+        forecasts = hasattr(session, "expected_acceptance")
+        return (ForecastingSession if forecasts else PricedSession)(self, session)
 
 
 class PricedSession:
-    """One row of a `Priced` drafter."""
+    """One sequence of a `PricedDrafter`."""
 
-    def __init__(self, priced: Priced, session: DraftSession) -> None:
+    def __init__(self, priced: PricedDrafter, session: DraftSession) -> None:
         self._priced, self._session = priced, session
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
-        """Spend the time of a draft, and return it."""
+        """Spend the time of a draft and return its tree."""
         self._priced.machine.spend(self._priced.call + self._priced.node * budget)
         return self._session.propose(context, budget)
 
     def observe(self, step: Step) -> None:
-        """Spend the time that teaching takes."""
+        """Spend the time of learning and pass the step on."""
         if self._priced.teach:
             self._priced.machine.spend(self._priced.teach)
         self._session.observe(step)
 
 
-class LookingSession(PricedSession):
-    """One that can tell its outlook."""
+class ForecastingSession(PricedSession):
+    """A `PricedSession` that estimates its acceptance."""
 
     def expected_acceptance(self, context: DraftContext) -> float | None:
-        """Return what the session tells."""
-        message: float | None = self._session.expected_acceptance(context)  # type: ignore[attr-defined]
-        return message
+        """Return the estimate of the session."""
+        estimate: float | None = self._session.expected_acceptance(context)  # type: ignore[attr-defined]
+        return estimate
 
 
-class Guesser:
-    """A draft model in the place of one: a chain of which each token is right by chance.
+class SimulatedModel:
+    """A simulated draft model: a chain of which each token is right with some probability.
 
-    truths: by prompt, the text that follows. right: mean share of right tokens, for all prompts or
-    by prompt; single tokens are surer or less sure, and claims follow that, but are too large, as
-    those of models are.
+    Claimed probabilities follow those of single tokens but are too large, as those of models are.
+
+    Args:
+        truths: Text that follows each prompt.
+        right: Mean share of right tokens, for all prompts or by prompt.
+        name: Name of the source.
+        seed: Seed of the tokens.
+        kind: Kind of the draft trees.
     """
 
     def __init__(
@@ -193,18 +211,17 @@ class Guesser:
     ) -> None:
         self.truths, self.right, self.seed = truths, right, seed
         self.name, self.kind = name, kind
+        self._chains: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
 
-        self._guesses: dict[tuple[int, ...], tuple[list[int], list[float]]] = {}
+    def open(self, request: DraftRequest) -> SimulatedSession:
+        """Return a session for a prompt of `truths`."""
+        chain = self._chains.get(request.prompt)
+        if chain is None:
+            chain = self._chains[request.prompt] = self._draft(request.prompt, request.vocab_size)
+        return SimulatedSession(self, *chain)
 
-    def open(self, request: DraftRequest) -> GuesserSession:
-        """Return a session for a prompt whose continuation is known."""
-        result = self._guesses.get(request.prompt)
-        if result is None:
-            result = self._guesses[request.prompt] = self._guess(request.prompt, request.vocab_size)
-        return GuesserSession(self, *result)
-
-    def _guess(self, prompt: tuple[int, ...], vocab_size: int) -> tuple[list[int], list[float]]:
-        """Return the guess of every token of a text, and its claim; they depend on the place."""
+    def _draft(self, prompt: tuple[int, ...], vocab_size: int) -> tuple[list[int], list[float]]:
+        """Return drafted tokens of a whole text and their claimed probabilities."""
         right = self.right[prompt] if isinstance(self.right, Mapping) else self.right
         noise, half = NoiseStream(self.seed), SPREAD * min(right, 1.0 - right)
         tokens, claims = [], []
@@ -213,15 +230,15 @@ class Guesser:
             chance = right + half * (2.0 * noise.uniform(place, NoiseUse.DRAFT, 0) - 1.0)
             wrong = noise.uniform(place, NoiseUse.DRAFT, 1) >= chance
             tokens.append((token + 1) % vocab_size if wrong else token)
-            claims.append(chance**CLAIMED)
+            claims.append(chance**OVERCONFIDENCE)
         return tokens, claims
 
 
-class GuesserSession:
-    """The guesses at one text."""
+class SimulatedSession:
+    """The drafts of a `SimulatedModel` for one text."""
 
-    def __init__(self, guesser: Guesser, tokens: list[int], claims: list[float]) -> None:
-        self._kind, self._name = guesser.kind, guesser.name
+    def __init__(self, model: SimulatedModel, tokens: list[int], claims: list[float]) -> None:
+        self._kind, self._name = model.kind, model.name
         self._tokens, self._claims = tokens, claims
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:

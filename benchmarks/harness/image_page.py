@@ -1,4 +1,4 @@
-"""The page of `ragspec bench image` over codes: figures, and one picture in every way."""
+"""The page of `bench.py image` over codes: figures, and one picture in every variant."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from evaluation.line_charts import colours_by_name
 from evaluation.pages import embedded, render_template
 from evaluation.pictures import heat_map
-from evaluation.scatter import Measured, Scatter, scatter
+from evaluation.scatter import QualityPoint, Scatter, scatter
 
 from harness.image_table import COLUMNS, cells
-from harness.image_ways import DRAFT_ONLY, PLAIN, Variant
+from harness.image_variants import DRAFT_ONLY, PLAIN, Variant
 from ragspec.pipelines.page.page import save
 
 if TYPE_CHECKING:
-    from harness.image_asked import ImageBench, Prepared
+    from harness.image_options import ImageBenchOptions, Prepared
     from harness.image_table import ImageRow
     from harness.image_timing import Quality
 
@@ -24,25 +24,23 @@ _SIDE = 128  # pixels of a map
 
 
 def write_images(
-    request: ImageBench,
+    options: ImageBenchOptions,
     ready: Prepared,
     rows: Sequence[ImageRow],
     quality: Quality | None,
     out: Path,
 ) -> None:
-    """Draw one picture in every way again and write the page of all figures."""
+    """Draw one picture in every variant and write the page of all figures."""
     names = ready.base.class_names
-    first = ready.image_config.subjects[0]
-    subject = names[first] if names and ready.image_config.by_class else first
-    colours = colours_by_name(
-        direction.series for direction in ready.ways if direction.name != PLAIN
-    )
+    first = ready.series.subjects[0]
+    subject = names[first] if names and ready.series.by_class else first
+    colours = colours_by_name(variant.series for variant in ready.variants if variant.name != PLAIN)
     values: dict[str, Any] = {
-        "summary": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures "
-        f"one at a time, budget {request.budget}, seed {request.seed}",
-        "quality": quality_scatter(ready.ways, rows, quality, colours),
-        "shown_text": f"One picture ({subject}, seed {request.seed}) in every way",
-        "panels": [_panel(request, ready, direction) for direction in ready.ways],
+        "summary": f"{options.source}, guidance {options.guidance:g}, {options.images} pictures "
+        f"one at a time, budget {options.budget}, seed {options.seed}",
+        "quality": quality_scatter(ready.variants, rows, quality, colours),
+        "shown_text": f"One picture ({subject}, seed {options.seed}) in every variant",
+        "panels": [_panel(options, ready, variant) for variant in ready.variants],
         "columns": COLUMNS,
         "rows": [cells(row) for row in rows],
         "pictures": True,
@@ -50,31 +48,33 @@ def write_images(
     save(render_template("images.html.j2", **values), out)
 
 
-def _panel(request: ImageBench, ready: Prepared, direction: Variant) -> dict[str, Any]:
-    """Return one way's picture, beside it how many codes came together."""
-    out = ready.build(direction, request.budget, 1)(**ready.image_config.arguments([0]))
-    current = direction.name != DRAFT_ONLY  # the target does nothing there
-    note = f"{out.stats.codes_per_forward:.2f} codes a forward" if current else "without the target"
+def _panel(options: ImageBenchOptions, ready: Prepared, variant: Variant) -> dict[str, Any]:
+    """Return the picture of a variant, and a map of the codes that each forward gave."""
+    out = ready.build(variant, options.budget, 1)(**ready.series.arguments([0]))
+    has_target = variant.name != DRAFT_ONLY
+    note = "without the target"
+    if has_target:
+        note = f"{out.stats.codes_per_forward:.2f} codes a forward"
     return {
-        "name": direction.name,
-        "note": f"{note}, {out.label if current else 'approximate'}",
+        "name": variant.name,
+        "note": f"{note}, {out.label if has_target else 'approximate'}",
         "picture": embedded(out.images[0]),
         "map": embedded(heat_map(out.images[0], out.acceptance_map[0], side=_SIDE)),
     }
 
 
 def quality_scatter(
-    ways: Sequence[Variant],
+    variants: Sequence[Variant],
     rows: Sequence[ImageRow],
     quality: Quality | None,
     colours: dict[str, str],
 ) -> Scatter | None:
-    """Return Frechet distances by times as fast; None where none was measured."""
+    """Return a chart of Frechet distance by speedup; None if no distance was measured."""
     if quality is None:
         return None
-    series = {direction.name: direction.series for direction in ways}
+    series = {variant.name: variant.series for variant in variants}
     points = [
-        Measured(
+        QualityPoint(
             row.variant,
             series[row.variant],
             row.ratio,

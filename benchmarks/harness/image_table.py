@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.image_timing import Quality, Timed
-from harness.image_ways import PLAIN, Variant
+from harness.image_timing import Quality, TimedImages
+from harness.image_variants import PLAIN, Variant
 from ragspec.pipelines.bench.measure import interval
 
 if TYPE_CHECKING:
@@ -23,15 +23,21 @@ NONE = "-"
 
 @dataclass(frozen=True, slots=True)
 class ImageRow:
-    """One way of drawing.
+    """The figures of one variant; None stands for figures that were not measured.
 
-    images: timed ones. seconds, forwards: medians an image. ratio: median of plain seconds / this
-    way's, paired by image; ratio_low, ratio_high: its 95 % bootstrap interval, of two images or
-    more. codes_per_forward: mean over images. tv_excess: mean a position, of the timed images;
-    quality_tv_excess: of those that the Frechet distance is of. surprise: mean a code of the timed
-    images, in nats, and surprise_error, one standard error of it. equal: share of images that are
-    the plain ones. frechet: with its interval; frechet_inside: whether plain decoding is as far
-    from itself. draft_nodes: mean a step. What was not measured is None.
+    Attributes:
+        images: Number of timed images.
+        seconds, forwards: Medians over images.
+        ratio: Median over images of plain seconds by this variant's.
+        ratio_low, ratio_high: 95 % bootstrap interval of `ratio`, of two images or more.
+        codes_per_forward: Mean over images.
+        tv_excess: Mean over positions of the timed images.
+        equal: Share of images that equal the plain ones.
+        draft_nodes: Mean nodes of a step.
+        frechet, frechet_low, frechet_high: Frechet distance to plain images and its interval.
+        frechet_inside: Whether plain decoding is as far from itself.
+        quality_tv_excess: `tv_excess` of the images of the Frechet distance.
+        nll_gap, nll_gap_error: Mean over codes of the timed images in nats, and standard error.
     """
 
     variant: str
@@ -62,75 +68,76 @@ class ImageRow:
         return asdict(self)
 
 
-def make_rows(timed: Mapping[Variant, Timed], quality: Quality | None) -> list[ImageRow]:
-    """Return one row a way, plain first."""
-    plain = next(match for variant, match in timed.items() if variant.name == PLAIN)
+def make_rows(timed: Mapping[Variant, TimedImages], quality: Quality | None) -> list[ImageRow]:
+    """Return one row for each variant, plain first."""
+    plain = next(each for variant, each in timed.items() if variant.name == PLAIN)
     rows = []
-    for direction, result in timed.items():
-        pairs = zip(plain.seconds, result.seconds, strict=True)
+    for variant, measured in timed.items():
+        pairs = zip(plain.seconds, measured.seconds, strict=True)
         ratios = [ours / max(1e-9, theirs) for ours, theirs in pairs]
         low, high = interval(ratios) if len(ratios) > 1 else (None, None)
-        length = float(np.mean(result.lengths))
+        length = float(np.mean(measured.lengths))
         rows.append(
             ImageRow(
-                variant=direction.name,
-                rule=direction.rule,
-                drafter=direction.drafter,
-                settings=dict(direction.settings),
-                label=result.label,
-                images=len(result.seconds),
-                seconds=float(np.median(result.seconds)),
-                forwards=float(np.median(result.forwards)),
+                variant=variant.name,
+                rule=variant.rule,
+                drafter=variant.drafter,
+                settings=dict(variant.settings),
+                label=measured.label,
+                images=len(measured.seconds),
+                seconds=float(np.median(measured.seconds)),
+                forwards=float(np.median(measured.forwards)),
                 ratio=float(np.median(ratios)),
                 ratio_low=low,
                 ratio_high=high,
                 codes_per_forward=None if math.isnan(length) else length,
-                tv_excess=mean_of(result.excess),
-                equal=float(np.mean(result.equal)),
-                draft_nodes=result.usual_size,
-                **_quality_of(direction, quality),
-                **_nll_gap_of(result),
+                tv_excess=mean_of(measured.excess),
+                equal=float(np.mean(measured.equal)),
+                draft_nodes=measured.usual_size,
+                **_quality_of(variant, quality),
+                **_nll_gap_of(measured),
             )
         )
     return rows
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean; None where a value is missing."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known and len(known) == len(values) else None
+    """Return the mean; None if a value is missing or there is none."""
+    present = [value for value in values if value is not None]
+    complete = present and len(present) == len(values)
+    return float(np.mean(present)) if complete else None
 
 
-def _quality_of(direction: Variant, quality: Quality | None) -> dict[str, Any]:
+def _quality_of(variant: Variant, quality: Quality | None) -> dict[str, Any]:
     if quality is None:
         return {}
-    result = quality.null if direction.name == PLAIN else quality.distances[direction.name]
+    distance = quality.null if variant.name == PLAIN else quality.distances[variant.name]
     return {
-        "frechet": result.value,
-        "frechet_low": result.low,
-        "frechet_high": result.high,
-        "frechet_inside": result.value <= quality.null.high,
-        "quality_tv_excess": 0.0 if direction.name == PLAIN else quality.excess[direction.name],
+        "frechet": distance.value,
+        "frechet_low": distance.low,
+        "frechet_high": distance.high,
+        "frechet_inside": distance.value <= quality.null.high,
+        "quality_tv_excess": 0.0 if variant.name == PLAIN else quality.excess[variant.name],
     }
 
 
-def _nll_gap_of(result: Timed) -> dict[str, Any]:
-    every = np.concatenate([*result.nll_gaps, np.zeros(0)])
-    if not len(every):
+def _nll_gap_of(timed: TimedImages) -> dict[str, Any]:
+    gaps = np.concatenate([*timed.nll_gaps, np.zeros(0)])
+    if not len(gaps):
         return {}
-    error = float(np.sqrt((every**2).mean() / len(every)))
-    return {"nll_gap": float(every.mean()), "nll_gap_error": error}
+    error = float(np.sqrt((gaps**2).mean() / len(gaps)))
+    return {"nll_gap": float(gaps.mean()), "nll_gap_error": error}
 
 
 COLUMNS = (
     *("variant", ">nodes", ">forwards", ">codes/fwd", ">seconds", ">ratio", ">95 %", ">tv_excess"),
-    *(">surprise", ">equal", ">Frechet", ">95 %", ">plain?", "label"),
+    *(">NLL gap", ">equal", ">Frechet", ">95 %", ">plain?", "label"),
 )
-"""Headings; those with > stand to the right."""
+"""Headings of the table; `>` marks columns that are aligned to the right."""
 
 
 def cells(row: ImageRow) -> list[str]:
-    """Return a row for people, in the order of `COLUMNS`."""
+    """Return the formatted cells of a row, in the order of `COLUMNS`."""
     return [
         row.variant,
         str(row.draft_nodes or NONE),
@@ -150,7 +157,7 @@ def cells(row: ImageRow) -> list[str]:
 
 
 def make_table(rows: Sequence[ImageRow], title: str) -> Table:
-    """Return the table that is printed."""
+    """Return the table to print."""
     from rich.table import Table
 
     table = Table(title=title)
@@ -161,22 +168,20 @@ def make_table(rows: Sequence[ImageRow], title: str) -> Table:
     return table
 
 
-def curve_points(rows: Sequence[ImageRow], ways: Sequence[Variant]) -> list[CurvePoint]:
-    """Return the points of the picture: all ways but plain whose distance was measured."""
+def curve_points(rows: Sequence[ImageRow], variants: Sequence[Variant]) -> list[CurvePoint]:
+    """Return the points of the picture: all variants but plain with a measured distance."""
     from evaluation.curves import CurvePoint
 
-    by_name = {variant.name: variant for variant in ways}
-    results = []
+    by_name = {variant.name: variant for variant in variants}
+    points = []
     for row in rows:
         if row.variant == PLAIN or row.frechet is None:
             continue
-        direction = by_name[row.variant]
+        variant = by_name[row.variant]
         low, high = row.frechet_low or 0.0, row.frechet_high or row.frechet
-        results.append(
-            CurvePoint(direction.series, direction.value, row.ratio, row.frechet, low, high)
-        )
-    order = {point.series: number for number, point in reversed(list(enumerate(results)))}
-    return sorted(results, key=lambda p: (order[p.series], _numbers(p.setting)))
+        points.append(CurvePoint(variant.series, variant.value, row.ratio, row.frechet, low, high))
+    order = {point.series: number for number, point in reversed(list(enumerate(points)))}
+    return sorted(points, key=lambda p: (order[p.series], _numbers(p.setting)))
 
 
 def _numbers(setting: str) -> list[float]:

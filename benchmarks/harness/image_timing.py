@@ -1,9 +1,9 @@
-"""The measuring of `ragspec bench image`: seconds one image at a time, quality in large batches.
+"""Measurements of `bench.py image`: seconds of single images, quality of large batches.
 
-Seconds: every image is drawn in all ways with one seed before the next one is, the order changing
-from image to image. Quality: images with other seeds than any plain batch has, so that an exact way
-is one more independent batch of plain images. A relaxed rule's images depend on its drafts, so the
-quality runs keep the number of draft nodes that the timed runs used.
+Seconds: all variants draw an image with one seed, in changing order, before the next image.
+Quality: the images have other seeds than any plain batch. An exact variant is thus one more
+independent batch of plain images. A relaxed rule's images depend on its drafts, so the quality runs
+keep the number of draft nodes that the timed runs used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.image_ways import DRAFT_ONLY, PLAIN, Variant
+from harness.image_variants import DRAFT_ONLY, PLAIN, Variant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,17 +25,22 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 _WARM_UP = 3
-_FAR = 1 << 20  # between the seeds of quality batches
+_SEED_STEP = 1 << 20  # distance between the seeds of quality batches
 
 
 @dataclass(slots=True)
-class Timed:
-    """What the timed images of one way came to, one entry an image.
+class TimedImages:
+    """Measurements of the timed images of one variant; lists have one entry for each image.
 
-    forwards: of the target, reading the condition included. lengths: codes by forward pass of
-    decoding. sizes: draft nodes of all steps. surprises f64 [n] of each image's codes, empty where
-    it was not measured. Of continuous latents alone: psnr, in dB to the plain
-    picture of the seed, and figures, all that a call told of them.
+    Attributes:
+        forwards: Forward passes of the target, prefill of the condition included.
+        lengths: Codes by forward pass of decoding.
+        excess: tv_excess.
+        equal: Whether the image equals the plain one of its seed.
+        sizes: Draft nodes of all steps, counted.
+        nll_gaps: f64 [n], of each code; empty if it was not measured.
+        psnr: Of continuous latents: dB to the plain picture of the seed.
+        figures: Of continuous latents: the stats of the call.
     """
 
     label: str = ""
@@ -57,8 +62,8 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageConfig:
-    """What is drawn: subjects (labels or prompts) in turn, and how they are sampled."""
+class ImageSeries:
+    """A series of images: subjects (labels or prompts) in turn, and sampling settings."""
 
     subjects: Sequence[Any]
     by_class: bool
@@ -68,23 +73,27 @@ class ImageConfig:
     seed: int
 
     def arguments(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """Return what a pipeline is called with to draw these images of the series."""
+        """Return the arguments of a pipeline for these images of the series."""
         subjects = [self.subjects[number % len(self.subjects)] for number in numbers]
         return {
             "class_labels" if self.by_class else "prompt": subjects,
             "guidance_scale": self.guidance,
             "temperature": self.temperature,
             "top_k": self.top_k,
-            "generator": [_dice(self.seed + number) for number in numbers],
+            "generator": [_generator(self.seed + number) for number in numbers],
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Frechet distances by way, and that of plain decoding from itself.
+    """Frechet distances of all variants to plain images.
 
-    batches: the distance of each plain batch from the others. excess: mean tv_excess of a way's
-    images.
+    Attributes:
+        null: Distance of plain decoding from itself.
+        batches: Distance of each plain batch from the others.
+        distances: By name of the variant.
+        excess: Mean tv_excess by name of the variant.
+        images: Images of a batch.
     """
 
     null: Interval
@@ -94,91 +103,102 @@ class Quality:
     images: int
 
 
-def time_ways(
-    pipes: Mapping[Variant, ImagePipeline], image: ImageConfig, images: int, progress: Progress
-) -> dict[Variant, Timed]:
-    """Draw `images` images in every way, in turns, one at a time."""
-    ways = list(pipes)
-    record = {variant: Timed() for variant in ways}
-    for direction in ways:
+def time_variants(
+    pipes: Mapping[Variant, ImagePipeline], image: ImageSeries, images: int, progress: Progress
+) -> dict[Variant, TimedImages]:
+    """Draw `images` images in every variant, interleaved, one at a time."""
+    variants = list(pipes)
+    timed = {variant: TimedImages() for variant in variants}
+    for variant in variants:
         for number in range(_WARM_UP):
-            pipes[direction](**image.arguments([number]), output_type="latent")
+            pipes[variant](**image.arguments([number]), output_type="latent")
     for number in range(images):
         progress(f"seconds: image {number + 1} of {images}")
-        shift = number % len(ways)
-        sample = {}
-        for direction in ways[shift:] + ways[:shift]:
-            sample[direction] = pipes[direction](**image.arguments([number]), output_type="latent")
-            _note(record[direction], direction, sample[direction])
-        plain = next(sample[variant] for variant in ways if variant.name == PLAIN)
-        for direction in ways:
-            _compare(record[direction], sample[direction], plain, pipes[direction])
-    return record
+        shift = number % len(variants)
+        outputs = {}
+        for variant in variants[shift:] + variants[:shift]:
+            outputs[variant] = pipes[variant](**image.arguments([number]), output_type="latent")
+            _record(timed[variant], variant, outputs[variant])
+        plain = next(outputs[variant] for variant in variants if variant.name == PLAIN)
+        for variant in variants:
+            _compare(timed[variant], outputs[variant], plain, pipes[variant])
+    return timed
 
 
-def judge_ways(
+def measure_quality(
     pipes: Mapping[Variant, ImagePipeline],
-    image: ImageConfig,
+    image: ImageSeries,
     images: int,
     batches: int,
     net: Callable[[NDArray[np.uint8], NDArray[np.int64]], FeatureNet],
     progress: Progress,
 ) -> Quality:
-    """Draw `batches` plain batches of `images` images and one in every other way; compare them.
+    """Compare a batch of images of every variant with plain batches.
 
-    net: returns the network of features, given all plain images and the numbers of their subjects.
+    Args:
+        pipes: Pipelines by variant, plain among them.
+        image: Series of images.
+        images: Images of a batch.
+        batches: Number of plain batches.
+        net: Returns the feature network for all plain images and the numbers of their subjects.
+        progress: Called with a line for each batch.
     """
     import numpy as np
     from evaluation.frechet import PlainReference
 
     plain = next(pipe for variant, pipe in pipes.items() if variant.name == PLAIN)
-    sample = []
+    plain_batches = []
     for batch in range(batches):
         progress(f"quality: plain batch {batch + 1} of {batches}")
-        sample.append(_batch(plain, image, images, batch + 1)[0])
+        plain_batches.append(_batch(plain, image, images, batch + 1)[0])
     subjects = np.arange(images) % len(image.subjects)
-    features = net(np.concatenate(sample), np.tile(subjects, batches))
-    reference = PlainReference([features.features(batch) for batch in sample], subjects)
+    features = net(np.concatenate(plain_batches), np.tile(subjects, batches))
+    reference = PlainReference([features.features(batch) for batch in plain_batches], subjects)
     distances, excess = {}, {}
-    for direction, pipe in pipes.items():
-        if direction.name == PLAIN:
+    for variant, pipe in pipes.items():
+        if variant.name == PLAIN:
             continue
-        progress(f"quality: {direction.name}")
-        pictures, excess[direction.name] = _batch(pipe, image, images, batches + 1)
-        distances[direction.name] = reference.distance(features.features(pictures))
+        progress(f"quality: {variant.name}")
+        pictures, excess[variant.name] = _batch(pipe, image, images, batches + 1)
+        distances[variant.name] = reference.distance(features.features(pictures))
     return Quality(reference.null, reference.batches, distances, excess, images)
 
 
 def _batch(
-    pipe: ImagePipeline, image: ImageConfig, images: int, number: int
+    pipe: ImagePipeline, image: ImageSeries, images: int, number: int
 ) -> tuple[NDArray[np.uint8], float | None]:
     """Return the pictures u8 [n, H, W, 3] of one batch of seeds, and their mean tv_excess."""
-    numbers = range(number * _FAR, number * _FAR + images)
-    # Subjects go round from the first, whatever the number of the batch.
-    turned = [n - number * _FAR for n in numbers]
-    arguments = image.arguments(turned)
-    arguments["generator"] = [_dice(image.seed + n) for n in numbers]
+    numbers = range(number * _SEED_STEP, number * _SEED_STEP + images)
+    # Every batch begins with the first subject.
+    arguments = image.arguments(range(images))
+    arguments["generator"] = [_generator(image.seed + n) for n in numbers]
     out = pipe(**arguments, output_type="np")
     pictures: NDArray[np.uint8] = (out.images * 255.0).round().astype("uint8")
-    return pictures, out.stats.tv_excess
+    return pictures, _tv_excess(out.stats)
 
 
-def _note(timed: Timed, direction: Variant, out: Any) -> None:
+def _record(timed: TimedImages, variant: Variant, out: Any) -> None:
     stats = out.stats
-    current = direction.name != DRAFT_ONLY  # the target does nothing there
-    timed.label = out.label if current else "approximate"
+    has_target = variant.name != DRAFT_ONLY
+    timed.label = out.label if has_target else "approximate"
     timed.seconds.append(stats.seconds)
-    timed.forwards.append(stats.forwards if current else 0)
-    timed.lengths.append(stats.codes_per_forward if current else float("nan"))
-    timed.excess.append(stats.tv_excess if current else None)
-    if current:
+    timed.forwards.append(stats.forwards if has_target else 0)
+    timed.lengths.append(stats.codes_per_forward if has_target else float("nan"))
+    timed.excess.append(_tv_excess(stats) if has_target else None)
+    if has_target and hasattr(stats, "nll_gaps"):  # masked models measure none
         timed.nll_gaps.append(stats.nll_gaps)
     for report in stats.reports:
         timed.sizes.update(report.budget_sizes)
 
 
-def _compare(timed: Timed, out: Any, plain: Any, pipe: ImagePipeline) -> None:
-    """Take note of how like one picture is to the plain one of its seed."""
+def _tv_excess(stats: Any) -> float | None:
+    """Return the mean tv_excess; None for masked models, which measure none."""
+    excess: float | None = getattr(stats, "tv_excess", None)
+    return excess
+
+
+def _compare(timed: TimedImages, out: Any, plain: Any, pipe: ImagePipeline) -> None:
+    """Record how much a picture resembles the plain one of its seed."""
     if getattr(out, "latents", None) is None:
         timed.equal.append(bool((out.codes == plain.codes).all()))
         return
@@ -190,7 +210,7 @@ def _compare(timed: Timed, out: Any, plain: Any, pipe: ImagePipeline) -> None:
     timed.figures.append(out.stats)
 
 
-def _dice(seed: int) -> Any:
+def _generator(seed: int) -> Any:
     import torch
 
     return torch.Generator().manual_seed(seed)

@@ -1,10 +1,10 @@
-"""`ragspec bench image --tune`: the settings of a relaxed rule that a model should ship with.
+"""`bench.py image --tune`: the settings of a relaxed rule that a model should ship with.
 
-Of a grid of settings the one with the most codes a forward is kept, among those that are known to
-cost next to nothing: a surprise that with its standard error stays within 0.02 nats of 0, and a
-tv_excess of at most 0.05 a code. That takes images enough (192 or so); fewer leave an error that
-settles nothing, and of many settings some would pass by luck. Forwards decide and not seconds, so
-that a busy machine writes the same file.
+The tuning saves the setting of a grid with the most codes a forward among those at hardly any cost.
+Such a setting has an NLL gap that with its standard error stays within 0.02 nats of 0, and a
+tv_excess of at most 0.05 a code. About 192 images are enough. With fewer images the error is too
+large, and of many settings some would pass by luck. Forwards decide, not seconds, so that a busy
+machine writes the same file.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from harness.image_asked import ImageBench
+    from harness.image_options import ImageBenchOptions
 
 MOST_EXCESS = 0.05
-MOST_NLL_GAP = 0.02  # nats a code, error included
+MOST_NLL_GAP = 0.02  # nats a code, standard error included
 GRIDS: dict[str, dict[str, Sequence[float]]] = {
     "lantern": {"neighbours": (10, 40, 160), "delta": (0.1, 0.2, 0.3, 0.4, 0.5)},
     "lantern++": {"neighbours": (5, 10), "lam": (1.5, 2.0, 3.0, 5.0)},
@@ -33,8 +33,8 @@ GRIDS: dict[str, dict[str, Sequence[float]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """What one setting did, over so many images."""
+class Trial:
+    """The figures of one setting over `images` images."""
 
     settings: dict[str, Any]
     codes_per_forward: float
@@ -44,58 +44,67 @@ class Tried:
     images: int
 
     @property
-    def costs_nothing(self) -> bool:
-        """Whether both figures are known to be small."""
+    def is_free(self) -> bool:
+        """Whether both figures are small, errors included."""
         small = abs(self.nll_gap) + self.error <= MOST_NLL_GAP
         return small and self.tv_excess <= MOST_EXCESS
 
 
 def tune(
-    request: ImageBench, rule: str, progress: Callable[[str], None]
-) -> tuple[list[Tried], Tried | None, Path]:
-    """Try all settings of a rule; returns them, the best one, and where it was written.
+    options: ImageBenchOptions, rule: str, progress: Callable[[str], None]
+) -> tuple[list[Trial], Trial | None, Path]:
+    """Try all settings of a rule and save the best one; write nothing if none is free.
 
-    Nothing is written where no setting is free of cost. Raises InputError for another rule, or a
-    model without a folder.
+    Returns:
+        All trials, the best one, and the path of the file.
+
+    Raises:
+        InputError: The rule is unknown, or the model has no folder.
     """
     from ragspec.visual.pipeline.folder import find_folder
     from ragspec.visual.pipeline.relaxation import FILE
 
     if rule not in GRIDS:
-        raise InputError(f"got --tune {rule}; expected one of {', '.join(GRIDS)}.")
-    folder = find_folder(request.source)
-    whole = folder.target.name == "target"
-    path = (folder.target.parent if whole else folder.target) / FILE
-    tried = _tried(request, rule, progress)
-    free = [each for each in tried if each.costs_nothing]
-    best = max(free, key=lambda each: each.codes_per_forward, default=None)
+        raise InputError(f"Expected --tune {' or '.join(GRIDS)}, got {rule}. Choose one of them.")
+    folder = find_folder(options.source)
+    inside = folder.target.name == "target"
+    path = (folder.target.parent if inside else folder.target) / FILE
+    trials = _run_trials(options, rule, progress)
+    free = [trial for trial in trials if trial.is_free]
+    best = max(free, key=lambda trial: trial.codes_per_forward, default=None)
     if best is not None:
         figures = {key: value for key, value in asdict(best).items() if key != "settings"}
-        keep(path, rule, best.settings, figures | {"guidance": request.guidance})
-    return tried, best, path
+        save_settings(path, rule, best.settings, figures | {"guidance": options.guidance})
+    return trials, best, path
 
 
-def keep(path: Path, rule: str, settings: dict[str, Any], measured: dict[str, Any]) -> None:
-    """Write the settings of a rule, and what they were measured to do, beside those of others."""
+def save_settings(
+    path: Path, rule: str, settings: dict[str, Any], measured: dict[str, Any]
+) -> None:
+    """Add the settings of a rule and their figures to the file of a model."""
     from ragspec.visual.pipeline.relaxation import FORMAT
 
-    known: dict[str, Any] = {"format": FORMAT, "rules": {}}
+    record: dict[str, Any] = {"format": FORMAT, "rules": {}}
     if path.exists():
-        known = json_text.loads(path.read_text(encoding="utf-8"))
-    known["rules"][rule] = {"settings": settings, "measured": measured}
-    path.write_text(json_text.dumps(known, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        record = json_text.loads(path.read_text(encoding="utf-8"))
+    record["rules"][rule] = {"settings": settings, "measured": measured}
+    path.write_text(json_text.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _tried(request: ImageBench, rule: str, progress: Callable[[str], None]) -> list[Tried]:
+def _run_trials(
+    options: ImageBenchOptions, rule: str, progress: Callable[[str], None]
+) -> list[Trial]:
     from harness.image_run import prepare
     from ragspec.visual.pipeline.pipeline import ImagePipeline
 
-    ready = prepare(request)
+    ready = prepare(options)
     if ready.latents:
-        raise InputError("got --tune with a model of continuous latents; expected one of codes.")
+        raise InputError(
+            "Expected a model of codes with --tune, got one of continuous latents. Choose another."
+        )
     base, grid = ready.base, GRIDS[rule]
     most = int(base.model.config.vocab_size) - 1
-    results = []
+    trials = []
     for values in product(*grid.values()):
         settings: dict[str, Any] = dict(zip(grid, values, strict=True))
         if settings["neighbours"] > most:
@@ -105,12 +114,12 @@ def _tried(request: ImageBench, rule: str, progress: Callable[[str], None]) -> l
             **base.components,
             drafter="auto",
             rule=rule,
-            budget=request.budget,
-            batch_size=request.side_by_side,
+            budget=options.budget,
+            batch_size=options.batch_size,
             **settings,
         )
         pipe.set_progress_bar_config(disable=True)
-        arguments = ready.image_config.arguments(list(range(request.images)))
+        arguments = ready.series.arguments(list(range(options.images)))
         stats = pipe(**arguments, output_type="latent").stats
         measured = {
             "codes_per_forward": stats.codes_per_forward,
@@ -119,47 +128,48 @@ def _tried(request: ImageBench, rule: str, progress: Callable[[str], None]) -> l
             "tv_excess": stats.tv_excess,
         }
         figures: dict[str, Any] = {key: round(value, 4) for key, value in measured.items()}
-        results.append(Tried(settings, images=request.images, **figures))
-    return results
+        trials.append(Trial(settings, images=options.images, **figures))
+    return trials
 
 
-def tuned_table(tried: Sequence[Tried], best: Tried | None, title: str) -> Table:
-    """Return the table that is printed, the setting that was kept marked."""
+def tuning_table(trials: Sequence[Trial], best: Trial | None, title: str) -> Table:
+    """Return the table to print; the saved setting is marked."""
     from rich.table import Table
 
     table = Table(title=title)
-    for name in (*(tried[0].settings if tried else ()), "codes a forward", "nll_gap", "tv_excess"):
+    for name in (
+        *(trials[0].settings if trials else ()),
+        "codes a forward",
+        "nll_gap",
+        "tv_excess",
+    ):
         table.add_column(name, justify="right")
-    for each in tried:
-        style = "bold green" if each is best else None if each.costs_nothing else "dim"
+    for trial in trials:
+        style = "bold green" if trial is best else None if trial.is_free else "dim"
         table.add_row(
-            *(f"{value:g}" for value in each.settings.values()),
-            f"{each.codes_per_forward:.2f}",
-            f"{each.nll_gap:+.3f} +- {each.error:.3f}",
-            f"{each.tv_excess:.4f}",
+            *(f"{value:g}" for value in trial.settings.values()),
+            f"{trial.codes_per_forward:.2f}",
+            f"{trial.nll_gap:+.3f} +- {trial.error:.3f}",
+            f"{trial.tv_excess:.4f}",
             style=style,
         )
     return table
 
 
-def write_tuned(request: ImageBench, rule: str, json: Path | None) -> None:
-    """Tune, print the table and say what was written."""
-
+def run_tuning(options: ImageBenchOptions, rule: str, json: Path | None) -> None:
+    """Tune a rule, print the table and the saved settings."""
     from rich.console import Console
 
     with Console(stderr=True).status("loading") as status:
-        tried, best, path = tune(request, rule, status.update)
+        trials, best, path = tune(options, rule, status.update)
     console = Console()
-    console.print(tuned_table(tried, best, f"{request.source}, {rule}, {request.images} images"))
+    console.print(tuning_table(trials, best, f"{options.source}, {rule}, {options.images} images"))
     if best is None:
-        console.print(
-            "no setting is known to be free of cost: nothing was written. Try more --images."
-        )
+        console.print("No setting is free of cost, so no file was written. Try more --images.")
     else:
-        message: dict[str, Any] = best.settings
-        console.print(f"kept {message} in {path}", soft_wrap=True)
+        console.print(f"Saved {best.settings} in {path}", soft_wrap=True)
     if json is not None:
-        rows = [asdict(each) for each in tried]
-        selected = None if best is None else best.settings
-        text = json_text.dumps({"rule": rule, "chosen": selected, "rows": rows}, indent=1)
+        rows = [asdict(trial) for trial in trials]
+        best_settings = None if best is None else best.settings
+        text = json_text.dumps({"rule": rule, "best": best_settings, "rows": rows}, indent=1)
         json.write_text(text + "\n", encoding="utf-8")

@@ -1,9 +1,8 @@
-"""`ragspec bench knn`: a kNN language model with and without speculation.
+"""The command `bench.py knn`: a kNN language model with and without speculation.
 
-Each text is continued in both ways, one after the other in changing order, over the same engine and
-drafts; the ratio is of the wall-clock of whole texts. Beside it stand the times of a token (a) and
-of searches by batch (b), and the share of guesses that were right, by which the formula of RaLMSpec
-says what was to be expected.
+Both variants continue each text in changing order, over the same engine and drafts. The ratio is of
+the wall time of whole texts. The row also has the figures of RaLMSpec's formula for the expected
+speedup: time of a stride, times of searches by batch, and the share of right speculated lookups.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from ragspec.sampling.settings import Sampling
 if TYPE_CHECKING:
     from ragspec.pipelines.knn.knn_lm import KnnLM
 
-PROMPT = 300  # characters of a text that are continued
-LEAST = 2 * PROMPT  # characters of a text that is used
-WAYS = ("off", "auto")
+PROMPT = 300  # characters of a prompt
+MIN_TEXT = 2 * PROMPT  # least characters of a text
+VARIANTS = ("off", "auto")
 
 
 @dataclass(slots=True)
 class Row:
-    """One number of neighbours, and what came of it; seconds by text, off and speculative."""
+    """The figures of one number of neighbours; seconds by variant and text."""
 
     k: int
     drafter: str
     lms: dict[str, KnnLM]
     seconds: dict[str, list[float]] = field(
-        default_factory=lambda: {direction: [] for direction in WAYS}
+        default_factory=lambda: {variant: [] for variant in VARIANTS}
     )
     equal: int = 0
     tokens: int = 0
@@ -50,25 +49,25 @@ class Row:
     strides: list[float] = field(default_factory=list)
 
     def run(self, prompt: str, sampling: Sampling, tokens: int, turn: int) -> None:
-        """Continue a text in both ways."""
-        instance = {}
-        for direction in WAYS if turn % 2 else reversed(WAYS):
+        """Continue a text in both variants."""
+        generations = {}
+        for variant in VARIANTS if turn % 2 else reversed(VARIANTS):
             began = time.perf_counter()
-            instance[direction] = self.lms[direction].generate(
+            generations[variant] = self.lms[variant].generate(
                 prompt, sampling, max_new_tokens=tokens
             )
-            self.seconds[direction].append(time.perf_counter() - began)
-        message = instance["auto"].report.retrieval
-        assert message is not None
-        self.equal += instance["off"].tokens == instance["auto"].tokens
-        self.tokens += len(instance["auto"].tokens)
-        self.hits += message.hits
-        self.guesses += message.hits + message.rollbacks
-        self.gated += message.gated
-        self.rounds += message.rounds
-        self.strides.append(message.stride_ms)
+            self.seconds[variant].append(time.perf_counter() - began)
+        stats = generations["auto"].report.retrieval
+        assert stats is not None
+        self.equal += generations["off"].tokens == generations["auto"].tokens
+        self.tokens += len(generations["auto"].tokens)
+        self.hits += stats.hits
+        self.guesses += stats.hits + stats.rollbacks
+        self.gated += stats.gated
+        self.rounds += stats.rounds
+        self.strides.append(stats.stride_ms)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the figures as JSON types."""
         pairs = list(zip(self.seconds["off"], self.seconds["auto"], strict=True))
         return {
@@ -88,22 +87,31 @@ class Row:
 
 
 def knn(
-    datastore: Annotated[Path, typer.Option(help="One that `ragspec datastore build` wrote.")],
+    datastore: Annotated[Path, typer.Option(help="Datastore of `ragspec datastore build`.")],
     texts: Annotated[
-        list[str], typer.Option(help="Texts to continue: folders or files; repeatable.")
+        list[str], typer.Option(help="Folders or files of texts to continue; repeatable.")
     ],
-    model: Annotated[str, typer.Option(help="Path or name of the target.")] = "starter",
-    neighbours: Annotated[str, typer.Option("--knn", help="Neighbours; several: 32,1024.")] = "32",
+    model: Annotated[str, typer.Option(help="Name or folder of the target model.")] = "starter",
+    neighbours: Annotated[
+        str, typer.Option("--knn", help="Numbers of neighbours, comma-separated: 32,1024.")
+    ] = "32",
     drafters: Annotated[
-        str, typer.Option(help="Drafters of both ways, one after the other: none,auto.")
+        str,
+        typer.Option(help="Drafters to compare both variants with, comma-separated: none,auto."),
     ] = "none",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Temperature of sampling; 0 is greedy.")
+    ] = 0.8,
     items: Annotated[int, typer.Option(min=1, help="Texts of each row.")] = 10,
-    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a text.")] = 64,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16, ...")] = "float32",
-    out: Annotated[Path | None, typer.Option("--json", help="Write the rows here.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of a text.")] = 64,
+    dtype: Annotated[
+        str, typer.Option(help="Precision of the weights: float32, bfloat16, float16 or auto.")
+    ] = "float32",
+    out: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this JSON file.")
+    ] = None,
 ) -> None:
-    """Compare a kNN language model that waits for each search with one that writes on guesses."""
+    """Compare a kNN language model that waits for each search with a speculative one."""
     from rich.console import Console
 
     from ragspec.engine.engine import Engine
@@ -115,7 +123,7 @@ def knn(
     silence_transformers()
     sizes = [int(each) for each in neighbours.split(",") if each.strip().isdecimal()]
     if not sizes:
-        raise InputError(f"--knn is {neighbours!r}; expected numbers such as 32,1024.")
+        raise InputError(f"Expected --knn with numbers, got {neighbours!r}. Write 32,1024.")
     prompts = _prompts(texts, items)
     store = AnyStore.open(datastore, verify="size")
     loaded, tokenizer = load_model(model, "auto", dtype)
@@ -126,15 +134,15 @@ def knn(
             engine = Engine(loaded, tokenizer, parse_drafter(drafter))
             for k in sizes:
                 lms = {
-                    direction: AnyLM(engine, store, k=k, speculate=direction) for direction in WAYS
+                    variant: AnyLM(engine, store, k=k, speculate=variant) for variant in VARIANTS
                 }
                 row = Row(k, drafter, lms)
-                for lm in row.lms.values():  # warms up, and times tokens and searches
+                for lm in row.lms.values():  # warms up and times tokens and searches
                     lm.generate(prompts[-1], Sampling(temperature, seed=0), max_new_tokens=24)
                 for turn, prompt in enumerate(prompts):
                     status.update(f"k {k}, drafter {drafter}: {turn + 1}/{len(prompts)}")
                     row.run(prompt, Sampling(temperature, seed=turn), tokens, turn)
-                rows.append(row.facts())
+                rows.append(row.to_dict())
                 console.print_json(data=rows[-1])
     if out is not None:
         facts = {"model": model, "keys": len(store), "temperature": temperature, "dtype": dtype}
@@ -143,13 +151,13 @@ def knn(
 
 
 def _prompts(texts: Sequence[str], items: int) -> list[str]:
-    """Return the beginnings of some texts, spread over the first ones that are long enough."""
+    """Return the first characters of texts, spread over those that are long enough."""
     from ragspec.pipelines.console.texts import TextColumns, read_texts
 
-    result = (each for each in read_texts(texts, TextColumns()) if isinstance(each, str))
-    long = list(islice((each for each in result if len(each) >= LEAST), 100 * items))
+    strings = (each for each in read_texts(texts, TextColumns()) if isinstance(each, str))
+    long = list(islice((each for each in strings if len(each) >= MIN_TEXT), 100 * items))
     if not long:
         raise InputError(
-            f"{', '.join(texts)} holds no text of {LEAST} characters; expected some to continue."
+            f"Expected texts of {MIN_TEXT} characters in {', '.join(texts)}, got none. Name others."
         )
     return [each[:PROMPT] for each in long[:: max(1, len(long) // items)][:items]]

@@ -1,4 +1,4 @@
-"""The page of `ragspec bench image` over continuous latents: figures, and what became of drafts."""
+"""The page of `bench.py image` over continuous latents: figures and outcomes of drafts."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from evaluation.pages import embedded, render_template
 from numpy.typing import NDArray
 
 from harness.image_page import quality_scatter
-from harness.image_ways import PLAIN, Variant
+from harness.image_variants import PLAIN, Variant
 from harness.latent_table import COLUMNS, cells
-from harness.latent_ways import FEWER, build_latent_variant
+from harness.latent_variants import FEWER, build_latent_variant
 from ragspec.pipelines.page.page import save
 from ragspec.visual.latents.judged import OUTCOMES
 from ragspec.visual.pipeline.stats import LatentStats
 
 if TYPE_CHECKING:
-    from harness.image_asked import ImageBench, Prepared
+    from harness.image_options import ImageBenchOptions, Prepared
     from harness.image_table import ImageRow
     from harness.image_timing import Quality
     from harness.latent_paths import PathOutput
     from ragspec.visual.pipeline.latents import LatentPipeline
 
-MOST = 16  # pictures that acceptance is told of
+MAX_IMAGES = 16  # pictures of the charts of acceptance
 WIDE, HIGH = 440, 230
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One way: its picture, and the grid of what became of the drafts."""
+    """One variant: its picture, and the grid of the outcomes of its drafts."""
 
     name: str
     note: str
@@ -44,28 +44,26 @@ class Panel:
 
 
 def write_latents(
-    request: ImageBench,
+    options: ImageBenchOptions,
     ready: Prepared,
     rows: Sequence[ImageRow],
     quality: Quality | None,
     out: Path,
 ) -> None:
-    """Draw a few pictures in every way again, side by side, and write the page of all figures."""
-    count = min(request.images, MOST)
-    sample = {direction: _samples(request, ready, direction, count) for direction in ready.ways}
-    drafting = {direction.name: each for direction, each in sample.items() if _judged(each).any()}
-    colours = colours_by_name(
-        direction.series for direction in ready.ways if direction.name != PLAIN
-    )
+    """Draw a few pictures in every variant, in one batch, and write the page of all figures."""
+    count = min(options.images, MAX_IMAGES)
+    outputs = {variant: _samples(options, ready, variant, count) for variant in ready.variants}
+    drafting = {variant.name: each for variant, each in outputs.items() if _judged_mask(each).any()}
+    colours = colours_by_name(variant.series for variant in ready.variants if variant.name != PLAIN)
     by_variant = colours_by_name(drafting)
     names = ready.base.class_names
     subject = names[0] if names else "class 0"
     values: dict[str, Any] = {
-        "summary": f"{request.source}, guidance {request.guidance:g}, {request.images} pictures "
-        f"one at a time, budget {request.budget}, seed {request.seed}",
-        "quality": quality_scatter(ready.ways, rows, quality, colours),
-        "shown_text": f"One picture ({subject}, seed {request.seed}) in every way",
-        "panels": [_panel(direction, each) for direction, each in sample.items()],
+        "summary": f"{options.source}, guidance {options.guidance:g}, {options.images} pictures "
+        f"one at a time, budget {options.budget}, seed {options.seed}",
+        "quality": quality_scatter(ready.variants, rows, quality, colours),
+        "shown_text": f"One picture ({subject}, seed {options.seed}) in every variant",
+        "panels": [_panel(variant, each) for variant, each in outputs.items()],
         "meanings": [(MEANINGS[name], css) for name, css in COLOURS.items()],
         "over": f"{count} picture{'s' * (count > 1)} side by side",
         "by_row": _by_row(drafting, by_variant),
@@ -77,19 +75,21 @@ def write_latents(
     save(render_template("latents.html.j2", **values), out)
 
 
-def _samples(request: ImageBench, ready: Prepared, direction: Variant, count: int) -> PathOutput:
+def _samples(
+    options: ImageBenchOptions, ready: Prepared, variant: Variant, count: int
+) -> PathOutput:
     from harness.latent_paths import PathPipeline
 
     base = cast("LatentPipeline", ready.base)
-    pipe = build_latent_variant(direction, base, request.budget, request.side_by_side, PathPipeline)
-    out: PathOutput = pipe(**ready.image_config.arguments(range(count)))
+    pipe = build_latent_variant(variant, base, options.budget, options.batch_size, PathPipeline)
+    out: PathOutput = pipe(**ready.series.arguments(range(count)))
     return out
 
 
-def _judged(out: PathOutput) -> NDArray[np.bool_]:
-    """Return at which places a draft was judged: bool [B, h, w]."""
-    result: NDArray[np.bool_] = _stats(out).outcomes > 0
-    return result
+def _judged_mask(out: PathOutput) -> NDArray[np.bool_]:
+    """Return a mask bool [B, h, w] of the places where a draft was judged."""
+    mask: NDArray[np.bool_] = _stats(out).outcomes > 0
+    return mask
 
 
 def _stats(out: PathOutput) -> LatentStats:
@@ -97,26 +97,26 @@ def _stats(out: PathOutput) -> LatentStats:
     return out.stats
 
 
-def _panel(direction: Variant, out: PathOutput) -> Panel:
+def _panel(variant: Variant, out: PathOutput) -> Panel:
     stats = _stats(out)
     picture = embedded(out.images[0])
     names = [[OUTCOMES[max(0, place)] for place in row] for row in stats.outcomes[0].tolist()]
-    selected = sum(row.count("accepted") for row in names)
+    accepted = sum(row.count("accepted") for row in names)
     judged = int((stats.outcomes[0] > 0).sum())
-    note = f"{selected} of {judged} drafts kept" if judged else "without drafts"
-    if direction.rule == FEWER:
-        note = f"{direction.settings['steps']} steps, without drafts"
-    return Panel(direction.name, note, picture, grid(names, stats.distances[0].tolist()))
+    note = f"{accepted} of {judged} drafts accepted" if judged else "without drafts"
+    if variant.rule == FEWER:
+        note = f"{variant.settings['steps']} steps, without drafts"
+    return Panel(variant.name, note, picture, grid(names, stats.distances[0].tolist()))
 
 
-def _by_row(sample: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
-    """Return the share of drafts that were kept, by the row of the picture."""
+def _by_row(outputs: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
+    """Return the share of accepted drafts, by the row of the picture."""
     series: dict[str, list[Point]] = {}
-    for name, out in sample.items():
-        selected = (_stats(out).outcomes == OUTCOMES.index("accepted")).sum((0, 2))
-        judged = _judged(out).sum((0, 2))
+    for name, out in outputs.items():
+        accepted = (_stats(out).outcomes == OUTCOMES.index("accepted")).sum((0, 2))
+        judged = _judged_mask(out).sum((0, 2))
         series[name] = [
-            Point(row + 1, float(selected[row] / judged[row]), int(judged[row]))
+            Point(row + 1, float(accepted[row] / judged[row]), int(judged[row]))
             for row in np.flatnonzero(judged).tolist()
         ]
     if not series:
@@ -125,23 +125,23 @@ def _by_row(sample: dict[str, PathOutput], colours: dict[str, str]) -> LineChart
     return line_chart(series, colours, width=WIDE, height=HIGH, unit="%", mark=0.0, counted=counted)
 
 
-def _by_step(sample: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
-    """Return the median of log q / p of drafts, summed from the first step that is judged on.
+def _by_step(outputs: dict[str, PathOutput], colours: dict[str, str]) -> LineChart | None:
+    """Return the median of log q / p of drafts, summed from the first judged step.
 
-    Of rules that compare densities alone.
+    Only rules that compare densities have such ratios.
     """
     series: dict[str, list[Point]] = {}
-    for name, out in sample.items():
+    for name, out in outputs.items():
         assert out.ratios is not None
-        known = out.ratios[~out.ratios.isnan().all(1)]  # of drafts that were judged
-        steps = int((~known.isnan()).any(0).sum())
-        if not len(known) or not steps:
+        ratios = out.ratios[~out.ratios.isnan().all(1)]  # of judged drafts
+        steps = int((~ratios.isnan()).any(0).sum())
+        if not len(ratios) or not steps:
             continue
-        sums = -known[:, :steps].flip(1).cumsum(1)  # from x_s on
+        sums = -ratios[:, :steps].flip(1).cumsum(1)  # from x_s on
         medians = torch.median(sums, 0).values.tolist()
-        most = known.shape[1]
+        most = ratios.shape[1]
         series[name] = [
-            Point(most - steps + place + 1, value, len(known))
+            Point(most - steps + place + 1, value, len(ratios))
             for place, value in enumerate(medians)
         ]
     if all(len(points) < 2 for points in series.values()):

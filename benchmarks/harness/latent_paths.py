@@ -1,4 +1,4 @@
-"""Mean squares of committed paths' steps by way of drawing: whether a rule keeps the law."""
+"""Mean squares of committed paths' steps by variant: a test of lossless rules."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from harness.image_ways import Variant
+from harness.image_variants import Variant
 from harness.latent_moments import PathMoments, PathTarget
-from harness.latent_ways import build_latent_variant
+from harness.latent_variants import build_latent_variant
 from ragspec.engine.output import Generation
 from ragspec.visual.latents.judged import steps_of
 from ragspec.visual.models.target import ConditionTable, ImageTarget
@@ -18,14 +18,16 @@ from ragspec.visual.pipeline.latents import LatentOutput, LatentPipeline
 from ragspec.visual.pipeline.request import ImageConfig
 
 if TYPE_CHECKING:
-    from harness.image_timing import ImageConfig
+    from harness.image_timing import ImageSeries
 
 
 @dataclass
 class PathOutput(LatentOutput):
-    """See `LatentOutput`. squares, ratios f64 [B * h * w, T]: see `PathTarget`.
+    """A `LatentOutput` with the steps of all paths.
 
-    steps: by which the rule judges, None where it compares no densities.
+    Attributes:
+        steps: Steps that the rule judges; None if it compares no densities.
+        squares, ratios: f64 [B * h * w, T], see `PathTarget`.
     """
 
     steps: int | None = None
@@ -34,45 +36,40 @@ class PathOutput(LatentOutput):
 
 
 class PathPipeline(LatentPipeline):
-    """A `LatentPipeline` that tells how large the steps of all committed paths are."""
+    """A `LatentPipeline` that returns the sizes of the steps of all committed paths."""
 
     def _target(self, table: ConditionTable, config: ImageConfig) -> ImageTarget:
         return PathTarget(self.model, table, config.guidance_scale, self.schedule)
 
     def _output(
-        self, sample: list[Generation], seconds: float, output_type: str, target: ImageTarget
+        self, generations: list[Generation], seconds: float, output_type: str, target: ImageTarget
     ) -> PathOutput:
         assert isinstance(target, PathTarget)
-        instance = super()._output(sample, seconds, output_type, target)
+        output = super()._output(generations, seconds, output_type, target)
         steps = steps_of(self.rule, self.schedule.steps)
         return PathOutput(
-            **dict(instance.items()),
+            **dict(output.items()),
             steps=steps,
-            squares=torch.cat([target.squares(each.tokens, steps) for each in sample]),
-            ratios=torch.cat([target.ratios(each.tokens, steps) for each in sample]),
+            squares=torch.cat([target.squares(each.tokens, steps) for each in generations]),
+            ratios=torch.cat([target.ratios(each.tokens, steps) for each in generations]),
         )
 
 
 def path_moments(
-    direction: Variant,
-    base: LatentPipeline,
-    image: ImageConfig,
-    images: int,
-    budget: Any,
-    batch: int,
+    variant: Variant, base: LatentPipeline, image: ImageSeries, images: int, budget: Any, batch: int
 ) -> Iterator[tuple[int, PathMoments]]:
-    """Draw images in batches; after each yield how many there are, and their figures so far."""
-    pipe = build_latent_variant(direction, base, budget, batch, PathPipeline)
-    result = PathMoments(int(base.model.config.latent_dim))
+    """Draw images in batches; yield their number and figures after each batch."""
+    pipe = build_latent_variant(variant, base, budget, batch, PathPipeline)
+    moments = PathMoments(int(base.model.config.latent_dim))
     for start in range(0, images, batch):
         numbers = range(start, min(start + batch, images))
         out = pipe(**image.arguments(numbers), output_type="latent")
-        result.add(out.squares)
-        yield numbers.stop, result
+        moments.add(out.squares)
+        yield numbers.stop, moments
 
 
-def conditioning(moments: PathMoments) -> Sequence[str]:
-    """Return the figures of a way, for people: all steps, the last one, the worst deviation."""
+def format_moments(moments: PathMoments) -> Sequence[str]:
+    """Return formatted figures: all steps, the last one, the worst deviation."""
     return (
         f"{moments.total:.5f} ± {moments.total_error:.5f}",
         f"{moments.by_step[0]:.4f} ± {moments.error:.4f}",

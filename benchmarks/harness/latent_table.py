@@ -1,4 +1,4 @@
-"""Rows of the image benchmark over continuous latents: likeness and distances, not excess."""
+"""Rows of the image benchmark over continuous latents: PSNR and distances, not excess."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from harness.image_table import NONE, ImageRow, make_rows
-from harness.image_timing import Quality, Timed
-from harness.image_ways import Variant
-from harness.latent_ways import FEWER
+from harness.image_timing import Quality, TimedImages
+from harness.image_variants import Variant
+from harness.latent_variants import FEWER
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LatentRow(ImageRow):
-    """See `ImageRow`. psnr, psnr_least: median and least over images, to the plain picture, in dB.
+    """An `ImageRow` of a model of continuous latents.
 
-    None where that picture is the plain one. accepted: drafts that stayed, of those judged.
-    distance_mean, distance_most: of kept latents from the target's own, in deviations; None where
-    the rule is lossless.
+    Attributes:
+        psnr, psnr_least: Median and least dB to the plain picture; None if they are equal.
+        accepted: Share of judged drafts that were accepted.
+        distance_mean, distance_most: Distance of accepted latents from the target's in standard
+            deviations; None for a lossless rule.
     """
 
     psnr: float | None = None
@@ -34,33 +36,39 @@ class LatentRow(ImageRow):
     distance_most: float | None = None
 
 
-def make_latent_rows(timed: Mapping[Variant, Timed], quality: Quality | None) -> list[ImageRow]:
-    """Return one row a way, plain first."""
+def make_latent_rows(
+    timed: Mapping[Variant, TimedImages], quality: Quality | None
+) -> list[ImageRow]:
+    """Return one row for each variant, plain first."""
     names = [field.name for field in fields(ImageRow)]
     return [
-        LatentRow(**({name: getattr(row, name) for name in names} | _figures(direction, result)))
-        for row, (direction, result) in zip(make_rows(timed, quality), timed.items(), strict=True)
+        LatentRow(
+            **({name: getattr(row, name) for name in names} | _figures(variant, timed_images))
+        )
+        for row, (variant, timed_images) in zip(
+            make_rows(timed, quality), timed.items(), strict=True
+        )
     ]
 
 
-def _figures(direction: Variant, result: Timed) -> dict[str, Any]:
-    outcomes = np.stack([each.outcomes for each in result.figures])
-    distances = np.stack([each.distances for each in result.figures])
-    judged, known = int((outcomes > 0).sum()), distances[~np.isnan(distances)]
-    likeness = [float(np.median(result.psnr)), min(result.psnr)]
+def _figures(variant: Variant, timed_images: TimedImages) -> dict[str, Any]:
+    outcomes = np.stack([each.outcomes for each in timed_images.figures])
+    distances = np.stack([each.distances for each in timed_images.figures])
+    judged, measured = int((outcomes > 0).sum()), distances[~np.isnan(distances)]
+    likeness = [float(np.median(timed_images.psnr)), min(timed_images.psnr)]
     return {
-        # Exact for a law of its own, which is not that of plain drawing.
-        "label": "approximate" if direction.rule == FEWER else result.label,
+        # Its distribution is not that of plain drawing.
+        "label": "approximate" if variant.rule == FEWER else timed_images.label,
         "psnr": None if isinf(likeness[0]) else likeness[0],
         "psnr_least": None if isinf(likeness[1]) else likeness[1],
         "accepted": int((outcomes == 1).sum()) / judged if judged else None,
-        "distance_mean": float(known.mean()) if len(known) else None,
-        "distance_most": float(known.max()) if len(known) else None,
+        "distance_mean": float(measured.mean()) if len(measured) else None,
+        "distance_most": float(measured.max()) if len(measured) else None,
     }
 
 
 def cells(row: ImageRow) -> list[str]:
-    """Return a row for people, in the order of `COLUMNS`."""
+    """Return the formatted cells of a row, in the order of `COLUMNS`."""
     assert isinstance(row, LatentRow)
     plain = row.psnr is None and row.equal > 0.5
     return [
@@ -84,13 +92,13 @@ def cells(row: ImageRow) -> list[str]:
 
 COLUMNS = (
     *("variant", ">forwards", ">latents/fwd", ">seconds", ">ratio", ">95 %", ">PSNR", ">least"),
-    *(">kept", ">off, mean", ">most", ">Frechet", ">95 %", "plain?", "label"),
+    *(">accepted", ">distance", ">most", ">Frechet", ">95 %", "plain?", "label"),
 )
-"""Headings; those with > stand to the right."""
+"""Headings of the table; `>` marks columns that are aligned to the right."""
 
 
 def make_latent_table(rows: Sequence[ImageRow], title: str) -> Table:
-    """Return the table that is printed."""
+    """Return the table to print."""
     from rich.table import Table
 
     table = Table(title=title)

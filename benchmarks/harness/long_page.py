@@ -1,4 +1,4 @@
-"""The page of `ragspec bench long`: speed, cost and acceptance of each way along the length."""
+"""The page of `bench.py long`: speedup, cost and acceptance of each variant by length."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ragspec.pipelines.page.page import save
 
 WIDE, HIGH = 920, 300
 SMALL_WIDE, SMALL_HIGH = 440, 210
-COST = "c: a level of a draft against a plain step"
-SHARE = "accepted of what was drafted"
+COST = "c: time of a draft level by that of a plain step"
+SHARE = "share of drafted tokens that are accepted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +28,29 @@ class Part:
     small: list[tuple[str, LineChart]]
 
 
-def write_lengths(rows: Sequence[LongRow], message: str, out: Path) -> None:
-    """Write the page of all rows; raises InputError where it cannot be written."""
+def write_lengths(rows: Sequence[LongRow], summary: str, out: Path) -> None:
+    """Write the page of all rows; raises InputError if the file cannot be written."""
     colours = colours_by_name(row.variant for row in rows)
     kinds = dict.fromkeys(row.kind for row in rows)
     parts = [_part(kind, [r for r in rows if r.kind == kind], colours) for kind in kinds]
     values = {"parts": [part for part in parts if part], "columns": COLUMNS}
     save(
-        render_template("lengths.html.j2", summary=message, tables=list(tables(rows)), **values),
+        render_template("lengths.html.j2", summary=summary, tables=list(tables(rows)), **values),
         out,
     )
 
 
 def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part | None:
-    """Return the charts of a kind; None where nothing could be timed."""
+    """Return the charts of a kind; None if no prompt could be timed."""
 
     def chart(
         figure: Callable[[LongRow], float | None], small: bool, unit: str, mark: float | None
     ) -> LineChart | None:
-        record = dict(series(rows, figure))
+        lines = dict(series(rows, figure))
         width, height = (SMALL_WIDE, SMALL_HIGH) if small else (WIDE, HIGH)
-        if not record:
+        if not lines:
             return None
-        return line_chart(record, colours, width=width, height=height, unit=unit, mark=mark)
+        return line_chart(lines, colours, width=width, height=height, unit=unit, mark=mark)
 
     speed = chart(lambda row: row.ratio, False, "×", 1.0)
     if speed is None:
@@ -59,8 +59,8 @@ def _part(kind: str, rows: Sequence[LongRow], colours: dict[str, str]) -> Part |
         (COST, chart(lambda row: row.c, True, "", 0.0)),
         (SHARE, chart(lambda row: row.accepted, True, "%", 0.0)),
     ]
-    selected = sum(row.timed for row in rows if row.variant == rows[0].variant)
+    timed = sum(row.timed for row in rows if row.variant == rows[0].variant)
     prompts = sum(row.prompts for row in rows if row.variant == rows[0].variant)
-    others = "; the others loop, or end before they can be timed" if selected < prompts else ""
-    hint = f"{selected} of {prompts} prompts{others}. Hollow points rest on fewer than {FEW}."
+    others = "; the others loop or are too short to time" if timed < prompts else ""
+    hint = f"{timed} of {prompts} prompts{others}. Hollow points have fewer than {FEW} prompts."
     return Part(kind, hint, speed, [(title, each) for title, each in small if each])

@@ -1,8 +1,8 @@
-"""What `ragspec bench long` asks: documents, the parts of them that are read, and tasks over each.
+"""The tasks of `bench.py long`: documents, the parts to read, and tasks over each part.
 
-Three kinds. Questions: of a set with gold answers where the data has one, else the same few over
-every document. Summaries. Quotations: the answer is begun with the words that begin a sentence of
-the document, and is to go on as the document does.
+There are three kinds. Questions come from a set with gold answers if the data has one, else the
+same few questions go to every document. Summaries. Quotations: the answer starts with the first
+words of a sentence of the document and should continue as the document does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ragspec.errors import InputError
 from ragspec.retrievers.search.documents import Document
 
 QUESTIONS, SUMMARIES, QUOTATIONS = KINDS = ("questions", "summaries", "quotations")
-REQUESTS: Mapping[str, Sequence[str]] = {
+PROMPTS: Mapping[str, Sequence[str]] = {
     QUESTIONS: (
         "What is this text about?",
         "Who or what is named first, and what happens then?",
@@ -34,29 +34,38 @@ REQUESTS: Mapping[str, Sequence[str]] = {
     ),
 }
 QUOTE = 'Quote, word for word, the passage of the text that begins: "{cue}"'
-CUE, GOES_ON = 10, 60  # words that are given, and that the text has after them at least
+CUE, CONTINUATION = 10, 60  # words of a cue, and least words of the text after it
 SENTENCE = re.compile(r"(?<=[.!?])[”’\"']?\s+(?=[“‘\"A-Z])")
 WORDS = re.compile(r"\S+")
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One question over a document. begun: what its answer begins with; gold: right answers."""
+    """One question over a document.
+
+    Attributes:
+        start: First words of the answer, which the prompt holds.
+        gold: Right answers.
+        evidence: Characters of the document with the answer; None if unknown.
+    """
 
     id: str
     kind: str
     question: str
-    begun: str = ""
+    start: str = ""
     gold: tuple[str, ...] = ()
     evidence: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillJob:
-    """A part of a document that is read once, and what is asked over it.
+class DocumentTasks:
+    """A part of a document that is read once, and the tasks over it.
 
-    length: its tokens at most. start: the first one, where the document is long enough.
-    kinds: those of tasks that are made from its text, `items` of each. tasks: those that are given.
+    Attributes:
+        length: Most tokens to read.
+        start: First token to read if the document is long enough.
+        kinds: Kinds of tasks to build from the text, `items` of each.
+        tasks: Further tasks.
     """
 
     document: Document
@@ -67,29 +76,29 @@ class PrefillJob:
     tasks: tuple[Task, ...] = ()
 
     def part(self, tokens: int) -> tuple[int, int] | None:
-        """Return which tokens to read of a document of so many; None for all of them."""
+        """Return the range of tokens to read of `tokens` tokens; None for all of them."""
         if tokens <= self.length:
             return None
         start = min(self.start, tokens - self.length)
         return start, start + self.length
 
-    def latents_to_draw(self, text: str, start: int, seed: int) -> list[Task]:
-        """Return the tasks over the text that was read, which begins at a character.
+    def build_tasks(self, text: str, start: int, seed: int) -> list[Task]:
+        """Return the tasks over `text`, which begins at character `start` of the document.
 
-        Questions whose evidence lies outside it are left out.
+        Questions with evidence outside the text are left out.
         """
         end = start + len(text)
-        results = [
+        tasks = [
             task
             for task in self.tasks
             if task.evidence is None or (start <= task.evidence[0] and task.evidence[1] <= end)
         ]
         for kind in self.kinds:
-            results += list(_create(kind, text, self.items, seed))
-        return results
+            tasks += list(_build_kind(kind, text, self.items, seed))
+        return tasks
 
 
-def readings(
+def plan_tasks(
     data: Path,
     kinds: Sequence[str],
     lengths: Sequence[int],
@@ -98,69 +107,79 @@ def readings(
     items: int,
     questions: int,
     start: int,
-) -> list[PrefillJob]:
-    """Return what to read, and what to ask over it; the shortest lengths first.
+) -> list[DocumentTasks]:
+    """Return the parts to read and their tasks, the shortest lengths first.
 
-    documents: long ones, at most. items: tasks of each kind over each reading of them. questions:
-    in all, of the set with gold answers. start: the first token of long documents that is read.
-    Raises InputError for a kind that there is not, or data without any.
+    Args:
+        data: Folder of documents.
+        kinds: Kinds of tasks.
+        lengths: Tokens to read of each document.
+        documents: Most long documents.
+        items: Tasks of each kind over each part.
+        questions: Most questions with gold answers.
+        start: First token to read of long documents.
+
+    Raises:
+        InputError: A kind is unknown, or the data holds no document.
     """
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds:
-        raise InputError(f"unknown kind {''.join(unknown[:1])!r}. Known: {', '.join(KINDS)}.")
+        raise InputError(
+            f"Expected --kinds of {', '.join(KINDS)}, got {''.join(unknown[:1])!r}. Choose some."
+        )
     gold = QUESTIONS in kinds and (data / ITEMS).is_file()
-    instance = tuple(kind for kind in kinds if not (gold and kind == QUESTIONS))
-    results = []
+    built_kinds = tuple(kind for kind in kinds if not (gold and kind == QUESTIONS))
+    plan = []
     for length in sorted(lengths):
         if gold:
-            results += list(_with_gold(data, length, questions))
-        if instance:
+            plan += list(_with_gold(data, length, questions))
+        if built_kinds:
             longest = list(long_documents(data).values())[:documents]
-            results += [PrefillJob(each, length, start, instance, items) for each in longest]
-    if not results:
-        raise InputError(f"{data} holds no documents; expected some to ask about.")
-    return results
+            plan += [DocumentTasks(each, length, start, built_kinds, items) for each in longest]
+    if not plan:
+        raise InputError(f"Expected documents in {data}, got none. Name another folder.")
+    return plan
 
 
-def _with_gold(data: Path, length: int, most: int) -> Iterator[PrefillJob]:
-    """Yield documents with their own questions, at most so many questions in all."""
-    documents, request = docqa_documents(data), gold_questions(data)[:most]
-    for name in dict.fromkeys(question.document for question in request):
+def _with_gold(data: Path, length: int, most: int) -> Iterator[DocumentTasks]:
+    """Yield documents with their questions, at most `most` questions in total."""
+    documents, all_questions = docqa_documents(data), gold_questions(data)[:most]
+    for name in dict.fromkeys(question.document for question in all_questions):
         tasks = tuple(
             Task(q.id, QUESTIONS, q.text, gold=q.answers, evidence=q.evidence)
-            for q in request
+            for q in all_questions
             if q.document == name
         )
-        yield PrefillJob(documents[name], length, tasks=tasks)
+        yield DocumentTasks(documents[name], length, tasks=tasks)
 
 
-def _create(kind: str, text: str, items: int, seed: int) -> Iterator[Task]:
+def _build_kind(kind: str, text: str, items: int, seed: int) -> Iterator[Task]:
     if kind == QUOTATIONS:
         for number, cue in enumerate(cues(text, items, seed)):
-            yield Task(f"quotation-{number}", kind, QUOTE.format(cue=cue), begun=cue)
+            yield Task(f"quotation-{number}", kind, QUOTE.format(cue=cue), start=cue)
         return
-    for number, question in enumerate(REQUESTS[kind][:items]):
+    for number, question in enumerate(PROMPTS[kind][:items]):
         yield Task(f"{kind}-{number}", kind, question)
 
 
 def cues(text: str, count: int, seed: int) -> list[str]:
-    """Return the beginnings of sentences spread over a text, one out of each of `count` parts.
+    """Return the first ten words of sentences spread over a text, one of each of `count` parts.
 
-    Each has ten words, and the text goes on for sixty more.
+    The text continues for at least sixty words after each.
     """
     starts = [0, *(match.end() for match in SENTENCE.finditer(text))]
-    fit = [cue for start in starts if (cue := _cue(text, start))]
-    dice, size = random.Random(seed), len(fit) / max(1, count)
-    parts = [fit[int(i * size) : int((i + 1) * size)] for i in range(count)]
-    return [dice.choice(part) for part in parts if part]
+    candidates = [cue for start in starts if (cue := _cue(text, start))]
+    rng, size = random.Random(seed), len(candidates) / max(1, count)
+    parts = [candidates[int(i * size) : int((i + 1) * size)] for i in range(count)]
+    return [rng.choice(part) for part in parts if part]
 
 
 def _cue(text: str, start: int) -> str | None:
-    """Return the words from a place on, on one line; None where too few follow."""
+    """Return the words after `start` on one line; None if too few words follow."""
     words = []
     for match in WORDS.finditer(text, start):
         words.append(match)
-        if len(words) == CUE + GOES_ON:
+        if len(words) == CUE + CONTINUATION:
             cue = text[start : words[CUE - 1].end()]
             return cue if "\n" not in cue else None
     return None

@@ -1,9 +1,8 @@
-"""Drafts against a text that is known beforehand: what a drafter would save, with no model run.
+"""Simulated decoding of fixed texts: the steps that a drafter would save, without a model.
 
-The known text plays the target, which writes it token for token: a greedy walk accepts exactly the
-drafted nodes that agree with it. The counts are those of a real run of the same text, save for
-drafters that learn from the target's logits, which there are none of. Results are simulated and
-must be called so.
+A fixed text replaces the target: a greedy walk accepts exactly the drafted nodes that agree with
+it. The counts equal those of a real run of the same text, except for drafters that learn from the
+target's logits, since there are none. Label the figures as simulated.
 """
 
 from __future__ import annotations
@@ -27,23 +26,25 @@ Span = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ReplayText:
     """A prompt and the text that follows it, as token ids.
 
-    spans, texts: see `DraftRequest`. room: how many tokens the run would have been allowed, which
-    limits the depth of drafts; None for as many as the text has.
+    Attributes:
+        spans, texts: See `DraftRequest`.
+        max_new_tokens: Limit of the run, which limits the depth of drafts; None for the length of
+            the text.
     """
 
     prompt: tuple[int, ...]
     text: tuple[int, ...]
     spans: tuple[Span, ...] = ()
     texts: tuple[SourceText, ...] = ()
-    room: int | None = None
+    max_new_tokens: int | None = None
 
 
 @dataclass(slots=True)
-class Replayed:
-    """What texts took: tokens, steps after the prompts' forwards, and positions of these steps."""
+class ReplayCounts:
+    """Counts over texts: tokens, steps after prefill, and positions of these steps."""
 
     texts: int = 0
     tokens: int = 0
@@ -54,12 +55,12 @@ class Replayed:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens of a step after the prompt's forward, which itself yields one more token."""
+        """Tokens of a step; the prefill yields one more token, which does not count."""
         return (self.tokens - self.texts) / self.steps if self.steps else 0.0
 
     @property
     def tokens_per_forward(self) -> float:
-        """Tokens by all forwards, the prompts' included."""
+        """Tokens by all forwards, prefill included."""
         forwards = self.texts + self.steps
         return self.tokens / forwards if forwards else 0.0
 
@@ -70,10 +71,18 @@ class Replayed:
 
 
 class Replay:
-    """Plays known texts to one drafter, or to several fused, at one budget; both go on learning.
+    """A replay of texts with one drafter, or several fused ones, and one budget.
 
-    budget: draft nodes, or a policy. machine: takes the time of every step; None for no times, and
-    no policy that wants costs: raises InputError for one.
+    Drafter and budget policy keep what they learn from text to text.
+
+    Args:
+        drafters: Drafter, several to fuse, or None.
+        budget: Draft nodes or a policy.
+        vocab_size: Size of the vocabulary.
+        machine: Machine that takes the time of every step; None for no times.
+
+    Raises:
+        InputError: The policy needs costs, and there is no machine.
     """
 
     def __init__(
@@ -87,52 +96,52 @@ class Replay:
         self.machine = machine
         if self.policy.needs_cost and machine is None:
             raise InputError(
-                f"the budget {self.policy.name!r} weighs costs, and nothing runs here; expected a "
-                "number of nodes."
+                f"Expected a budget without costs, got {self.policy.name!r}. Pass a machine or "
+                "a number of nodes."
             )
-        held = [] if drafters is None else drafters
-        several = list(held) if isinstance(held, Sequence) else [held]
+        sources = [] if drafters is None else drafters
+        several = list(sources) if isinstance(sources, Sequence) else [sources]
         self.drafter: Drafter | None = None
         if several:
-            alone = len(several) == 1 and isinstance(several[0], Fuse)
-            self.drafter = several[0] if alone else Fuse(several)
+            is_fused = len(several) == 1 and isinstance(several[0], Fuse)
+            self.drafter = several[0] if is_fused else Fuse(several)
         self.vocab_size = vocab_size
-        self.result = Replayed()
+        self.counts = ReplayCounts()
 
-    def play(self, known: Known) -> int:
-        """Play one text and return the steps that it took; raises InputError where it is empty."""
-        if not known.text:
-            raise InputError("the text to replay is empty; expected at least one token.")
-        result, before = self.result, self.result.steps
-        result.texts += 1
-        result.tokens += len(known.text)
-        room = max(known.room or 0, len(known.text))
-        context = DraftContext([*known.prompt, known.text[0]], len(known.prompt), room - 1)
-        session = self._open(known)
+    def play(self, text: ReplayText) -> int:
+        """Replay one text and return its number of steps; raises InputError if it is empty."""
+        if not text.text:
+            raise InputError("Expected a text of at least one token, got none. Leave the text out.")
+        counts, before = self.counts, self.counts.steps
+        counts.texts += 1
+        counts.tokens += len(text.text)
+        limit = max(text.max_new_tokens or 0, len(text.text))
+        context = DraftContext([*text.prompt, text.text[0]], len(text.prompt), limit - 1)
+        session = self._open(text)
         budget = self.policy.open(self.machine.belief if self.machine else None)
         context.adviser = budget.adviser
         with self.machine.clock() if self.machine else nullcontext():
-            while context.generated < len(known.text):
-                self._step(known, context, session, budget)
+            while context.generated < len(text.text):
+                self._step(text, context, session, budget)
         for name, number in getattr(session, "faults", {}).items():
-            result.faults[name] = result.faults.get(name, 0) + number
-        return result.steps - before
+            counts.faults[name] = counts.faults.get(name, 0) + number
+        return counts.steps - before
 
     def _step(
         self,
-        known: Known,
+        text: ReplayText,
         context: DraftContext,
         session: DraftSession | None,
         budget: BudgetSession,
     ) -> None:
-        """Draft, judge, commit and learn, as the loop does."""
+        """Draft, judge, commit and learn, as the loop of the engine does."""
         machine, length = self.machine, len(context.tokens)
         began = machine.now if machine else 0.0
         tree = DraftTree.empty()
         if session is not None and (allowed := budget.allowance(length)) > 0:
             tree = limit_depth(session.propose(context, allowed), context.remaining - 1)
             tree = budget.fit(tree, length)
-        step = _verdict(tree, known.text[context.generated :])
+        step = _verdict(tree, text.text[context.generated :])
         if machine:
             step.milliseconds["draft"] = 1000.0 * (machine.now - began)
             step.milliseconds["verify"] = 1000.0 * machine.forward(len(tree) + 1, length)
@@ -141,31 +150,29 @@ class Replay:
         context.remaining -= len(step.tokens)
         self._count(step)
         began = machine.now if machine else 0.0
-        if session is not None and context.generated < len(known.text):
+        if session is not None and context.generated < len(text.text):
             session.observe(step)
             budget.observe(step, len(context.tokens))
         if machine:
             machine.spend(machine.host)
             step.milliseconds["host"] = 1000.0 * (machine.now - began)
 
-    def _open(self, known: Known) -> Any:
+    def _open(self, text: ReplayText) -> Any:
         if self.drafter is None:
             return None
-        return self.drafter.open(
-            DraftRequest(known.prompt, self.vocab_size, known.spans, known.texts)
-        )
+        return self.drafter.open(DraftRequest(text.prompt, self.vocab_size, text.spans, text.texts))
 
     def _count(self, step: Step) -> None:
-        result = self.result
-        result.steps += 1
-        result.positions += len(step.tree) + 1
+        counts = self.counts
+        counts.steps += 1
+        counts.positions += len(step.tree) + 1
         for node in step.path:
             name = step.tree.sources[int(step.tree.source[node])]
-            result.accepted[name] = result.accepted.get(name, 0) + 1
+            counts.accepted[name] = counts.accepted.get(name, 0) + 1
 
 
 def _verdict(tree: DraftTree, text: Sequence[int]) -> Step:
-    """Return the step that a walk along the text makes of the tree."""
+    """Return the step of a walk along the text over the tree."""
     below = {
         pair: node
         for node, pair in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))

@@ -1,14 +1,14 @@
-"""`ragspec bench store`: what a corpus costs to build, to keep, to open and to look things up in.
+"""The command `bench.py store`: the cost to build, keep, open and search a store.
 
-It has one segment: building and disk are the segment's, opening is that of the whole store.
+The store has one segment. Building and disk are the segment's, opening is the whole store's.
 
-The text is synthetic: each token follows one of a few successors of the one before (chosen by
-Zipf's law), some are drawn afresh, and half of the documents quote earlier ones. Contexts to look
-up come from further documents of the same kind. Building, opening and each kind of look-up run in a
-fresh process of their own, so that memory can be told apart; build growth is the highest resident
-size less that before building, mapped files included. Look-ups are timed one by one over several
-rounds through all contexts, and each context counts with its best round: on a machine that does
-other things too, single timings say more about those.
+The text is synthetic. Each token follows one of a few successors of the token before (chosen by
+Zipf's law), some tokens are independent, and half of the documents quote earlier ones. Contexts to
+look up come from further documents of the same kind. Building, opening and look-ups each run in a
+fresh process, so that their memory can be separated. Build growth is the highest resident size less
+that before building, mapped files included. Look-ups are timed one by one over several rounds
+through all contexts. Each context counts with its best round, since other work disturbs single
+timings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ _NAME = "seg-000001"
 
 
 def parse_tokens(text: str) -> int:
-    """Return the number that a text like "10M", "500k" or "2000" names; raises InputError."""
+    """Return the number of a text like "10M", "500k" or "2000"; raises InputError."""
     number, unit = text.strip().lower(), 1
     if number[-1:] in UNITS:
         number, unit = number[:-1], UNITS[number[-1]]
@@ -48,14 +48,12 @@ def parse_tokens(text: str) -> int:
     except (ValueError, OverflowError):
         count = 0
     if not LENGTH <= count < 2**31 - 2**22:
-        raise InputError(
-            f"--tokens is {text!r}; expected a number from {LENGTH} to 2G like 500k or 10M."
-        )
+        raise InputError(f"Expected --tokens from {LENGTH} to 2G, got {text!r}. Write 500k or 10M.")
     return count
 
 
 def write_text(path: Path, documents: int, vocab_size: int, seed: int) -> None:
-    """Write documents of `LENGTH` synthetic tokens each, as u32, one after the other."""
+    """Write documents of `LENGTH` synthetic tokens each as u32 without separators."""
     import numpy as np
 
     rng = np.random.default_rng(seed)
@@ -74,8 +72,8 @@ def write_text(path: Path, documents: int, vocab_size: int, seed: int) -> None:
             ranks = rng.choice(_SUCCESSORS, (rows, LENGTH), p=shares)
             is_fresh = rng.random((rows, LENGTH)) < _FRESH
             for at in range(1, LENGTH):
-                sample = after[text[:, at - 1], ranks[:, at]]
-                text[:, at] = np.where(is_fresh[:, at], fresh[:, at], sample)
+                successor = after[text[:, at - 1], ranks[:, at]]
+                text[:, at] = np.where(is_fresh[:, at], fresh[:, at], successor)
             if start:
                 for row in range(0, rows, 2):
                     at, to, size = *rng.integers(0, LENGTH - 200, 2), rng.integers(20, 200)
@@ -85,7 +83,7 @@ def write_text(path: Path, documents: int, vocab_size: int, seed: int) -> None:
 
 
 def read_text(path: Path, documents: int, first: int = 0) -> Iterator[Any]:
-    """Yield so many documents of a text file one by one, from small reads."""
+    """Yield `documents` documents of a text file from `first` on, in small reads."""
     import numpy as np
 
     with path.open("rb") as stream:
@@ -95,7 +93,7 @@ def read_text(path: Path, documents: int, first: int = 0) -> Iterator[Any]:
 
 
 def resident_bytes(peak: bool = False) -> int:
-    """Return this process's memory in use, or its highest so far; 0 where the system is silent."""
+    """Return the resident bytes of this process, or their peak; 0 on Windows."""
     if sys.platform == "win32":
         return 0
     import resource
@@ -110,7 +108,7 @@ def resident_bytes(peak: bool = False) -> int:
 
 
 def measure_build(folder: Path, text: Path, documents: int, vocab_size: int) -> dict[str, float]:
-    """Build a segment from the text; return seconds, and bytes by token of memory and disk."""
+    """Build a segment of the text; return seconds, and bytes a token of memory and disk."""
     from ragspec.retrievers.indexes.segment import FILES, build_segment
 
     before = resident_bytes()
@@ -128,7 +126,7 @@ def measure_build(folder: Path, text: Path, documents: int, vocab_size: int) -> 
 
 
 def publish_segment(root: Path, folder: Path) -> Path:
-    """Make a corpus of a segment that was built; return where the segment is then."""
+    """Publish a segment as a corpus; return the new folder of the segment."""
     from ragspec.drafters.method import GLOBAL
     from ragspec.retrievers.corpus import catalogue
     from ragspec.retrievers.indexes.segment import Segment
@@ -137,18 +135,18 @@ def publish_segment(root: Path, folder: Path) -> Path:
 
     segment = Segment.open(folder)
     counts = len(segment), segment.document_count
-    record = catalogue.SegmentRecord(_NAME, GLOBAL, catalogue.Source.BUILT, *counts)
-    known = catalogue.Catalogue(segment.vocab_size, segment.depth, serial=2, segments=(record,))
+    record = catalogue.SegmentRecord(_NAME, GLOBAL, catalogue.SegmentSource.BUILT, *counts)
+    contents = catalogue.Catalogue(segment.vocab_size, segment.depth, serial=2, segments=(record,))
 
     def write(build: Path) -> Contents:
         shutil.move(folder, build / _NAME)
-        return Contents(known.parameters, known.fingerprints)
+        return Contents(contents.parameters, contents.fingerprints)
 
     return publish(root, catalogue.KIND, write).path / _NAME
 
 
 def measure_open(root: Path) -> dict[str, float]:
-    """Open a corpus, sizes compared; return seconds, and by how many bytes the process grew."""
+    """Open a corpus with a check of file sizes; return seconds and growth of memory."""
     from ragspec.retrievers.corpus.index import CorpusIndex
 
     before, start = resident_bytes(), time.perf_counter()
@@ -161,18 +159,14 @@ def measure_open(root: Path) -> dict[str, float]:
 
 
 def measure_lookups(
-    folder: Path,
-    contexts: list[list[int]],
-    accelerator: Literal["numba", "numpy"],
-    budget: int,
-    rounds: int,
+    folder: Path, contexts: list[list[int]], budget: int, rounds: int
 ) -> dict[str, float]:
     """Time one draft for each context; return percentiles, mean nodes and match length."""
     import numpy as np
 
     from ragspec.retrievers.indexes.segment import Segment
 
-    segment = Segment.open(folder, accelerator=accelerator)
+    segment = Segment.open(folder)
     start = time.perf_counter()
     segment.warm_up()
     warm_up = time.perf_counter() - start
@@ -196,7 +190,7 @@ def measure_lookups(
 
 
 def in_fresh_process(function: Callable[..., dict[str, float]], *inputs: Any) -> dict[str, float]:
-    """Return what a function of this module returns in a process of its own."""
+    """Return the result of a function of this module, run in a fresh process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(function, *inputs).result()
 
@@ -212,7 +206,7 @@ def run_store_benchmark(
     seed: int = 0,
     progress: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any]:
-    """Build a corpus of `tokens` tokens in a scratch folder, measure it, and return the figures."""
+    """Build a corpus of `tokens` tokens in a scratch folder, measure it and return figures."""
     import numpy as np
 
     documents, further = tokens // LENGTH, max(8, queries // 50)
@@ -221,13 +215,13 @@ def run_store_benchmark(
     progress(f"writing {tokens:,} tokens of text")
     write_text(text, documents + further, vocab_size, seed)
     rng = np.random.default_rng(seed + 1)
-    requests = list(read_text(text, further, documents))
+    more_documents = list(read_text(text, further, documents))
     picks = zip(
         rng.integers(further, size=queries).tolist(),
         rng.integers(CONTEXT, LENGTH, size=queries).tolist(),
         strict=True,
     )
-    contexts = [requests[n][end - CONTEXT : end].tolist() for n, end in picks]
+    contexts = [more_documents[n][end - CONTEXT : end].tolist() for n, end in picks]
     progress(f"building a segment of {documents * LENGTH:,} tokens")
     figures: dict[str, Any] = {"vocab_size": vocab_size, "budget": budget, "queries": queries}
     figures |= in_fresh_process(measure_build, folder, text, documents, vocab_size)
@@ -241,18 +235,22 @@ def run_store_benchmark(
 
 
 def store(
-    tokens: Annotated[str, typer.Option(help="How much text: 500k, 10M, 100M.")] = "10M",
-    vocab_size: Annotated[int, typer.Option(min=2, max=2**22, help="Ids.")] = 32_000,
+    tokens: Annotated[str, typer.Option(help="Tokens of the corpus: 500k, 10M, 100M.")] = "10M",
+    vocab_size: Annotated[
+        int, typer.Option(min=2, max=2**22, help="Token ids of the vocabulary.")
+    ] = 32_000,
     queries: Annotated[int, typer.Option(min=1, help="Contexts to look up.")] = 2000,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that each is looked up.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Look-ups of each context.")] = 5,
     budget: Annotated[int, typer.Option(min=1, help="Nodes of a draft.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of the synthetic text.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the synthetic text.")] = 0,
     scratch: Annotated[
-        Path | None, typer.Option(help="Where to build; the system's folder for such files.")
+        Path | None, typer.Option(help="Folder to build in; default: the system's temporary one.")
     ] = None,
-    json: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this JSON file.")
+    ] = None,
 ) -> None:
-    """Measure building, opening and looking up a store of so many tokens."""
+    """Measure the building, opening and look-ups of a store of --tokens tokens."""
     from ragspec.pipelines.console.terminal import Terminal
 
     count = parse_tokens(tokens)

@@ -1,4 +1,4 @@
-"""Text tasks made on the spot: quotations from long documents, and code cut inside functions."""
+"""Text tasks built from files: quotations from long documents, edits, code cut in functions."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ EDITS = "edits"
 EDIT = 'Write the text below again, word for word, but put "{new}" for "{word}".\n\n{text}'
 NEW_WORD, LONG_WORD, NEW_TOKENS = "lantern", re.compile(r"[A-Za-z]{6,}"), 160
 CONTEXT_TOKENS = 1500
-_CHARS_A_TOKEN = 8  # more than any tokenizer needs for prose: what is too long is cut afterwards
-_FEWEST_LINES = 12
+_CHARS_A_TOKEN = 8  # more than the tokens of prose have: longer texts are cut afterwards
+_MIN_LINES = 12
 _SKIPPED = {"test", "tests", "idlelib", "site-packages", "dist-packages", "lib2to3", "__pycache__"}
 
 
 @dataclass(frozen=True, slots=True)
 class QuoteTask:
-    """A passage to quote: the words that begin it, and where in the text it goes on after them.
+    """A passage to quote.
 
-    start, end: characters of the document's text that are to be written.
+    Attributes:
+        query: Request to quote the passage.
+        cue: First words of the passage.
+        start, end: Characters of the document to generate after the cue.
     """
 
     id: str
@@ -45,10 +48,14 @@ class QuoteTask:
 def quotation(
     tokenizer: Any, document: Document, task: QuoteTask, number: int = 0, room: int = CONTEXT_TOKENS
 ) -> tuple[Prompt, str, str]:
-    """Return a prompt over the text round a passage, its beginning, and how it goes on.
+    """Return a prompt over the text around a passage, the passage's start, and the rest of it.
 
-    The prompt has about `room` tokens of the document, in which the passage stands nearer to the
-    start or to the end from one `number` to the next; 0 for the whole document.
+    Args:
+        tokenizer: Tokenizer of the target.
+        document: Document of the passage.
+        task: Passage to quote.
+        number: Number of the task, which varies the position of the passage in the prompt.
+        room: Approximate tokens of the document in the prompt; 0 for the whole document.
     """
     begin = max(0, document.text.rfind(task.cue, 0, task.start))
     start, end = 0, len(document.text)
@@ -62,34 +69,39 @@ def quotation(
 def window(
     tokenizer: Any, text: str, start: int, end: int, room: int, before: int
 ) -> tuple[int, int]:
-    """Return characters round those from start to end: about `room` tokens, cut between words.
+    """Return the range of characters of about `room` tokens around a passage, cut between words.
 
-    before: how much of what is left over lies before them, in percent.
+    Args:
+        tokenizer: Tokenizer of the target.
+        text: Text of the document.
+        start, end: Characters of the passage.
+        room: Approximate tokens of the range.
+        before: Percent of the other tokens that are before the passage.
     """
-    selection = len(tokenizer(text[start:end], verbose=False)["input_ids"])
-    spare = max(0, room - selection)
+    size = len(tokenizer(text[start:end], verbose=False)["input_ids"])
+    spare = max(0, room - size)
     first = _tokens_back(tokenizer, text, start, spare * before // 100)
     last = _tokens_on(tokenizer, text, end, spare - spare * before // 100)
     return first, last
 
 
 def _tokens_on(tokenizer: Any, text: str, start: int, count: int) -> int:
-    """Return the place about `count` tokens after `start`, at the end of a word."""
+    """Return the end of a word about `count` tokens after `start`."""
     piece = text[start : start + _CHARS_A_TOKEN * count]
-    selected = tokenizer(piece, verbose=False)["input_ids"][:count]
-    end = start + len(tokenizer.decode(selected, skip_special_tokens=True))
+    ids = tokenizer(piece, verbose=False)["input_ids"][:count]
+    end = start + len(tokenizer.decode(ids, skip_special_tokens=True))
     while start < end < len(text) and not text[end].isspace():
         end -= 1
     return min(max(end, start), len(text))
 
 
 def _tokens_back(tokenizer: Any, text: str, end: int, count: int) -> int:
-    """Return the place about `count` tokens before `end`, at the start of a word."""
+    """Return the start of a word about `count` tokens before `end`."""
     if count < 1:
         return end
     piece = text[max(0, end - _CHARS_A_TOKEN * count) : end]
-    selected = tokenizer(piece, verbose=False)["input_ids"][-count:]
-    start = max(0, end - len(tokenizer.decode(selected, skip_special_tokens=True)))
+    ids = tokenizer(piece, verbose=False)["input_ids"][-count:]
+    start = max(0, end - len(tokenizer.decode(ids, skip_special_tokens=True)))
     while 0 < start < end and not text[start - 1].isspace():
         start += 1
     return start
@@ -101,10 +113,10 @@ def quotation_items(
     tasks: Iterable[tuple[str, QuoteTask]],
     room: int = CONTEXT_TOKENS,
 ) -> list[BenchItem]:
-    """Return items of (name of a document, task) pairs: the text, and then its quotation begun.
+    """Return items of (name of a document, task) pairs: the text and the start of a quotation.
 
-    There is no question round them: a model that was asked ends its answer, and small ones repeat
-    themselves where they must go on for a fixed length.
+    The prompts hold no question, since a model would end its answer, and small models that must
+    continue for a fixed length then loop.
     """
     items = []
     for number, (name, task) in enumerate(tasks):
@@ -119,16 +131,19 @@ def quotation_items(
 def edit_items(
     tokenizer: Any, texts: Iterable[tuple[str, str]], count: int, words: int = 90
 ) -> list[BenchItem]:
-    """Return items that ask for a text again with one word changed throughout.
+    """Return greedy items that ask for a copy of a text with one word replaced.
 
-    texts: (id, text); of each the first piece of about `words` words that has a long word twice.
-    Greedy: what is asked for is a copy.
+    Args:
+        tokenizer: Tokenizer of the target.
+        texts: Pairs of id and text. An item uses the first piece with a long word twice.
+        count: Most items.
+        words: Approximate words of a piece.
     """
     items: list[BenchItem] = []
     for name, text in texts:
         for passage in split_document(Document(name, name, text), words=words):
-            known = Counter(word.lower() for word in LONG_WORD.findall(passage.text))
-            twice = [word for word, times in known.items() if times > 1]
+            counts = Counter(word.lower() for word in LONG_WORD.findall(passage.text))
+            twice = [word for word, times in counts.items() if times > 1]
             if twice:
                 request = EDIT.format(word=twice[0], new=NEW_WORD, text=passage.text)
                 ids = tuple(turn_ids(tokenizer, request))
@@ -142,10 +157,10 @@ def edit_items(
 def code_items(
     tokenizer: Any, files: Sequence[Path], count: int, room: int = CONTEXT_TOKENS // 2
 ) -> list[BenchItem]:
-    """Return items that go on inside a function, one for each of `count` files spread evenly.
+    """Return items that continue a function, one for each of `count` files spread evenly.
 
-    The prompt is what stands before the middle of the file's longest function, its last `room`
-    tokens. Where a file has no long function the next one is taken.
+    The prompt is the last `room` tokens before the middle of the file's longest function. A file
+    without a long function is replaced by the next file.
     """
     items: list[BenchItem] = []
     at = 0
@@ -162,14 +177,14 @@ def code_items(
 
 
 def cut_in_function(path: Path) -> str | None:
-    """Return a file's text up to the middle line of its longest function, None without one."""
+    """Return a file's text up to the middle of its longest function; None without one."""
     try:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
     except (OSError, SyntaxError, ValueError):
         return None
     longest = max(_functions(tree), key=lambda span: span[1] - span[0], default=(0, 0))
-    if longest[1] - longest[0] < _FEWEST_LINES:
+    if longest[1] - longest[0] < _MIN_LINES:
         return None
     return "\n".join(text.split("\n")[: sum(longest) // 2]) + "\n"
 
@@ -181,7 +196,7 @@ def _functions(tree: ast.AST) -> Iterator[tuple[int, int]]:
 
 
 def library_files() -> list[Path]:
-    """Return the Python files of the running interpreter's standard library, without its tests."""
+    """Return the Python files of the interpreter's standard library without its tests."""
     root = Path(sysconfig.get_paths()["stdlib"])
     return sorted(
         path for path in root.rglob("*.py") if not _SKIPPED & set(path.relative_to(root).parts)
@@ -189,6 +204,6 @@ def library_files() -> list[Path]:
 
 
 def plain_ids(tokenizer: Any, text: str) -> Sequence[int]:
-    """Return the token ids of a text that goes on another one: no special tokens round it."""
+    """Return the token ids of a text without special tokens."""
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return ids

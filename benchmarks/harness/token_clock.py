@@ -1,4 +1,4 @@
-"""The time of every token that `generate` of transformers hands to a streamer."""
+"""A streamer of transformers' `generate` that records the time of every token."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class TokenClock:
         self.times: list[float] = []
 
     def put(self, tokens: torch.Tensor) -> None:
-        """Record the time of a token; the first call brings the prompt."""
+        """Record the time of a token; the first call passes the prompt."""
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Do nothing: no token is held back."""
+        """Do nothing, since no token is buffered."""

@@ -1,17 +1,24 @@
-"""Settings of transformers' own modes to try, so that each category meets the fastest of each."""
+"""A search for the fastest settings of transformers' modes in each category."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ragspec.pipelines.bench.measure import BenchRow, Variant, by_category, run_benchmark
+from ragspec.pipelines.bench.measure import (
+    ASSISTANT,
+    LOOKUP,
+    BenchRow,
+    Variant,
+    by_category,
+    run_benchmark,
+)
 from ragspec.pipelines.bench.prompts import BenchItem
-from ragspec.pipelines.bench.variants import ASSISTANT, LOOKUP, make_peer
+from ragspec.pipelines.bench.variants import make_peer
 
 DRAFT_LENGTHS = (5, 10, 20)
 NGRAMS = (2, 3)
-CONFIDENCES = (0.0, 0.4)  # below which an assistant stops its draft; 0.4 is transformers' default
+CONFIDENCES = (0.0, 0.4)  # thresholds that end an assistant's draft; transformers' default is 0.4
 TUNING_ITEMS = 4
 
 
@@ -42,7 +49,7 @@ def peer_grid(name: str, model: Any, draft_model: Any) -> dict[str, Variant]:
 
 
 def fastest(grid: Mapping[str, Variant], items: Sequence[BenchItem]) -> str:
-    """Return the setting that is fastest over the first items of a category."""
+    """Return the setting with the least time over the first items of a category."""
     if len(grid) == 1:
         return next(iter(grid))
     seconds = dict.fromkeys(grid, 0.0)

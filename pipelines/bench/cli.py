@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ragspec.pipelines.bench.variants import DEFAULT_VARIANTS, PEERS
+from ragspec.pipelines.bench.measure import DEFAULT_VARIANTS, PEERS
 from ragspec.pipelines.console.options import HELP, checked_output, silence_transformers
 
 HELP_TEXT = "Measure variants side by side in one run: paired, interleaved, medians of ratios."

@@ -22,8 +22,9 @@ from ragspec.reports.report import loop_share
 LOOPING = 0.3  # largest share of loops of a text that is timed
 SHORTEST = 6  # tokens of the shortest text that is timed
 RESAMPLES = 2000
-PLAIN = ("plain", "hf-greedy")
-GREEDY = "hf-greedy"
+GREEDY, LOOKUP, ASSISTANT = PEERS = ("hf-greedy", "hf-lookup", "hf-assistant")  # transformers'
+PLAIN = ("plain", GREEDY)
+DEFAULT_VARIANTS = (*PEERS, "plain", "context", "model", "fused")
 
 
 @dataclass(frozen=True, slots=True)

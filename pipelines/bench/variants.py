@@ -19,16 +19,13 @@ from ragspec.drafters.eagle.head import CONFIG
 from ragspec.drafters.method import Sources, listed
 from ragspec.engine.engine import Engine
 from ragspec.errors import UnknownNameError
-from ragspec.pipelines.bench.measure import GREEDY, Outcome, Variant
+from ragspec.pipelines.bench.measure import ASSISTANT, LOOKUP, PEERS, Outcome, Variant
 from ragspec.pipelines.bench.prompts import BenchItem
 from ragspec.pipelines.methods import compose
 from ragspec.registry import unknown
 from ragspec.sampling.settings import Sampling
 
 SEED = 0
-LOOKUP, ASSISTANT = "hf-lookup", "hf-assistant"
-PEERS = (GREEDY, LOOKUP, ASSISTANT)
-DEFAULT_VARIANTS = (*PEERS, "plain", "context", "model", "fused")
 LOOKUP_TOKENS = 10  # as transformers' guide has it; the assistant brings its own default
 
 

@@ -282,7 +282,6 @@ class Engine:
             Sampling() if sampling is None else sampling,
             encoded.ids,
             ends=end_tokens(self.model, self.tokenizer),
-            has_text=self.tokenizer is not None,
             vocab_size=self.target.vocab_size,
             limit=self.target.max_length,
             tokenizer=self.tokenizer,

@@ -145,7 +145,6 @@ def read_options(
     prompts: Sequence[Sequence[int]],
     *,
     ends: Sequence[int],
-    has_text: bool,
     vocab_size: int,
     limit: int | None,
     tokenizer: Any = None,
@@ -156,10 +155,9 @@ def read_options(
     Args:
         prompts: Token ids of each prompt.
         ends: The model's end tokens.
-        has_text: Whether there is a tokenizer.
         vocab_size: Number of ids that the model produces.
         limit: Positions of the context, None for no limit.
-        tokenizer: For a prediction and a draft prompt.
+        tokenizer: For stop strings, a prediction and a draft prompt; None without text.
         defaults: The model's generation config.
 
     Raises:
@@ -183,7 +181,7 @@ def read_options(
         frozenset(() if options.get("ignore_eos") else ends)
         | frozenset(_token_ids("stop_token_ids", stops, vocab_size, Iterable) or ()),
         new,
-        _stop_strings(options.get("stop", ()), has_text),
+        _stop_strings(options.get("stop", ()), tokenizer),
         _callables("stopping_criteria", options.get("stopping_criteria")),
         _whole("stop_after", options.get("stop_after")),
     )
@@ -306,11 +304,11 @@ def _prefix(options: Options, prompts: Sequence[Sequence[int]]) -> int:
     return int(count)
 
 
-def _stop_strings(stop: str | Sequence[str] | None, has_text: bool) -> tuple[str, ...]:
+def _stop_strings(stop: str | Sequence[str] | None, tokenizer: Any) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else () if stop is None else stop
     if not isinstance(strings, Sequence) or not all(isinstance(item, str) for item in strings):
         raise InputError(f"stop is {stop!r}; expected a text, a list of them, or None")
-    if strings and not has_text:
+    if strings and tokenizer is None:
         raise InputError("stop strings need a tokenizer; pass one, or use stop_token_ids")
     if "" in strings:
         raise InputError("a stop string is empty; expected at least one character")

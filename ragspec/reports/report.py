@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from ragspec.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 DERIVED = (
     "drafted",
@@ -356,6 +358,8 @@ ROUNDED = " up to rounding"
 
 def rounds(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether forwards of several widths round visibly: below float32, or its fast modes."""
+    import torch
+
     if torch.finfo(dtype).bits < 32:
         return True
     fast = torch.get_float32_matmul_precision() != "highest"  # TensorFloat-32 and bfloat16 passes

@@ -1,4 +1,4 @@
-"""The benchmark scripts run, on data made on the spot."""
+"""The benchmark scripts run on generated data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import gzip
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,24 +17,17 @@ import torch
 from ragspec.verification.causal import CausalTarget
 from tests.support import heads, tiny
 from tests.support import tiny_latents as models
+from tests.support.scripts import run_script
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "benchmarks"
 WORDS = " ".join(f"word{i}" for i in range(300))
 
 
 def run(script: str, *arguments: str | Path) -> str:
-    done = subprocess.run(
-        [sys.executable, SCRIPTS / script, *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_script(SCRIPTS / script, *arguments)
 
 
-def zipped(path: Path, value: Any) -> None:
+def write_gzip(path: Path, value: Any) -> None:
     with gzip.open(path, "wt", encoding="utf-8") as file:
         json.dump(value, file)
 
@@ -44,16 +35,16 @@ def zipped(path: Path, value: Any) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a tiny model, its tokenizer, and data in the layout of the scripts."""
-    instance = tmp_path_factory.mktemp("data")
-    copy.deepcopy(tiny.model("llama")).save_pretrained(instance)
-    tiny.tokenizer().save_pretrained(instance)
+    data = tmp_path_factory.mktemp("data")
+    copy.deepcopy(tiny.model("llama")).save_pretrained(data)
+    tiny.tokenizer().save_pretrained(data)
     prompts = [{"ids": [5, 6, 7, 8, 9, 5, 6, 7]}, {"ids": [3, 4, 3, 4]}, {"ids": [1, 2]}]
-    (instance / "prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
-    zipped(instance / "store.json.gz", [[5, 6, 7, 8, 40, 41], [3, 4, 50, 51]])
-    zipped(instance / "history.json.gz", [{"prompt": [3, 4], "answer": [3, 4, 60]}])
-    (instance / "docqa").mkdir()
+    (data / "prompts.json").write_text(json.dumps({"prompts": prompts}), encoding="utf-8")
+    write_gzip(data / "store.json.gz", [[5, 6, 7, 8, 40, 41], [3, 4, 50, 51]])
+    write_gzip(data / "history.json.gz", [{"prompt": [3, 4], "answer": [3, 4, 60]}])
+    (data / "docqa").mkdir()
     document = {"doc_id": "d", "title": "Words", "text": WORDS}
-    zipped(instance / "docqa" / "documents.jsonl.gz", document)
+    write_gzip(data / "docqa" / "documents.jsonl.gz", document)
     start = WORDS.index("word200 word201 word202")
     item = {
         "id": "1",
@@ -65,12 +56,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evidence": "word200 word201 word202",
         "evidence_span": [start, start + 23],
     }
-    (instance / "docqa" / "items.jsonl").write_text(json.dumps(item), encoding="utf-8")
-    (instance / "longdocs").mkdir()
-    with gzip.open(instance / "longdocs" / "w.txt.gz", "wt", encoding="utf-8") as file:
+    (data / "docqa" / "items.jsonl").write_text(json.dumps(item), encoding="utf-8")
+    (data / "longdocs").mkdir()
+    with gzip.open(data / "longdocs" / "w.txt.gz", "wt", encoding="utf-8") as file:
         file.write(WORDS)
     index = {"name": "w", "file": "w.txt.gz", "title": "Words"}
-    (instance / "longdocs" / "index.jsonl").write_text(json.dumps(index), encoding="utf-8")
+    (data / "longdocs" / "index.jsonl").write_text(json.dumps(index), encoding="utf-8")
     task = {
         "id": "w-0",
         "doc": "w",
@@ -78,8 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "cue": "word200 word201",
         "reference_span": [start + 16, start + 39],
     }
-    (instance / "longdocs" / "quote_tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
-    return instance
+    (data / "longdocs" / "quote_tasks.jsonl").write_text(json.dumps(task), encoding="utf-8")
+    return data
 
 
 def test_probe(folder: Path, tmp_path: Path) -> None:
@@ -103,7 +94,7 @@ def test_probe(folder: Path, tmp_path: Path) -> None:
     assert "| auto | 4 |" in printed
 
 
-def test_the_benchmarks_of_parts_say_their_options() -> None:
+def test_bench_commands_have_help() -> None:
     for command in ("image", "knn", "long", "retrieval", "store"):
         assert "--json" in run("bench.py", command, "--help")
 
@@ -147,10 +138,8 @@ def test_budget(tmp_path: Path) -> None:
     for row in rows.values():
         assert set(row["fixed"]) == {"4", "8", "13", "16", "32"}
         assert set(row["auto"]) == {"quiet", "worst"}
-        for instance in row["auto"].values():
-            assert instance["of_best"] == pytest.approx(
-                instance["to_plain"] / row["best"], abs=0.001
-            )
+        for auto in row["auto"].values():
+            assert auto["of_best"] == pytest.approx(auto["to_plain"] / row["best"], abs=0.001)
     assert "| **worst** |" in printed
     before = out.read_text()
     run(*arguments)
@@ -161,7 +150,7 @@ def test_text_categories(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     printed = run(
         *("text.py", "--data", folder, "--model", folder, "--draft-model", "", "--json", out),
-        *("--categories", "quotation,code", "--items", "1", "--modes", "plain,context"),
+        *("--categories", "quotation,code", "--items", "1", "--variants", "plain,context"),
         *("--budget", "3", "--device", "cpu"),
     )
     rows = json.loads(out.read_text())["rows"]
@@ -177,7 +166,7 @@ def test_distractors(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "longdocs").symlink_to(folder / "longdocs")
     for name in ("train", "valid"):
         row = {"kind": "docs", "doc": "manual/page", "text": manual}
-        zipped(tmp_path / "lm" / f"{name}.jsonl.gz", row)
+        write_gzip(tmp_path / "lm" / f"{name}.jsonl.gz", row)
     out = tmp_path / "rows.json"
     run("distractors.py", "--data", tmp_path, "--model", folder, "--json", out, "--budget", "6")
     document = json.loads(out.read_text())
@@ -217,7 +206,7 @@ def test_answers(folder: Path, tmp_path: Path) -> None:
         *("--prompts", "quote", "--tokens", "24", "--json", out),
     )
     (row,) = json.loads(out.read_text())
-    assert row["result"] is True and row["tokens"] <= 24 and row["prompt"] == "quote"
+    assert row["in_prompt"] is True and row["tokens"] <= 24 and row["prompt"] == "quote"
     assert "questions of docqa over docqa: 0.0% refused" in printed
     assert "| quote | docqa (1) | 100% |" in printed
 
@@ -228,13 +217,13 @@ def test_long_documents(folder: Path, tmp_path: Path) -> None:
         *("long_documents.py", "--data", folder, "--model", folder, "--json", out),
         *("--tokens", "60", "--documents", "1", "--dtype", "float32", "--start", "10"),
     )
-    result = json.loads(out.read_text())
-    (row,) = result["rows"]
+    figures = json.loads(out.read_text())
+    (row,) = figures["rows"]
     assert row["equal"] and row["tokens"] > 60 and row["memory, first"] > 0
-    assert set(result["ratios"]) == {
-        f"restart to {direction}, {what}"
-        for direction in ("memory", "disk")
-        for what in ("first", "whole")
+    assert set(figures["ratios"]) == {
+        f"restart to {variant}, {span}"
+        for variant in ("memory", "disk")
+        for span in ("first", "whole")
     }
 
 
@@ -246,13 +235,15 @@ def test_long_heads(folder: Path, tmp_path: Path) -> None:
         *("--tokens", "60", "--documents", "1", "--questions", "3", "--dtype", "float32"),
         *("--start", "10", "--new-tokens", "12", "--budget", "4", "--json", out),
     )
-    result = json.loads(out.read_text())
-    assert len(result["rows"]) == 3
-    for row in result["rows"]:
+    figures = json.loads(out.read_text())
+    assert len(figures["rows"]) == 3
+    for row in figures["rows"]:
         assert row["equal"] and row["chunks"] > 0
-        assert row["ways"]["head, chunks"]["head"] > 0 == row["ways"]["auto"]["head"]
+        assert row["variants"]["head, chunks"]["head"] > 0 == row["variants"]["auto"]["head"]
     assert (
-        result["figures"]["plain"]["decode"] == result["figures"]["plain"]["tokens a forward"] == 1
+        figures["figures"]["plain"]["decode"]
+        == figures["figures"]["plain"]["tokens a forward"]
+        == 1
     )
 
 
@@ -266,14 +257,14 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_latent_paths(latents: Path, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    inputs = ("--set", latents, "--images", "5", "--batch", "3", "--ways", "plain,aligned,path")
-    printed = run("latent_paths.py", *inputs, "--json", out)
-    result = json.loads(out.read_text())
-    assert list(result) == ["plain", "aligned", "path"]
+    inputs = ("--images", "5", "--batch", "3", "--variants", "plain,aligned,path")
+    printed = run("latent_paths.py", "--model", latents, *inputs, "--json", out)
+    figures = json.loads(out.read_text())
+    assert list(figures) == ["plain", "aligned", "path"]
     noise = [float(each) for each in printed.splitlines()[0].split()[1:]]
-    # What plain drawing has is the seeds' noise, step by step.
-    assert result["plain"]["by_step"] == pytest.approx(noise, abs=1e-3)
-    for row in result.values():
+    # The steps of plain drawing are the seeds' noise.
+    assert figures["plain"]["by_step"] == pytest.approx(noise, abs=1e-3)
+    for row in figures.values():
         assert row["images"] == 5 and row["latents"] == 5 * models.SIDE**2
         assert len(row["by_step"]) == 5 and 0.5 < row["total"] < 1.5
     assert "path         5 images: all steps" in printed
@@ -281,10 +272,11 @@ def test_latent_paths(latents: Path, tmp_path: Path) -> None:
 
 def test_latent_curves(latents: Path, tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
-    run("latent_curves.py", "--set", latents, "--images", "1", "--only", "window,r", "--json", out)
+    inputs = ("--images", "1", "--only", "window,r", "--json", out)
+    run("latent_curves.py", "--model", latents, *inputs)
     rows = json.loads(out.read_text())
-    assert {row["moved"] for row in rows} == {"window", "r"}
-    assert {row["window"] for row in rows if row["moved"] == "window"} == {4, 8, 12, 16}
+    assert {row["varied"] for row in rows} == {"window", "r"}
+    assert {row["window"] for row in rows if row["varied"] == "window"} == {4, 8, 12, 16}
     plain = [row for row in rows if row["variant"] == "plain"]
     assert all(row["codes_per_forward"] == row["ratio"] == 1.0 for row in plain)
     assert all(row["codes_per_forward"] > 1.0 for row in rows if row["variant"] == "near@0.2")
@@ -292,38 +284,40 @@ def test_latent_curves(latents: Path, tmp_path: Path) -> None:
 
 def test_image_sizes(tmp_path: Path) -> None:
     run("image_sizes.py", "--small", "--draw", "--repeats", "1", "--json", tmp_path / "out.json")
-    result = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
-    assert result["label"] == "random weights" and result["size"] == "small"
-    assert result["table"]["table_MB"] == 4 * result["table"]["codes"] * result["table"]["k"] / 1e6
-    plain, *others = result["pictures"]
+    figures = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert figures["label"] == "random weights" and figures["size"] == "small"
+    assert (
+        figures["table"]["table_MB"] == 4 * figures["table"]["codes"] * figures["table"]["k"] / 1e6
+    )
+    plain, *others = figures["pictures"]
     assert plain["forwards"] == 16 and len(others) == 3
     for row in others:
         assert row["forwards"] < 16
-        assert row["label"] != "exact" or row["the plain codes"] == 1.0
+        assert row["label"] != "exact" or row["equal_to_plain"] == 1.0
 
 
 def test_server(tmp_path: Path) -> None:
     out = tmp_path / "figures.json"
     inputs = ("--rounds", "1", "--requests", "12", "--json", out)
     run("server.py", "--only", "stream,prediction,soak", *inputs)
-    result = json.loads(out.read_text())
-    assert result["stream"]["token_ratio"] > 0 < result["stream"]["first_ms"][1]
-    assert result["prediction"]["right"] > 3 * result["prediction"]["none"] / 2
-    assert result["soak"]["requests"] == 12 and result["soak"]["threads"][0] > 1
+    figures = json.loads(out.read_text())
+    assert figures["stream"]["token_ratio"] > 0 < figures["stream"]["first_ms"][1]
+    assert figures["prediction"]["right"] > 3 * figures["prediction"]["none"] / 2
+    assert figures["soak"]["requests"] == 12 and figures["soak"]["threads"][0] > 1
 
 
 def test_gpu_probe(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     printed = run(*("gpu_probe.py", "--small", "--device", "cpu", "--repeats", "1", "--json", out))
-    result = json.loads(out.read_text(encoding="utf-8"))
-    assert result["device"] == "cpu" and result["versions"]["torch"] == torch.__version__
-    assert result["weight_bytes"] < 4 * result["parameters"] and result["copy_GB_per_second"] > 0
-    known = {
+    figures = json.loads(out.read_text(encoding="utf-8"))
+    assert figures["device"] == "cpu" and figures["versions"]["torch"] == torch.__version__
+    assert figures["weight_bytes"] < 4 * figures["parameters"] and figures["copy_GB_per_second"] > 0
+    cells = {
         (*(row[k] for k in ("part", "batch", "length", "rows", "distribution", "mode")),): row
-        for row in result["cases"]
+        for row in figures["cases"]
     }
     lengths, rows, modes = (48, 96, 192), (1, 16, 32), ("off", "eager")
-    assert set(known) == {
+    assert set(cells) == {
         *(("single", 1, n, r, "greedy", m) for n in lengths for r in rows for m in modes),
         *(
             ("batch", 4, n, r, dist, m)
@@ -339,25 +333,25 @@ def test_gpu_probe(tmp_path: Path) -> None:
             for m in modes
         ),
     }
-    for (part, _, _, n, distribution, _), row in known.items():
-        figures = ("ms", "ms_q1", "ms_q3", "floor_ms", "over_floor", "verify_ms", "operators")
-        assert all(row[name] > 0 for name in figures) and row["ms_q1"] <= row["ms_q3"]
+    for (part, _, _, n, distribution, _), row in cells.items():
+        times = ("ms", "ms_q1", "ms_q3", "floor_ms", "over_floor", "verify_ms", "operators")
+        assert all(row[name] > 0 for name in times) and row["ms_q1"] <= row["ms_q3"]
         # Two of a stub's nodes are right, all of the context's and of the draft model's.
         tokens = {"context": 16, "draft": 6}.get(part, 1 if n == 1 else 3)
         assert (row["tokens"], row["nodes"]) == (tokens, tokens - 1 if n is None else n - 1)
         assert ("forward_ms" in row) == ((n, distribution) == (16, "top-p"))
-    assert len(result["bars"]) > 5
-    for bar in result["bars"]:
+    assert len(figures["bars"]) > 5
+    for bar in figures["bars"]:
         assert (bar["measured"], bar["met"]) == ("not measured", None)
     assert "| 32 rows over plain at 32768 | <= 1.3 | not measured |" in printed
 
 
-def test_gpu_probe_asks_for_an_accelerator(
+def test_gpu_probe_requires_an_accelerator(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(SCRIPTS)
     probe = importlib.import_module("gpu_probe")
-    for inputs, said in (
+    for inputs, error in (
         (["--device", "cpu"], "got cpu without --small; expected a CUDA device"),
         (["--device", "cpu", "--small", "--modes", "graph"], "got --modes graph for cpu"),
         (["--device", "tpu9"], "device 'tpu9' is unknown to torch"),
@@ -367,7 +361,7 @@ def test_gpu_probe_asks_for_an_accelerator(
         monkeypatch.setattr(sys, "argv", ["gpu_probe.py", *inputs])
         with pytest.raises(SystemExit) as ended:
             probe.main()
-        assert ended.value.code == 2 and said in capsys.readouterr().err
+        assert ended.value.code == 2 and error in capsys.readouterr().err
 
 
 def test_gpu_bars(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,8 +381,8 @@ def test_gpu_bars(monkeypatch: pytest.MonkeyPatch) -> None:
         row("graph", 1, 5.0, 4096),
         {"part": "single", "length": 4096, "rows": 32, "mode": "graph", "skipped": "memory ended"},
     ]
-    record = {bar["name"]: bar for bar in bars(rows, measured=True)}
-    fields = {name: (bar["measured"], bar["mode"], bar["met"]) for name, bar in record.items()}
+    measured = bars(rows, measured=True)
+    fields = {bar["name"]: (bar["measured"], bar["mode"], bar["met"]) for bar in measured}
     assert fields["plain at 512 over its bytes"] == (1.2, "compile", True)
     assert fields["plain at 512 over its bytes (stretch)"] == (1.2, "compile", False)
     assert fields["32 rows over plain at 512"] == (1.0769, "graph", True)
@@ -407,7 +401,7 @@ def test_gpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cudaGraphLaunch", 20, 25),
         ("cudaMemcpyAsync", 30, 31),
         ("cudaStreamSynchronize", 31, 90),
-        ("cudaDeviceSynchronize", 101, 200),  # the profiler's own
+        ("cudaDeviceSynchronize", 101, 200),  # of the profiler
     ]
     ran = [(counts.MARK, 0, 99), ("kernel", 20, 50), ("kernel", 40, 60), ("Memcpy DtoH", 70, 80)]
     events = [[counts.Event(*each) for each in those] for those in (host, ran)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "ragspec" / "starter" / "guide"
@@ -16,19 +15,12 @@ ARGUMENTS = {"ask_documents.py": [str(GUIDE)]}
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_the_example_runs(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / name, *ARGUMENTS.get(name, [])],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "QUESTIONS": "2"},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    script, arguments = ROOT / "examples" / name, ARGUMENTS.get(name, [])
+    out = run_script(script, *arguments, cwd=tmp_path, QUESTIONS="2")
+    assert out.strip()
     if name == "generate.py":
-        assert "the same tokens: True" in done.stdout
+        assert "the same tokens: True" in out
     if name == "demo.py":
-        assert "2 of 2 texts equal plain decoding" in done.stdout
+        assert "2 of 2 texts equal plain decoding" in out
     if name == "one_step.py":
-        assert "the tokens of plain decoding: True" in done.stdout
+        assert "the tokens of plain decoding: True" in out

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import run_script
+
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 GUIDE = ROOT / "ragspec" / "starter" / "guide"
@@ -40,15 +42,7 @@ def test_every_python_snippet_runs(page: Path, tmp_path: Path) -> None:
     shutil.copytree(GUIDE, tmp_path / "manuals", ignore=shutil.ignore_patterns("*.jsonl"))
     script = tmp_path / "readme_snippets.py"
     script.write_text("\n".join(snippets), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    run_script(script, cwd=tmp_path)
 
 
 def text(page: Path) -> list[str]:

@@ -47,11 +47,6 @@ class MixtureSampler(Sampler):
     def __init__(self, head: MixtureHead) -> None:
         super().__init__(head, NoiseSchedule(1, head.floor))
 
-    @property
-    def lanes(self) -> int:
-        """Normal numbers of one latent: 2 D."""
-        return 2 * self.head.latent_dim
-
     def draw(
         self, message: torch.Tensor, noise: torch.Tensor, start: int | None = None
     ) -> LatentSample:

@@ -11,6 +11,7 @@ from ragspec.drafters.base import KnownStates
 from ragspec.engine.options import DEFAULT_NEW_TOKENS, RowSettings, end_tokens, read_options
 from ragspec.errors import InputError, PromptTooLongError, SamplingError
 from ragspec.sampling.settings import Sampling
+from tests.support import tiny
 
 
 def read(sampling: Sampling | None = None, **options: Any) -> RowSettings:
@@ -19,9 +20,9 @@ def read(sampling: Sampling | None = None, **options: Any) -> RowSettings:
         sampling or Sampling(),
         [[1, 2, 3], [4] * 10],
         ends=[7],
-        has_text=True,
         vocab_size=50,
         limit=100,
+        tokenizer=tiny.tokenizer(),
     )
 
 
@@ -31,21 +32,13 @@ def test_penalties_that_look_up_the_prompt_need_ids_that_have_logits() -> None:
         read(Sampling(**settings))
         with pytest.raises(SamplingError, match="the id 60 in a prompt"):
             read_options(
-                {},
-                Sampling(**settings),
-                [[1], [2, 60]],
-                ends=[],
-                has_text=False,
-                vocab_size=50,
-                limit=None,
+                {}, Sampling(**settings), [[1], [2, 60]], ends=[], vocab_size=50, limit=None
             )
 
 
 def test_new_tokens_default_to_what_the_context_leaves() -> None:
     assert read().stop.max_new_tokens == 90
-    unlimited = read_options(
-        {}, Sampling(), [[1]], ends=[], has_text=False, vocab_size=9, limit=None
-    )
+    unlimited = read_options({}, Sampling(), [[1]], ends=[], vocab_size=9, limit=None)
     assert unlimited.stop.max_new_tokens == DEFAULT_NEW_TOKENS
 
 
@@ -190,7 +183,7 @@ def test_known_states_are_of_one_prompt_and_in_its_order() -> None:
 
     def ask(inputs: Any) -> RowSettings:
         options: Any = {"known_states": inputs}
-        sizes: Any = {"ends": [], "has_text": False, "vocab_size": 50, "limit": None}
+        sizes: Any = {"ends": [], "vocab_size": 50, "limit": None}
         return read_options(options, Sampling(), [[1] * 10], **sizes)
 
     assert len(ask(parts((0, 3), (3, 2), (8, 2))).known_states) == 3

@@ -1,7 +1,7 @@
-"""The ways in which `ragspec bench long` answers: our drafters, transformers, and retrieval alone.
+"""The variants that `bench.py long` compares: our drafters, transformers, and retrieval alone.
 
-All go on from what was read of a document once, transformers from a cache of its own copy of the
-model. Seconds are those of decoding: from the first token, which the prompt gives, to the last.
+All variants reuse the KV cache of the document, transformers that of its copy of the model. Seconds
+are those of decoding: from the first token, which the prefill gives, to the last.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from ragspec.rules.base import Step
 from ragspec.trees.operations import depths
 
 PLAIN, PEER, RETRIEVAL = "plain", "hf-greedy", "retrieval"
-PIECE = 1024  # tokens of a document that transformers reads at a time, as we do
+CHUNK = 1024  # tokens of a prefill chunk of transformers, as in our engine
 SELF = "self"  # as a draft model: the target
 
 
 @dataclass(frozen=True, slots=True)
 class DraftStep:
-    """One forward: nodes, levels of the tree that was verified, accepted ones, milliseconds."""
+    """One step: nodes and levels of the verified tree, accepted nodes, milliseconds."""
 
     nodes: int
     levels: int
@@ -58,10 +58,14 @@ class DraftStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What a way made of a task. seconds: of decoding; by_source: accepted tokens by drafter.
+class VariantAnswer:
+    """The answer of a variant to a task.
 
-    same: whether the text is to be that of plain decoding, not one of another law or prompt.
+    Attributes:
+        seconds: Decode seconds.
+        by_source: Accepted tokens by drafter.
+        same: Whether the variant should generate the plain text; False for another distribution or
+            prompt.
     """
 
     outcome: Outcome
@@ -73,35 +77,35 @@ class Result:
 
     @property
     def token_seconds(self) -> float:
-        """Seconds of decoding for each token but the first, which the prompt gives."""
+        """Decode seconds of a token; the prefill gives the first one."""
         return self.seconds / max(1, len(self.outcome.tokens) - 1)
 
     @property
     def level_ms(self) -> float | None:
-        """Milliseconds of drafting a level of a tree, median over the drafts; None without any.
+        """Median milliseconds of a level of a draft tree; None without drafts.
 
-        A draft model runs once a level; where the budget cut a tree its levels cost less than this.
+        A draft model runs once a level. If the budget cuts a tree, its levels cost less than this.
         """
         each = [step.draft_ms / step.levels for step in self.steps if step.levels]
         return median(each) if each else None
 
 
 class Variant(Protocol):
-    """One way of answering; `read` comes before the tasks over a document."""
+    """One variant of answering; `read` is called before the tasks over a document."""
 
     name: str
 
     def read(self, document: LongDocument) -> None:
-        """Make ready for questions over a document that is read."""
+        """Prepare for questions over a document that was read."""
         ...
 
-    def answer(self, task: Task, new_tokens: int) -> Result:
-        """Return what the way makes of a task, greedily."""
+    def answer(self, task: Task, new_tokens: int) -> VariantAnswer:
+        """Return the greedy answer to a task."""
         ...
 
 
 class DraftingVariant:
-    """An engine of this project over the saved document."""
+    """An engine of this project over the KV cache of the document."""
 
     def __init__(self, name: str, engine: Engine) -> None:
         self.name = name
@@ -109,74 +113,79 @@ class DraftingVariant:
         self._document: LongDocument | None = None
 
     def read(self, document: LongDocument) -> None:
-        """Take what was read; nothing is read again."""
+        """Reuse the KV cache of the document."""
         self._document = document.over(self.engine)
 
-    def answer(self, task: Task, new_tokens: int) -> Result:
+    def answer(self, task: Task, new_tokens: int) -> VariantAnswer:
         """Ask the document."""
         assert self._document is not None
-        begun = plain_ids(self.engine.tokenizer, task.begun)
+        start = plain_ids(self.engine.tokenizer, task.start)
         began = time.perf_counter()
         answer = self._document.ask(
-            task.question, max_new_tokens=len(begun) + new_tokens, resume_from=begun
+            task.question, max_new_tokens=len(start) + new_tokens, resume_from=start
         )
-        return _matches(answer, time.perf_counter() - began, len(begun))
+        return _to_variant_answer(answer, time.perf_counter() - began, len(start))
 
 
 class RetrievalVariant:
-    """Retrieval alone: the passages of the document that a question finds, and nothing else."""
+    """Retrieval alone: the prompt holds only the retrieved passages of the document.
+
+    Args:
+        engine: Engine over the target; the variant drafts from the text alone.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        """engine: over the same target; it drafts from the text alone."""
         self.name = RETRIEVAL
         self.engine = make_engine("context", engine, Sources())
         self._qa: DocQA | None = None
 
     def read(self, document: LongDocument) -> None:
-        """Index the part that was read."""
+        """Index the part of the document that was read."""
         part = replace(document.document, text=document.text, headings=(), pages=())
         self._qa = DocQA(PassageIndex.build([part]), engine=self.engine)
 
-    def answer(self, task: Task, new_tokens: int) -> Result:
+    def answer(self, task: Task, new_tokens: int) -> VariantAnswer:
         """Ask the passages."""
         assert self._qa is not None
-        begun = plain_ids(self.engine.tokenizer, task.begun)
+        start = plain_ids(self.engine.tokenizer, task.start)
         began = time.perf_counter()
         answer = self._qa.ask(
-            task.question, max_new_tokens=len(begun) + new_tokens, resume_from=begun, refuse=False
+            task.question, max_new_tokens=len(start) + new_tokens, resume_from=start, refuse=False
         )
-        return replace(_matches(answer, time.perf_counter() - began, len(begun)), same=False)
+        return replace(
+            _to_variant_answer(answer, time.perf_counter() - began, len(start)), same=False
+        )
 
 
-def _matches(answer: Answer, seconds: float, begun: int) -> Result:
+def _to_variant_answer(answer: Answer, seconds: float, start: int) -> VariantAnswer:
     report, steps = answer.report, answer.generation.steps
     outcome = Outcome(
-        answer.generation.tokens[begun:],
+        answer.generation.tokens[start:],
         report.forward_passes,
         seconds,
         report.milliseconds["prefill"] / 1000.0,
     )
-    return Result(
+    return VariantAnswer(
         outcome,
         answer.text,
         report.decode_seconds,
-        tuple(_fact(step) for step in steps if "prefill" not in step.milliseconds),
+        tuple(_draft_step(step) for step in steps if "prefill" not in step.milliseconds),
         dict(report.accepted_by_source),
         not kind_of_label(answer.label).startswith("exact-for"),
     )
 
 
-def _fact(step: Step) -> DraftStep:
+def _draft_step(step: Step) -> DraftStep:
     levels = 1 + int(depths(step.tree.parents).max()) if len(step.tree) else 0
     spent = (round(step.milliseconds.get(name, 0.0), 3) for name in ("draft", "verify"))
     return DraftStep(len(step.tree), levels, len(accepted_of(step)), *spent)
 
 
 class PeerVariant:
-    """`generate` of transformers, greedy, on its own copy of the model, which reads once too.
+    """Greedy `generate` of transformers on a copy of the model, which reads a document once, too.
 
-    It goes on to the last of the new tokens: what ends our texts (stop strings, repetitions) does
-    not end its own, so that the two are compared by the token.
+    It always generates all new tokens, since stop strings and repetitions do not end its texts. So
+    it is compared by the token.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -188,22 +197,22 @@ class PeerVariant:
 
     @torch.inference_mode()
     def read(self, document: LongDocument) -> None:
-        """Read the document, a piece at a time."""
+        """Prefill the document in chunks."""
         from transformers import DynamicCache
 
         self._document, self._cache = document, None
         cache = DynamicCache(config=self.model.config)
         ids = document.prefix.token_ids
-        for first in range(0, len(ids), PIECE):
-            piece = torch.tensor([ids[first : first + PIECE]], device=self.model.device)
-            self.model(piece, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        for first in range(0, len(ids), CHUNK):
+            chunk = torch.tensor([ids[first : first + CHUNK]], device=self.model.device)
+            self.model(chunk, past_key_values=cache, use_cache=True, logits_to_keep=1)
         self._cache = cache
 
-    def answer(self, task: Task, new_tokens: int) -> Result:
-        """Go on from a copy of the cache."""
+    def answer(self, task: Task, new_tokens: int) -> VariantAnswer:
+        """Answer from a copy of the KV cache."""
         assert self._document is not None
         prompt = self._document.prompt(task.question).token_ids
-        ids = (*prompt, *plain_ids(self.tokenizer, task.begun))
+        ids = (*prompt, *plain_ids(self.tokenizer, task.start))
         clock = TokenClock()
         cache = copy.deepcopy(self._cache)
         mode = TransformersVariant(self.model, past_key_values=cache, streamer=clock)
@@ -211,58 +220,60 @@ class PeerVariant:
         outcome = mode.run(item, new_tokens)
         seconds = clock.times[-1] - clock.times[1]
         outcome = replace(outcome, prefill=outcome.seconds - seconds)
-        return Result(outcome, self.tokenizer.decode(outcome.tokens), seconds)
+        return VariantAnswer(outcome, self.tokenizer.decode(outcome.tokens), seconds)
 
 
-def make_ways(names: Sequence[str], engine: Engine, draft_model: Any = None) -> list[Variant]:
-    """Return the drafting ways by name, plain decoding first.
+def make_variants(names: Sequence[str], engine: Engine, draft_model: Any = None) -> list[Variant]:
+    """Return the drafting variants, plain decoding first.
 
-    names: drafters, joined by plus signs where they are fused, with `:N` for trees of N nodes in
-    place of the budget. draft_model: for those that need one, or None. Raises UnknownNameError,
-    InputError for a drafter without the model that it needs.
+    Args:
+        names: Drafters; plus signs fuse them, and `:N` sets trees of N nodes instead of the budget.
+        engine: Engine over the target.
+        draft_model: For drafters that need one.
+
+    Raises:
+        UnknownNameError: A drafter is unknown.
+        InputError: A drafter lacks its draft model.
     """
     names = list(dict.fromkeys((PLAIN, *names)))
-    check_variants([parse_drafter(name) for name in names])
-    ways: list[Variant] = []
+    check_variants([_split(name)[0] for name in names])
+    variants: list[Variant] = []
     for name in names:
-        drafter, _, nodes = _split(name)
-        wants = needs_model(drafter)
-        if wants:
+        drafter, nodes = _split(name)
+        with_model = needs_model(drafter)
+        if with_model:
             _check_model(name, draft_model)
-        instance = make_engine(drafter, engine, Sources(draft_model=draft_model if wants else None))
+        sources = Sources(draft_model=draft_model if with_model else None)
+        drafting = make_engine(drafter, engine, sources)
         if nodes:
-            instance.budget = make_budget(int(nodes))
-        ways.append(DraftingVariant(name, instance))
-    return ways
+            drafting.budget = make_budget(nodes)
+        variants.append(DraftingVariant(name, drafting))
+    return variants
 
 
-def steered_ways(etas: Sequence[float], engine: Engine, draft_model: Any) -> list[Variant]:
-    """Return ways whose law a draft model over retrieved chunks steers, see `Steering`.
+def steered_variants(etas: Sequence[float], engine: Engine, draft_model: Any) -> list[Variant]:
+    """Return variants whose distribution a draft model over retrieved chunks steers.
 
-    All that is there drafts for them. Raises InputError without a draft model.
+    `auto` and the draft model draft for them, see `Steering`. Raises InputError without a draft
+    model.
     """
-    ways: list[Variant] = []
+    variants: list[Variant] = []
     for eta in etas:
         _check_model(name := f"steered, eta {eta:g}", draft_model)
         drafters: list[Drafter] = [AutoDrafter(), Rapid(draft_model, mode="steered", eta=eta)]
-        instance = Engine(engine.target, engine.tokenizer, drafters, None, "auto")
-        ways.append(DraftingVariant(name, instance))
-    return ways
+        steered = Engine(engine.target, engine.tokenizer, drafters, None, "auto")
+        variants.append(DraftingVariant(name, steered))
+    return variants
 
 
 def _check_model(name: str, draft_model: Any) -> None:
     if draft_model is None:
         raise InputError(
-            f"{name} got no draft model; expected one. Give it with --draft-model, {SELF!r} for "
-            "the target itself."
+            f"Expected a draft model for {name}, got none. Add --draft-model {SELF} or a folder."
         )
 
 
-def parse_drafter(name: str) -> str:
-    """Return the drafters of a way, without the size of its trees."""
-    return _split(name)[0]
-
-
-def _split(name: str) -> tuple[str, str, str]:
+def _split(name: str) -> tuple[str, int]:
+    """Return the drafters of a variant and the nodes of its trees, 0 without `:N`."""
     drafter, colon, nodes = name.rpartition(":")
-    return (drafter, colon, nodes) if colon and nodes.isdecimal() else (name, "", "")
+    return (drafter, int(nodes)) if colon and nodes.isdecimal() else (name, 0)
