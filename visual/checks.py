@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
+from math import isqrt
 from numbers import Real
 from operator import index
 from typing import Any
@@ -74,3 +75,19 @@ def checked_count(count: int, name: str) -> int:
     if number is None or number < 1:
         raise InputError(f"{name} is {count!r}; expected a whole number, at least 1.")
     return number
+
+
+def side_of(places: int) -> int | None:
+    """Return the side of a square of this many places; None if they form no square."""
+    side = isqrt(places)
+    return side if side and side * side == places else None
+
+
+def check_settings(rule: str, settings: Iterable[str], allowed: Set[str]) -> None:
+    """Raise InputError if the settings of a rule, by name, are not all among those allowed."""
+    foreign = sorted(set(settings) - allowed)
+    if foreign:
+        raise InputError(
+            f"rule {rule!r} has no {', '.join(foreign)}; it takes "
+            f"{', '.join(sorted(allowed)) or 'no settings'}."
+        )

@@ -17,19 +17,18 @@ from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.latents.target import LatentDraws
-from ragspec.visual.masked.target import MaskedTarget, picture_of
+from ragspec.visual.masked.target import picture_of
 
 MIN_EXPECTED_GAIN = 0.1
 _RATE = 0.1
 _TYPICAL = 0.5  # the acceptance rate that a session starts with
 
 
-class LatentDrafter:
-    """Drafts chains of latents with a smaller model.
+class ChainDrafter:
+    """The base of drafters of chains of latents.
 
     Args:
-        draft: The smaller model as a target with the `table` of `target`, and the same conditions
-            in the same order.
+        target: The target that judges the latents.
         window: The most latents in a draft.
         min_expected_gain: The least acceptance probability, estimated from the row so far, for
             latents after the first; 0 fills the window.
@@ -37,12 +36,41 @@ class LatentDrafter:
             (CSpD's pre-filling, section 2).
 
     Raises:
+        InputError: window or min_expected_gain is out of range.
+    """
+
+    kind = DraftKind.COUPLED
+
+    def __init__(
+        self,
+        target: Any,
+        window: int = 12,
+        min_expected_gain: float = MIN_EXPECTED_GAIN,
+        begin: int = 0,
+    ) -> None:
+        if window < 1 or not 0.0 <= min_expected_gain < 1.0:
+            raise InputError(
+                f"got window {window} and worth {min_expected_gain}; expected at least 1, and "
+                "0 to 1."
+            )
+        self.target, self.window = target, window
+        self.min_expected_gain, self.begin = min_expected_gain, begin
+
+
+class LatentDrafter(ChainDrafter):
+    """Drafts chains of latents with a smaller model.
+
+    Args:
+        draft: The smaller model as a target with the `table` of `target`, and the same conditions
+            in the same order.
+        window, min_expected_gain, begin: See `ChainDrafter`.
+
+    Raises:
         InputError: draft is no such target, or window or min_expected_gain is out of range.
     """
 
     method = Method("a smaller model of latents", "CSpD", listed=False)
     name = "model"
-    kind = DraftKind.COUPLED
 
     def __init__(
         self,
@@ -57,25 +85,14 @@ class LatentDrafter:
                 f"got a {type(draft).__name__} to draft with; expected a LatentTarget or a "
                 "MaskedTarget over the smaller model that was made with table=target.table."
             )
-        check_window(window, min_expected_gain)
+        super().__init__(target, window, min_expected_gain, begin)
         self.draft: Any = draft
-        self.window = window
-        self.min_expected_gain = min_expected_gain
-        self.begin = begin
 
     def open(self, request: DraftRequest) -> LatentSession:
         """Return a session for one row, with an empty cache."""
         noise = NoiseStream(0) if request.distribution is None else request.distribution.noise
         cache = self.draft.draft_cache(len(request.prompt) + 256)
         return LatentSession(self, noise, cache)
-
-
-def check_window(window: int, min_expected_gain: float) -> None:
-    """Raise InputError unless window is at least 1 and min_expected_gain from 0 to below 1."""
-    if window < 1 or not 0.0 <= min_expected_gain < 1.0:
-        raise InputError(
-            f"got window {window} and worth {min_expected_gain}; expected at least 1, and 0 to 1."
-        )
 
 
 class ChainSession:
@@ -152,12 +169,12 @@ class LatentSession(ChainSession):
         return int(draft.add(states, draft.noise(self._noise, indices), indices)[0])
 
 
-class MaskedJacobiDrafter:
+class MaskedJacobiDrafter(ChainDrafter):
     """Drafts the latents that the target's last forward sampled for the next places.
 
     Args:
-        target: Its `ahead` must be at least the window.
-        window, min_expected_gain, begin: See `LatentDrafter`.
+        target: A `MaskedTarget`, whose `ahead` must be at least the window.
+        window, min_expected_gain, begin: See `ChainDrafter`.
 
     Raises:
         InputError: window or min_expected_gain is out of range.
@@ -165,18 +182,6 @@ class MaskedJacobiDrafter:
 
     method = Method("a masked target's last forward", "SJD, MAR", listed=False)
     name = "jacobi"
-    kind = DraftKind.COUPLED
-
-    def __init__(
-        self,
-        target: MaskedTarget,
-        window: int = 12,
-        min_expected_gain: float = MIN_EXPECTED_GAIN,
-        begin: int = 0,
-    ) -> None:
-        check_window(window, min_expected_gain)
-        self.target, self.window = target, window
-        self.min_expected_gain, self.begin = min_expected_gain, begin
 
     def open(self, request: DraftRequest) -> MaskedJacobiSession:
         """Return a session for the image that the prompt stands for."""
@@ -188,8 +193,10 @@ class MaskedJacobiSession(ChainSession):
 
     def __init__(self, drafter: MaskedJacobiDrafter, picture: int) -> None:
         super().__init__(drafter)
-        self._target, self._picture = drafter.target, picture
+        self._picture = picture
 
     def next(self, context: DraftContext) -> int | None:
         """Return the number that the last forward sampled for the next index."""
-        return self._target.guess(self._picture, context.generated + len(self._drafted))
+        index = context.generated + len(self._drafted)
+        number: int | None = self._drafter.target.guess(self._picture, index)
+        return number

@@ -9,6 +9,7 @@ to judge. The floor is part of the sampler, with drafts and without.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.sampling.noise import NoiseStream
 from ragspec.visual.latents.model import MOST
 
 OFFSET = 0.008
@@ -71,6 +73,12 @@ def noised(clean: Tensor, noise: Tensor, times: Tensor) -> Tensor:
     return share.sqrt() * clean + (1.0 - share).sqrt() * noise
 
 
+def path_noise(noise: NoiseStream, indices: Sequence[int], steps: int, width: int) -> Tensor:
+    """Return the normal numbers f64 [n, T + 1, D] of the latents at n indices."""
+    lanes = torch.arange((steps + 1) * width).expand(len(indices), -1)
+    return noise.normal_rows(indices, lanes).reshape(len(indices), steps + 1, width)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentSample:
     """The latents of n places, with the steps that they were sampled in.
@@ -112,11 +120,6 @@ class Sampler:
         # Index t - 1 is for x_(t - 1) given x_t.
         self.factors = torch.tensor([each[:2] for each in steps], dtype=torch.float64)
         self.deviations = torch.tensor([each[2] for each in steps], dtype=torch.float64)
-
-    @property
-    def lanes(self) -> int:
-        """Normal numbers of one latent: (T + 1) D."""
-        return (int(self.schedule.steps) + 1) * int(self.head.write.out_features)
 
     def conditioning(self, states: Tensor) -> Tensor:
         """Return the head's conditioning [n, C, width] by states [n, C, H]."""

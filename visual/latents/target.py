@@ -22,7 +22,7 @@ from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.verification.kv_cache import SlotCache
 from ragspec.visual.latents.model import LatentModel
-from ragspec.visual.latents.sampler import NoiseSchedule, Sampler
+from ragspec.visual.latents.sampler import NoiseSchedule, Sampler, path_noise
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
@@ -79,9 +79,7 @@ class LatentDraws:
 
     def noise(self, noise: NoiseStream, indices: Sequence[int]) -> Tensor:
         """Return the normal numbers f64 [n, T + 1, D] of the latents at n indices."""
-        lanes = torch.arange(self.sampler.lanes).expand(len(indices), -1)
-        width = self.table.paths.shape[-1]
-        return noise.normal_rows(indices, lanes).reshape(len(indices), -1, width)
+        return path_noise(noise, indices, self.steps, self.table.paths.shape[-1])
 
 
 def expect_steps(table: LatentTable, steps: int, width: int) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from ragspec.errors import InputError, ModelError
-from ragspec.visual.checks import checked_count
-from ragspec.visual.masked.model import MaskedConfig, MaskedModel, side_of
+from ragspec.visual.checks import checked_count, side_of
+from ragspec.visual.masked.model import MaskedConfig, MaskedModel
 from ragspec.visual.models.kl import FACTOR
-from ragspec.visual.models.vq_checkpoint import check_weights
+from ragspec.visual.models.vq_checkpoint import with_weights
 from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
 
 _PLACES = ("model_ema", *PLACES)
@@ -66,10 +66,9 @@ def load_mar(
     with torch.device("meta"):
         model = MaskedModel(config)
     names = {name: name for name in weights}
-    check_weights(model.state_dict(), weights, names, origin, "MAR model")
-    model.load_state_dict(weights, assign=True)
     model.config.dtype = kind
-    return model.eval()  # type: ignore[no-any-return, unused-ignore]
+    loaded: MaskedModel = with_weights(model, weights, names, origin, "MAR model")
+    return loaded
 
 
 def _config(weights: Tensors, origin: str, heads: int | None) -> MaskedConfig:

@@ -8,7 +8,6 @@ step between its bounds.
 from __future__ import annotations
 
 import math
-from math import isqrt
 from typing import Any
 
 import torch
@@ -365,9 +364,3 @@ class MaskedModel(PreTrainedModel):  # type: ignore[misc, unused-ignore]
 
 def _table(rows: int, width: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(1, rows, width))
-
-
-def side_of(places: int) -> int | None:
-    """Return the side of a square of this many places; None if they form no square."""
-    side = isqrt(places)
-    return side if side and side * side == places else None

@@ -14,7 +14,7 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.visual.checks import is_number
-from ragspec.visual.latents.sampler import Sampler
+from ragspec.visual.latents.sampler import Sampler, path_noise
 from ragspec.visual.masked.model import MaskedModel
 from ragspec.visual.masked.schedule import LearnedSchedule, guidance_at, masked_counts
 
@@ -39,11 +39,6 @@ class NoiseSampler(Sampler):
         self.head, self.schedule, self.scale = model.head, schedule, scale
         self.temperature, self.clip = temperature, model.config.clip
         self._times = torch.tensor(schedule.times)
-
-    @property
-    def lanes(self) -> int:
-        """The normal numbers that one latent takes: (T + 1) D."""
-        return (int(self.schedule.steps) + 1) * int(self.head.input_proj.in_features)
 
     def conditioning(self, states: Tensor) -> Tensor:
         """Return the head's conditioning [..., width] for states [..., H]."""
@@ -167,9 +162,7 @@ class MaskedSampler:
 
     def noise(self, noise: NoiseStream, places: Sequence[int]) -> Tensor:
         """Return normal numbers f64 [n, T + 1, D] for the latents at n places."""
-        steps, width = self.schedule.steps + 1, self.model.config.latent_dim
-        lanes = torch.arange(steps * width).expand(len(places), -1)
-        return noise.normal_rows(places, lanes).reshape(len(places), steps, width)
+        return path_noise(noise, places, self.schedule.steps, self.model.config.latent_dim)
 
 
 def order_of(noise: NoiseStream, places: int) -> Tensor:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ragspec.errors import InputError, ModelError, UnsupportedModelError
 from ragspec.visual.models.vq_checkpoint import (
-    check_weights,
     convolution_sizes,
     diffusers_name,
     is_convolution,
     open_folder,
     save_folder,
     with_linear_layers,
+    with_weights,
 )
 from ragspec.visual.models.weights_file import Tensors, check_finite, read_checkpoint
 
@@ -149,9 +149,7 @@ def load_kl(
     width = weights["decoder.conv_in.weight"].shape[1]
     with torch.device("meta"):
         model = AutoencoderKL(**config, latent_channels=width, scaling_factor=FACTOR)
-    check_weights(model.state_dict(), weights, names, origin, "KL autoencoder")
-    model.load_state_dict(weights, assign=True)
-    return model.eval()
+    return with_weights(model, weights, names, origin, "KL autoencoder")
 
 
 def _from_widest(name: str, levels: int) -> str:

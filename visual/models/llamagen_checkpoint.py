@@ -7,7 +7,6 @@ caller, a rotary table, the training settings or the published sizes. `weights_f
 from __future__ import annotations
 
 import re
-from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError, ModelError
-from ragspec.visual.checks import checked_count
+from ragspec.visual.checks import checked_count, side_of
 from ragspec.visual.models.llamagen import LlamaGenConfig, LlamaGenModel
 from ragspec.visual.models.weights_file import PLACES, Tensors, check_finite, read_checkpoint
 
@@ -217,9 +216,8 @@ def _heads_and_side(
 
 def _side(table: Tensor, length: int) -> int:
     """Return the grid's side by the rows of a rotary table; raise ModelError for no square."""
-    codes = max(0, len(table) - length)
-    side = isqrt(codes)
-    if not side or side * side != codes:
+    side = side_of(max(0, len(table) - length))
+    if side is None:
         raise ModelError(
             f"the checkpoint's freqs_cis has {len(table)} rows; expected {length} and a square of "
             "codes. Pass grid_size: 16 for pictures of 256 pixels, 24 for 384, 32 for 512."

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
 from ragspec.verification.causal import TreeSession
 from ragspec.verification.kv_cache import SlotCache
-from ragspec.visual.checks import whole
+from ragspec.visual.checks import side_of, whole
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 
@@ -36,36 +35,49 @@ class _MultimodalTarget(ImageTarget):
     """A base of the targets here: an inner model, and a head over the codes and possibly more.
 
     Args:
-        inner: The module that returns the last hidden states.
-        codes, raster, fixed: See `ImageTarget`.
+        prompts: Token ids of each prompt.
+        unconditional: Token ids that guidance leads away from, see the module.
+        guidance_scale: None for the `usual_scale` of the class.
+        raster: None for the model's own.
+        guidance_interval, fixed: See `ImageTarget`.
     """
+
+    kind: ClassVar[str]  # the model_type of its models
+    usual_scale: ClassVar[float] = 1.0
 
     def __init__(
         self,
         model: Any,
-        inner: Any,
         prompts: Sequence[Ids],
-        unconditional: Unconditional,
-        guidance_scale: float,
-        guidance_interval: tuple[int, int] | None,
+        unconditional: Unconditional = None,
+        guidance_scale: float | None = None,
+        guidance_interval: tuple[int, int] | None = None,
         *,
-        codes: int,
-        raster: Raster,
+        raster: Raster | None = None,
         fixed: Tensor | None = None,
     ) -> None:
-        if guidance_scale != 1.0 and unconditional is None:
+        _expect(model, self.kind)
+        scale = self.usual_scale if guidance_scale is None else guidance_scale
+        if scale != 1.0 and unconditional is None:
             raise InputError(
-                f"got guidance_scale {guidance_scale} without an unconditional prompt; expected "
+                f"got guidance_scale {scale} without an unconditional prompt; expected "
                 "the token ids of one. Pass unconditional=[...]."
             )
-        table = prompt_table(model, prompts, unconditional)
+        self.inner, outputs, usual = self.parts_of(model)
+        raster = raster or usual
+        table, codes = prompt_table(model, prompts, unconditional), len(outputs)
         super().__init__(
-            model, table, guidance_scale, guidance_interval, codes=codes, fixed=fixed, raster=raster
+            model, table, scale, guidance_interval, codes=codes, fixed=fixed, raster=raster
         )
-        self.inner = inner
+        self.outputs = torch.tensor(list(outputs), device=self.device)
         self.keeps_logits = True  # `run` does, whatever the model's own forward does
         longest = table.length + raster.tokens
         self.max_length = min(longest, self.max_length or longest)
+
+    @staticmethod
+    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
+        """Return the module of the last hidden states, the head's id of each code, the raster."""
+        raise NotImplementedError
 
     def placed(self, positions: Tensor, hidden: Sequence[int]) -> Tensor:
         """Return positions i64 [R, n] counted from the first token that is no padding."""
@@ -93,30 +105,14 @@ class JanusTarget(_MultimodalTarget):
         raster: None for the square that the model was trained on.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        prompts: Sequence[Ids],
-        unconditional: Unconditional = None,
-        guidance_scale: float = 5.0,
-        guidance_interval: tuple[int, int] | None = None,
-        *,
-        raster: Raster | None = None,
-        fixed: Tensor | None = None,
-    ) -> None:
-        _expect(model, "janus")
-        parts = model.model
-        super().__init__(
-            model,
-            parts.language_model,
-            prompts,
-            unconditional,
-            guidance_scale,
-            guidance_interval,
-            codes=parts.generation_embeddings.num_embeddings,
-            raster=raster or janus_raster(model),
-            fixed=fixed,
-        )
+    kind = "janus"
+    usual_scale = 5.0
+
+    @staticmethod
+    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
+        """Return the language model, the codes, and the square that it was trained on."""
+        codes = range(model.model.generation_embeddings.num_embeddings)
+        return model.model.language_model, codes, janus_raster(model)
 
     @property
     def output_head(self) -> torch.nn.Module:
@@ -137,8 +133,8 @@ def janus_raster(model: Any) -> Raster:
 
 def _square(count: int) -> Raster:
     """Return a square of `count` codes, or one row if that is no square number."""
-    side = isqrt(count)
-    return Raster(side, side) if side * side == count else Raster(1, count)
+    side = side_of(count)
+    return Raster(1, count) if side is None else Raster(side, side)
 
 
 def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
@@ -147,11 +143,7 @@ def janus_unconditional(prompt: Ids, bos: int, boi: int, pad: int) -> list[int]:
 
 
 class _TextCodesTarget(_MultimodalTarget):
-    """A base of targets whose codes are tokens of the text's vocabulary, with ids `outputs` [V]."""
-
-    def __init__(self, *inputs: Any, outputs: Ids, **settings: Any) -> None:
-        super().__init__(*inputs, codes=len(outputs), **settings)
-        self.outputs = torch.tensor(list(outputs), device=self.device)
+    """A base of targets whose codes are tokens of the text's vocabulary."""
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the embeddings [B, n, hidden] of the text tokens of codes i64 [B, n]."""
@@ -174,32 +166,20 @@ class Emu3Target(_TextCodesTarget):
         raster: Rows, and codes per row; `ends` is set to 1.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        prompts: Sequence[Ids],
-        unconditional: Unconditional = None,
-        guidance_scale: float = 3.0,
-        guidance_interval: tuple[int, int] | None = None,
-        *,
-        raster: Raster,
-        fixed: Tensor | None = None,
-    ) -> None:
-        _expect(model, "emu3")
-        vocabulary = model.vocabulary_mapping
-        super().__init__(
-            model,
-            model.model.text_model,
-            prompts,
-            unconditional,
-            guidance_scale,
-            guidance_interval,
-            outputs=[*_in_order(vocabulary.img2bpe), vocabulary.eol_token_id],
-            raster=replace(raster, ends=1),
-            fixed=fixed,
-        )
+    kind = "emu3"
+    usual_scale = 3.0
+
+    def __init__(self, *inputs: Any, raster: Raster, **settings: Any) -> None:
+        super().__init__(*inputs, raster=replace(raster, ends=1), **settings)
         self.width = raster.width
         self._is_end = torch.arange(self.vocab_size, device=self.device) == self.vocab_size - 1
+
+    @staticmethod
+    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
+        """Return the text decoder, the codes and the line end, and the least raster."""
+        mapping = model.vocabulary_mapping
+        outputs = [*_in_order(mapping.img2bpe), mapping.eol_token_id]
+        return model.model.text_model, outputs, Raster(1, 1, ends=1)
 
     def allowed(self, index: Tensor) -> Tensor:
         """Return which codes are allowed at indices i64 [B, k]: bool [B, k, V]."""
@@ -218,29 +198,13 @@ class ChameleonTarget(_TextCodesTarget):
         raster: None for 32 x 32 codes.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        prompts: Sequence[Ids],
-        unconditional: Unconditional = None,
-        guidance_scale: float = 1.0,
-        guidance_interval: tuple[int, int] | None = None,
-        *,
-        raster: Raster | None = None,
-        fixed: Tensor | None = None,
-    ) -> None:
-        _expect(model, "chameleon")
-        super().__init__(
-            model,
-            model.model,
-            prompts,
-            unconditional,
-            guidance_scale,
-            guidance_interval,
-            outputs=_in_order(model.model.vocabulary_mapping.img2bpe),
-            raster=raster or Raster(32, 32),
-            fixed=fixed,
-        )
+    kind = "chameleon"
+
+    @staticmethod
+    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
+        """Return the text decoder, the codes, and the published models' raster."""
+        inner = model.model
+        return inner, _in_order(inner.vocabulary_mapping.img2bpe), Raster(32, 32)
 
 
 class ImageGPTTarget(_MultimodalTarget):
@@ -251,20 +215,18 @@ class ImageGPTTarget(_MultimodalTarget):
     few codes before the end.
     """
 
+    kind = "imagegpt"
+
     def __init__(self, model: Any) -> None:
-        _expect(model, "imagegpt")
-        start = model.config.vocab_size - 1
-        super().__init__(
-            model,
-            model.transformer,
-            [[start]],
-            None,
-            1.0,
-            None,
-            codes=start,
-            raster=_square(int(model.config.n_positions)),
-        )
+        _expect(model, self.kind)
+        super().__init__(model, [[model.config.vocab_size - 1]])
         self.max_length = model.config.n_positions + 1  # the last code is never an input
+
+    @staticmethod
+    def parts_of(model: Any) -> tuple[Any, Ids, Raster]:
+        """Return the transformer, the codes, and the square that it was trained on."""
+        config = model.config
+        return model.transformer, range(config.vocab_size - 1), _square(int(config.n_positions))
 
     def open(self, rows: int, capacity: int) -> TreeSession:
         """Return an empty session whose drafts fit the model's own causal mask."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.visual.checks import side_of
 from ragspec.visual.models.vq_checkpoint import (
     JANUS,
     from_janus,
@@ -208,8 +209,8 @@ class VQTokenizer:
             )
         if codes.ndim == 3:
             return codes
-        side = round(codes.shape[1] ** 0.5)
-        if side * side != codes.shape[1] or not side:
+        side = side_of(codes.shape[1])
+        if side is None:
             raise InputError(
                 f"got {codes.shape[1]} codes a picture; expected a square number of them, such as "
                 f"{(self.image_size // self.reduction) ** 2}, or codes laid out as [B, h, w]."
@@ -218,7 +219,7 @@ class VQTokenizer:
 
 
 class ModelVQ:
-    """A model's own code-book and decoder.
+    """A model's own code-book and decoder; Chameleon's model in transformers has no decoder.
 
     Args:
         model: The model's `vqmodel`.
@@ -250,7 +251,8 @@ class ModelVQ:
         return self._pictures(codes.to(place)).float().clamp(-1, 1)
 
     def _pictures(self, codes: Tensor) -> Tensor:
-        raise NotImplementedError
+        pictures: Tensor = self.model.decode(codes)
+        return pictures
 
 
 class JanusVQ(ModelVQ):
@@ -267,15 +269,3 @@ class JanusVQ(ModelVQ):
         laid = latents.permute(0, 3, 1, 2).contiguous()
         pictures: Tensor = self.model.decoder(self.model.post_quant_conv(laid))
         return pictures
-
-
-class Emu3VQ(ModelVQ):
-    """Code-book and decoder of Emu3 (`Emu3VQVAE`)."""
-
-    def _pictures(self, codes: Tensor) -> Tensor:
-        pictures: Tensor = self.model.decode(codes)
-        return pictures
-
-
-class BookAlone(ModelVQ):
-    """A code-book without a decoder, such as Chameleon's in transformers (`ChameleonVQVAE`)."""

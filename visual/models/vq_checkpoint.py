@@ -51,7 +51,7 @@ def diffusers_name(name: str) -> str:
 
 def with_linear_layers(weights: Tensors) -> Tensors:
     """Return weights, by diffusers' names, with attention's convolutions as linear layers."""
-    # A kernel other than 1 x 1 becomes too wide, so that `check_weights` refuses it.
+    # A kernel other than 1 x 1 becomes too wide, so that `with_weights` refuses it.
     linear = {name for name in weights if _LINEAR.fullmatch(name) and is_convolution(weights, name)}
     return {name: each.flatten(1) if name in linear else each for name, each in weights.items()}
 
@@ -92,15 +92,19 @@ def convolution_sizes(weights: Tensors, origin: str) -> dict[str, Any]:
     }
 
 
-def check_weights(
-    expected: Tensors, weights: Tensors, names: dict[str, str], origin: str, kind: str
-) -> None:
-    """Raise ModelError unless the weights are exactly the expected ones, in name and shape.
+def with_weights(
+    model: Any, weights: Tensors, names: dict[str, str], origin: str, kind: str
+) -> Any:
+    """Return the model with these weights, in eval mode.
 
     Args:
         names: Our names by the published ones.
         origin, kind: Source of the weights and kind of model, for the message.
+
+    Raises:
+        ModelError: The weights are not exactly the model's, in name and shape.
     """
+    expected = model.state_dict()
     uses = Counter(names.values())
     faults = {
         "also holds": [name for name, ours in names.items() if ours not in expected],
@@ -118,6 +122,8 @@ def check_weights(
             f"the weights of {origin} are not those of one {kind}: it "
             f"{'; it '.join(message)}. Expected all of a published one, and nothing else."
         )
+    model.load_state_dict(weights, assign=True)
+    return model.eval()
 
 
 def open_folder(kind: Any, path: str | Path, dtype: torch.dtype, published: str) -> Any:
@@ -220,9 +226,7 @@ def _vq_model(published: Tensors, origin: str, pixels: int) -> Any:
             lookup_from_codebook=True,
             sample_size=pixels,
         )
-    check_weights(model.state_dict(), weights, names, origin, "LlamaGen tokenizer")
-    model.load_state_dict(weights, assign=True)
-    return model.eval()
+    return with_weights(model, weights, names, origin, "LlamaGen tokenizer")
 
 
 def _check_kind(weights: Tensors, published: Tensors, origin: str) -> None:

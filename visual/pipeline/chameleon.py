@@ -10,7 +10,7 @@ from torch import Tensor
 from ragspec.errors import ModelError, TokenizerMismatchError
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.transformers_targets import ChameleonTarget
-from ragspec.visual.models.vq import BookAlone, VQTokenizer
+from ragspec.visual.models.vq import ModelVQ, VQTokenizer
 from ragspec.visual.models.vq_checkpoint import JANUS
 from ragspec.visual.pipeline.folder import kind_of
 from ragspec.visual.pipeline.prompt_parts import mark, text_ids
@@ -32,16 +32,15 @@ class ChameleonPipeline(PromptPipeline):
             Without one, calls support only output_type "latent", the codes.
     """
 
-    kind = "chameleon"
     target_kind = ChameleonTarget
     guidance = 3.0
 
     def _vq(self, model: Any, vq: Any) -> Any:
-        book_alone = BookAlone(model.model.vqmodel)
+        model_book = ModelVQ(model.model.vqmodel)
         if vq is None:
-            return book_alone
+            return model_book
         tokenizer = vq if isinstance(vq, VQTokenizer) else _opened(vq)
-        book, expected = tokenizer.model.quantize.embedding.weight, book_alone.codebook()
+        book, expected = tokenizer.model.quantize.embedding.weight, model_book.codebook()
         if book.shape != expected.shape or _differ(book, expected):
             raise TokenizerMismatchError(
                 f"got a decoder with a code-book of {list(book.shape)} that is not the model's, of "
@@ -52,7 +51,7 @@ class ChameleonPipeline(PromptPipeline):
 
     def _raster_of(self, model: Any) -> Raster:
         config = model.model.vqmodel.config
-        side = max(1, int(config.resolution) // BookAlone(model.model.vqmodel).reduction)
+        side = max(1, int(config.resolution) // ModelVQ(model.model.vqmodel).reduction)
         return Raster(side, side)
 
     def _check_decoder(self, output_type: str) -> None:
@@ -62,15 +61,6 @@ class ChameleonPipeline(PromptPipeline):
                 "pictures. Expected vq=PATH for the pipeline, the vqgan.ckpt that was published "
                 "with the model or a VQModel or JanusVQVAE of it, or output_type='latent'."
             )
-
-    def decode(self, codes: Any, output_type: str = "pil") -> Any:
-        """Decode codes i64 [B, h, w] into images of an output_type; see `ImageOutput`.
-
-        Raises:
-            ModelError: The pipeline has no decoder.
-        """
-        self._check_decoder(output_type)
-        return super().decode(codes, output_type)
 
     def _ids(self, text: str, raster: Raster) -> list[int]:
         begin = self._begin()

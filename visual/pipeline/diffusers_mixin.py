@@ -5,7 +5,6 @@ Keywords of diffusers' loaders and savers take effect, or raise `InputError` wit
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
 import torch
@@ -13,6 +12,7 @@ from diffusers import DiffusionPipeline
 from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.visual.checks import class_number
 
 _DECODED = 64  # images in one batch of the decoder
 _SPREAD = ("balanced", "balanced_low_0", "sequential")  # device maps over several devices
@@ -34,6 +34,7 @@ _REFUSED = {
 class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
     """Gives image pipelines diffusers' methods for devices, sliced decoding and offloading."""
 
+    image_processor: Any
     _decoded_at_once: int = _DECODED
     _interrupt: bool = False  # a callback may set it to end the call
 
@@ -75,10 +76,48 @@ class DiffusersMixin(DiffusionPipeline):  # type: ignore[misc, unused-ignore]
 
     enable_sequential_cpu_offload = enable_model_cpu_offload
 
-    def _decoded(self, decode: Callable[[Tensor], Tensor], grids: Tensor) -> Tensor:
-        """Decode grids [B, h, w, ...] in slices, and return the images on the CPU."""
-        parts = torch.split(grids, self._decoded_at_once)
-        return torch.cat([decode(part).cpu() for part in parts])
+    def decode(self, codes: Tensor, output_type: str = "pil") -> Any:
+        """Decode codes or latents [B, h, w, ...] into images of an output_type; see `ImageOutput`.
+
+        Raises:
+            ModelError: The pipeline has no decoder.
+        """
+        self._check_decoder(output_type)
+        if output_type == "latent":
+            return codes
+        parts = torch.split(codes, self._decoded_at_once)
+        images = torch.cat([self._pixels(part).cpu() for part in parts])
+        return self.image_processor.postprocess(images, output_type)
+
+    def _check_decoder(self, output_type: str) -> None:
+        """Raise ModelError if the output_type needs a decoder and there is none."""
+
+    def _pixels(self, codes: Tensor) -> Tensor:
+        """Decode a slice of codes or latents [b, h, w, ...] into images f32 [b, 3, H, W]."""
+        raise NotImplementedError
+
+
+class ClassPipeline(DiffusersMixin):
+    """The base of pipelines whose models may take class labels.
+
+    Attributes:
+        class_names: Of all classes in order; empty if the model has none.
+    """
+
+    class_names: tuple[str, ...]
+
+    @property
+    def trunk(self) -> Any:
+        """The transformer that reads conditions, and codes or latents."""
+        return self.model
+
+    def label_of(self, inputs: int | str) -> int:
+        """Return the number of a class that is given by number or by name.
+
+        Raises:
+            InputError: The model has no such class.
+        """
+        return class_number(inputs, self.class_names, int(self.trunk.config.num_classes))
 
 
 def check_loading(

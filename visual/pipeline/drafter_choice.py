@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from ragspec.rules.base import Rule
 from ragspec.trees.draft_tree import DraftKind
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_model
-from ragspec.visual.pipeline.prompt_parts import check_prompt_draft, load_part
+from ragspec.visual.pipeline.prompt_parts import PromptConditions, check_prompt_draft, load_part
+from ragspec.visual.pipeline.request import ImageConfig
 
 JACOBI = "jacobi"
 NODES = 12  # the default budget of draft nodes
@@ -53,6 +54,9 @@ class Conditions:
     negative: Tensor | None = None
     negative_padding: tuple[int, ...] = ()
 
+    def __len__(self) -> int:
+        return len(self.condition)
+
     def table(self, model: Any) -> ConditionTable:
         """Return a model's embeddings of the conditions.
 
@@ -71,23 +75,15 @@ class Conditions:
         every = beside * rows if len(none) == 1 else beside
         return ConditionTable.of_pairs(embedded, repeated, padding, every)
 
-    def target(self, model: Any, like: ImageTarget) -> ImageTarget:
-        """Return a target over another model, with the guidance and the grid of `like`."""
-        table = self.table(model)
-        scale, interval = like.guidance_scale, like.guidance_interval
-        return ImageTarget(model, table, scale, interval, raster=like.raster)
+    def open(self, model: Any, config: ImageConfig) -> ImageTarget:
+        """Return a target over a model under these conditions."""
+        scale, interval = config.guidance_scale, config.guidance_interval
+        return ImageTarget(
+            model, self.table(model), scale, interval, fixed=config.fixed, raster=config.raster
+        )
 
 
-class ImageConditions(Protocol):
-    """The conditions of a call: labels, features or prompts."""
-
-    def table(self, model: Any) -> ConditionTable:
-        """Return a model's embeddings of the conditions."""
-
-    def target(self, model: Any, like: ImageTarget) -> ImageTarget:
-        """Return a target over another model, with the guidance and the grid of `like`."""
-
-
+ImageConditions = Conditions | PromptConditions
 Drafters = Drafter | Sequence[Drafter] | None
 
 
@@ -282,7 +278,8 @@ def model_source(model: Any, mode: str, min_expected_gain: float | None = None) 
     def make(target: ImageTarget, conditions: ImageConditions) -> Drafter:
         from ragspec.drafters.model.drafter import ModelDrafter
 
-        draft = conditions.target(model, target)
+        config = ImageConfig(target.guidance_scale, target.guidance_interval, target.raster)
+        draft = conditions.open(model, config)
         return ModelDrafter(draft, mode=mode, min_expected_gain=min_expected_gain)
 
     return DraftSource("model", make, model, None, mode, min_expected_gain)

@@ -7,7 +7,7 @@ from typing import Any
 
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.transformers_targets import Emu3Target
-from ragspec.visual.models.vq import Emu3VQ
+from ragspec.visual.models.vq import ModelVQ
 from ragspec.visual.pipeline.prompt_parts import mark, text_ids
 from ragspec.visual.pipeline.prompted import PromptPipeline
 
@@ -23,17 +23,14 @@ class Emu3Pipeline(PromptPipeline):
     empty one. `stats.codes_per_forward` includes the end-of-row tokens.
     """
 
-    kind = "emu3"
     target_kind = Emu3Target
-    decoder_kind = Emu3VQ
+    decoder_kind = ModelVQ
     guidance = 3.0
+    _by_area = False
 
     def _raster_of(self, model: Any) -> Raster:
         side = max(1, round(sqrt(AREA) / self.tokenizer.reduction))
         return Raster(side, side, ends=1)
-
-    def _most_codes(self) -> int | None:
-        return None
 
     def _ids(self, text: str, raster: Raster) -> list[int]:
         begin = mark(self.text_tokenizer, "boi_token", "<|image start|>")

@@ -8,6 +8,7 @@ is a target alone. The bundled sets have names, such as "tiles" and "emoji".
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -43,12 +44,8 @@ _CLASSES = {
     LATENTS: ("ragspec.visual.latents.model", "LatentModel"),
     MASKED: ("ragspec.visual.masked.model", "MaskedModel"),
 }
-_TARGETS = {
-    "janus": "JanusTarget",
-    "emu3": "Emu3Target",
-    "chameleon": "ChameleonTarget",
-    "imagegpt": "ImageGPTTarget",
-}
+# Name of the target and pipeline of other models, by model_type; ImageGPT has no pipeline.
+_OTHERS = {"janus": "Janus", "emu3": "Emu3", "chameleon": "Chameleon", "imagegpt": "ImageGPT"}
 _UNNAMED = "LABEL_"  # transformers' prefix of classes without a name
 
 
@@ -146,6 +143,23 @@ def load_weights(kind: Any, folder: Path, device: torch.device, dtype: str | tor
     return model.to(device).eval()
 
 
+def load_published(
+    load: Callable[..., Any],
+    path: Path,
+    device: torch.device,
+    dtype: str | torch.dtype,
+    **sizes: Any,
+) -> Any:
+    """Return the model that `load` reads from a published file, on the device.
+
+    Args:
+        dtype: See `pick_dtype`; "auto" keeps the file's on an accelerator.
+        sizes: Other arguments of `load`.
+    """
+    kind = pick_dtype(dtype, device)
+    return load(path, dtype=kind if isinstance(kind, torch.dtype) else None, **sizes).to(device)
+
+
 def kind_of(folder: Path) -> Any:
     """Return the model_type in the configuration of a folder; None without one."""
     return _read_config(folder).get("model_type")
@@ -185,7 +199,7 @@ def check_model(model: Any) -> None:
     kind = getattr(getattr(owner, "config", None), "model_type", None)
     if kind == CODES and owner is model:
         return
-    usage = f"{_TARGETS.get(str(kind), 'JanusTarget')}(model, ...)" if owner is model else "target"
+    usage = f"{_OTHERS.get(str(kind), 'Janus')}Target(model, ...)" if owner is model else "target"
     advice = (
         "Give the target's model."
         if kind == CODES
@@ -197,8 +211,10 @@ def check_model(model: Any) -> None:
 
 
 def _pipeline_of(kind: Any) -> str:
-    name = {"janus": "Janus", "emu3": "Emu3", "chameleon": "Chameleon"}.get(str(kind))
-    return "Draw the" if name is None else f"Draw with {name}Pipeline(model, processor), or the"
+    name = _OTHERS.get(str(kind))
+    if name in (None, "ImageGPT"):
+        return "Draw the"
+    return f"Draw with {name}Pipeline(model, processor), or the"
 
 
 def check_tokenizer(model: Any, tokenizer: VQTokenizer) -> None:

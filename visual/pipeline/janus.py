@@ -27,7 +27,6 @@ class JanusPipeline(PromptPipeline):
     most as many codes.
     """
 
-    kind = "janus"
     target_kind = JanusTarget
     decoder_kind = JanusVQ
     guidance = 5.0

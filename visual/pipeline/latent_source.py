@@ -20,9 +20,9 @@ from ragspec.visual.masked.target import MaskedTarget
 from ragspec.visual.pipeline.drafter_choice import (
     JACOBI,
     NODES,
+    Conditions,
     DraftKit,
     DraftSource,
-    ImageConditions,
     choose_drafter,
 )
 from ragspec.visual.pipeline.folder import LATENTS, MASKED, ImageFolder, check_draft, load_model
@@ -46,7 +46,7 @@ def latent_source(
             return None
         check_latent_draft(model, draft)
 
-        def make(target: LatentTarget, conditions: ImageConditions) -> Drafter:
+        def make(target: LatentTarget, conditions: Conditions) -> Drafter:
             table = conditions.table(draft.trunk)
             scale, schedule = target.guidance_scale, target.sampler.schedule
             smaller = LatentTarget(draft, table, scale, schedule, table=target.table)

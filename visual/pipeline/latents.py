@@ -6,18 +6,16 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
-from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from ragspec.budget.policy import make_budget
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.rules.base import Rule
-from ragspec.visual.checks import checked_count
 from ragspec.visual.latents.judged import RecordingLatentTarget, RecordingRule
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.rules.by_name import latent_rule
 from ragspec.visual.latents.sampler import NoiseSchedule
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.base import CodePipeline, ImageOutput
@@ -80,23 +78,19 @@ class LatentPipeline(ImagePipeline):
         batch_size: int = 16,
         **settings: Any,
     ) -> None:
-        CodePipeline.__init__(self)
         _check(model, tokenizer)
+        CodePipeline.__init__(self, tokenizer, budget, batch_size, folder)
         config = model.config
         self.schedule = NoiseSchedule(
             config.steps if steps is None else steps, config.floor if floor is None else floor
         )
-        self.tokenizer = tokenizer
         self.side = int(model.trunk.config.grid_size)
+        self.raster = Raster(self.side, self.side)
         self.rule_is_named, self.settings = isinstance(rule, str), settings
         self.rule, self.rule_name = latent_rule(rule, settings)
-        self.budget = make_budget(budget)
         self.source = latent_source(drafter, model, folder, getattr(self.budget, "nodes", NODES))
-        self.batch_size = checked_count(batch_size, "batch_size")
-        self.folder = folder
         self.class_names = class_names(model.trunk)
         self.captions = caption_encoder(model.trunk)
-        self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
         self.register_modules(model=model, vq=tokenizer.model, draft=self.source.model)
 
     @property
@@ -123,18 +117,18 @@ class LatentPipeline(ImagePipeline):
                 )
         return super().__call__(*args, **kwargs)
 
-    def decode(self, codes: Tensor, output_type: str = "pil") -> Any:
-        """Decode latents f32 [B, h, w, D] into images of an output_type; see `ImageOutput`."""
-        if output_type == "latent":
-            return codes
-        images = self._decoded(self.tokenizer.decode_latents, codes)
-        return self.image_processor.postprocess(images, output_type)
+    def _pixels(self, codes: Tensor) -> Tensor:
+        images: Tensor = self.tokenizer.decode_latents(codes)
+        return images
 
     def _summary(self) -> dict[str, Any]:
         return {**super()._summary(), "steps": self.schedule.steps, "floor": self.schedule.floor}
 
     def _judging(self) -> Rule:
         return RecordingRule(self.rule)
+
+    def _open(self, conditions: Any, config: ImageConfig) -> ImageTarget:
+        return self._target(conditions.table(self.trunk), config)
 
     def _target(self, table: ConditionTable, config: ImageConfig) -> ImageTarget:
         return RecordingLatentTarget(self.model, table, config.guidance_scale, self.schedule)

@@ -8,11 +8,12 @@ from typing import Any, Self
 import torch
 
 from ragspec.errors import InputError
-from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.device import pick_device
 from ragspec.rules.base import Rule
 from ragspec.visual.models.llamagen_checkpoint import load_llamagen
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.diffusers_mixin import check_loading
+from ragspec.visual.pipeline.folder import load_published
 from ragspec.visual.pipeline.pipeline import ImagePipeline
 
 
@@ -52,14 +53,14 @@ class LlamaGenPipeline(ImagePipeline):
         book = tokenizer if vq is None else vq
         if isinstance(book, str | Path):
             book = VQTokenizer.from_pretrained(Path(book), allow_namespace=allow_namespace)
-        opening = {"grid_size": grid_size, "allow_namespace": allow_namespace}
+        opening: dict[str, Any] = {"grid_size": grid_size, "allow_namespace": allow_namespace}
         dtype = settings.pop("torch_dtype", None) or dtype or cls._default_dtype
         device, offline = check_loading(settings, device)
         place = pick_device(device)
         if book is not None:
             book.model.to(place)
         if isinstance(drafter, str | Path) and Path(drafter).is_file():
-            drafter = _published(drafter, place, dtype, opening)
+            drafter = load_published(load_llamagen, Path(drafter), place, dtype, **opening)
         path = Path(name or "").expanduser()
         if not path.is_file():
             settings |= {"tokenizer": book, "device": place, "local_files_only": offline}
@@ -70,15 +71,6 @@ class LlamaGenPipeline(ImagePipeline):
                 "vq=PATH, the vq_ds16_c2i.pt or vq_ds16_t2i.pt that was published beside it."
             )
         opening["num_attention_heads"] = num_attention_heads
-        model = _published(path, place, dtype, opening)
+        model = load_published(load_llamagen, path, place, dtype, **opening)
         rule = cls._default_rule if isinstance(rule, str) and rule == "auto" else rule
         return cls(model, book, drafter, rule, **settings)
-
-
-def _published(
-    path: str | Path, device: torch.device, dtype: str | torch.dtype, opening: dict[str, Any]
-) -> Any:
-    """Load the model of a published file onto the device."""
-    kind = pick_dtype(dtype, device)
-    chosen = kind if isinstance(kind, torch.dtype) else None
-    return load_llamagen(Path(path), dtype=chosen, **opening).to(device)

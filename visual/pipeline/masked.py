@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ragspec.errors import InputError
-from ragspec.models.device import pick_device, pick_dtype
+from ragspec.models.device import pick_device
 from ragspec.rules.base import Rule
-from ragspec.visual.checks import checked_count, class_number
+from ragspec.visual.checks import checked_count
 from ragspec.visual.latents.rules.by_name import latent_rule
 from ragspec.visual.masked.checkpoint import load_mar
 from ragspec.visual.masked.model import MaskedModel
@@ -31,13 +31,14 @@ from ragspec.visual.masked.sampler import MaskedSampler
 from ragspec.visual.masked.schedule import LearnedSchedule
 from ragspec.visual.models.kl import KLAutoencoder
 from ragspec.visual.models.raster import Raster
-from ragspec.visual.pipeline.diffusers_mixin import DiffusersMixin, check_loading, saving
+from ragspec.visual.pipeline.diffusers_mixin import ClassPipeline, check_loading, saving
 from ragspec.visual.pipeline.folder import (
     MASKED,
     ImageFolder,
     class_names,
     find_folder,
     load_model,
+    load_published,
     load_tokenizer,
 )
 from ragspec.visual.pipeline.latent_source import masked_source
@@ -84,7 +85,7 @@ class MaskedOutput(BaseOutput):  # type: ignore[misc, unused-ignore]
     latents: Tensor
 
 
-class MaskedLatentPipeline(DiffusersMixin):
+class MaskedLatentPipeline(ClassPipeline):
     """Generates images of classes with a masked model of continuous latents.
 
     Args:
@@ -173,13 +174,11 @@ class MaskedLatentPipeline(DiffusersMixin):
         device, offline = check_loading(settings, device)
         place, path = pick_device(device), Path(name).expanduser()
         if path.is_file():
-            kind = pick_dtype(dtype, place)
-            model = load_mar(
-                path,
-                num_attention_heads=num_attention_heads,
-                dtype=kind if isinstance(kind, torch.dtype) else None,
-                allow_namespace=allow_namespace,
-            ).to(place)
+            opening = {
+                "num_attention_heads": num_attention_heads,
+                "allow_namespace": allow_namespace,
+            }
+            model = load_published(load_mar, path, place, dtype, **opening)
             if autoencoder is None:
                 raise InputError(
                     f"got the checkpoint {path.name} without an autoencoder; expected "
@@ -202,11 +201,6 @@ class MaskedLatentPipeline(DiffusersMixin):
     def components(self) -> dict[str, Any]:
         """The parts that other pipelines may share."""
         return {"model": self.model, "autoencoder": self.autoencoder, "folder": self.folder}
-
-    @property
-    def trunk(self) -> Any:
-        """The model that reads conditions and latents."""
-        return self.model
 
     @property
     def drafter_name(self) -> str | None:
@@ -278,20 +272,8 @@ class MaskedLatentPipeline(DiffusersMixin):
         output = self._output(sample, seeds, time.perf_counter() - began, output_type)
         return output if return_dict else output.to_tuple()
 
-    def label_of(self, inputs: int | str) -> int:
-        """Return the number of a class that is given by number or by name.
-
-        Raises:
-            InputError: The model has no such class.
-        """
-        return class_number(inputs, self.class_names, int(self.model.config.num_classes))
-
-    def decode(self, latents: Tensor, output_type: str = "pil") -> Any:
-        """Decode latents f32 [B, h, w, D] into images of an output_type; see `ImageOutput`."""
-        if output_type == "latent":
-            return latents
-        images = self._decoded(self.autoencoder.decode_latents, latents)
-        return self.image_processor.postprocess(images, output_type)
+    def _pixels(self, codes: Tensor) -> Tensor:
+        return self.autoencoder.decode_latents(codes)
 
     def _samples(
         self,

@@ -8,25 +8,19 @@ is the same with and without a drafter.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from ragspec.budget.policy import make_budget
 from ragspec.errors import InputError
 from ragspec.models.device import pick_device
 from ragspec.rules.base import Rule
-from ragspec.sampling.settings import Sampling
-from ragspec.visual.checks import checked_count, class_number
-from ragspec.visual.models.raster import Raster, codes_along
-from ragspec.visual.models.target import ConditionTable, ImageTarget
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.vq import VQTokenizer
 from ragspec.visual.pipeline.base import CodePipeline, chosen_rule
-from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
+from ragspec.visual.pipeline.diffusers_mixin import ClassPipeline, check_loading, saving
 from ragspec.visual.pipeline.drafter_choice import NODES, Conditions, draft_source
 from ragspec.visual.pipeline.folder import (
     CODES,
@@ -39,22 +33,11 @@ from ragspec.visual.pipeline.folder import (
     load_model,
     load_tokenizer,
 )
-from ragspec.visual.pipeline.request import (
-    TENSORS,
-    ImageConfig,
-    check_negatives,
-    check_output_type,
-    checked_callback,
-    checked_codes,
-    checked_texts,
-    padded_features,
-    seeds_of,
-    some,
-)
+from ragspec.visual.pipeline.request import check_negatives, checked_texts, padded_features, some
 from ragspec.visual.pipeline.saved_setup import as_saved, pipeline_record, write_setup
 
 
-class ImagePipeline(CodePipeline):
+class ImagePipeline(CodePipeline, ClassPipeline):
     """Generates images with a model of image codes, with or without speculation.
 
     Args:
@@ -76,6 +59,7 @@ class ImagePipeline(CodePipeline):
         UnknownNameError, InputError, RuleError: An argument is refused.
     """
 
+    _by_side = True
     _default_rule: ClassVar[str] = "exact"
     _default_set: ClassVar[str] = "tiles"
     _default_dtype: ClassVar[str] = "auto"
@@ -96,27 +80,23 @@ class ImagePipeline(CodePipeline):
         batch_size: int = 16,
         **settings: Any,
     ) -> None:
-        super().__init__()
         check_model(model)
         check_tokenizer(model, tokenizer)
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, budget, batch_size, folder)
         self.side = int(model.config.grid_size)
+        self.raster = Raster(self.side, self.side)
         self.rule_is_named = isinstance(rule, str)
         self.rule, self.rule_name, self.settings = chosen_rule(
             rule,
             tokenizer.codebook(),
             settings,
-            positions=self.side**2,
+            positions=self.raster.codes,
             relaxation=getattr(folder, "relaxation", None),
             normalised=tokenizer.normalised,
         )
         self.source = draft_source(drafter, self.rule, model, folder, draft_mode, min_expected_gain)
-        self.budget = make_budget(budget)
-        self.batch_size = checked_count(batch_size, "batch_size")
-        self.folder = folder
         self.class_names = class_names(model)
         self.captions = caption_encoder(model, text_encoder)
-        self.image_processor = VaeImageProcessor(vae_scale_factor=tokenizer.reduction)
         self.register_modules(model=model, vq=tokenizer.model, draft=self.source.model)
 
     @classmethod
@@ -186,98 +166,9 @@ class ImagePipeline(CodePipeline):
         """Return the settings with which a loader restores this pipeline."""
         return pipeline_record(self, self.source.name)
 
-    def __call__(
-        self,
-        prompt: str | Sequence[str] | None = None,
-        class_labels: int | str | Sequence[int | str] | None = None,
-        *,
-        negative_prompt: str | Sequence[str] | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        guidance_scale: float = 2.0,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        num_images_per_prompt: int = 1,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        guidance_interval: tuple[int, int] | None = None,
-        codes: Tensor | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable[..., Any] | None = None,
-        callback_on_step_end_tensor_inputs: Sequence[str] | None = TENSORS,
-    ) -> Any:
-        """Generate images; return an `ImageOutput`, or a tuple of its fields without return_dict.
-
-        Args:
-            prompt: For a text-conditional model, of any lengths.
-            class_labels: Numbers or names, for a class-conditional model.
-            negative_prompt: The text that guidance leads away from, one for all or one each; None
-                for the embedding that the model learned for no prompt.
-            height, width: In pixels, up to the size that the model was made for.
-            generator: The source of the seeds, or one for each image; None is torch's global one.
-                `stats.seeds` records the seeds.
-            num_images_per_prompt: Images of each prompt or class, next to each other.
-            temperature: 0 is greedy.
-            guidance_interval: (first, last) indices of the codes under guidance, last excluded;
-                LlamaGen's cfg_interval=i is (0, i + 2).
-            codes i64 [h, w] or [n]: Fixed codes, -1 for codes to generate. A code depends on those
-                before it in raster order alone.
-            callback_on_step_end: Called after each forward with (pipeline, step, codes, {"codes":
-                i64 [B, h * w]}). `codes` counts the codes of the image that is furthest behind;
-                the tensor holds -1 for codes that are still missing.
-            callback_on_step_end_tensor_inputs: Names of the tensors it receives, [] for none.
-
-        Raises:
-            InputError, SamplingError: An argument is refused.
-        """
-        check_output_type(output_type)
-        callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        raster = self._sized(height, width)
-        conditions = self._conditions(prompt, class_labels, negative_prompt)
-        count = checked_count(num_images_per_prompt, "num_images_per_prompt")
-        rows = [row for row in range(len(conditions.condition)) for _ in range(count)]
-        seeds = seeds_of(generator, len(rows))
-        fixed = checked_codes(codes, raster.codes, int(self.trunk.config.vocab_size))
-        config = ImageConfig(guidance_scale, guidance_interval, raster, fixed)
-        sampling = Sampling(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
-        )
-        target = self._target(conditions.table(self.trunk), config)
-        output = self._create(target, conditions, rows, sampling, callback, output_type)
-        return output if return_dict else output.to_tuple()
-
-    @property
-    def trunk(self) -> Any:
-        """The transformer that reads conditions and codes."""
-        return self.model
-
-    def label_of(self, inputs: int | str) -> int:
-        """Return the number of a class that is given by number or by name.
-
-        Raises:
-            InputError: The model has no such class.
-        """
-        return class_number(inputs, self.class_names, int(self.trunk.config.num_classes))
-
-    def _target(self, table: ConditionTable, config: ImageConfig) -> ImageTarget:
-        """Return the target of one call."""
-        scale, interval = config.guidance_scale, config.guidance_interval
-        return ImageTarget(
-            self.model, table, scale, interval, fixed=config.fixed, raster=config.raster
-        )
-
-    def _sized(self, height: int | None, width: int | None) -> Raster:
-        """Return the grid of an image of this size in pixels, or raise InputError."""
-        sides, side, reduction = (height, width), self.side, self.tokenizer.reduction
-        rows, line = (
-            side if pixels is None else codes_along(pixels, reduction, side, name)
-            for pixels, name in zip(sides, ("height", "width"), strict=True)
-        )
-        return Raster(rows, line)
-
-    def _conditions(self, prompt: Any, labels: Any, negative: Any) -> Conditions:
+    def _conditions(
+        self, prompt: Any, labels: Any, negative: Any, height: int | None, width: int | None
+    ) -> Conditions:
         sources = {"prompt": prompt, "class_labels": labels}
         named = [name for name, value in sources.items() if value is not None]
         classes = self.trunk.config.condition == "class"

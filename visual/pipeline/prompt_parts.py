@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from ragspec.errors import (
     TokenizerMismatchError,
     UnsupportedModelError,
 )
-from ragspec.visual.models.target import ConditionTable, ImageTarget
-from ragspec.visual.models.transformers_targets import prompt_table
+from ragspec.visual.models.target import ImageTarget
 from ragspec.visual.pipeline.folder import load_weights
 from ragspec.visual.pipeline.request import ImageConfig
 
@@ -140,22 +138,29 @@ class PromptConditions:
     Attributes:
         prompts: Token ids of each prompt.
         unconditional: Token ids that guidance leads away from, for each prompt.
-        make: Creates the target for a model, these conditions and an `ImageConfig`.
+        target_kind: The class of targets that takes them.
     """
 
     prompts: list[list[int]]
     unconditional: list[list[int]]
-    make: Callable[[Any, PromptConditions, ImageConfig], ImageTarget]
+    target_kind: Any
 
-    def table(self, model: Any) -> ConditionTable:
-        """Return a model's embeddings of the conditions."""
-        return prompt_table(model, self.prompts, self.unconditional)
+    def __len__(self) -> int:
+        return len(self.prompts)
 
-    def target(self, model: Any, like: ImageTarget) -> ImageTarget:
-        """Return a target over another model, with the guidance and the grid of `like`."""
-        assert like.raster is not None
-        image = ImageConfig(like.guidance_scale, like.guidance_interval, like.raster)
-        return self.make(model, self, image)
+    def open(self, model: Any, config: ImageConfig) -> ImageTarget:
+        """Return a target over a model under these conditions."""
+        scale, interval = config.guidance_scale, config.guidance_interval
+        target: ImageTarget = self.target_kind(
+            model,
+            self.prompts,
+            self.unconditional,
+            scale,
+            interval,
+            raster=config.raster,
+            fixed=config.fixed,
+        )
+        return target
 
 
 def check_prompt_draft(target: Any, draft: Any) -> None:

@@ -8,23 +8,17 @@ turns them into images.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from diffusers.image_processor import VaeImageProcessor
-from torch import Tensor
 
-from ragspec.budget.policy import make_budget
 from ragspec.errors import InputError
 from ragspec.models.device import pick_device
 from ragspec.models.resolve import resolve_model
 from ragspec.rules.base import Rule
-from ragspec.sampling.settings import Sampling
-from ragspec.visual.checks import checked_count
-from ragspec.visual.models.raster import Raster, codes_along
-from ragspec.visual.models.target import ImageTarget
+from ragspec.visual.models.raster import Raster
 from ragspec.visual.pipeline.base import CodePipeline, chosen_rule
 from ragspec.visual.pipeline.diffusers_mixin import check_loading, saving
 from ragspec.visual.pipeline.drafter_choice import NODES, prompt_source
@@ -35,17 +29,7 @@ from ragspec.visual.pipeline.prompt_parts import (
     load_processor,
 )
 from ragspec.visual.pipeline.relaxation import FILE
-from ragspec.visual.pipeline.request import (
-    TENSORS,
-    ImageConfig,
-    check_negatives,
-    check_output_type,
-    checked_callback,
-    checked_codes,
-    checked_texts,
-    seeds_of,
-    some,
-)
+from ragspec.visual.pipeline.request import check_negatives, checked_texts, some
 from ragspec.visual.pipeline.saved_setup import SETUP, as_saved, pipeline_record, write_setup
 
 BATCH = 4  # these models are large
@@ -70,10 +54,8 @@ class PromptPipeline(CodePipeline):
         UnknownNameError, InputError, RuleError: An argument is refused.
     """
 
-    kind: ClassVar[str]  # the model_type of its models
-    target_kind: ClassVar[Any]
+    target_kind: ClassVar[Any]  # the class of targets over its models
     decoder_kind: ClassVar[Any]  # the code-book and decoder over the model's vqmodel
-    guidance: ClassVar[float]  # the default guidance_scale
 
     def __init__(
         self,
@@ -91,20 +73,19 @@ class PromptPipeline(CodePipeline):
         batch_size: int = BATCH,
         **settings: Any,
     ) -> None:
-        super().__init__()
-        expect_kind(model, self.kind)
+        expect_kind(model, self.target_kind.kind)
         if not callable(getattr(processor, "tokenizer", processor)):
             raise InputError(
                 f"got the processor {processor!r}; expected the model's, or its tokenizer."
             )
-        self.processor = processor
-        self.text_tokenizer = getattr(processor, "tokenizer", processor)
         if prompt_template is not None and "{prompt}" not in str(prompt_template):
             raise InputError(
                 f"got prompt_template {prompt_template!r}; expected a text with {{prompt}} in it."
             )
+        super().__init__(self._vq(model, vq), budget, batch_size, folder)
+        self.processor = processor
+        self.text_tokenizer = getattr(processor, "tokenizer", processor)
         self.prompt_template = prompt_template
-        self.tokenizer = self._vq(model, vq)
         self.raster = self._raster_of(model)
         self.rule_is_named = isinstance(rule, str)
         self.rule, self.rule_name, self.settings = chosen_rule(
@@ -119,10 +100,6 @@ class PromptPipeline(CodePipeline):
         self.source = prompt_source(
             drafter, self.rule, model, folder, draft_mode, min_expected_gain
         )
-        self.budget = make_budget(budget)
-        self.batch_size = checked_count(batch_size, "batch_size")
-        self.folder = folder
-        self.image_processor = VaeImageProcessor(vae_scale_factor=self.tokenizer.reduction)
         vqmodel = None if vq is None else self.tokenizer.model
         self.register_modules(model=model, vq=vqmodel, draft=self.source.model)
 
@@ -154,7 +131,7 @@ class PromptPipeline(CodePipeline):
         folder = Path(resolve_model(name, offline=offline).folder)
         setup = folder / SETUP if (folder / SETUP).is_file() else None
         drafter, rule, settings = as_saved(setup, "exact", drafter, rule, settings)
-        model = load_part(folder, cls.kind, place, dtype)
+        model = load_part(folder, cls.target_kind.kind, place, dtype)
         processor = settings.pop("processor", None) or load_processor(folder)
         if (folder / "vq").is_dir():
             settings.setdefault("vq", folder / "vq")
@@ -212,93 +189,21 @@ class PromptPipeline(CodePipeline):
         check_negatives(len(negatives), len(prompts))
         return prompts, negatives * len(prompts) if len(negatives) == 1 else negatives
 
-    def __call__(
-        self,
-        prompt: str | Sequence[str] | None = None,
-        *,
-        negative_prompt: str | Sequence[str] | None = None,
-        height: int | None = None,
-        width: int | None = None,
-        guidance_scale: float | None = None,
-        generator: torch.Generator | Sequence[torch.Generator] | None = None,
-        num_images_per_prompt: int = 1,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        guidance_interval: tuple[int, int] | None = None,
-        codes: Tensor | None = None,
-        output_type: str = "pil",
-        return_dict: bool = True,
-        callback_on_step_end: Callable[..., Any] | None = None,
-        callback_on_step_end_tensor_inputs: Sequence[str] | None = TENSORS,
-    ) -> Any:
-        """Generate images and return an `ImageOutput`; see `ImagePipeline` for other arguments.
-
-        Args:
-            prompt: A text or several, of any lengths.
-            negative_prompt: The text that guidance leads away from, one for all or one each; None
-                for the model's equivalent of no prompt.
-            height, width: In pixels; None for the model's own.
-            guidance_scale: None for the model's usual scale, 1 for none.
-
-        Raises:
-            InputError, SamplingError, PromptTooLongError: An argument is refused.
-        """
-        check_output_type(output_type)
-        self._check_decoder(output_type)
-        callback = checked_callback(callback_on_step_end, callback_on_step_end_tensor_inputs)
-        count = checked_count(num_images_per_prompt, "num_images_per_prompt")
-        raster = self._sized(height, width)
-        prompts, negatives = self.encode_prompt(some(prompt), negative_prompt, height, width)
-        conditions = PromptConditions(prompts, negatives, self._target)
-        rows = [row for row in range(len(prompts)) for _ in range(count)]
-        seeds = seeds_of(generator, len(rows))
-        fixed = checked_codes(codes, raster.codes, self.tokenizer.vocab_size)
-        if fixed is not None and raster.ends:
-            fixed = torch.tensor(raster.laid(fixed.tolist()))
-        scale = self.guidance if guidance_scale is None else guidance_scale
-        target = self._target(
-            self.model, conditions, ImageConfig(scale, guidance_interval, raster, fixed)
-        )
-        sampling = Sampling(
-            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seeds
-        )
-        output = self._create(target, conditions, rows, sampling, callback, output_type)
-        return output if return_dict else output.to_tuple()
-
-    def _sized(self, height: int | None, width: int | None) -> Raster:
-        """Return the grid of an image of this size in pixels, or raise InputError."""
-        usual, reduction = self.raster, self.tokenizer.reduction
-        rows, line = (
-            side if pixels is None else codes_along(pixels, reduction, None, name)
-            for pixels, side, name in (
-                (height, usual.height, "height"),
-                (width, usual.width, "width"),
-            )
-        )
-        most = self._most_codes()
-        if most is not None and rows * line > most:
-            raise InputError(
-                f"got {rows * reduction} x {line * reduction} pixels, "
-                f"{rows * line} codes; expected at most {most}, for which the model was made."
-            )
-        return Raster(rows, line, usual.ends)
+    def _conditions(
+        self, prompt: Any, labels: Any, negative: Any, height: int | None, width: int | None
+    ) -> PromptConditions:
+        if labels is not None:
+            raise InputError("got class_labels; expected prompt.")
+        ids = self.encode_prompt(prompt, negative, height, width)
+        return PromptConditions(*ids, self.target_kind)
 
     def _check_negative(self) -> None:
         """Raise InputError if the model supports no negative prompt."""
 
-    def _check_decoder(self, output_type: str) -> None:
-        """Raise ModelError if the output_type needs a decoder and there is none."""
-
-    def _most_codes(self) -> int | None:
-        """Return the most codes of an image; None if only the model's positions limit it."""
-        return self.raster.codes
-
     def _vq(self, model: Any, vq: Any) -> Any:
         """Return the code-book and decoder of a model; raise InputError for a second decoder."""
         if vq is not None:
-            name = self.kind.capitalize()
+            name = self.target_kind.kind.capitalize()
             raise InputError(f"got vq for {name}, which has a decoder of its own; leave it out.")
         return self.decoder_kind(model.model.vqmodel)
 
@@ -318,17 +223,3 @@ class PromptPipeline(CodePipeline):
     def _nothing(self, ids: list[int], raster: Raster) -> list[int]:
         """Return the ids of the unconditional prompt for a prompt of these ids."""
         raise NotImplementedError
-
-    @classmethod
-    def _target(cls, model: Any, conditions: PromptConditions, image: ImageConfig) -> ImageTarget:
-        """Return the target of one call over a model."""
-        target: ImageTarget = cls.target_kind(
-            model,
-            conditions.prompts,
-            conditions.unconditional,
-            image.guidance_scale,
-            image.guidance_interval,
-            raster=image.raster,
-            fixed=image.fixed,
-        )
-        return target

@@ -22,7 +22,7 @@ class ImageConfig:
 
     guidance_scale: float
     guidance_interval: tuple[int, int] | None
-    raster: Raster
+    raster: Raster | None
     fixed: Tensor | None = None
 
 
@@ -113,26 +113,26 @@ def padded_features(
     return padded, tuple(length - size for size in sizes)
 
 
-def checked_codes(codes: Any, count: int, size: int) -> Tensor | None:
-    """Return the fixed codes of an image, flattened; None for none.
+def checked_codes(codes: Any, raster: Raster, size: int) -> Tensor | None:
+    """Return the fixed codes of an image as its first tokens, i64 [n]; None for none.
 
     Args:
         codes i64 [h, w] or [n]: From 0 to size - 1, and -1 for codes to generate.
-        count: The most codes.
+        raster: The grid of the image.
 
     Raises:
         InputError: The codes are of another dtype, out of range or too many.
     """
     if codes is None:
         return None
-    whole = isinstance(codes, Tensor) and codes.dtype == torch.int64
+    most, whole = raster.codes, isinstance(codes, Tensor) and codes.dtype == torch.int64
     flat = codes.flatten() if whole else torch.zeros(0, dtype=torch.int64)
-    if not (whole and 0 < len(flat) <= count and int(flat.min()) >= -1 and int(flat.max()) < size):
+    if not (whole and 0 < len(flat) <= most and int(flat.min()) >= -1 and int(flat.max()) < size):
         raise InputError(
             f"got codes {_shape(codes)}; expected whole numbers i64 [h, w] or [n], at most "
-            f"{count}, from 0 to {size - 1}, and -1 where one is to be drawn."
+            f"{most}, from 0 to {size - 1}, and -1 where one is to be drawn."
         )
-    return flat
+    return torch.tensor(raster.laid(flat.tolist()))
 
 
 def _shape(codes: Any) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import names, resolve, unknown
 from ragspec.rules.base import Rule
+from ragspec.visual.checks import check_settings
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
 from ragspec.visual.rules.tv_budget import TVBudget
 
@@ -99,12 +100,7 @@ def make_rule(
         raise UnknownNameError(unknown("rule", name, [EXACT, *names("rule")]))
     rule_class = resolve("rule", "walk" if name == EXACT else name)
     allowed = settings_of(rule_class)
-    foreign = sorted(inputs.keys() - allowed)
-    if foreign:
-        raise InputError(
-            f"rule {name!r} has no {', '.join(foreign)}; it takes "
-            f"{', '.join(sorted(allowed)) or 'no settings'}."
-        )
+    check_settings(name, inputs, allowed)
     if "neighbours" in allowed:
         table = _table(name, codebook, neighbours, normalised)
         inputs["neighbours"] = table.with_marks(marks) if marks else table

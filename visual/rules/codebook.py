@@ -31,6 +31,9 @@ class CodeNeighbours:
     Args:
         fingerprint: `codebook_fingerprint` of the rows' code-book; "" if unknown.
 
+    Attributes:
+        size, k: The number of codes V, and of neighbours per code.
+
     Raises:
         InputError: The table has another type or shape, or ids out of range.
     """
@@ -47,17 +50,8 @@ class CodeNeighbours:
                 "codes; expected ids within it. Build the table from the code-book again."
             )
         self.rows: Codes = np.asarray(rows)  # of a memory map: a plain array
+        self.size, self.k = rows.shape
         self.fingerprint = fingerprint
-
-    @property
-    def size(self) -> int:
-        """The number of codes V."""
-        return len(self.rows)
-
-    @property
-    def k(self) -> int:
-        """The number of neighbours per code."""
-        return int(self.rows.shape[1])
 
     @classmethod
     def build(cls, codebook: Any, k: int, normalised: bool = True) -> CodeNeighbours:
@@ -113,6 +107,9 @@ class CodePartition:
         clusters: Number of each code's cluster, int32 [V].
         codebook: The code-book [V, d], to order `mates` by; None leaves them in order of id.
 
+    Attributes:
+        size: The number of codes V.
+
     Raises:
         InputError: The clusters have another type or shape, or `codebook` another length.
     """
@@ -123,18 +120,13 @@ class CodePartition:
                 f"got clusters of type {clusters.dtype} and shape {clusters.shape}; expected int32 "
                 "[V], one number for each code."
             )
-        self.clusters = clusters
+        self.clusters, self.size = clusters, len(clusters)
         self._units = None if codebook is None else unit_codes(codebook)
         if self._units is not None and len(self._units) != len(clusters):
             raise InputError(
                 f"got clusters of {len(clusters)} codes and a code-book of {len(self._units)}; "
                 "expected the code-book that was partitioned."
             )
-
-    @property
-    def size(self) -> int:
-        """The number of codes V."""
-        return len(self.clusters)
 
     @classmethod
     def build(

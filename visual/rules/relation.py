@@ -29,11 +29,13 @@ Distribution = NDArray[np.float64]
 
 
 class Relation(Protocol):
-    """The codes that each drafted code may stand for."""
+    """The codes that each drafted code may stand for.
 
-    @property
-    def size(self) -> int:
-        """The number of codes V of the code-book."""
+    Attributes:
+        size: The number of codes V of the code-book.
+    """
+
+    size: int
 
     @property
     def nothing(self) -> bool:
@@ -64,13 +66,9 @@ class NearestCodes:
                 " number of at most that, or build a table with more."
             )
         self.k = count
+        self.size = neighbours.size
         self.neighbours = neighbours
         self._rows = neighbours.rows[:, : self.k]
-
-    @property
-    def size(self) -> int:
-        """The number of codes V of the code-book."""
-        return self.neighbours.size
 
     @property
     def nothing(self) -> bool:
@@ -143,11 +141,7 @@ class SameCluster:
 
     def __init__(self, partition: CodePartition) -> None:
         self.partition = partition
-
-    @property
-    def size(self) -> int:
-        """The number of codes V of the code-book."""
-        return self.partition.size
+        self.size = partition.size
 
     @property
     def nothing(self) -> bool:

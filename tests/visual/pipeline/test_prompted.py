@@ -320,6 +320,7 @@ def test_bad_input_is_refused(kind: str) -> None:
         {"prompt": "cat", "negative_prompt": 3},
         {"prompt": "cat", "negative_prompt": ["a", "b"]},
         {"prompt": "cat", "generator": 3},
+        {"prompt": "cat", "class_labels": 3},
     ]
     for inputs in wrong:
         with pytest.raises(InputError, match=r"expected|exceed|Leave"):
@@ -372,7 +373,8 @@ def test_chameleon_without_a_decoder_says_what_to_give() -> None:
     pipe.set_progress_bar_config(disable=True)
     out = pipe("a cat", output_type="latent", generator=dice())
     assert torch.equal(out.images, out.codes)
-    for image, inputs in ((pipe, "a cat"), (pipe.decode, out.codes)):
+    calls: list[tuple[Any, Any]] = [(pipe, "a cat"), (pipe.decode, out.codes)]
+    for image, inputs in calls:
         with pytest.raises(ModelError, match=r"vq=PATH.*vqgan\.ckpt"):
             image(inputs)
     decoder = VQTokenizer(tiny_prompted.chameleon_vq(), normalised=False)

@@ -16,7 +16,7 @@ from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.rules.base import Rule, TargetView, Verdict, expect_rule
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.visual.checks import is_number
+from ragspec.visual.checks import check_settings, is_number
 from ragspec.visual.latents.rules.coupling import (
     KINDS,
     Aligned,
@@ -84,12 +84,7 @@ def make_latent_rule(name: str, **settings: Any) -> Rule:
         raise UnknownNameError(unknown("latent rule", name, list(RULES)))
     kind, allowed = RULES[name]
     inputs = {key: value for key, value in settings.items() if value is not None}
-    foreign = sorted(inputs.keys() - allowed)
-    if foreign:
-        raise InputError(
-            f"rule {name!r} has no {', '.join(foreign)}; it takes "
-            f"{', '.join(sorted(allowed)) or 'no settings'}."
-        )
+    check_settings(name, inputs, allowed)
     return kind(**inputs)
 
 

@@ -71,10 +71,11 @@ Propose = Callable[[range], tuple[Tensor, Tensor]]
 class Coupled:
     """A base of rules that keep a draft with probability min(1, f p / q) of its last steps.
 
-    A rule defines `steps`. It may override `log_weight`, f being 1 here, and `left`.
+    A rule defines `s`. It may override `log_weight`, f being 1 here, and `left`.
     """
 
     name: str
+    s: float  # the number of judged denoising steps, where there are as many
     label = EXACT_FOR_LABEL
     accepts = KINDS
 
@@ -83,8 +84,8 @@ class Coupled:
         return walk(tree, expect_latents(self.name, target), self._emit)
 
     def steps(self, most: int) -> int:
-        """Return s, the number of judged denoising steps, at most T."""
-        raise NotImplementedError
+        """Return the number of judged denoising steps, at most T."""
+        return int(min(self.s, most))
 
     def log_weight(self, view: LatentView, drafted: int, sampled: int) -> float:
         """Return log f, the weight of p: 0."""
@@ -228,10 +229,7 @@ class Aligned(Coupled):
     """Couples the last denoising step of draft and target; keeps the target's distribution."""
 
     name = "aligned"
-
-    def steps(self, most: int) -> int:
-        """Return 1."""
-        return 1
+    s = 1
 
     def left(self, view: LatentView, index: int, drafted: int, sampled: int) -> Tensor:
         """Return the mirrored draft [D], or one by tries if the deviations differ."""
@@ -276,10 +274,6 @@ class Horizon(Coupled):
             raise InputError(f"got s {s!r}; expected at least 1 denoising step, a whole number.")
         self.s = number
 
-    def steps(self, most: int) -> int:
-        """Return s, at most T."""
-        return min(self.s, most)
-
 
 class Path(Coupled):
     """Couples whole paths of draft and target; keeps the target's distribution.
@@ -289,10 +283,7 @@ class Path(Coupled):
     """
 
     name = "path"
-
-    def steps(self, most: int) -> int:
-        """Return T."""
-        return most
+    s = math.inf
 
 
 class CspdPaper(Coupled):
@@ -300,10 +291,7 @@ class CspdPaper(Coupled):
 
     name = "cspd-paper"
     label = "approximate"
-
-    def steps(self, most: int) -> int:
-        """Return 1."""
-        return 1
+    s = 1
 
     def log_weight(self, view: LatentView, drafted: int, sampled: int) -> float:
         """Return log f, see `log_factor`."""
