@@ -63,10 +63,17 @@ def same_print(one: str | None, other: str | None) -> bool:
 
 
 def prints_of(model: Any = None, tokenizer: Any = None) -> dict[str, str]:
-    """Return the fingerprints of a model (or its fingerprint) and a tokenizer, without None."""
+    """Return the fingerprints of a model and a tokenizer, without None.
+
+    Args:
+        model: A model, its fingerprint, or an engine with the model.
+    """
     prints = {}
-    if model is not None:
-        prints["model"] = model if isinstance(model, str) else model_fingerprint(model)
+    if isinstance(model, str):
+        prints["model"] = model
+    elif model is not None:
+        loaded = model if hasattr(model, "named_parameters") else model.model
+        prints["model"] = model_fingerprint(loaded)
     if tokenizer is not None:
         prints["tokenizer"] = tokenizer_fingerprint(tokenizer)
     return prints

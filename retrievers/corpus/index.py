@@ -25,6 +25,7 @@ from ragspec.drafters.method import GLOBAL
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.corpus.buffer import AppendBuffer, segment_in_memory
 from ragspec.retrievers.corpus.catalogue import (
+    MODEL,
     TOKENIZER,
     Catalogue,
     CorpusInfo,
@@ -127,14 +128,15 @@ class CorpusIndex:
         if size < 1:
             raise InputError("got no tokenizer and no vocab_size; expected one of them.")
         checked_scope(scope)
-        mark = None if tokenizer is None else tokenizer_fingerprint(tokenizer)
+        prints = prints_of(model, tokenizer)
+        catalogue = Catalogue(size, depth, prints.get(TOKENIZER), prints.get(MODEL))
         documents = checked(tokenized(texts_or_tokens, tokenizer, progress), size)
 
         def fill(revision: Revision) -> None:
             for piece in chunks(documents, segment_tokens):
                 revision.put((), revision.build(piece, scope, SegmentSource.BUILT))
 
-        create(Path(out), Catalogue(size, depth, mark, _print_of(model)), fill)
+        create(Path(out), catalogue, fill)
         return cls.open(out, **options)
 
     @classmethod
@@ -160,10 +162,9 @@ class CorpusIndex:
         Raises:
             StoreError: The corpus is missing, damaged, or made with another tokenizer or model.
         """
-        expected = {} if tokenizer is None else {TOKENIZER: tokenizer_fingerprint(tokenizer)}
         root = Path(path)
-        view = open_view(root, verify, expected=expected)
-        check_model(root, view.catalogue.model, _print_of(model))
+        view = open_view(root, verify, expected=prints_of(tokenizer=tokenizer))
+        check_model(root, view.catalogue.model, prints_of(model).get(MODEL))
         return cls(root, view, verify, flush_tokens, max_tokens)
 
     @property
@@ -471,10 +472,3 @@ def checked_scope(scope: str) -> str:
             "context drafter and never stored; name a tenant, or 'global'."
         )
     return scope
-
-
-def _print_of(model: Any) -> str | None:
-    """Return the fingerprint of a model or of an engine's model; fingerprints pass unchanged."""
-    if model is None or isinstance(model, str):
-        return model
-    return model_fingerprint(model if hasattr(model, "named_parameters") else model.model)

@@ -40,7 +40,7 @@ class ContextIndex:
         for text in request.texts:
             end = self.base + len(text.tokens)
             self.ranges.append(DocumentRange(self.base, end, text.document, text.offset))
-            self.automaton.build(text.tokens, text.document >= 0)
+            self.automaton.extend(text.tokens, text.document >= 0)
             self.automaton.separate()
             self.base = end + 1
         marks = [False] * len(request.prompt)
@@ -48,7 +48,7 @@ class ContextIndex:
             marks[start:end] = [True] * (end - start)
             place = DocumentRange(self.base + start, self.base + end, document, offset)
             self.ranges.append(place)
-        self.automaton.build(request.prompt, marks)
+        self.automaton.extend(request.prompt, marks)
         self._starts = [r.start for r in self.ranges]
 
     @property

@@ -1,26 +1,18 @@
-"""The types of a segment's look-ups, and a heap of draft nodes compiled with numba.
-
-The heap holds numbers of candidates, which are rows of flat arrays: accept_prob f64 [C] and nodes
-i32 [C, 2 or more] (level, first row, ...). numba looks for changes only in the file of a function:
-touch `lookup` after a change here.
-"""
+"""The types and options of a segment's look-ups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ragspec.errors import InputError
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Table = NDArray[np.int32]
 
 # Probability that the target goes on with one of the continuations, by length of the match (0, 1,
 # 2, ...; the last for all longer), and the same after the continuations of a longer match failed.
@@ -28,57 +20,6 @@ FOLLOWED = (0.0, 0.55, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.84, 0.87, 0.9, 0.92, 0
 FOLLOWED_AFTER_MISS = (0.0, 0.4, 0.4, 0.4)
 
 _MOST = 1 << 16  # row numbers share 64 bits with tokens in the compiled look-ups
-
-
-def compiled(function: Function) -> Function:
-    """Return a function that numba compiles at the first call, cached on disk if possible."""
-    import numba
-
-    try:
-        kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # no folder for the cache is writable: compile in every process
-        kernel = numba.njit(nogil=True, error_model="numpy")(function)
-    return cast("Function", kernel)
-
-
-@compiled
-def goes_first(a: int, b: int, accept_prob: Floats, nodes: Table) -> bool:
-    """Tell whether candidate `a` precedes `b`: likelier, then shallower, then of an earlier row."""
-    if accept_prob[a] != accept_prob[b]:
-        return bool(accept_prob[a] > accept_prob[b])
-    if nodes[a, 0] != nodes[b, 0]:
-        return bool(nodes[a, 0] < nodes[b, 0])
-    return bool(nodes[a, 1] < nodes[b, 1])
-
-
-@compiled
-def push(heap: Table, size: int, candidate: int, accept_prob: Floats, nodes: Table) -> None:
-    """Add a candidate to a heap of `size` candidates, the best on top."""
-    at = size
-    while at > 0:
-        above = (at - 1) >> 1
-        if not goes_first(candidate, heap[above], accept_prob, nodes):
-            break
-        heap[at] = heap[above]
-        at = above
-    heap[at] = candidate
-
-
-@compiled
-def pop(heap: Table, size: int, accept_prob: Floats, nodes: Table) -> int:
-    """Take the best candidate from a heap of `size`, which shrinks by one."""
-    best, last, at = heap[0], heap[size - 1], 0
-    size -= 1
-    while 2 * at + 1 < size:
-        child = 2 * at + 1
-        if child + 1 < size and goes_first(heap[child + 1], heap[child], accept_prob, nodes):
-            child += 1
-        if not goes_first(heap[child], last, accept_prob, nodes):
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = last
-    return int(best)
 
 
 class Match(NamedTuple):

@@ -7,50 +7,30 @@ damaged segment gives a useless draft, not a crash.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.retrievers.indexes.continuations import (
-    Arrays,
-    Draft,
-    DraftOptions,
-    Floats,
-    Ints,
-    Match,
-    compiled,
-    pop,
-    push,
-)
+from ragspec.retrievers.indexes.continuations import Floats, Ints
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Text = tuple[NDArray[Any], NDArray[np.int32]]
 
 ROW = (1 << 20) - 1
 
 
-class SegmentLookup:
-    """Look-ups in the arrays of a segment with one call of compiled code each."""
+def compiled(function: Function) -> Function:
+    """Return a function that numba compiles at the first call, cached on disk if possible."""
+    import numba
 
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-
-    def longest_match(self, context: Sequence[int], max_match: int) -> Match:
-        """Return the longest suffix that occurs, with its interval."""
-        tokens, suffixes, buckets, _ = self._arrays
-        tail = np.array(context, dtype=np.int64)
-        return Match(*longest((tokens, suffixes), buckets, tail, max_match))
-
-    def draft(
-        self, context: Sequence[int], budget: int, depth: int, options: DraftOptions
-    ) -> Draft:
-        """Return the tree of at most `budget` nodes and `depth` levels; see `Segment.draft`."""
-        tail = np.array(context, dtype=np.int64)
-        caps = (options.max_match, options.rows, options.contexts)
-        return Draft(
-            *draft(*self._arrays, tail, budget, depth, caps, options.lengths, options.chances)
-        )
+    try:
+        kernel = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    except RuntimeError:  # no folder for the cache is writable: compile in every process
+        kernel = numba.njit(nogil=True, error_model="numpy")(function)
+    return cast("Function", kernel)
 
 
 @compiled
@@ -223,11 +203,10 @@ def grow(
     budget, depth, separator = limits
     n = len(places)
     keys, part = np.arange(n), np.zeros(len(strides), dtype=np.int64)
-    nodes, accept_prob = np.empty((n * depth, 5), dtype=np.int32), np.empty(n * depth)
-    heap = np.empty(n * depth, dtype=np.int32)
-    chosen, chosen_prob = np.empty((5, budget), dtype=np.int64), np.empty(budget)
-    new, waiting, taken = 0, 0, 0
-    level, low, high = 0, 0, n  # of the children to make next, those of the root first
+    # (-accept_prob, level, low, high, parent, count): likelier first, then shallower, then earlier.
+    heap = [(0.0, 0, 0, 0, 0, 0) for _ in range(0)]  # empty, of this type
+    chosen, accept_prob = np.empty((5, budget), dtype=np.int64), np.empty(budget)
+    taken, level, low, high = 0, 0, 0, n  # of the children to make next, those of the root first
     while True:
         at = low if level < depth else high
         arrange(tokens, places, keys, at, high, level, separator)
@@ -241,31 +220,13 @@ def grow(
             for c in range(len(part)):
                 chance += weights[c, level] * part[c]
                 count += part[c] * strides[c]
-            nodes[new, 0], nodes[new, 1], nodes[new, 2] = level, first, at
-            nodes[new, 3], nodes[new, 4], accept_prob[new] = taken - 1, count, chance
-            push(heap, waiting, new, accept_prob, nodes)
-            new, waiting = new + 1, waiting + 1
-        if waiting == 0 or taken == budget:
-            return chosen[:, :taken], chosen_prob[:taken]
-        best = pop(heap, waiting, accept_prob, nodes)
-        level, low, high = nodes[best, 0], nodes[best, 1], nodes[best, 2]
-        chosen[0, taken], chosen[1, taken] = keys[low] >> 20, nodes[best, 3]
-        chosen[2, taken], chosen[3, taken] = nodes[best, 4], level
-        chosen[4, taken], chosen_prob[taken] = keys[low] & ROW, accept_prob[best]
-        waiting, taken, level = waiting - 1, taken + 1, level + 1
-
-
-@compiled
-def document_at(starts: Ints, position: int) -> int:
-    """Return the number of the document that holds a position."""
-    low, high = 0, len(starts)
-    while low < high:
-        middle = (low + high) >> 1
-        if starts[middle] <= position:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
+            heappush(heap, (-chance, level, first, at, taken - 1, count))
+        if len(heap) == 0 or taken == budget:
+            return chosen[:, :taken], accept_prob[:taken]
+        cost, level, low, high, parent, count = heappop(heap)
+        chosen[0, taken], chosen[1, taken], chosen[2, taken] = keys[low] >> 20, parent, count
+        chosen[3, taken], chosen[4, taken], accept_prob[taken] = level, keys[low] & ROW, -cost
+        taken, level = taken + 1, level + 1
 
 
 @compiled
@@ -278,7 +239,8 @@ def origins(starts: Ints, places: Ints, chosen: Ints) -> Ints:
             rows[parents[node]] = rows[node]
         position = places[rows[node]] + levels[node]
         if document < 0 or not starts[document] <= position < starts[document + 1]:
-            document = min(document_at(starts, position), len(starts) - 2)
+            document = int(np.searchsorted(starts, position, side="right")) - 1
+            document = min(document, len(starts) - 2)
         origin[node, 0], origin[node, 1] = document, position - starts[document]
     return origin
 

@@ -21,7 +21,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +30,6 @@ from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import Arrays, Draft, DraftOptions, Match
 from ragspec.retrievers.indexes.suffix_array import check_ids, count_first_tokens, sort_suffixes
 from ragspec.storage.filesystem import read_file, reserve, unreadable
-
-if TYPE_CHECKING:
-    from ragspec.retrievers.indexes.lookup import SegmentLookup
 
 FORMAT = 1
 SIZES = "segment.json"
@@ -147,7 +144,6 @@ class Segment:
         self.suffixes = arrays.suffixes
         self.starts = arrays.starts
         self._arrays = arrays
-        self._lookup: SegmentLookup | None = None
 
     def __len__(self) -> int:
         """Return the number of tokens without separators."""
@@ -190,7 +186,10 @@ class Segment:
         """
         if not 1 <= max_match <= self.depth:
             raise InputError(f"max_match is {max_match}; expected 1 to {self.depth}.")
-        return self.lookup.longest_match(self._tail(context, max_match), max_match)
+        from ragspec.retrievers.indexes.lookup import longest  # not above: numba loads slowly
+
+        text, tail = (self.tokens, self.suffixes), self._tail(context, max_match)
+        return Match(*longest(text, self._arrays.buckets, tail, max_match))
 
     def draft(
         self,
@@ -209,6 +208,8 @@ class Segment:
         Raises:
             InputError: The longest match exceeds the depth of the segment: counts would be wrong.
         """
+        from ragspec.retrievers.indexes.lookup import draft  # not above: numba loads slowly
+
         options = options or _DEFAULTS
         if options.max_match > self.depth:
             raise InputError(
@@ -216,30 +217,23 @@ class Segment:
                 "tokens; ask for less or build it deeper."
             )
         depth = options.max_depth if max_depth is None else min(max_depth, options.max_depth)
-        return self.lookup.draft(self._tail(context, options.max_match), budget, depth, options)
+        tail = self._tail(context, options.max_match)
+        caps = (options.max_match, options.rows, options.contexts)
+        return Draft(
+            *draft(*self._arrays, tail, budget, depth, caps, options.lengths, options.chances)
+        )
 
     def warm_up(self) -> None:
         """Load the look-ups and use them once; the first time ever compiles them."""
         self.draft([0], 4)
 
-    @property
-    def lookup(self) -> SegmentLookup:
-        """The compiled look-ups, loaded at first use since numba takes long to import."""
-        if self._lookup is None:
-            from ragspec.retrievers.indexes.lookup import SegmentLookup
-
-            self._lookup = SegmentLookup(self._arrays)
-        return self._lookup
-
-    def _tail(self, context: Sequence[int], length: int) -> list[int]:
+    def _tail(self, context: Sequence[int], length: int) -> NDArray[np.int64]:
         """Return the last tokens of the context that follow the last id outside the vocabulary."""
-        tail = list(context[-length:])
-        if tail and min(tail) >= 0 and max(tail) < self.vocab_size:
-            return tail
-        for at in range(len(tail) - 1, -1, -1):
-            if not 0 <= tail[at] < self.vocab_size:
-                return tail[at + 1 :]
-        return tail
+        tail = context[-length:]
+        if tail and (min(tail) < 0 or max(tail) >= self.vocab_size):
+            foreign = [at for at, token in enumerate(tail) if not 0 <= token < self.vocab_size]
+            tail = tail[foreign[-1] + 1 :]
+        return np.array(tail, dtype=np.int64)
 
 
 def _read_sizes(path: Path) -> SegmentSizes:

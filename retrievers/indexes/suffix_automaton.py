@@ -53,8 +53,8 @@ class SuffixAutomaton:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def build(self, tokens: Sequence[int], document: Sequence[bool] | bool = False) -> None:
-        """Append a text; `document` says, for all or for each token, whether it is a document's."""
+    def extend(self, tokens: Sequence[int], document: Sequence[bool] | bool = False) -> None:
+        """Append tokens; `document` says, for all or for each, whether a document has them."""
         marks = [document] * len(tokens) if isinstance(document, bool) else document
         for token, mark in zip(tokens, marks, strict=True):
             self._count_newest()
@@ -63,14 +63,8 @@ class SuffixAutomaton:
 
     def separate(self) -> None:
         """End the current text: no match and no continuation crosses this border."""
-        self.build([self._separator])
+        self.extend([self._separator])
         self._separator += 1
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens of no document, such as the growing output."""
-        for token in tokens:
-            self._count_newest()
-            self._append(token)
 
     def match(self) -> int:
         """Return the state of the longest suffix that also ends earlier (0: not even one token)."""

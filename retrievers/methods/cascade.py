@@ -8,7 +8,7 @@ nodes are taken by their acceptance probability, whichever source offers them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -40,6 +40,9 @@ class Cascade(Combined):
         sure: Acceptance probability from which a node counts as sure.
         patience: See `SourceSession`. A drafter that fails is switched off.
 
+    Attributes:
+        most_nodes: Limit of every tree besides the budget, None for no limit.
+
     Raises:
         InputError: There is no drafter, or the reserves leave the first one nothing.
     """
@@ -65,6 +68,7 @@ class Cascade(Combined):
         self.reserve = reserve
         self.sure = sure
         self.patience = patience
+        self.most_nodes: int | None = None
 
     @property
     def drafters(self) -> tuple[Drafter, ...]:
@@ -76,33 +80,40 @@ class Cascade(Combined):
         return CascadeSession(self, request)
 
 
-class CascadeSession:
-    """The sources of one row, in order.
+class SourcesSession:
+    """The part that sessions over several sources share."""
 
-    Args:
-        most_nodes: Limit of every tree besides the budget, None for no limit.
-    """
-
-    def __init__(
-        self, cascade: Cascade, request: DraftRequest, most_nodes: int | None = None
-    ) -> None:
-        self._most_nodes = most_nodes
-        self._kind = cascade.kind
-        self._reserve = cascade.reserve
-        self._sure = cascade.sure
-        self._sources = [
-            SourceSession(drafter, request, cascade.patience) for drafter in cascade.drafters
-        ]
+    def __init__(self, sources: Iterable[SourceSession]) -> None:
+        self._sources = list(sources)
 
     @property
     def faults(self) -> dict[str, int]:
-        """Failures of each source, by name."""
+        """Failures of each source that failed, by name."""
         return faults_of(self._sources)
+
+    def observe(self, feedback: Feedback) -> None:
+        """Pass the feedback to every source, also to those that did not draft.
+
+        `Step.tree` is the tree that was verified.
+        """
+        for source in self._sources:
+            source.observe(feedback)
+
+
+class CascadeSession(SourcesSession):
+    """The sources of one row, in order; see `Cascade`."""
+
+    def __init__(self, cascade: Cascade, request: DraftRequest) -> None:
+        super().__init__(
+            SourceSession(drafter, request, cascade.patience) for drafter in cascade.drafters
+        )
+        self._cascade = cascade
+        self._kind = cascade.kind
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a tree of at most `budget` nodes, filled source after source."""
-        if self._most_nodes is not None:
-            budget = min(budget, self._most_nodes)
+        if self._cascade.most_nodes is not None:
+            budget = min(budget, self._cascade.most_nodes)
         if budget < 1:
             return DraftTree.empty(self._kind)
         trees = [source.propose(context, budget) for source in self._sources]
@@ -114,14 +125,9 @@ class CascadeSession:
         merged, offers = overlay([(tree, 1 << i) for i, tree in enumerate(offered)])
         if len(merged) <= budget:
             return share_out(merged)
-        reserve = int(self._reserve * budget)
-        chosen = fill(merged, offers, len(offered), budget, reserve, self._sure)
+        reserve = int(self._cascade.reserve * budget)
+        chosen = fill(merged, offers, len(offered), budget, reserve, self._cascade.sure)
         return share_out(select(merged, sorted(chosen)))
-
-    def observe(self, feedback: Feedback) -> None:
-        """Pass the feedback to every source; `Step.tree` is the tree that was verified."""
-        for source in self._sources:
-            source.observe(feedback)
 
 
 def fill(

@@ -28,8 +28,8 @@ from ragspec.trees.draft_tree import NO_ORIGIN, ROOT, DraftKind, DraftTree
 
 # Probability that the target follows the text, by match length (0, 1, 2, ...; the last for all
 # longer), and that a shorter match holds after the longest failed. Measured on gold answers.
-FOLLOWS = (0.0, 0.45, 0.52, 0.85, 0.92, 0.93, 0.94, 0.955, 0.96, 0.97, 0.975)
-FOLLOWS_AFTER_MISS = (0.0, 0.2, 0.25, 0.35, 0.4, 0.45)
+ACCEPT_PRIOR = (0.0, 0.45, 0.52, 0.85, 0.92, 0.93, 0.94, 0.955, 0.96, 0.97, 0.975)
+ACCEPT_PRIOR_AFTER_MISS = (0.0, 0.2, 0.25, 0.35, 0.4, 0.45)
 # Probability that a quotation starts right after the label of its document.
 QUOTES = 0.6
 
@@ -38,7 +38,7 @@ _WIDE = 12
 _FLOOR = 0.02
 _QUOTE_LENGTH = 3
 _QUOTE_KEY = -1
-_LONGEST = len(FOLLOWS) - 1
+_LONGEST = len(ACCEPT_PRIOR) - 1
 _ONE_PLACE = -1
 _PRIOR, _DECAY = 8.0, 0.97
 
@@ -148,7 +148,7 @@ class ContextSession:
             return starts[0][1] * self._acceptance.expect(_QUOTE_KEY, QUOTES)
         key = min(length, _LONGEST)
         share = max((offer[0] for offer in self._offers(state, [])), default=0.0)
-        return share * self._acceptance.expect(key, FOLLOWS[key])
+        return share * self._acceptance.expect(key, ACCEPT_PRIOR[key])
 
     def observe(self, step: Step) -> None:
         """Correct the acceptance table by what was accepted of the last proposal."""
@@ -195,11 +195,11 @@ class ContextSession:
         position, tokens = node.position + 1, self._index.tokens
         if position < len(tokens) and tokens[position] < self._index.vocab_size:
             key = min(node.length, _LONGEST)
-            p = self._acceptance.expect(key, FOLLOWS[key])
+            p = self._acceptance.expect(key, ACCEPT_PRIOR[key])
             heappush(
                 heap,
                 (-accept_prob * p, at, level, tokens[position], _ONE_PLACE,
-                 node.length + 1, position, key, FOLLOWS[key]),
+                 node.length + 1, position, key, ACCEPT_PRIOR[key]),
             )  # fmt: skip
 
     def _matches(
@@ -219,11 +219,11 @@ class ContextSession:
         while state > ROOT_STATE and accept_prob > _FLOOR:
             if offers := self._offers(state, offered):
                 if offered:
-                    short = min(length, len(FOLLOWS_AFTER_MISS) - 1)
-                    key, prior = len(FOLLOWS) + short, FOLLOWS_AFTER_MISS[short]
+                    short = min(length, len(ACCEPT_PRIOR_AFTER_MISS) - 1)
+                    key, prior = len(ACCEPT_PRIOR) + short, ACCEPT_PRIOR_AFTER_MISS[short]
                 else:
                     key = min(length, _LONGEST)
-                    prior = FOLLOWS[key]
+                    prior = ACCEPT_PRIOR[key]
                 p = self._acceptance.expect(key, prior)
                 for share, place, token, child in offers:
                     heappush(

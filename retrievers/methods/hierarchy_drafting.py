@@ -10,16 +10,14 @@ corpus is not padded with random tokens. In the trie form the target's second ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ragspec.drafters.base import Drafter, DraftRequest
-from ragspec.drafters.combined import Combined
+from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import Method, Sources
 from ragspec.errors import InputError
 from ragspec.retrievers.fingerprints import check_prints, prints_of
-from ragspec.retrievers.methods.cascade import Cascade, CascadeSession, Named
+from ragspec.retrievers.methods.cascade import Cascade, Named
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.ngrams import GUESS, LEVEL, MOST, NGramDrafter, NGramPool
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
@@ -40,7 +38,7 @@ Store = HasDrafter | NGramPool | Drafter
 Database = Store | str | Path
 
 
-class HierarchyDrafter(Combined):
+class HierarchyDrafter(Cascade):
     """Drafts from the context, the model's own answers and a corpus, in this order.
 
     Args:
@@ -65,7 +63,6 @@ class HierarchyDrafter(Combined):
         uses=frozenset({"store"}),
         colour=4,
     )
-    name = "hierarchy"
 
     def __init__(
         self,
@@ -84,18 +81,20 @@ class HierarchyDrafter(Combined):
         self.form = form
         answers, text = opened(model_store), opened(corpus)
         self.stores: dict[str, Any] = {"the model's store": answers, "the corpus": text}
+        drafters: list[Drafter] = [ContextDrafter()]
+        settings: dict[str, Any] = {}  # of the look-ups in the corpus
         if form == "ngram":
-            drafters = _ngram_form(answers, text, level, guess, most, lookahead)
-            self.most_nodes: int | None = guess * (level - 1)
-        else:
-            drafters = _trie_form(answers, text, lookahead)
-            self.most_nodes = None
-        self.cascade = Cascade(drafters, name=self.name, **options)
-
-    @property
-    def drafters(self) -> Sequence[Drafter]:
-        """The drafters of the databases."""
-        return self.cascade.drafters
+            drafters = [NGramDrafter(level=level, guess=guess, lookahead=lookahead)]
+            settings = {"longest": PREVIOUS, "shortest": 1, "shorter": (1,), "depth": level - 1}
+            answers = _as_pool(answers, level, guess, most)
+        if answers is not None:
+            drafters.append(_drafter(answers, "answers"))
+        if text is not None:
+            drafters.append(_drafter(text, "statistics", **settings))
+        if lookahead and form == "trie":
+            drafters.append(NeighbourDrafter())
+        super().__init__(drafters, name="hierarchy", **options)
+        self.most_nodes = guess * (level - 1) if form == "ngram" else None
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError if a store was made with another model or tokenizer."""
@@ -105,10 +104,6 @@ class HierarchyDrafter(Combined):
             prints = {each: getattr(info, each, None) for each in ("model", "tokenizer")}
             check_prints(name, prints, expected)
         super().fits(model, tokenizer)
-
-    def open(self, request: DraftRequest) -> CascadeSession:
-        """Return a session over all databases."""
-        return CascadeSession(self.cascade, request, most_nodes=self.most_nodes)
 
 
 def opened(database: Database | None) -> Store | None:
@@ -131,31 +126,13 @@ def opened(database: Database | None) -> Store | None:
     return CorpusIndex.open(database)
 
 
-def _trie_form(answers: Store | None, text: Store | None, lookahead: bool) -> list[Drafter]:
-    drafters: list[Drafter] = [ContextDrafter()]
-    if answers is not None:
-        drafters.append(_drafter(answers, "answers"))
-    if text is not None:
-        drafters.append(_drafter(text, "statistics"))
-    if lookahead:
-        drafters.append(NeighbourDrafter())
-    return drafters
-
-
-def _ngram_form(
-    answers: Store | None, text: Store | None, level: int, guess: int, most: int, lookahead: bool
-) -> list[Drafter]:
-    drafters: list[Drafter] = [NGramDrafter(level=level, guess=guess, lookahead=lookahead)]
-    if answers is not None:
-        if isinstance(answers, HasDrafter) and not isinstance(answers, Drafter):
-            corpus: Any = answers  # its documents in the global scope
-            texts = (each.tolist() for segment in corpus.segments() for each in segment.documents())
-            answers = NGramPool.common(texts, level=level, guess=guess, most=most)
-        drafters.append(_drafter(answers, "answers"))
-    if text is not None:
-        options = {"longest": PREVIOUS, "shortest": 1, "shorter": (1,), "depth": level - 1}
-        drafters.append(_drafter(text, "statistics", **options))
-    return drafters
+def _as_pool(answers: Store | None, level: int, guess: int, most: int) -> Store | None:
+    """Return the n-gram pool of a corpus, of its documents in the global scope; others as is."""
+    if not isinstance(answers, HasDrafter) or isinstance(answers, Drafter):
+        return answers
+    corpus: Any = answers
+    texts = (each.tolist() for segment in corpus.segments() for each in segment.documents())
+    return NGramPool.common(texts, level=level, guess=guess, most=most)
 
 
 def _drafter(store: Store, name: str, **options: Any) -> Drafter:

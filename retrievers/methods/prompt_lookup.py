@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
-from ragspec.retrievers.methods.context import FOLLOWS
+from ragspec.retrievers.methods.context import ACCEPT_PRIOR
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 _BORDER = -1
@@ -125,6 +125,6 @@ class LookupSession(DraftSession):
 
 def chain_accept_prob(matched: int, n: int) -> NDArray[np.float32]:
     """Return the acceptance f32 [n] of a copy of n tokens behind a match of `matched` tokens."""
-    longest = len(FOLLOWS) - 1
-    chances = [FOLLOWS[min(matched + i, longest)] for i in range(n)]
+    longest = len(ACCEPT_PRIOR) - 1
+    chances = [ACCEPT_PRIOR[min(matched + i, longest)] for i in range(n)]
     return np.cumprod(np.asarray(chances, dtype=np.float64)).astype(np.float32)

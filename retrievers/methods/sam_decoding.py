@@ -14,21 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ragspec.drafters.base import (
-    DraftContext,
-    Drafter,
-    DraftRequest,
-    DraftSession,
-    Feedback,
-    expect_drafter,
-)
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, expect_drafter
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import SourceSession, as_kind, faults_of
+from ragspec.drafters.delegate import SourceSession, as_kind
 from ragspec.drafters.fuse import PATIENCE
 from ragspec.drafters.method import Method, one
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
+from ragspec.retrievers.methods.cascade import SourcesSession
 from ragspec.retrievers.methods.prompt_lookup import chain_accept_prob
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
@@ -158,27 +152,23 @@ class Select(Combined):
         return SelectSession(self, request)
 
 
-class SelectSession:
+class SelectSession(SourcesSession):
     """The drafters of one row; see `Select`."""
 
     def __init__(self, drafter: Select, request: DraftRequest) -> None:
-        self._drafter = drafter
-        self._kind = drafter.kind
-        self._sources = [SourceSession(each, request, drafter.patience) for each in drafter.sources]
+        ranked = [SourceSession(each, request, drafter.patience) for each in drafter.sources]
         fallback = drafter.fallback
         self._fallback = None if fallback is None else SourceSession(fallback, request, None)
-        self._all = [*self._sources, *([self._fallback] if self._fallback else [])]
+        super().__init__([*ranked, *([self._fallback] if self._fallback else [])])
+        self._ranked = ranked
+        self._drafter = drafter
+        self._kind = drafter.kind
         self.matched = 0
-
-    @property
-    def faults(self) -> dict[str, int]:
-        """Failures of each drafter that failed, by name."""
-        return faults_of(self._all)
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the tree of one drafter, at most `budget` nodes."""
         best, most, self.matched = DraftTree.empty(self._kind), float("-inf"), 0
-        for source, discount in zip(self._sources, self._drafter.discounts, strict=True):
+        for source, discount in zip(self._ranked, self._drafter.discounts, strict=True):
             tree = source.propose(context, budget)
             if not len(tree):
                 continue
@@ -190,11 +180,6 @@ class SelectSession:
             if len(tree):
                 best, self.matched = tree, self._fallback.matched or 0
         return as_kind(best, self._kind)
-
-    def observe(self, feedback: Feedback) -> None:
-        """Pass the feedback to every drafter, also to those that did not draft."""
-        for source in self._all:
-            source.observe(feedback)
 
     def _score(self, source: SourceSession, tree: DraftTree) -> float:
         if self._drafter.by == "accept_prob":

@@ -22,18 +22,19 @@ import numpy as np
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback, expect_drafter
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import SourceSession, as_kind, faults_of
+from ragspec.drafters.delegate import SourceSession, as_kind
 from ragspec.drafters.fuse import PATIENCE, Fuse
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.retrievers.indexes.context_index import ContextIndex
-from ragspec.retrievers.methods.context import FOLLOWS
+from ragspec.retrievers.methods.cascade import SourcesSession
+from ragspec.retrievers.methods.context import ACCEPT_PRIOR
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_best
 
-_LONGEST = len(FOLLOWS) - 1
+_LONGEST = len(ACCEPT_PRIOR) - 1
 _PRIOR, _DECAY = 8.0, 0.97
 
 Node = tuple[float, int, int, int, int]
@@ -102,7 +103,7 @@ class SuffixDrafter(Combined):
         return SuffixSession(self, request)
 
 
-class SuffixSession:
+class SuffixSession(SourcesSession):
     """The index of one row and its session of past outputs; see `SuffixDrafter`.
 
     Attributes:
@@ -110,19 +111,15 @@ class SuffixSession:
     """
 
     def __init__(self, drafter: SuffixDrafter, request: DraftRequest) -> None:
-        self._drafter = drafter
-        self._index = ContextIndex(request)
         past = drafter.past
         self._past = None if past is None else SourceSession(past, request, drafter.patience)
+        super().__init__([] if self._past is None else [self._past])
+        self._drafter = drafter
+        self._index = ContextIndex(request)
         self._kind = drafter.kind
         self._ratios = [Ratio() for _ in range(_LONGEST + 1)]  # by length of the match
         self._drafted: tuple[int, list[Node]] = (0, [])
         self.matched = 0
-
-    @property
-    def faults(self) -> dict[str, int]:
-        """Failures of the drafter of past outputs, by name; empty without one."""
-        return faults_of([] if self._past is None else [self._past])
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the better tree of the text and the past outputs, at most `budget` nodes."""
@@ -143,8 +140,7 @@ class SuffixSession:
         """Learn how often matches of this length hold, whether drafted or not."""
         if isinstance(feedback, Step):
             self._learn(feedback.tokens)
-        if self._past is not None:
-            self._past.observe(feedback)
+        super().observe(feedback)
 
     def _learn(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that were committed after the last proposal."""
@@ -157,7 +153,7 @@ class SuffixSession:
                 break
             key = min(matched + depth, _LONGEST)
             at = children.get((at, token))
-            self._ratios[key].learn(FOLLOWS[key], at is not None, _DECAY)
+            self._ratios[key].learn(ACCEPT_PRIOR[key], at is not None, _DECAY)
 
     def _local(self, budget: int, deepest: int) -> tuple[int, list[Node]]:
         """Return the match and the nodes of the best-scored suffix of this text."""
@@ -208,7 +204,7 @@ class SuffixSession:
         for place in range(matched, matched + depth):
             key = min(place, _LONGEST)
             scale = self._ratios[key].share(_PRIOR)
-            results.append(results[-1] * min(FOLLOWS[key] * scale, 0.99))
+            results.append(results[-1] * min(ACCEPT_PRIOR[key] * scale, 0.99))
         return results
 
     def _tree(self, matched: int, nodes: list[Node]) -> DraftTree:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -36,21 +36,6 @@ SEED = 1234
 MOST_ON_GPU = 2048  # most lists or vectors that faiss's GPU kernels choose at once
 
 
-class Nearest(Protocol):
-    """Finds candidates of searches: the vectors of the largest inner products, and some more."""
-
-    @property
-    def kind(self) -> str:
-        """One of KINDS."""
-
-    @property
-    def parameters(self) -> Mapping[str, int]:
-        """The settings of building and searching."""
-
-    def candidates(self, queries: Floats, k: int) -> list[Numbers]:
-        """Return positions for each query f32 [Q, dimensions], the k nearest among them."""
-
-
 class Exact:
     """All inner products, in float32 or, for large collections, first in 8 bits by faiss.
 
@@ -68,7 +53,7 @@ class Exact:
         self._longest = max(norms, default=0.0)
 
     def candidates(self, queries: Floats, k: int) -> list[Numbers]:
-        """Return the positions that may be among the k best of each query."""
+        """Return the positions that may be among the k best of each query f32 [Q, dimensions]."""
         count = self._vectors.shape[0]
         if not count:
             return [np.zeros(0, np.int64) for _ in queries]
@@ -246,6 +231,9 @@ class Approximate:
                 f"{vectors.shape[0]} of {vectors.shape[1]}; build the index again."
             )
         return cls(kind, index, parameters)
+
+
+Nearest = Exact | Approximate
 
 
 def build_nearest(vectors: Floats, kind: str) -> Nearest:

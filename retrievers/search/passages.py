@@ -107,11 +107,9 @@ def chunks(text: str, span: Span, break_at: re.Pattern[str]) -> Iterator[Span]:
 
 def stripped(text: str, start: int, end: int) -> Span:
     """Return the span without the white space at its ends."""
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    return start, end
+    piece = text[start:end]
+    start += len(piece) - len(piece.lstrip())
+    return start, start + len(piece.strip())
 
 
 def weight(text: str, span: Span) -> int:

@@ -26,15 +26,15 @@ from ragspec.retrievers.speculation.schedule import StridePlan, StrideSchedule
 
 Query = TypeVar("Query")
 ItemT = TypeVar("ItemT", bound=Hashable)
-Written = TypeVar("Written")
+StrideT = TypeVar("StrideT")
 Answer = TypeVar("Answer", contravariant=True)
 Text = TypeVar("Text", contravariant=True)
 
 
-class StrideWriter(Protocol[Answer, Written]):
+class StrideWriter(Protocol[Answer, StrideT]):
     """Writes a text stride by stride; a stride depends on its answer and the text before alone."""
 
-    def write(self, answer: Answer, before: Sequence[Written]) -> tuple[Written, bool]:
+    def write(self, answer: Answer, before: Sequence[StrideT]) -> tuple[StrideT, bool]:
         """Return the next stride with an answer, and whether the text ends with it.
 
         Args:
@@ -84,7 +84,7 @@ class Guess(Generic[Query, ItemT]):
 
 
 @dataclass(slots=True)
-class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
+class SpeculativeRetrieval(Generic[Query, ItemT, StrideT]):
     """One text in progress.
 
     Attributes:
@@ -93,19 +93,19 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         answers: The answer of each stride.
     """
 
-    writer: StrideWriter[ItemT, Written]
-    searcher: Searcher[Query, ItemT, Written]
+    writer: StrideWriter[ItemT, StrideT]
+    searcher: Searcher[Query, ItemT, StrideT]
     schedule: StrideSchedule
     prefetch: int = 20
-    on_accept: Callable[[Written], None] = lambda stride: None
+    on_accept: Callable[[StrideT], None] = lambda stride: None
     report: Retrieval = field(default_factory=Retrieval)
-    strides: list[Written] = field(default_factory=list)
+    strides: list[StrideT] = field(default_factory=list)
     answers: list[ItemT] = field(default_factory=list)
     _known: dict[ItemT, None] = field(default_factory=dict)
     _began: float = field(default_factory=time.perf_counter)
     _notified: int = 0  # strides that were passed to `on_accept`
 
-    def run(self) -> list[Written]:
+    def run(self) -> list[StrideT]:
         """Write the text to its end and return its strides.
 
         Raises:
@@ -115,6 +115,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         self.schedule.most = min(self.schedule.most, self.searcher.most)
         first = self.searcher.query(())
         answers = [] if first is None else self._search([first], self.prefetch)[0]
+        self._known.update(dict.fromkeys(answers))
         if not answers:
             raise InputError("The search found nothing for the question; put it in other words.")
         with ThreadPoolExecutor(1, "ragspec-search") as worker:
@@ -134,8 +135,8 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         return bool(self.strides)
 
     def _round(
-        self, answer: ItemT, ahead: tuple[Written, bool] | None, worker: Executor
-    ) -> tuple[ItemT, tuple[Written, bool] | None, bool]:
+        self, answer: ItemT, ahead: tuple[StrideT, bool] | None, worker: Executor
+    ) -> tuple[ItemT, tuple[StrideT, bool] | None, bool]:
         """Write some strides, the first with a checked answer, and check the others.
 
         Args:
@@ -168,7 +169,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         return answer, ahead, ended
 
     def _write(
-        self, plan: StridePlan, answer: ItemT, ahead: tuple[Written, bool] | None
+        self, plan: StridePlan, answer: ItemT, ahead: tuple[StrideT, bool] | None
     ) -> tuple[list[Guess[Query, ItemT]], bool]:
         """Write the strides of a round; return their guesses, and whether the text ended.
 
@@ -193,7 +194,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
             self._note("guess", began)
         return guesses, False
 
-    def _stride(self, answer: ItemT) -> tuple[Written, bool]:
+    def _stride(self, answer: ItemT) -> tuple[StrideT, bool]:
         began = time.perf_counter()
         written = self.writer.write(answer, self.strides)
         milliseconds = self._note("write", began)
@@ -203,7 +204,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
 
     def _check(
         self, plan: StridePlan, guesses: Sequence[Guess[Query, ItemT]], worker: Executor | None
-    ) -> tuple[list[list[ItemT]], tuple[Written, bool] | None]:
+    ) -> tuple[list[list[ItemT]], tuple[StrideT, bool] | None]:
         """Search for all queries of a round; with a worker, write the next stride meanwhile."""
         queries = [guess.query for guess in guesses if guess.query is not None]
         k = self.prefetch if plan.guesses else 1
@@ -212,7 +213,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         if worker is None:
             return _spread(guesses, self._search(queries, k)), None
         began = time.perf_counter()
-        searching: Future[list[list[ItemT]]] = worker.submit(self._timed, queries, k)
+        searching: Future[list[list[ItemT]]] = worker.submit(self._search, queries, k, alone=False)
         before = time.perf_counter()
         try:
             ahead = self.writer.write(guesses[-1].answer, self.strides)
@@ -223,18 +224,13 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         schedule.learn_overlap(schedule.stride_ms, schedule.search.of(len(queries)), both)
         return _spread(guesses, answers), ahead
 
-    def _search(self, queries: Sequence[Query], k: int) -> list[list[ItemT]]:
-        began = time.perf_counter()
-        answers = self._timed(queries, k)
-        self.schedule.search.learn(len(queries), 1000.0 * (time.perf_counter() - began))
-        if not self.strides:
-            self._known.update(dict.fromkeys(answers[0]))
-        return answers
-
-    def _timed(self, queries: Sequence[Query], k: int) -> list[list[ItemT]]:
+    def _search(self, queries: Sequence[Query], k: int, *, alone: bool = True) -> list[list[ItemT]]:
+        """Search and record the time, which the schedule learns unless a stride is written."""
         began = time.perf_counter()
         answers = self.searcher.search(queries, max(1, k))
-        self._note("search", began, len(queries))
+        milliseconds = self._note("search", began, len(queries))
+        if alone:
+            self.schedule.search.learn(len(queries), milliseconds)
         self.report.calls += 1
         self.report.queries += len(queries)
         return answers
@@ -254,7 +250,7 @@ class SpeculativeRetrieval(Generic[Query, ItemT, Written]):
         report.stride_ms, report.chance = schedule.stride_ms, schedule.chance
         report.search_ms = schedule.search.to_dict()
 
-    def _take_back(self, end: int, ahead: tuple[Written, bool] | None) -> None:
+    def _take_back(self, end: int, ahead: tuple[StrideT, bool] | None) -> None:
         """Discard the strides that were written with a wrong guess."""
         wasted = len(self.strides) - end + (ahead is not None)
         self.report.wasted += wasted

@@ -161,10 +161,11 @@ class StrideSchedule:
 
     def rate(self, plan: StridePlan) -> float:
         """Return the strides that a round is expected to keep per millisecond."""
-        b = self.search.of(plan.strides)
+        a, b = self.stride_ms, self.search.of(plan.strides)
         shared = self.shared if plan.overlapped else 0.0
-        strides, spent = expected(plan.strides, self.chance, self.stride_ms, b, shared)
-        return strides / max(spent, 1e-9)
+        right = self.chance**plan.strides  # probability that all guesses are right
+        strides = (1.0 - right) / (1.0 - self.chance)
+        return strides / max(plan.strides * a + b - right * shared * min(a, b), 1e-9)
 
     def gain(self, plan: StridePlan) -> float:
         """Return the expected speedup of a plan over checking each stride."""
@@ -209,15 +210,3 @@ class StrideSchedule:
         if shorter > 0.0:
             share = min(max((stride + search - both) / shorter, 0.0), 1.0)
             self.shared += SHARED_RATE * (share - self.shared)
-
-
-def expected(strides: int, chance: float, a: float, b: float, shared: float) -> tuple[float, float]:
-    """Return the strides that a round is expected to keep, and its milliseconds.
-
-    Args:
-        chance: Probability that a guess is right, below 1.
-        a, b: Milliseconds of a stride, and of the search for all.
-        shared: Share of the shorter of both that an overlap hides.
-    """
-    whole = chance**strides
-    return (1.0 - whole) / (1.0 - chance), strides * a + b - whole * shared * min(a, b)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from ragspec.errors import InputError
 from ragspec.retrievers.corpus.buffer import segment_in_memory
-from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions, compiled
-from ragspec.retrievers.indexes.lookup import SegmentLookup
-from ragspec.retrievers.indexes.segment import Segment, build_segment
+from ragspec.retrievers.indexes.continuations import Arrays, DraftOptions
+from ragspec.retrievers.indexes.lookup import compiled
+from ragspec.retrievers.indexes.segment import Segment, SegmentSizes, build_segment
 from ragspec.retrievers.indexes.suffix_array import count_first_tokens, sort_suffixes
 from tests.retrievers.indexes.test_segment import (
     VOCAB,
@@ -162,16 +162,21 @@ def arrays(texts: list[LookupText], wide: bool = False, vocab: int = LOOKUP_VOCA
     return instance
 
 
+def opened(inputs: Arrays) -> Segment:
+    tokens, suffixes, buckets, starts = map(len, inputs)
+    return Segment(SegmentSizes(tokens, suffixes, starts - 1, buckets - 1, 32), inputs)
+
+
 def assert_equal_answers(
     inputs: Arrays, context: LookupText, budget: int, depth: int, request: DraftOptions
 ) -> None:
-    plain, fast = ReferenceLookup(inputs), SegmentLookup(inputs)
+    plain, fast = ReferenceLookup(inputs), opened(inputs)
     tail = context[-request.max_match :]
     assert fast.longest_match(tail, request.max_match) == plain.longest_match(
         tail, request.max_match
     )
     expected = plain.draft(tail, budget, depth, request)
-    got = fast.draft(tail, budget, depth, request)
+    got = fast.draft(tail, budget, max_depth=depth, options=request)
     assert got.length == expected.length
     for name in ("tokens", "parents", "accept_prob", "counts", "depths", "origin"):
         a, b = getattr(got, name), getattr(expected, name)
@@ -213,8 +218,8 @@ def test_damaged_files_give_a_useless_draft_not_a_crash(damaged: str) -> None:
         at = rng.integers(0, len(changed), 5)
         changed[at] = rng.integers(-(2**31), 2**31 - 1, 5)
         changed.flags.writeable = False
-        fast = SegmentLookup(good._replace(**{damaged: changed}))
-        draft = fast.draft(rng.integers(0, LOOKUP_VOCAB, 6).tolist(), 16, 8, DraftOptions())
+        fast = opened(good._replace(**{damaged: changed}))
+        draft = fast.draft(rng.integers(0, LOOKUP_VOCAB, 6).tolist(), 16, max_depth=8)
         assert len(draft.tokens) <= 16
         assert ((draft.tokens >= 0) & (draft.tokens < LOOKUP_VOCAB)).all()
 
@@ -223,5 +228,4 @@ def test_an_open_segment_uses_them(tmp_path: Path) -> None:
     build_segment(tmp_path, [[0, 1, 2], [0, 1, 3]], LOOKUP_VOCAB)
     segment = Segment.open(tmp_path)
     segment.warm_up()
-    assert isinstance(segment.lookup, SegmentLookup)
     assert segment.draft([0, 1], 4).tokens.tolist() == [2, 3]

@@ -16,9 +16,9 @@ def make(parts: Sequence[Text], grown: Text, cited: bool = False) -> SuffixAutom
     """The first texts behind borders, the last one open, then tokens one by one."""
     automaton = SuffixAutomaton(VOCAB)
     for text in parts[:-1]:
-        automaton.build(text, cited)
+        automaton.extend(text, cited)
         automaton.separate()
-    automaton.build(parts[-1])
+    automaton.extend(parts[-1])
     automaton.extend(grown)
     return automaton
 
@@ -105,11 +105,11 @@ def test_texts_grow_token_by_token_as_they_are_built(
 ) -> None:
     automaton, whole = SuffixAutomaton(VOCAB), SuffixAutomaton(VOCAB)
     marks = [cited] * len(first) + [False] * len(grown) + [cited] * len(last)
-    whole.build([*first, *grown, *last], marks)
-    automaton.build(first, cited)
+    whole.extend([*first, *grown, *last], marks)
+    automaton.extend(first, cited)
     automaton.extend(grown[:3])
     automaton.extend(grown[3:])
-    automaton.build(last, cited)
+    automaton.extend(last, cited)
     assert snapshot(automaton) == snapshot(whole)
 
 
@@ -130,8 +130,8 @@ def snapshot(automaton: SuffixAutomaton) -> tuple[object, ...]:
 
 def test_cited_keeps_the_end_inside_a_document() -> None:
     automaton = SuffixAutomaton(VOCAB)
-    automaton.build([0, 1, 2], [False, True, True])
-    automaton.build([3, 1, 2, 3])
+    automaton.extend([0, 1, 2], [False, True, True])
+    automaton.extend([3, 1, 2, 3])
     state = find(automaton, [1, 2])
     assert automaton.latest[state] == 5
     assert automaton.cited[state] == 2
@@ -139,7 +139,7 @@ def test_cited_keeps_the_end_inside_a_document() -> None:
 
 def test_a_repeated_token_stays_linear_in_states() -> None:
     automaton = SuffixAutomaton(VOCAB)
-    automaton.build([1] * 2000)
+    automaton.extend([1] * 2000)
     assert automaton.length[automaton.match()] == 1999
     assert len(automaton.length) == 2001
 
