@@ -21,7 +21,20 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ragspec.sampling.settings import Sampling
 from tests.support.pretend_record import Cause, Record
+
+EVERY_SETTING = Sampling(
+    temperature=0.9,
+    top_k=60,
+    top_p=0.9,
+    min_p=0.01,
+    repetition_penalty=1.1,
+    frequency_penalty=0.3,
+    min_new_tokens=4,
+    logit_bias={5: 1.0, 6: -2.0},
+    seed=3,
+)
 
 NAME = "pretend"
 _INDEXING = frozenset({"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving
 from ragspec.pipelines.server.settings import ServerSettings
 from tests.support import tiny
+from tests.support.waiting import until
 
 NAME = "tiny"
 
@@ -63,6 +65,17 @@ def served(
     app = build_app(serving, settings)
     with listening(app) as address, httpx.Client(base_url=address, timeout=60) as client:
         yield client, serving
+
+
+def hang_up(client: httpx.Client, serving: Serving, body: dict[str, Any]) -> None:
+    """Request a completion, and close the connection once the text is being written."""
+    raw = json.dumps(body).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(raw)}\r\n\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
+        line.sendall(head.encode() + raw)
+        until(lambda: serving.pool.live == 1)
+    until(lambda: serving.pool.live == 0)
 
 
 def events(response: httpx.Response) -> list[Any]:

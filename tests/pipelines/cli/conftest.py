@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from ragspec.engine.loop import Loop
 from tests.support import tiny
 
 
@@ -14,3 +17,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     tiny.model().save_pretrained(folder)
     tiny.tokenizer().save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupt the third step of decoding."""
+    advance, passes = Loop._advance, iter(range(100))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(passes) == 3:
+            raise KeyboardInterrupt
+        return advance(*arguments)
+
+    monkeypatch.setattr(Loop, "_advance", interrupted)

@@ -148,21 +148,8 @@ def test_trace_becomes_a_page(model: str, tmp_path: Path, capsys: Capture) -> No
     assert emitted.strip() == result["text"].strip()
 
 
-def test_interrupt_keeps_what_was_written(
-    model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ragspec.engine.loop import Loop
-
-    advance = Loop._advance
-
-    passes = iter(range(100))
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(passes) == 3:
-            raise KeyboardInterrupt
-        return advance(*arguments)
-
-    monkeypatch.setattr(Loop, "_advance", interrupted)
+@pytest.mark.usefixtures("interrupted")
+def test_interrupt_keeps_what_was_written(model: str, capsys: Capture) -> None:
     arguments = ["generate", "A tree ", "--model", model, "--drafter", "none", "--json"]
     assert main([*arguments, "--max-new-tokens", "40"]) == INTERRUPTED
     result = json.loads(capsys.readouterr().out)

@@ -172,21 +172,10 @@ def test_trace_names_the_passages_that_drafts_came_from(
         assert whole[citation["start"] : citation["end"]] == citation["text"]
 
 
+@pytest.mark.usefixtures("interrupted")
 def test_an_interrupt_keeps_the_answer_that_is_not_displayed(
-    index: str, model: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    index: str, model: str, capsys: Capture
 ) -> None:
-    from ragspec.engine.loop import Loop
-
-    advance = Loop._advance
-
-    passes = iter(range(100))
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(passes) == 3:
-            raise KeyboardInterrupt
-        return advance(*arguments)
-
-    monkeypatch.setattr(Loop, "_advance", interrupted)
     arguments = ["ask", "What does the walk follow?", "--index", index, "--model", model]
     assert main([*arguments, "--drafter", "none", "--json"]) == 130
     result = json.loads(capsys.readouterr().out)

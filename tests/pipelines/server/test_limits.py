@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -23,7 +22,7 @@ from ragspec.pipelines.server.serving import Serving, tenant_of
 from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.corpus.index import CorpusIndex
-from tests.support.served import NAME, engine, events, listening, served, text_of
+from tests.support.served import NAME, engine, events, hang_up, listening, served, text_of
 from tests.support.waiting import until
 
 PROMPT = "A draft model proposes several tokens and the target"
@@ -94,13 +93,7 @@ def test_a_caller_that_leaves_frees_its_row(
 ) -> None:
     client, serving = begun
     for _ in range(5):
-        raw = json.dumps({**LONG, "stream": stream}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(raw)}\r\n\r\n"
-        with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
-            line.sendall(head.encode() + raw)
-            until(lambda: serving.pool.live == 1)
-        until(lambda: serving.pool.live == 0)
+        hang_up(client, serving, {**LONG, "stream": stream})
     page = client.get("/metrics").text
     ended = next(line for line in page.splitlines() if 'reason="cancelled"' in line)
     assert float(ended.split()[-1]) == 5

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import socket
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -21,7 +20,7 @@ from ragspec.pipelines.server.settings import ServerSettings
 from ragspec.pipelines.server.streams import EventStream
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import PassageIndex
-from tests.support.served import NAME, engine, events, served
+from tests.support.served import NAME, engine, events, hang_up, served
 from tests.support.waiting import until
 
 LONG = {"model": NAME, "prompt": "A draft", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
@@ -115,13 +114,7 @@ def test_no_text_waits_for_the_garbage_collector(
         assert len(events(client.post("/v1/completions", json={**short, "stream": True}))) > 1
         assert len(handles) == 6
         until(lambda: not any(each() for each in handles))
-        raw = json.dumps({**LONG, "stream": True}).encode()
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(raw)}\r\n\r\n"
-        with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
-            line.sendall(head.encode() + raw)
-            until(lambda: serving.pool.live == 1)
-        until(lambda: serving.pool.live == 0)
+        hang_up(client, serving, {**LONG, "stream": True})
         gc.collect()  # a cancelled stream leaves a cycle of tracebacks
         assert len(handles) == 8
         until(lambda: not any(each() for each in handles))

@@ -25,7 +25,7 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from tests.support import heads, identities, tiny
 from tests.support.architectures import build as architecture
-from tests.support.pretend import Pretend, pretend
+from tests.support.pretend import EVERY_SETTING, Pretend, pretend
 from tests.support.synthetic import SyntheticDrafter
 
 NEW = 8
@@ -40,17 +40,7 @@ SETTINGS = {
     "top-p": Sampling(temperature=0.8, top_p=0.9, seed=3),
     "min-p": Sampling(temperature=0.9, min_p=0.05, seed=3),
     "penalties": Sampling(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
-    "all": Sampling(
-        temperature=0.9,
-        top_k=60,
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.1,
-        frequency_penalty=0.3,
-        min_new_tokens=4,
-        logit_bias={5: 1.0, 6: -2.0},
-        seed=3,
-    ),
+    "all": EVERY_SETTING,
     "lazy": Sampling(temperature=0.8, top_p=0.9, no_repeat_ngram_size=2, seed=3),
     "several": Sampling(temperature=0.8, n=2, seed=3),
 }

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,10 +19,10 @@ from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support import tiny
+from tests.support.codes import likeliest, with_the_targets_noise
 from tests.support.distributions import (
     Distributions,
     Draw,
-    Place,
     distribution_deviation,
     draw_independent,
     emitted,
@@ -49,17 +48,6 @@ RULES: list[Rule] = [
 def plain(distributions: Distributions, noise: NoiseStream, length: int) -> Tokens:
     """Return what plain decoding writes with this noise."""
     return generate(Walk(), distributions, noise, lambda *_: DraftTree.empty(), steps=length)
-
-
-def likeliest(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-    best: list[int] = q.topk(k).indices.tolist()
-    return best
-
-
-def with_the_targets_noise(noise: NoiseStream, place: Place, q: torch.Tensor, k: int) -> list[int]:
-    scores = q.log() + noise.gumbel(place.index, torch.arange(len(q)))
-    best: list[int] = scores.topk(k).indices.tolist()
-    return best
 
 
 @st.composite

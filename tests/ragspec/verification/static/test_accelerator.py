@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -23,7 +24,7 @@ from ragspec.verification.static.open import open_static
 from ragspec.verification.static.session import StaticSession
 from ragspec.verification.static.step import StepShape
 from tests.support import tiny
-from tests.support.pretend import NAME, Pretend, pretend
+from tests.support.pretend import EVERY_SETTING, NAME, Pretend, pretend
 from tests.support.pretend_steps import Bushes, Steps, count_steps
 
 VOCAB = 20_032  # large enough for candidates to be found block by block, as in large models
@@ -31,18 +32,7 @@ SETTINGS = {
     "greedy": Sampling(),
     "temperature": Sampling(temperature=0.3, seed=3),
     "top-p": Sampling(temperature=0.2, top_p=0.9, seed=3),
-    "all": Sampling(
-        temperature=0.9,
-        top_k=60,
-        top_p=0.9,
-        min_p=0.01,
-        repetition_penalty=1.1,
-        frequency_penalty=0.3,
-        presence_penalty=0.2,
-        min_new_tokens=40,
-        logit_bias={5: 1.0, 6: -2.0},
-        seed=3,
-    ),
+    "all": replace(EVERY_SETTING, presence_penalty=0.2, min_new_tokens=40),
 }
 FLAT = Sampling(temperature=1.5, top_k=0, top_p=0.99, repetition_penalty=1.1, seed=3)
 MIXED = [*SETTINGS.values(), Sampling(temperature=0.2, top_k=7, seed=3)]
