@@ -100,12 +100,6 @@ def test_unreadable_variants_of_images_are_refused(
         main(["image", "--model", "tiles", "--variants", variant])
 
 
-@pytest.mark.parametrize("arguments", [["-h"], ["text", "-h"], ["image", "-h"]])
-def test_help_has_a_short_name(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 0
-    assert "Usage: ragspec bench" in capsys.readouterr().out
-
-
 def test_bad_data_and_unknown_variants_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="contxt"):
         bench(folder, "--variants", "contxt")

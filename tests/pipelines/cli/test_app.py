@@ -35,13 +35,14 @@ def test_help_needs_no_model_library() -> None:
     code = (
         "import sys; from ragspec.pipelines.cli.app import main; code = main(['ask', '--help'])\n"
         "heavy = {'torch', 'transformers', 'numpy', 'jinja2'} & set(sys.modules)\n"
+        "code = code or main(['bench', 'text', '-h']); heavy |= {'torch'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "--docs" in done.stdout and "--compare" in done.stdout
+    assert {"--docs", "--compare", "--variants"} <= set(done.stdout.split())
 
 
 def test_version_and_bare_call(capsys: Capture) -> None:
