@@ -12,13 +12,14 @@ from tempfile import TemporaryDirectory
 SLOW_IMPORTS = (
     "ragspec.bridge",
     "ragspec.pipelines.docqa.docqa",
+    "ragspec.retrievers.search.upkeep",
     "ragspec.pipelines.bench.variants",
     "ragspec.visual.pipeline.pipeline",
     "transformers.models.llama.modeling_llama",
     "tests.support.scripts",
 )
-_server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(list(SLOW_IMPORTS))
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(list(SLOW_IMPORTS))
 
 
 def run_script(
@@ -36,7 +37,7 @@ def run_script(
     command = [str(script), *map(str, arguments)]
     with TemporaryDirectory() as folder:
         out, errors = Path(folder, "out"), Path(folder, "errors")
-        process = _server.Process(
+        process = SERVER.Process(
             target=_run, args=(command, cwd or Path.cwd(), variables, out, errors)
         )
         process.start()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 from safetensors.torch import load_file
+
+from tests.support.scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,18 +21,9 @@ def test_a_network_is_written_for_each_set(tmp_path: Path) -> None:
         images = (rng.integers(0, 40, (300, 32, 32, 3)) + 40 * labels[:, None, None, None]) % 256
         arrays = {"images": images.astype(np.uint8), name: labels}
         np.savez(folder / f"{kind}32.npz", allow_pickle=False, **arrays)
-    done = subprocess.run(
-        [
-            *(sys.executable, ROOT / "training" / "image_features.py", "--steps", "3"),
-            *("--shared", tmp_path, "--out", tmp_path / "out"),
-        ],
-        capture_output=True,
-        encoding="utf-8",
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "on held-out pictures" in done.stdout
+    script, out = ROOT / "training" / "image_features.py", tmp_path / "out"
+    written = run_script(script, "--steps", "3", "--shared", tmp_path, "--out", out, cwd=ROOT)
+    assert "on held-out pictures" in written
     for kind, classes in (("tiles", 3), ("emoji", 5)):
         weights = load_file(tmp_path / "out" / kind / "features.safetensors")
         assert len(weights["head.weight"]) == classes

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "integrations.md").read_text(encoding="utf-8")
@@ -30,20 +29,13 @@ def test_the_snippet_of_a_host_runs(host: str, tmp_path: Path) -> None:
     shutil.copytree(guide, tmp_path / "manuals", ignore=shutil.ignore_patterns("*.jsonl"))
     script = tmp_path / "snippet.py"
     script.write_text(SNIPPETS[host], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    run_script(script, cwd=tmp_path)
 
 
-def test_a_host_that_is_missing_is_named_by_its_extra() -> None:
+def test_a_host_that_is_missing_is_named_by_its_extra(tmp_path: Path) -> None:
     """As if none were installed: a module cannot be imported, and says what brings its host."""
-    code = (
+    script = tmp_path / "missing.py"
+    script.write_text(
         "import sys\n"
         "from importlib import import_module\n"
         "from ragspec.errors import MissingExtraError\n"
@@ -54,10 +46,7 @@ def test_a_host_that_is_missing_is_named_by_its_extra() -> None:
         "    except MissingExtraError as error:\n"
         "        print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=True
-    )
-    message = done.stdout.splitlines()
+    message = run_script(script).splitlines()
     assert len(message) == len(HOSTS)
     for host, line in zip(HOSTS, message, strict=True):
         assert f"pip install 'ragspec[{host.lower()}]'" in line

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.nearest import Floats
 from ragspec.retrievers.search.passage_index import PassageIndex
 from ragspec.retrievers.search.upkeep import add, described, refresh, remove
+from tests.support.scripts import SERVER
 from tests.support.toy_embedder import make_embedder
 from tests.support.toy_pdf import pdf_of
 
@@ -197,12 +196,9 @@ def test_progress_is_reported_with_counts(folder: Path, embedder: Path, tmp_path
     assert all(done <= total for _, done, total in message)
 
 
-KILLED = """
-import sys
-from ragspec.retrievers.search.upkeep import refresh
-print("begun", flush=True)
-refresh(sys.argv[1])
-"""
+def refresh_once(begun: Any, index: Path) -> None:
+    begun.set()
+    refresh(index)
 
 
 def test_a_refresh_that_is_killed_leaves_the_old_index_or_the_new(
@@ -212,15 +208,13 @@ def test_a_refresh_that_is_killed_leaves_the_old_index_or_the_new(
     delays = random.Random(1)
     for turn in range(8):
         (folder / "grown.txt").write_text(text(turn, 400))
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(index)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
+        begun = SERVER.Event()
+        process = SERVER.Process(target=refresh_once, args=(begun, index))
+        process.start()
+        assert begun.wait(60)
         time.sleep(delays.random() * 0.25)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        process.kill()
+        process.join()
         record = {each.name: each.text for each in PassageIndex.open(index).documents}
         grown = record.pop("grown.txt", "")
         assert len(record) == 6
