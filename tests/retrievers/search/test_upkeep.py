@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -212,7 +211,7 @@ def test_a_refresh_that_is_killed_leaves_the_old_index_or_the_new(
         process = SERVER.Process(target=refresh_once, args=(begun, index))
         process.start()
         assert begun.wait(60)
-        time.sleep(delays.random() * 0.25)
+        process.join(delays.random() * 0.5)
         process.kill()
         process.join()
         record = {each.name: each.text for each in PassageIndex.open(index).documents}
