@@ -112,7 +112,7 @@ class ChatSession:
             terminal.note(f"  [{citation.passage}] {citation.document}, {citation.place}")
         documents = self.conversation.documents is not None
         if reply.refused is not None:
-            terminal.note(f"the model was not asked: {reply.refused}", "bold")
+            terminal.note(f"the model was not called: {reply.refused}", "bold")
         elif documents and not (reply.hits or reply.supported):
             terminal.note("no passage was found: the model had the conversation alone")
         elif documents and not reply.supported:
@@ -122,7 +122,7 @@ class ChatSession:
         if reply.cut:
             terminal.note("cut at the limit of tokens; --max-new-tokens sets it")
         if reply.generation.finish_reason == "cancelled":
-            terminal.note("interrupted; this is what was written")
+            terminal.note("interrupted; the text so far is kept")
 
     def execute(self, command: str) -> None:
         """Execute one of COMMANDS."""
@@ -135,10 +135,10 @@ class ChatSession:
             for line in describe_usage(self.conversation, self.last):
                 terminal.note(line, "")
         elif command == "/stats":
-            terminal.note("nothing was asked yet")
+            terminal.note("no question was asked yet")
         else:
             if command not in COMMANDS:
-                terminal.note(f"no command {command}; these are known:")
+                terminal.note(f"no command {command}; the commands are:")
             for name, effect in COMMANDS.items():
                 terminal.note(f"  {name:8} {effect}")
 

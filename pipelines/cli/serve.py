@@ -80,7 +80,7 @@ def serve(documents: o.SearchOptions, server: ServerOptions, engine: o.EngineOpt
     def on_progress(line: str) -> None:
         terminal.note(line, "")
         if not settings.keys:
-            terminal.note("no key is asked for: everybody on this machine may ask")
+            terminal.note("no API key is required: anyone on this machine may send requests")
 
     listen(served, settings, on_progress)
 

@@ -131,9 +131,9 @@ def _show(
         return
     if outcome.fields.get("refused"):
         terminal.line(outcome.generation.text)
-        terminal.note(f"the model was not asked: {outcome.fields['refused']}", "bold")
+        terminal.note(f"the model was not called: {outcome.fields['refused']}", "bold")
         nearest = f"nearest: {outcome.documents[0]}; " if outcome.documents else ""
-        terminal.note(f"{nearest}--no-refusal asks it all the same")
+        terminal.note(f"{nearest}--no-refusal calls it anyway")
         return
     if output.streams:
         terminal.line()
@@ -141,7 +141,7 @@ def _show(
         _show_coloured(outcome, engine, terminal)
     _note_sources(outcome, terminal)
     if outcome.generation.finish_reason == "cancelled":
-        terminal.note("interrupted; this is what was written")
+        terminal.note("interrupted; the text so far is kept")
     elif output.compare and comparison is None and outcome.generation.tokens:
         terminal.note("interrupted while decoding plainly; there is no comparison")
     terminal.note(report.summary())

@@ -255,7 +255,7 @@ def test_what_no_document_speaks_of_is_not_requested_unless_one_insists(
     assert main(requests) == 0
     out, err = capsys.readouterr()
     assert out == "The documents do not speak of this.\n"
-    assert "the model was not asked: the best passage has" in err
+    assert "the model was not called: the best passage has" in err
     assert "--no-refusal" in err and "passage 1" in err
     assert main([*requests, "--json", "--compare", "--no-stream"]) == 0
     result = json.loads(capsys.readouterr().out)

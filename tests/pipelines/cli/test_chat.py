@@ -56,7 +56,7 @@ def test_turns_commands_and_figures(
     assert main(["chat", "--model", model, "--max-new-tokens", "12"]) == 0
     out, err = capsys.readouterr()
     assert len(out.rstrip("\n").split("\n")) == 2, "two answers, each on its line"
-    assert err.count("nothing was asked yet") == 2
+    assert err.count("no question was asked yet") == 2
     assert "2 turns, " in err and " of 1024 tokens of context" in err
     assert "tokens were cached and" in err and "forward passes" in err
     assert "no command /what" in err and "a new conversation" in err
@@ -70,7 +70,7 @@ def test_documents_are_searched_and_what_was_not_quoted_is_said(
     assert main(["chat", "--model", model, "--docs", docs, "--max-new-tokens", "4"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("The documents do not speak of this.\n")
-    assert "the model was not asked" in err and "photo.png" in err
+    assert "the model was not called" in err and "photo.png" in err
     assert "nothing in your documents was quoted" in err
 
 
@@ -114,7 +114,7 @@ def test_an_interrupt_ends_the_answer_alone(
     monkeypatch.setattr(Conversation, "ask", interrupted)
     assert main(["chat", "--model", model, "--max-new-tokens", "20"]) == 0
     err = capsys.readouterr().err
-    assert err.count("interrupted; this is what was written") == 1
+    assert err.count("interrupted; the text so far is kept") == 1
     assert calls == ["Hello.", "And then?"]
 
 
