@@ -157,9 +157,10 @@ class NGramSession:
     def __init__(self, drafter: NGramDrafter, request: DraftRequest) -> None:
         self._drafter = drafter
         self._vocab_size = request.vocab_size
-        self._grows = drafter.pool is None
-        self._pool = drafter.pool or NGramPool(drafter.level, drafter.guess)
-        for text in () if drafter.pool else request.texts:
+        self._grows, pool = drafter.pool is None, drafter.pool
+        # Not `or`: an empty pool is false, but still the one to draft from.
+        self._pool = NGramPool(drafter.level, drafter.guess) if pool is None else pool
+        for text in request.texts if self._grows else ():
             self._pool.add_text(text.tokens)
         self._followed = 0  # committed tokens in the pool
         self._tail: list[int] = []

@@ -68,9 +68,10 @@ class LookupSession(DraftSession):
             for text in request.texts
             for i in range(len(text.tokens) + 1)
         ]
+        self._origins += [(-1, -1)] * len(request.prompt)
         for start, end, document, offset in sorted(request.spans):
-            self._origins += [(-1, -1)] * (self._base + start - len(self._origins))
-            self._origins += [(document, offset + i) for i in range(end - start)]
+            place = slice(self._base + start, self._base + end)
+            self._origins[place] = [(document, offset + i) for i in range(end - start)]
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a chain of at most `budget` nodes, no deeper than the remaining tokens."""

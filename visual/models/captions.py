@@ -44,7 +44,7 @@ class CaptionEncoder:
 
         Raises:
             ModelNotFoundError: A file is missing.
-            ModelError: The weights cannot be loaded.
+            ModelError: The weights or the tokenizer cannot be loaded.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -57,13 +57,19 @@ class CaptionEncoder:
                 f"{folder} lacks {', '.join(missing)}; expected a static embedder's folder."
             )
         try:
-            weights = load_file(files[1])
-            return cls(Tokenizer.from_file(str(files[0])), weights[_WEIGHT].float(), length)
+            vectors = load_file(files[1])[_WEIGHT].float()
         except (SafetensorError, KeyError) as error:
             raise ModelError(
                 f"{folder} holds no static embedder ({error}); expected {_WEIGHT} in its "
                 "model.safetensors."
             ) from error
+        try:
+            tokenizer = Tokenizer.from_file(str(files[0]))
+        except Exception as error:  # tokenizers raises no specific class
+            raise ModelError(
+                f"{files[0]} holds no tokenizer ({error}); expected the embedder's own file."
+            ) from error
+        return cls(tokenizer, vectors, length)
 
     @property
     def width(self) -> int:

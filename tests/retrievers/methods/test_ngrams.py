@@ -128,6 +128,11 @@ def test_ngrams_with_one_beginning_share_its_nodes() -> None:
     assert depths(session.propose(at([0, 1], left=3), 16).parents).max() == 2
 
 
+def test_an_empty_pool_stays_the_pool() -> None:
+    session = NGramDrafter(NGramPool(level=3)).open(request(1, 2, 3, 1, 2))
+    assert not session.propose(at([1, 2, 3, 1, 2]), 4)
+
+
 def test_verified_branches_and_what_the_target_preferred_become_ngrams() -> None:
     session = NGramDrafter(level=3, guess=4).open(request(1, 2))
     session.propose(at([1, 2]), 4)

@@ -71,6 +71,13 @@ def test_the_copy_is_that_of_transformers(size: int) -> None:
         assert propose(text.tolist(), longest=size, tokens=7).tokens.tolist() == result.tolist()
 
 
+def test_overlapping_spans_give_each_token_one_origin() -> None:
+    prompt = (1, 2, 3, 4, 9, 1, 2)
+    request = DraftRequest(prompt, 50, spans=((0, 3, 0, 10), (2, 4, 1, 50)))
+    tree = LookupDrafter().open(request).propose(DraftContext(list(prompt), 7, 50), 3)
+    assert tree.origin.tolist() == [[1, 50], [1, 51], [-1, -1]]
+
+
 def test_further_texts_are_copied_with_their_origin_and_never_run_into_each_other() -> None:
     texts = (SourceText((7, 8, 9), 3, 40), SourceText((1, 2), 4))
     request = DraftRequest((5, 7, 8), 100, texts=texts)

@@ -44,3 +44,7 @@ def test_a_folder_without_an_embedder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(ModelError, match="no static embedder"):
         CaptionEncoder.from_pretrained(tmp_path, 4)
+    (tmp_path / "model.safetensors").write_bytes((result / "model.safetensors").read_bytes())
+    (tmp_path / "tokenizer.json").write_text('{"damaged": 1}')
+    with pytest.raises(ModelError, match="holds no tokenizer"):
+        CaptionEncoder.from_pretrained(tmp_path, 4)
