@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragspec.errors import InputError, ModelError
+from ragspec.errors import InputError, ModelError, RagspecError
 from ragspec.models.resolve import ModelOrigin, fingerprint, resolve_model
 from ragspec.retrievers.search.documents import ProgressCallback
 from ragspec.retrievers.search.nearest import FLAT, Exact, Floats, Nearest, Numbers, build_nearest
@@ -128,7 +128,8 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
 
     Raises:
         ModelNotFoundError: The name leads to no model.
-        ModelError: It is no embedder, or the files of a pinned package are not the examined ones.
+        ModelError: It is no embedder, it is damaged, or the files of a pinned package are not the
+            examined ones.
     """
     if not isinstance(name, str | Path):
         return name
@@ -138,7 +139,15 @@ def load_embedder(name: str | Path | Embedder = DEFAULT_EMBEDDER) -> Embedder:
     prints = fingerprint(model.folder)
     refuse_causal(str(name), model.folder)
     embedder = StaticEmbedder if is_static(model.folder) else SentenceEmbedder
-    return embedder(str(name), model.folder, prints.weights + prints.tokenizer)
+    try:
+        return embedder(str(name), model.folder, prints.weights + prints.tokenizer)
+    except RagspecError:
+        raise
+    except Exception as error:  # tokenizers and safetensors share no class of errors
+        raise ModelError(
+            f"{model.folder} cannot be loaded as an embedder ({error}); expected the folder of a "
+            "sentence-transformers model. Download it again, or name another."
+        ) from error
 
 
 def check_pinned(name: str, folder: Path) -> None:

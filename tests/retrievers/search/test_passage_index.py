@@ -241,6 +241,13 @@ def test_bundled_embedder_is_small_and_means_something() -> None:
     assert sha256_file(folder / "tokenizer.json") in card
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "model.safetensors"])
+def test_a_damaged_embedder_is_refused(file: str, tmp_path: Path) -> None:
+    (make_embedder(tmp_path) / file).write_text('{"damaged": 1}')
+    with pytest.raises(ModelError, match="cannot be loaded as an embedder"):
+        load_embedder(tmp_path)
+
+
 def test_long_batches_keep_their_order(tmp_path: Path) -> None:
     embedder = load_embedder(make_embedder(tmp_path / "toy"))
     texts = [f"{a} {b}" for a in ("cat", "dog", "car") for b in ("tree", "token")] * 100
