@@ -41,7 +41,7 @@ class HostOptions:
     Attributes:
         drafter: A name, or several that are fused; see `ragspec drafters`.
         store, history: Folders of stores: of text, and of the model's own answers.
-        scope: Tenant whose text in the stores is used, in addition to shared text.
+        tenant: Tenant whose text in the stores is used, in addition to shared text.
         nodes: Nodes of each draft tree; None for the host's default.
         stats: File that is rewritten after every step with the counts of drafted and accepted
             tokens.
@@ -55,7 +55,7 @@ class HostOptions:
     drafter: str | tuple[str, ...] = "auto"
     store: Path | None = None
     history: Path | None = None
-    scope: str = GLOBAL
+    tenant: str = GLOBAL
     nodes: int | None = None
     stats: Path | None = None
     idle: int | None = None
@@ -99,8 +99,8 @@ def _read(name: str, value: Any) -> Any:
         if not isinstance(value, str):
             raise InputError(f"got {name} {value!r}; expected a path.")
         return Path(value)
-    if name == "scope" and not isinstance(value, str):
-        raise InputError(f"got scope {value!r}; expected 'global' or the name of a tenant.")
+    if name == "tenant" and not isinstance(value, str):
+        raise InputError(f"got tenant {value!r}; expected 'global' or the name of a tenant.")
     return value
 
 
@@ -118,7 +118,7 @@ def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 
         UnknownNameError: There is no such drafter.
         StoreError: A store is missing, damaged, or of another tokenizer.
     """
-    opened = open_sources(options.store, options.history, tokenizer=tokenizer, scope=options.scope)
+    opened = open_sources(options.store, options.history, tokenizer=tokenizer, scope=options.tenant)
     sources = Sources(opened.corpus, opened.history, None, opened.scope, top_k_feedback=False)
     composed = compose(
         options.drafter if isinstance(options.drafter, str) else list(options.drafter), sources

@@ -154,7 +154,7 @@ def test_a_failing_drafter_never_reaches_the_host(monkeypatch: pytest.MonkeyPatc
         ({"nodes": True}, InputError, "nodes"),
         ({"idle_tokens": -1}, InputError, "idle_tokens"),
         ({"store": 3}, InputError, "path"),
-        ({"scope": "tenant"}, InputError, "no store"),
+        ({"tenant": "one"}, InputError, "no store"),
     ],
 )
 def test_options_are_checked_at_start(
