@@ -87,7 +87,7 @@ class Probe:
             self._targets[mode] = Engine(self.model, None, None, static=mode, cache=self._folder)
         key = mode, cell.drafter, cell.rows
         if key not in self._engines:
-            self._engines[key] = self._targets[mode].drafting(*self._drafting(cell))
+            self._engines[key] = self._targets[mode].with_drafter(*self._drafting(cell))
         return self._engines[key]
 
     def _drafting(self, cell: Cell) -> tuple[Any, int]:

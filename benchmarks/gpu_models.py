@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ragspec.verification.kv_cache import slot_bytes
+from ragspec.verification.sequence_cache import slot_bytes
 
 ONLY_TOKEN = 7  # the token that these models always generate
 Sizes = dict[str, int]

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 from gpu_models import ONLY_TOKEN, synchronize
 
+from ragspec.budget.cost_curve import SharedForward
 from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
 from ragspec.engine.engine import Engine
 from ragspec.engine.loop import Loop
-from ragspec.engine.rows import Run
+from ragspec.engine.sequence import Sequence as Row
+from ragspec.engine.sequence import open_sequence
 from ragspec.models.device import is_cuda
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.verification.kv_cache import slot_bytes
+from ragspec.verification.sequence_cache import slot_bytes
 from ragspec.verification.static.layout import MOST_QUERIES, slots_of
 
 ACCEPTED = 2  # accepted nodes of a stub's tree
@@ -103,34 +105,32 @@ class CellSession:
         self.engine, self.cell, self.session = engine, cell, session
         self.target = engine.target
         self._prompts = cell.prompts(engine.target.vocab_size)
-        empty = [DraftTree.empty()] * cell.batch
-        session.verify([[ONLY_TOKEN]] * cell.batch, empty)  # allocates the buffers
-        session.commit([()] * cell.batch)
 
     @contextmanager
     def loop(self) -> Iterator[Loop]:
         """Yield a loop over the cell's sequences after its first step."""
         sampling = DISTRIBUTIONS[self.cell.distribution]
         options: Any = {"max_new_tokens": ROOM, "ignore_eos": True}
-        encoded, settings = self.engine.prepare(self._prompts, sampling, options)
-        run = Run(self.engine.parts, encoded.ids, settings, 0)
-        loop = Loop(self.session, run.forward)
-        for row in run.rows:
+        requests, _ = self.engine.prepare(self._prompts, sampling, options)
+        forward = SharedForward()
+        loop = Loop(self.session, forward)
+        rows = [open_sequence(self.engine.parts, request, forward) for request in requests]
+        for row in rows:
             # The contents of the KV cache do not change the cost of a step, so skip prefill.
             row.stop.push(ONLY_TOKEN)
             row.context.tokens.append(ONLY_TOKEN)
             row.context.remaining -= 1
             row.pending = [ONLY_TOKEN]
-            row.slot = self.session.join([ONLY_TOKEN])[0]
-            loop.join([row], self.engine.rule)
-        self._rewind()
+            row.slot = self.session.join([ONLY_TOKEN], room=self.cell.length + ROOM)[0]
+            loop._live.append(row)
+        self._rewind([row.slot for row in rows])
         try:
-            loop.step()
+            loop.step(None)
             synchronize(self.target.device)
             yield loop
-            self._check(run)
+            self._check(rows)
         finally:
-            for row in run.rows:
+            for row in rows:
                 loop.leave(row)
 
     def sample(self, steps: int) -> dict[str, float]:
@@ -139,7 +139,7 @@ class CellSession:
         with self.loop() as loop:
             began = time.perf_counter()
             for _ in range(steps):
-                step = loop.step()[0].step
+                step = loop.step(None)[0].step
                 stages.append(step.milliseconds)
                 nodes.append(len(step.tree))
                 tokens.append(len(step.tokens))
@@ -152,7 +152,8 @@ class CellSession:
         """Return the mean milliseconds of the forward alone, without sampling."""
         batch = self.cell.batch
         tree = StubSession().propose(DraftContext([], 0, 0), (self.cell.rows or 1) - 1)
-        self._rewind()
+        rows = [self.session.join([ONLY_TOKEN])[0] for _ in range(batch)]
+        self._rewind(rows)
         spent = 0.0
         for attempt in range(steps + 1):
             synchronize(self.target.device)
@@ -161,17 +162,20 @@ class CellSession:
             synchronize(self.target.device)
             spent += (time.perf_counter() - began) * (attempt > 0)
             self.session.commit([()] * batch)
+        for row in rows:
+            self.session.leave(row, keep=False)
         return 1000 * spent / steps
 
-    def _rewind(self) -> None:
-        self.session.select_rows(range(self.cell.batch))
-        book = self.session.cache.book
-        book.lengths = [self.cell.length] * self.cell.batch
-        book.moved()
+    def _rewind(self, rows: Sequence[Any]) -> None:
+        """Let the rows have the cell's length, whatever their keys and values are."""
+        self.session.select_rows(rows)
+        for row in self.session.active_rows:
+            row.cache.length = self.cell.length
+            row.tokens = [ONLY_TOKEN] * self.cell.length
 
-    def _check(self, run: Run) -> None:
+    def _check(self, rows: Sequence[Row]) -> None:
         """Check the tokens and the number of verified positions of all steps."""
-        for row in run.rows:
+        for row in rows:
             assert set(row.context.tokens[self.cell.length :]) == {ONLY_TOKEN}, "another text"
             if self.cell.rows is not None:
                 assert {1 + len(step.tree) for step in row.steps} == {self.cell.rows}, "rows"
@@ -186,7 +190,7 @@ def open_cells(engines: Mapping[str, Engine], cell: Cell, reasons: dict[str, str
             if reason := skip_reason(engine, cell, mode):
                 reasons[mode] = reason
                 continue
-            session = stack.enter_context(engine.target.open(cell.batch, cell.length + ROOM))
+            session = stack.enter_context(engine.target.open_rows(most=cell.batch))
             sessions[mode] = CellSession(engine, cell, session)
         yield sessions
 

@@ -66,15 +66,14 @@ def run_vllm(args: argparse.Namespace, proposer: bool) -> dict[str, Any]:
 
 def run_engine(args: argparse.Namespace) -> dict[str, Any]:
     """Return the texts and figures of our engine with chains, cut from trees of the same size."""
-    from harness.constant_width import ConstantWidthTarget
-
     from ragspec.adapters.vllm import WIDTH
     from ragspec.engine.engine import Engine
     from ragspec.models.load import load_model
+    from ragspec.verification.path_rows import PathTarget
 
     model, tokenizer = load_model(args.model, "cpu", "float32")
-    target = ConstantWidthTarget(model, args.longest + 1)
-    engine = Engine(target, tokenizer, args.drafter, budget=WIDTH * args.longest, batch_size=1)
+    target = PathTarget(model)  # cuts trees to their most likely path
+    engine = Engine(target, tokenizer, args.drafter, budget=WIDTH * args.longest)
     texts, steps, accepted = [], 0, 0
     for ids in prompts(args.model, args.items):
         generation = engine.generate(ids, max_new_tokens=NEW_TOKENS)

@@ -39,7 +39,7 @@ def read_once(options: argparse.Namespace) -> dict[str, float]:
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    from ragspec.trees.draft_tree import DraftTree
+    from ragspec.engine.engine import Engine
     from ragspec.verification.causal import CausalTarget
 
     torch.manual_seed(0)
@@ -50,19 +50,18 @@ def read_once(options: argparse.Namespace) -> dict[str, float]:
     target = CausalTarget(Gemma3ForCausalLM(config).to(getattr(torch, options.dtype)).eval())
     target.piece = options.piece or None
     tokens = torch.randint(SIZES["vocab_size"], (n,)).tolist()
-    empty = [DraftTree.empty()]
-    with target.open(1, 64) as session:  # excludes one-time allocations
-        session.verify([tokens[:32]], empty)
-    with target.open(1, n) as session:
-        before, began = peak(), time.process_time()
-        logits = session.verify([tokens], empty)
-        seconds, grown = time.process_time() - began, peak() - before
-    layer_bytes = 2 * SIZES["num_key_value_heads"] * SIZES["head_dim"] * logits.element_size()
+    engine = Engine(target, None, None)
+    options_of_call: Any = {"max_new_tokens": 1, "logprobs": 0}
+    engine.generate(tokens[:32], **options_of_call)  # excludes one-time allocations
+    before, began = peak(), time.process_time()
+    generation = engine.generate(tokens, **options_of_call)
+    seconds, grown = time.process_time() - began, peak() - before
+    layer_bytes = 2 * SIZES["num_key_value_heads"] * SIZES["head_dim"] * target.dtype.itemsize
     return {
         "seconds": seconds,
         "grown_MB": grown,
         "cache_MB": layer_bytes * SIZES["num_hidden_layers"] * n / 1e6,
-        "checksum": float(logits.double().abs().sum()),
+        "checksum": generation.tokens[0] + generation.logprobs[0].logprob,
     }
 
 

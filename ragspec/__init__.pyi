@@ -2,7 +2,6 @@
 from .drafters.model.drafter import ModelDrafter as ModelDrafter
 from .engine.engine import Engine as Engine
 from .engine.output import Generation as Generation
-from .engine.pool import Pool as Pool
 from .errors import RagspecError as RagspecError
 from .models.load import load_model as load_model
 from .reports.report import Report as Report

@@ -11,9 +11,10 @@ RagspecError
 │   └── TokenizerMismatchError            target and draft do not share a vocabulary
 ├── RuleError             (TypeError)     an acceptance rule that cannot judge this kind of draft
 ├── DocumentError         (ValueError)    a file or folder that holds no usable text
-├── PoolError             (RuntimeError)  a pool that takes no requests
+├── EngineError           (RuntimeError)  an engine that takes no requests
 │   ├── QueueFullError                    its queue is full; try again later
-│   └── PoolClosedError                   it was closed
+│   └── EngineClosedError                 it was closed
+├── CallbackError         (RuntimeError)  a callback raised what would end the program
 ├── HostError             (RuntimeError)  a host program with an unexpected interface
 ├── StoreError            (OSError)       an index on disk that is missing, damaged or foreign
 └── MissingExtraError     (ImportError)   an optional dependency that is not installed
@@ -101,15 +102,19 @@ class MissingExtraError(RagspecError, ImportError):
     exit_code = 9
 
 
-class PoolError(RagspecError, RuntimeError):
-    """A pool that takes no requests."""
+class EngineError(RagspecError, RuntimeError):
+    """An engine that takes no requests."""
 
     exit_code = 10
 
 
-class QueueFullError(PoolError):
-    """The queue of a pool is full; the same request may be accepted later."""
+class QueueFullError(EngineError):
+    """The queue of an engine is full; the same request may be accepted later."""
 
 
-class PoolClosedError(PoolError):
-    """The pool was closed and accepts no more requests."""
+class EngineClosedError(EngineError):
+    """The engine was closed and accepts no more requests."""
+
+
+class CallbackError(RagspecError, RuntimeError):
+    """A callback raised SystemExit or the like, which ended its text alone."""

@@ -111,7 +111,7 @@ def main() -> None:
     args = parser.parse_args()
     documents = read_documents(args.shared)
     engine = Engine.from_pretrained(
-        args.model, drafter=None, dtype=args.dtype, batch_size=OF_MODEL + PASSAGES
+        args.model, drafter=None, dtype=args.dtype, max_batch_size=OF_MODEL + PASSAGES
     )
     parts = turn_parts(engine.tokenizer)
     began, number = time.monotonic(), next_round(args.out)

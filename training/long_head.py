@@ -26,14 +26,12 @@ from safetensors.torch import load_file, save_file
 from ragspec import Engine
 from ragspec.drafters.eagle.drafter import HeadDrafter
 from ragspec.drafters.eagle.head import FeatureHead
-from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.pipelines.long.document import LongDocument
 from ragspec.retrievers.search.documents import Document
 from ragspec.training.batches import StateRead
 from ragspec.training.loss import agreement
 from ragspec.training.run import HeadRun
 from ragspec.training.trainer import CHECKPOINT, HeadTrainer, HeadTraining, load_state
-from ragspec.verification.base import CachedSession
 from ragspec.verification.causal import CausalTarget
 
 DISTANCE = 12  # one document in so many is kept apart
@@ -104,7 +102,7 @@ def without_chunks(answer: Answer) -> Answer:
 def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
     """Return the answers over one part of a document, which is read once."""
     opened = LongDocument.open(Document(record["title"], record["title"], record["text"]), engine)
-    result, cache = list[Answer](), PrefixCache(opened._beginnings)
+    result = list[Answer]()
     for chat in record["chats"]:
         prompt = opened.prompt(chat["question"]).token_ids
         text = [*prompt, *chat["answer"]]
@@ -113,14 +111,10 @@ def read_record(engine: Engine, record: dict[str, Any]) -> list[Answer]:
             (part.start, part.states[0])
             for part in opened._known_states(chat["question"], opened._about.states)
         ]
-        context = cache.open(engine.target, text, len(text), opened.tokens)
-        with context as (session, known), torch.no_grad():
-            assert isinstance(session, CachedSession)
-            known = session.resume(opened.tokens)  # type: ignore[attr-defined]
-            states = session.read_states(text[known:])
-            session.commit([()])
+        states = engine.prefill(text, states=True)
         assert states is not None
-        result.append(paired(text, [*parts, (known, states[0])], len(prompt)))
+        read = len(text) - states.shape[1]
+        result.append(paired(text, [*parts, (read, states[0])], len(prompt)))
     return result
 
 

@@ -147,7 +147,9 @@ def make_engine(name: str, engine: Engine, sources: Sources) -> Engine:
     drafter = None if name == "plain" else compose(_parts(name), sources, engine.target)
     # A copy: acceptance learned by one variant must not help or hurt another.
     budget = copy.deepcopy(engine.budget)
-    return Engine(engine.target, engine.tokenizer, drafter, None, budget, rule=engine.rule)
+    engine = engine.with_drafter(drafter, budget, engine.rule).with_limits(1)
+    engine.prefix_cache.max_bytes = 0  # every variant reads every prompt
+    return engine
 
 
 def make_peer(name: str, model: Any, draft_model: Any, **arguments: Any) -> TransformersVariant:

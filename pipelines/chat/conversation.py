@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.output import Generation
-from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, AnswerBase, DocQA, drain, refusal
@@ -132,12 +131,10 @@ class Conversation:
         self.top_k = passages_for(engine) if top_k is None else top_k
         self.template = find_template(suited(engine.tokenizer) if prompt is None else prompt)
         self.turns: list[Turn] = []
-        self._prefix_cache = PrefixCache()
 
     def clear(self) -> None:
-        """Drop all turns and their keys and values."""
+        """Drop all turns."""
         self.turns = []
-        self._prefix_cache.clear()
 
     def ask(
         self,
@@ -171,7 +168,6 @@ class Conversation:
         options: dict[str, Any] = {
             "max_new_tokens": max_new_tokens,
             "spans": prompt.spans,
-            "prefix_cache": self._prefix_cache,
             "on_read": on_read,
             "stopping_criteria": [EndRepetition(len(prompt.token_ids))],
         }

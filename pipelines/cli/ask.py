@@ -143,6 +143,7 @@ def _answer(
     settings = sampling.settings_for(loaded)
     if output.compare:
         answer(qa, loaded, False, question, max_new_tokens=WARM_UP_TOKENS, **options)
+        loaded.prefix_cache.clear()
     options["max_new_tokens"] = sampling.max_new_tokens or NEW_TOKENS
 
     def write(

@@ -69,9 +69,7 @@ class Comparison:
 
 def plain_engine(engine: Engine) -> Engine:
     """Return an engine over the same model and tokenizer that decodes without speculation."""
-    from ragspec.engine.engine import Engine as AnyEngine
-
-    return AnyEngine(engine.target, engine.tokenizer, drafter=None)
+    return engine.with_drafter(None).with_limits(1)  # with a prefix cache of its own
 
 
 def same_seed(sampling: Sampling, generation: Generation) -> Sampling:
@@ -124,7 +122,7 @@ def margin_at(engine: Engine, plain: Generation, index: int, sampling: Sampling)
     """
     import torch
 
-    from ragspec.engine.options import end_tokens
+    from ragspec.engine.request import end_tokens
     from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.noise import NoiseStream
     from ragspec.sampling.transform import default_processors, with_defaults

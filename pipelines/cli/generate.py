@@ -105,6 +105,7 @@ def generate(
         prompt = _one_turn(loaded, text, system) if as_chat else text
         if output.compare:
             loaded.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
+            loaded.prefix_cache.clear()
 
     def write(engine: Engine, sampling: Any, on_text: OnText, on_read: OnRead, plain: bool) -> Any:
         every = options | {"on_read": on_read}

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from ragspec.engine.options import refuse_unknown
 from ragspec.engine.output import Generation
+from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.citations import Citation, cite
 from ragspec.pipelines.docqa.prompt import Prompt, build_prompt, decoder

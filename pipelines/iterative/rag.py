@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.options import refuse_unknown
-from ragspec.engine.prefix_cache import PrefixCache, SharedPrefixes
+from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA, answer_of
 from ragspec.pipelines.docqa.prompt import Prompt
@@ -112,7 +111,6 @@ class IterativeRag:
         if overlap is None and isinstance(self.retriever, PassageIndex):
             overlap = False  # it takes the cores and the memory that the model needs
         self.schedule = StrideSchedule.named(speculate, overlap)
-        self._prefixes = SharedPrefixes()
         self.prefetch = 1 if speculate == "off" else max(1, prefetch)
         self.template = find_template(
             suited(engine.tokenizer) if prompt is None else prompt, system
@@ -176,10 +174,9 @@ class IterativeRag:
             else:  # another round may change the text
                 text.text = stride.generation.text
 
-        cache = PrefixCache(self._prefixes)
         scored = self.flare is not None
         strides = PassageWriter(
-            self.engine.aside(), prompts, sampling, options, cache, self.stride, scored
+            self.engine.without_callbacks(), prompts, sampling, options, self.stride, scored
         )
         loop = SpeculativeRetrieval(
             strides if self.rounds is None else RoundWriter(strides, self.rounds),
@@ -189,7 +186,7 @@ class IterativeRag:
             on_accept=show,
         )
         try:
-            with cache.held():
+            with self.engine.hold():
                 loop.run()
         except KeyboardInterrupt:
             if stream is None or not loop.cut():

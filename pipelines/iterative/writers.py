@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.output import Generation
-from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.pipelines.docqa.prompt import Span, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.search.fusion import Hit
@@ -27,11 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StridePrompt:
-    """A question over a passage: ids [T], of which the first `prefix` depend on no question."""
+    """A question over a passage: token ids [T], the passage's first, whatever the question."""
 
     text: str
     ids: tuple[int, ...]
-    prefix: int
     spans: tuple[Span, ...]
     layout: tuple[SourceText, ...]
 
@@ -64,8 +62,7 @@ class StridePrompts:
         rest = plain_ids(self.tokenizer, text[end:]) if end else []
         prompt = replace(prefix, text=text, token_ids=(*prefix.token_ids, *rest))
         layout = laid_out(self.tokenizer, prompt, self.template).layout
-        shared = len(prefix.token_ids) if end else 0
-        return StridePrompt(text, prompt.token_ids, shared, prompt.spans, layout)
+        return StridePrompt(text, prompt.token_ids, prompt.spans, layout)
 
 
 @dataclass(slots=True)
@@ -122,7 +119,7 @@ class Stride:
 
 @dataclass(slots=True)
 class PassageWriter:
-    """Writes the strides of one answer over one cache.
+    """Writes the strides of one answer.
 
     Attributes:
         engine: An engine without callbacks.
@@ -134,7 +131,6 @@ class PassageWriter:
     prompts: StridePrompts
     sampling: Sampling
     options: dict[str, Any]
-    prefix_cache: PrefixCache
     stride: int
     scored: bool = False
 
@@ -159,8 +155,6 @@ class PassageWriter:
             # The origin of a draft is the number of its passage in `Answer.passages`.
             "spans": [(start, end, number, at) for start, end, _, at in prompt.spans],
             "texts": (*prompt.layout, *self.options.get("texts", ())),
-            "prefix_cache": self.prefix_cache,
-            "prefix": prompt.prefix,
         }
 
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.options import refuse_unknown
 from ragspec.engine.output import Generation
-from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.engine.prompts import encode_prompts
+from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.prompt import decoder
 from ragspec.pipelines.iterative.writers import AnswerStream
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 K, WEIGHT = 32, 0.25
 FURTHER = 0.1  # cost of each further query of a search, about, as a share of a single query
 # Options that `KnnLM` sets itself.
-OF_MODEL = ("prefix_cache", "stop_after", "prefix", "transform", "resume_from")
+OF_MODEL = ("stop_after", "transform", "resume_from")
 
 
 class KnnLM:
@@ -118,7 +117,8 @@ class KnnLM:
             raise InputError("stream= takes text but the engine has no tokenizer; pass one")
         text = self._text(encoded.ids[0], sampling, options, stream)
         try:
-            generation = text.run()
+            with self.engine.hold():
+                generation = text.run()
         except KeyboardInterrupt:
             if stream is None or not text.cut():
                 raise
@@ -136,7 +136,7 @@ class KnnLM:
         options: dict[str, Any],
         stream: Callable[[str], None] | None,
     ) -> KnnText:
-        engine, cache = self.engine.aside(), PrefixCache()
+        engine = self.engine.without_callbacks()
         request = options.get("logprobs", False)
         top = None if request is None or request is False else int(request)
         text = AnswerStream(stream, options.get("stop") or ())
@@ -146,7 +146,6 @@ class KnnLM:
         ) -> Generation:
             every = {
                 **options,
-                "prefix_cache": cache,
                 "resume_from": written,
                 "stop_after": stop_after,
                 "transform": distribution,

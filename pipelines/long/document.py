@@ -8,41 +8,34 @@ reused after a restart.
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ragspec.drafters.base import KnownStates, needs_hidden, wants_draft_prompt
-from ragspec.engine.options import refuse_unknown
-from ragspec.engine.prefix_cache import PrefixCache, SharedPrefixes
-from ragspec.errors import InputError, PromptTooLongError
+from ragspec.engine.request import refuse_unknown
+from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, generate_answer
 from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
 from ragspec.pipelines.long.chunks import ChunkHits, Chunks, ChunkSearch
 from ragspec.pipelines.long.modes import AnswerWriter, writer_of
-from ragspec.pipelines.long.saved import (
-    OnRead,
-    SavedDocument,
-    open_document,
-    read_document,
-    save_document,
-)
+from ragspec.pipelines.long.saved import SavedDocument, nbytes, open_document, save_document
 from ragspec.retrievers.search.documents import Document, load_document
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.search.passages import Passage
 from ragspec.sampling.settings import Sampling
 from ragspec.storage.store import is_store
-from ragspec.verification.kv_cache import slot_bytes
+from ragspec.verification.sequence_cache import slot_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ragspec.drafters.base import Drafter
     from ragspec.engine.engine import Engine
+    from ragspec.engine.request import OnRead
 
 QUESTION_ROOM = 256  # tokens of the context that a document leaves to question and answer
 
@@ -52,7 +45,8 @@ Part = tuple[int, int]
 class LongDocument:
     """Answers questions over one document, which `open` prefills.
 
-    Any number of threads may ask. Each running question has a copy of the keys and values.
+    Any number of threads may ask. The engine's prefix cache keeps the keys and values until
+    `close`; each question that runs beside others has a copy.
 
     Args:
         prefix: The prompt up to the end of the document.
@@ -72,15 +66,16 @@ class LongDocument:
         self.document = saved.document
         self.token_range = saved.part
         self.template = saved.template
-        self._about = replace(saved, beginning=())
+        self._about = replace(saved, layers={})
         self.hit = hit
         self.prefix = prefix
-        self._beginnings = SharedPrefixes(most_bytes=1 << 62)
-        if saved.beginning:
-            self._beginnings.keep(self.engine.target, prefix.token_ids, saved.beginning)
-        self._idle: list[PrefixCache] = []
+        cache = self.engine.prefix_cache
+        self._pin = cache.pin(prefix.token_ids)
+        weakref.finalize(self, self._pin.close).atexit = False
+        if saved.layers:
+            cache.insert(prefix.token_ids, saved.layers)
+        self._bytes = nbytes(saved.layers)
         self._chunks: Chunks | None = None
-        self._using = threading.Lock()
 
     @classmethod
     def open(
@@ -143,7 +138,7 @@ class LongDocument:
         hit, prefix = _laid(engine, document, characters, template)
         _check_room(writer.engine, prefix, token_range)
         part = None if token_range is None else (int(token_range[0]), int(token_range[1]))
-        saved = SavedDocument(document, template, prefix.token_ids, part, characters, ())
+        saved = SavedDocument(document, template, prefix.token_ids, part, characters, {})
         opened = cls(writer, saved, hit, prefix, chunks)
         opened._read(on_read)
         return opened
@@ -162,7 +157,17 @@ class LongDocument:
     def bytes(self) -> int:
         """The bytes of the keys and values and, if a drafter needs them, of the hidden states."""
         states = self._about.states
-        return self._beginnings.bytes + (0 if states is None else states.nbytes)
+        return self._bytes + (0 if states is None else states.nbytes)
+
+    def close(self) -> None:
+        """Let the prefix cache evict the document; later questions may read it again."""
+        self._pin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the prefilled document to a folder, completely or not at all.
@@ -177,11 +182,21 @@ class LongDocument:
         if engine.target is not self.engine.target:
             raise InputError("got an engine over another model; expected one over the same target.")
         writer = AnswerWriter(engine, self._writer.transform)
-        return LongDocument(writer, self._saved(), self.hit, self.prefix, self._search)
+        if engine.scheduler is self.engine.scheduler:
+            saved = self._about
+        else:  # a prefix cache of its own
+            saved = self._saved()
+            layers = {n: (k.clone(), v.clone()) for n, (k, v) in saved.layers.items()}
+            saved = replace(saved, layers=layers)
+        return LongDocument(writer, saved, self.hit, self.prefix, self._search)
 
     def _saved(self) -> SavedDocument:
-        beginning = self._beginnings.find(self.engine.target, self.prefix.token_ids)
-        return replace(self._about, beginning=beginning or ())
+        tokens = self.prefix.token_ids
+        layers = self.engine.prefix_cache.export(tokens)
+        if layers is None:  # a question that runs has them
+            self.engine.prefill(list(tokens))
+            layers = self.engine.prefix_cache.export(tokens)
+        return replace(self._about, layers=layers or {})
 
     def ask(
         self,
@@ -209,7 +224,7 @@ class LongDocument:
         if sampling is not None and sampling.n != 1:
             raise InputError(f"ask() gives one answer, got n={sampling.n}; use Engine.generate.")
         prompt = self.prompt(question)
-        options = {**options, "prefix": self.tokens, "max_new_tokens": max_new_tokens}
+        options = {**options, "max_new_tokens": max_new_tokens}
         hits = self._matches(question)
         if hits is not None:
             options.setdefault("draft_prompt", hits.prompt)
@@ -217,10 +232,9 @@ class LongDocument:
             options.setdefault("transform", self._writer.transform)
         if self._about.states is not None and needs_hidden([self.engine.drafter]):
             options.setdefault("known_states", self._known_states(question, self._about.states))
-        with self._context() as cache:
-            generation = generate_answer(
-                self.engine, prompt, self.template, sampling, stream, **options, prefix_cache=cache
-            )
+        generation = generate_answer(
+            self.engine, prompt, self.template, sampling, stream, **options
+        )
         answer = answer_of(question, prompt, self.template, generation, 0.0, self.engine)
         length = len(prompt.token_ids) + len(generation.tokens)
         size = length * slot_bytes(self.engine.model.config, self.engine.target.dtype)
@@ -256,21 +270,17 @@ class LongDocument:
 
     def _read(self, on_read: OnRead | None) -> None:
         """Prefill the document, and keep its keys and values."""
-        wants, ids = needs_hidden([self.engine.drafter]), self.prefix.token_ids
-        with self._context() as cache:
-            states = read_document(self.engine, ids, cache, states=wants, on_read=on_read)
+        wants, tokens = needs_hidden([self.engine.drafter]), self.prefix.token_ids
+        states = self.engine.prefill(list(tokens), cached=not wants, states=wants, on_read=on_read)
+        layers = self.engine.prefix_cache.export(tokens)
+        if layers is None:
+            raise UnsupportedModelError(
+                f"what {type(self.engine.model).__name__} makes of a document cannot be kept: its "
+                "cache cannot be cut, or its positions depend on the prompt's length. Ask it with "
+                "DocQA over passages."
+            )
+        self._bytes = nbytes(layers)
         self._about = replace(self._about, states=states)
-
-    @contextmanager
-    def _context(self) -> Iterator[PrefixCache]:
-        """Lend a cache that no other question uses."""
-        with self._using:
-            cache = self._idle.pop() if self._idle else PrefixCache(self._beginnings)
-        try:
-            yield cache
-        finally:
-            with self._using:
-                self._idle.append(cache)
 
 
 def _laid(

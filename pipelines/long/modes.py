@@ -40,8 +40,6 @@ def writer_of(
         UnknownNameError: There is no such mode or drafter.
         TokenizerMismatchError: The draft model has another tokenizer.
     """
-    from ragspec.engine.engine import Engine as AnyEngine
-
     eta_of(mode, eta)  # checks both even if no model reads chunks
     several = isinstance(drafter, Sequence) and not isinstance(drafter, str)
     requests: list[Any] = list(cast(Sequence[Any], drafter)) if several else [drafter]
@@ -59,5 +57,5 @@ def writer_of(
         sources.append(rapid)
     if requests or draft_model is not None:
         drafters = [each for each in sources if each is not None]
-        engine = AnyEngine(engine.target, engine.tokenizer, drafters, budget=engine.budget)
+        engine = engine.with_drafter(drafters, engine.budget)
     return AnswerWriter(engine, None if rapid is None else rapid.transform)

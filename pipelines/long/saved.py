@@ -7,7 +7,7 @@ memory without reading them. They belong to one model, dtype and tokenizer.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ragspec.engine.prefix_cache import PrefixCache
-from ragspec.errors import StoreError, UnsupportedModelError
-from ragspec.models.device import without_autograd
+from ragspec.errors import StoreError
 from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.search.documents import Document
 from ragspec.retrievers.search.passage_index import read_document as parse_document
 from ragspec.storage.manifest import Contents, Verify
 from ragspec.storage.store import OpenStore, open_store, publish
-from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.base import Beginning, CachedSession
+from ragspec.verification.sequence_cache import Layers
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -42,7 +39,7 @@ class SavedDocument:
         tokens: Tokens of the prompt up to the end of the document [T].
         part: The document's own tokens that were read, from and to; None for all.
         characters: The same part in characters of its text.
-        beginning: Keys and values of `tokens`, by layer.
+        layers: Keys and values of `tokens`, by layer; none if they are in the prefix cache.
         states: Inputs of the output head at `tokens` [copies, T, H], for drafters that need hidden
             states; None if not requested.
     """
@@ -52,7 +49,7 @@ class SavedDocument:
     tokens: tuple[int, ...]
     part: tuple[int, int] | None
     characters: tuple[int, int]
-    beginning: Beginning
+    layers: Layers
     states: Tensor | None = None
 
 
@@ -64,7 +61,7 @@ def save_document(path: Path, saved: SavedDocument, engine: Engine) -> None:
     """
 
     def fill(folder: Path) -> Contents:
-        layers = [part for pair in saved.beginning for part in pair]
+        layers = [part for number in sorted(saved.layers) for part in saved.layers[number]]
         states = [] if saved.states is None else [saved.states]
         try:
             shapes = _write(folder / LAYERS, layers)
@@ -144,7 +141,7 @@ def _read(store: OpenStore, engine: Engine, what: str) -> SavedDocument:
         tuple(int(token) for token in record["tokens"]),
         None if part is None else (int(part[0]), int(part[1])),
         (int(start), int(end)),
-        list(zip(layers[::2], layers[1::2], strict=True)),
+        dict(enumerate(zip(layers[::2], layers[1::2], strict=True))),
         states[0],
     )
 
@@ -159,48 +156,6 @@ def _mapped(path: Path, shapes: Any, dtype: torch.dtype, device: torch.device) -
     return [part.view(*shape).to(device) for part, shape in zip(flat, shapes, strict=True)]
 
 
-OnRead = Callable[[int, int], None]
-
-
-@without_autograd
-def read_document(
-    engine: Engine,
-    tokens: tuple[int, ...],
-    cache: PrefixCache,
-    *,
-    states: bool,
-    on_read: OnRead | None,
-) -> Tensor | None:
-    """Prefill a prompt up to the end of its document, and keep its keys and values.
-
-    Args:
-        tokens: The prompt [T].
-        cache: Its shared prefixes then hold the keys and values.
-        states: Whether to return the inputs of the output head, if the model exposes them.
-        on_read: Called with the tokens read and their total.
-
-    Returns:
-        The inputs of the output head [copies, T, H], or None.
-
-    Raises:
-        UnsupportedModelError: The model's keys and values cannot be kept.
-    """
-    engine.target.check_prompt(tokens)
-    size, text = len(tokens), list(tokens)
-    hidden = None
-    # One token more than is read: the last token of a prompt is always read again.
-    with cache.open(engine.target, [*text, text[-1]], size + 1, size) as (session, _):
-        if isinstance(session, CachedSession):
-            session.on_read = on_read
-        if states and isinstance(session, CachedSession):
-            hidden = session.read_states(text)
-        else:
-            session.verify([text], [DraftTree.empty()])
-        session.commit([()])
-    if cache.prefixes.find(engine.target, tokens) is None:
-        raise UnsupportedModelError(
-            f"what {type(engine.model).__name__} makes of a document cannot be saved: its "
-            "cache cannot be cut, or its positions depend on the prompt's length. Ask it with "
-            "DocQA over passages."
-        )
-    return hidden
+def nbytes(layers: Layers) -> int:
+    """Return the bytes of keys and values."""
+    return sum(part.nbytes for pair in layers.values() for part in pair)

@@ -68,8 +68,8 @@ class Routes:
         """Refuse new texts and let running ones end within the drain time; return at once."""
         self.stopping = True
         if self.serving is not None:
-            pool, seconds = self.serving.pool, self.settings.drain
-            threading.Thread(target=lambda: pool.close(timeout=seconds), daemon=True).start()
+            engine, seconds = self.serving.engine, self.settings.drain
+            threading.Thread(target=lambda: engine.close(timeout=seconds), daemon=True).start()
 
     def _ready(self) -> None:
         if self.serving is not None:
@@ -100,13 +100,13 @@ class Routes:
             failed = self.failure is not None
             status = "stopping" if self.stopping else "failed" if failed else "loading"
             return JSONResponse({"status": status}, 503)
-        pool = self.serving.pool
+        scheduler = self.serving.scheduler
         return JSONResponse(
             {
                 "status": "ready",
                 "model": self.serving.name,
-                "live": pool.live,
-                "waiting": pool.waiting,
+                "live": scheduler.live,
+                "waiting": scheduler.waiting,
             }
         )
 
@@ -188,13 +188,13 @@ class Routes:
         served = self.served
         served.expect(body.model)
         if body.samples <= served.most:
-            served.pool.expect_room(body.samples)
+            served.scheduler.expect_room(body.samples)
         return served
 
     async def _start(
         self, read: Callable[[], Sequence[EngineRequest]], body: TextRequest, request: Request
     ) -> RunningTexts:
-        """Read a request and submit its texts to the pool, in a thread."""
+        """Read a request and submit its texts, in a thread."""
         served = self.served
         tenant = tenant_of(getattr(request.state, "key", None), body.user)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.method import Sources, listed
-from ragspec.engine.rows import read_cost
+from ragspec.engine.cost import read_cost
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.methods import compose
 from ragspec.registry import unknown
@@ -111,7 +111,7 @@ class TenantDrafting:
         self, tenant: str, names: Names, budget: str | int, stores: Sequence[str]
     ) -> Engine:
         if names in (None, "none"):
-            return self.base.drafting(None, budget)
+            return self.base.with_drafter(None, budget)
         requests = [names] if isinstance(names, str) else list(names or ())
         methods = {name for name, method in listed().items() if not method.needs}
         if self._draft_model is not None:
@@ -126,7 +126,7 @@ class TenantDrafting:
         drafters += [self.stores[name].drafter(tenant or "global", name=name) for name in stores]
         if self._draft_model is not None:
             drafters.append(self._draft_model)
-        return self.base.drafting(drafters, budget)
+        return self.base.with_drafter(drafters, budget)
 
 
 def _as_key(names: Names) -> str | tuple[str, ...] | None:

@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 
 from ragspec.errors import (
     DocumentError,
+    EngineClosedError,
     InputError,
     ModelError,
-    PoolClosedError,
     PromptTooLongError,
     QueueFullError,
     RagspecError,
@@ -65,7 +65,7 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), "context_length_exceeded", "messages")
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), "queue_full", headers={"Retry-After": RETRY_AFTER})
-    if isinstance(error, PoolClosedError):
+    if isinstance(error, EngineClosedError):
         return ApiError(503, "the server is stopping; ask another one.", "stopping")
     if isinstance(error, UnknownNameError):
         return ApiError(400, str(error), "unknown_name")

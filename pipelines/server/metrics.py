@@ -9,22 +9,27 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from ragspec.engine.handle import RequestHandle
 
 if TYPE_CHECKING:
-    from ragspec.engine.pool import Pool
+    from ragspec.engine.scheduler import Scheduler
 
 FIRST = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 EACH = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # seconds a token
 
 
 class Metrics:
-    """Metrics of the texts of a pool, in a separate registry."""
+    """Metrics of the texts of an engine, in a separate registry."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         registry = CollectorRegistry()
         self.registry = registry
         for name, what, value in (
-            ("waiting", "Requests that wait for a slot.", lambda: pool.waiting),
-            ("live", "Requests that have a slot.", lambda: pool.live),
-            ("max_batch_size", "Texts that are decoded at once.", lambda: pool.max_batch_size),
+            ("waiting", "Requests that wait for a slot.", lambda: scheduler.waiting),
+            ("live", "Requests that have a slot.", lambda: scheduler.live),
+            ("max_batch_size", "Texts that are decoded at once.", lambda: scheduler.max_batch_size),
+            (
+                "prefix_cache_bytes",
+                "Keys and values of earlier texts.",
+                lambda: scheduler.prefix_cache.bytes,
+            ),
         ):
             Gauge(f"ragspec_{name}", what, registry=registry).set_function(value)
         self.requests = Counter(

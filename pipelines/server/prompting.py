@@ -1,4 +1,4 @@
-"""Conversion of API requests to requests of the pool: token ids, sampling and options."""
+"""Conversion of API requests to requests of the engine: token ids, sampling and options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ragspec.engine.options import Options
+from ragspec.engine.request import Options
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.prompt import (
     Prompt,
@@ -62,7 +62,7 @@ class EngineRequest:
 
 
 def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> EngineRequest:
-    """Return the pool's request for a chat request.
+    """Return the engine's request for a chat request.
 
     The documents of the request are put before its last message. Without any, the passages that the
     server's documents have for that message are.
@@ -86,7 +86,7 @@ def read_chat(request: ChatRequest, engine: Engine, documents: DocQA | None) -> 
 
 
 def read_completion(request: CompletionRequest, engine: Engine) -> list[EngineRequest]:
-    """Return the pool's requests for a completion request, one for each prompt."""
+    """Return the engine's requests for a completion request, one for each prompt."""
     options = _options(request, engine, 16 if request.max_tokens is None else request.max_tokens)
     return [_engine_request(request, each, options, request.logprobs) for each in request.prompts]
 

@@ -1,4 +1,4 @@
-"""The state of a server: one model in a pool, documents, stores and image models."""
+"""The state of a server: one engine, documents, stores and image models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.handle import RequestHandle
-from ragspec.engine.pool import Pool
+from ragspec.engine.request import Options
 from ragspec.errors import InputError, ModelError, QueueFullError, RagspecError, StoreError
 from ragspec.pipelines.server.drafting import TenantDrafting
 from ragspec.pipelines.server.errors import ApiError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Serving:
-    """One model in a pool, with documents, stores and image models.
+    """One engine, with documents, stores and image models.
 
     Args:
         name: Name of the model in the API.
@@ -56,7 +56,9 @@ class Serving:
                 f"{name} holds no tokenizer; expected one, as callers send text. Save it beside "
                 "the weights with tokenizer.save_pretrained(folder)."
             )
-        self.engine = engine
+        self.drafting = TenantDrafting(engine) if drafting is None else drafting
+        self.engine = self.drafting.base.with_limits(max_batch_size, max_queue_size)
+        self.drafting.base, self.scheduler = self.engine, self.engine.scheduler
         self.name = name
         self.created = int(time.time())
         self.documents = documents
@@ -64,16 +66,14 @@ class Serving:
         self._image_executor = ThreadPoolExecutor(1, "ragspec-pictures")  # one request at a time
         self._image_requests = 0  # that have not ended
         self._image_lock = threading.Lock()
-        self.drafting = TenantDrafting(engine) if drafting is None else drafting
-        self.pool = Pool(engine, max_batch_size, max_queue_size=max_queue_size)
-        self.metrics = Metrics(self.pool)
+        self.metrics = Metrics(self.scheduler)
 
     def submit(self, request: Sequence[EngineRequest], tenant: str) -> list[RequestHandle]:
-        """Submit all samples of some requests to the pool, all of them or none.
+        """Submit all samples of some requests, all of them or none.
 
         Raises:
             InputError: The server cannot hold so many texts.
-            QueueFullError: The queue is full; also the errors of `Pool.submit`.
+            QueueFullError: The queue is full; also the errors of `Engine.submit`.
         """
         handles: list[RequestHandle] = []
         samples = sum(each.samples for each in request)
@@ -86,14 +86,8 @@ class Serving:
             for each in request:
                 engine = self.drafting.engine(tenant, each.drafter, each.budget, each.store)
                 for sample in range(each.samples):
-                    handle = self.pool.submit(
-                        each.prompt,
-                        each.sampling,
-                        sample=sample,
-                        tenant=tenant,
-                        engine=engine,
-                        **each.options,
-                    )
+                    options: Options = {**each.options, "tenant": tenant}
+                    handle = engine.submit(each.prompt, each.sampling, sample=sample, **options)
                     handles.append(handle)
         except BaseException:
             for handle in handles:
@@ -112,8 +106,8 @@ class Serving:
     @property
     def most(self) -> float:
         """The most texts of one request: all that the batch and the queue hold."""
-        max_queue_size = self.pool.max_queue_size
-        return math.inf if max_queue_size is None else self.pool.max_batch_size + max_queue_size
+        queue = self.scheduler.max_queue_size
+        return math.inf if queue is None else self.scheduler.max_batch_size + queue
 
     def submit_images(self, work: Callable[[], dict[str, Any]]) -> Future[dict[str, Any]]:
         """Submit a request for images; one request is drawn at a time.
@@ -123,7 +117,10 @@ class Serving:
         """
         with self._image_lock:
             waiting = self._image_requests
-            if self.pool.max_queue_size is not None and waiting > self.pool.max_queue_size:
+            if (
+                self.scheduler.max_queue_size is not None
+                and waiting > self.scheduler.max_queue_size
+            ):
                 raise QueueFullError(f"{waiting} requests for pictures wait; try again later.")
             future = self._image_executor.submit(work)
             self._image_requests += 1
@@ -175,7 +172,7 @@ class Serving:
     def close(self, drain: float) -> None:
         """Let running texts end within `drain` seconds, cancel the rest, and close the stores."""
         self._image_executor.shutdown(wait=False, cancel_futures=True)
-        self.pool.close(timeout=drain)
+        self.engine.close(timeout=drain)
         self.drafting.close()
 
 

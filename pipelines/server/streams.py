@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("ragspec.server")
 DONE = b"data: [DONE]\n\n"
-# When the server stops, the pool ends running texts after `drain` seconds, and so the streams.
+# When the server stops, the engine ends running texts after `drain` seconds, and so the streams.
 AppStatus.enable_automatic_graceful_drain = False
 
 
@@ -224,7 +224,7 @@ async def read_events(handles: Sequence[RequestHandle], tokenizer: Any) -> Async
     loop = asyncio.get_running_loop()
     ready: asyncio.Queue[int] = asyncio.Queue()
 
-    def notify(index: int) -> None:  # called in the pool's thread
+    def notify(index: int) -> None:  # called in the engine's thread
         try:
             loop.call_soon_threadsafe(ready.put_nowait, index)
         except RuntimeError:  # the loop was closed
@@ -247,8 +247,8 @@ class EventReader:
     def __init__(self, index: int, handle: RequestHandle, tokenizer: Any) -> None:
         self.index = index
         self.handle = handle
-        self.chunks = TextChunks(tokenizer, handle.settings.stop.strings)
-        self.token_offsets = None if handle.settings.logprobs is None else TokenOffsets(tokenizer)
+        self.chunks = TextChunks(tokenizer, handle.request.stop.strings)
+        self.token_offsets = None if handle.request.logprobs is None else TokenOffsets(tokenizer)
         self.sent = 0  # characters
 
     def read(self) -> TextEvent | None:
@@ -261,10 +261,12 @@ class EventReader:
             return TextEvent(self.index, rest, placed, generation)
         self.chunks.push(emission.step.tokens)
         # Which tokens of the last step belong to a stop string is only known at the end.
-        text = "" if emission.row.done else self.chunks.new()
+        text = "" if emission.sequence.done else self.chunks.new()
         if not text:
             return None
         self.sent += len(text)
         if self.token_offsets is None:
             return TextEvent(self.index, text)
-        return TextEvent(self.index, text, self.token_offsets.upto(self.sent, emission.row.scored))
+        return TextEvent(
+            self.index, text, self.token_offsets.upto(self.sent, emission.sequence.scored)
+        )

@@ -36,13 +36,13 @@ class RagspecChatGenerator:
     """A chat generator that drafts from its prompt, from documents and from any other source.
 
     Args:
-        model: Name or path, loaded by `warm_up` or by the first run. Alternatively pass an engine,
-            or a pool, which concurrent runs share; a pipeline with these cannot be saved.
+        model: Name or path, loaded by `warm_up` or by the first run. Alternatively pass an engine;
+            a pipeline with one cannot be saved. Concurrent runs share it.
         generation_kwargs: temperature (0, the default, is greedy), top_p, top_k, min_p, max_tokens,
-            seed, stop, n, penalties, logprobs, top_logprobs, prediction, tenant (of a pool).
+            seed, stop, n, penalties, logprobs, top_logprobs, prediction, tenant.
         chat_template: Jinja source, for models without a chat template.
-        settings: `max_batch_size` makes a pool over the model. `drafter`, `draft_model` and
-            `budget` (see `Engine`) need `model`.
+        settings: `drafter`, `draft_model`, `budget` and `max_batch_size` (see `Engine`), which need
+            `model`.
 
     Raises:
         InputError, SamplingError: Settings contradict each other or are out of range. Loading
@@ -54,7 +54,6 @@ class RagspecChatGenerator:
         model: str | None = None,
         *,
         engine: Any = None,
-        pool: Any = None,
         chat_template: str | None = None,
         generation_kwargs: dict[str, Any] | None = None,
         streaming_callback: StreamingCallbackT | None = None,
@@ -66,31 +65,23 @@ class RagspecChatGenerator:
         self.generation_kwargs = dict(generation_kwargs or {})
         self.streaming_callback = streaming_callback
         self.settings = settings
-        self._objects = (engine, pool)
+        self._engine = engine
         self._writer: HostWriter | None = None
-        if model is None or engine is not None or pool is not None:
+        if model is None or engine is not None:
             self.warm_up()  # loads nothing; contradictions are errors at once
 
     def warm_up(self) -> None:
         """Load the model if it is not loaded."""
         if self._writer is None:
             template = self.chat_template
-            self._writer = HostWriter(
-                self.model, *self._objects, template=template, **self.settings
-            )
-
-    def close(self) -> None:
-        """Close the pool that `max_batch_size` made, if any; the next run makes another."""
-        if self._writer is not None and self.settings.get("max_batch_size"):
-            self._writer.close()
-            self._writer = None
+            self._writer = HostWriter(self.model, self._engine, template=template, **self.settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the component as JSON types; raise InputError for one with an engine."""
         plain = all(isinstance(value, str | int | None) for value in self.settings.values())
         if self.model is None or not plain:
             raise InputError(
-                "got a generator with an object in it (engine, pool, drafter or budget); expected "
+                "got a generator with an object in it (engine, drafter or budget); expected "
                 "names alone, which can be written to a file. Make it with model=NAME."
             )
         callback = self.streaming_callback

@@ -13,12 +13,12 @@ class HostModel(BaseModel):
     """A model that drafts from its prompt, from documents and from any other source.
 
     Attributes:
-        model: Name or path. Alternatively pass `engine`, or `pool`, which concurrent calls share.
-        max_batch_size: Above 0, makes a pool over the model or engine.
+        model: Name or path. Alternatively pass `engine`. Concurrent calls share it.
+        max_batch_size: Texts decoded in one batch; it needs `model`.
         drafter, draft_model, budget: See `Engine`; they need `model`.
         chat_template: Jinja source, for models without a chat template.
         temperature: 0, the default, is greedy. Calls take the sampling fields too, and n,
-            logprobs, top_logprobs, prediction, tenant (of a pool) and documents, which are drafted
+            logprobs, top_logprobs, prediction, tenant and documents, which are drafted
             from and cited.
 
     Raises:
@@ -29,8 +29,7 @@ class HostModel(BaseModel):
 
     model: str | None = None
     engine: Any = Field(default=None, exclude=True, repr=False)
-    pool: Any = Field(default=None, exclude=True, repr=False)
-    max_batch_size: int = 0
+    max_batch_size: int | None = None
     drafter: Any = Field(default="auto", exclude=True)
     draft_model: Any = Field(default=None, exclude=True)
     budget: Any = Field(default="auto", exclude=True)
@@ -55,7 +54,6 @@ class HostModel(BaseModel):
         self._writer = HostWriter(
             self.model,
             self.engine,
-            self.pool,
             template=self.chat_template,
             max_batch_size=self.max_batch_size,
             drafter=self.drafter,
@@ -67,7 +65,3 @@ class HostModel(BaseModel):
     def settings(self) -> dict[str, Any]:
         """The settings that a call may change."""
         return {name: getattr(self, name) for name in HostModel.model_fields if name in NAMES}
-
-    def close(self) -> None:
-        """Close the pool that `max_batch_size` made, if any."""
-        self._writer.close()

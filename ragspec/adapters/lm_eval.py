@@ -73,7 +73,7 @@ class RagspecLM(HFLM):  # type: ignore[misc]
             raise InputError(f"batch_size is {batch_size!r}; expected a number from 1, or auto.")
         named = (drafter, draft_model, budget, _device(device), dtype)
         if not isinstance(model, Engine):
-            model = Engine.from_pretrained(str(model), *named, batch_size=size)
+            model = Engine.from_pretrained(str(model), *named, max_batch_size=size)
         elif named != ("auto", None, "auto", "auto", "auto"):
             raise InputError("got an Engine and settings of one; expected it alone.")
         if model.tokenizer is None:

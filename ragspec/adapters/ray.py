@@ -13,9 +13,8 @@ import numpy as np
 
 from ragspec.adapters.prefix_routes import PrefixRoutes
 from ragspec.engine.engine import Engine
-from ragspec.engine.options import refuse_unknown
-from ragspec.engine.pool import Pool
-from ragspec.errors import InputError, PoolError, QueueFullError, RagspecError
+from ragspec.engine.request import refuse_unknown
+from ragspec.errors import EngineError, InputError, QueueFullError, RagspecError
 from ragspec.pipelines.docqa.docqa import Answer, DocQA
 from ragspec.registry import for_extra
 from ragspec.sampling.noise import seeded
@@ -153,24 +152,24 @@ def _columns(answer: Answer) -> dict[str, str]:
 # --- Ray Serve ----------------------------------------------------------------------------------
 
 
-class PoolActor:
-    """A pool in an actor.
+class EngineActor:
+    """An engine in an actor.
 
     Args:
         make: Returns the engine, in the actor.
-        max_batch_size, max_queue_size: See `Pool`.
+        max_batch_size, max_queue_size: See `Engine`.
     """
 
     def __init__(
         self, make: Callable[[], Engine], max_batch_size: int, max_queue_size: int
     ) -> None:
-        self._pool = Pool(make(), max_batch_size, max_queue_size=max_queue_size)
+        self._engine = make().with_limits(max_batch_size, max_queue_size)
 
     async def generate(
         self, prompt: Any, sampling: Mapping[str, Any], tenant: str, options: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return a text with its figures; raise the errors of `Pool.submit`."""
-        handle = self._pool.submit(prompt, Sampling(**sampling), tenant=tenant, **options)
+        """Return a text with its figures; raise the errors of `Engine.submit`."""
+        handle = self._engine.submit(prompt, Sampling(**sampling), tenant=tenant, **options)
         try:
             generation = await asyncio.wrap_future(handle.future)
         except asyncio.CancelledError:
@@ -186,7 +185,7 @@ class PoolActor:
         }
 
 
-class PoolRouter:
+class EngineRouter:
     """Routes each request to the pool that has read its beginning, if that has room.
 
     If a pool is lost or full, another one serves the request from its start.
@@ -230,7 +229,7 @@ class PoolRouter:
                 self._routes.done(pool)
         if isinstance(last, QueueFullError):
             raise last
-        raise PoolError(
+        raise EngineError(
             f"{len(tried)} pools were lost under one text; expected one that stays. Ray starts "
             "them again: try again later."
         ) from last
@@ -246,7 +245,7 @@ class PoolRouter:
             return JSONResponse(await self.generate(**body))
         except QueueFullError as error:
             return JSONResponse(_refusal(error), 429, headers={"Retry-After": "1"})
-        except PoolError as error:
+        except EngineError as error:
             return JSONResponse(_refusal(error), 503)
         except (RagspecError, TypeError, ValueError) as error:
             return JSONResponse(_refusal(error), 400)
@@ -270,7 +269,7 @@ def pools_app(
     Args:
         make: A model, with `options` for `Engine.from_pretrained`; or a function that returns an
             engine.
-        max_batch_size, max_queue_size: See `Pool`; they hold for each pool.
+        max_batch_size, max_queue_size: See `Engine`; they hold for each pool.
         uneven: See `PrefixRoutes`; None for `max_batch_size`.
         actor_options: Options of each pool's actor, such as {"num_gpus": 1}.
 
@@ -294,7 +293,7 @@ def pools_app(
     # One more than the pool takes, so that the pool itself refuses it.
     most = max_batch_size + max_queue_size + 1
     parts = [
-        serve.deployment(PoolActor)
+        serve.deployment(EngineActor)
         .options(
             name=f"pool-{number}",
             max_ongoing_requests=most,
@@ -303,7 +302,7 @@ def pools_app(
         .bind(build, max_batch_size, max_queue_size)
         for number in range(pools)
     ]
-    router = serve.deployment(PoolRouter).options(max_ongoing_requests=pools * most)
+    router = serve.deployment(EngineRouter).options(max_ongoing_requests=pools * most)
     app: Application = router.bind(*parts, uneven=max_batch_size if uneven is None else uneven)
     return app
 

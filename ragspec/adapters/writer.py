@@ -10,17 +10,17 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import Engine
-from ragspec.engine.options import Options
-from ragspec.engine.output import Generation, Stream
-from ragspec.engine.pool import Pool
+from ragspec.engine.handle import Stream
+from ragspec.engine.output import Generation
 from ragspec.engine.prompts import read_message, well_formed
+from ragspec.engine.request import Options
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.prompt import (
@@ -72,7 +72,7 @@ class GenerateRequest:
 
     Attributes:
         documents: Texts to draft from and to cite.
-        tenant: Owner of the text, for pools.
+        tenant: Owner of the text.
     """
 
     sampling: Sampling
@@ -128,16 +128,16 @@ class Job:
     @property
     def options(self) -> Options:
         """The options of `Engine.generate`."""
-        return {**self.request.options, "spans": self.prompt.spans, "texts": self.texts}
+        prompt: Options = {"spans": self.prompt.spans, "texts": self.texts}
+        return {**self.request.options, **prompt, "tenant": self.request.tenant}
 
 
 class HostWriter:
-    """Writes texts for a host, with an engine or with a pool that concurrent calls share.
+    """Writes texts for a host, with an engine that concurrent calls share.
 
     Args:
-        model: Name or path; exactly one of model, engine and pool is required.
+        model: Name or path; exactly one of model and engine is required.
         template: Chat template in Jinja in place of the tokenizer's.
-        max_batch_size: Above 0, makes a pool over the engine, which `close` closes.
         settings: Arguments of `Engine.from_pretrained`, only with `model`.
 
     Raises:
@@ -148,42 +148,31 @@ class HostWriter:
         self,
         model: str | os.PathLike[str] | None = None,
         engine: Engine | None = None,
-        pool: Pool | None = None,
         *,
         template: str | None = None,
-        max_batch_size: int = 0,
         **settings: Any,
     ) -> None:
-        count = sum(each is not None for each in (model, engine, pool))
-        if count != 1:
+        if (model is None) == (engine is None):
             raise InputError(
-                f"got {count} of model, engine and pool; expected one, such as model='starter'."
+                f"got {'neither' if model is None else 'both'} of model and engine; expected one, "
+                "such as model='starter'."
             )
-        for name, value, kind in (("engine", engine, Engine), ("pool", pool, Pool)):
-            if not isinstance(value, kind | None):
-                raise InputError(
-                    f"got {type(value).__name__} as the {name}; expected a {kind.__name__}."
-                )
-        if not isinstance(max_batch_size, int) or max_batch_size < 0:
+        if not isinstance(engine, Engine | None):
+            raise InputError(f"got {type(engine).__name__} as the engine; expected an Engine.")
+        parameters = signature(Engine.from_pretrained).parameters
+        changed = {
+            name: value
+            for name, value in settings.items()
+            if value is not None and (name not in parameters or value != parameters[name].default)
+        }
+        if changed and engine is not None:
             raise InputError(
-                f"max_batch_size is {max_batch_size!r}; expected a whole number, 0 for no pool."
+                f"got {', '.join(changed)} with an engine, which has its own. Leave them out, or "
+                "name the model."
             )
-        plain = signature(Engine.from_pretrained).parameters
-        changed = {k: v for k, v in settings.items() if v != plain[k].default}
-        if changed and model is None:
-            raise InputError(
-                f"got {', '.join(changed)} with an engine or a pool, which has its own. Leave "
-                "them out, or name the model."
-            )
-        if pool is not None and max_batch_size:
-            raise InputError("got max_batch_size with a Pool, which has its own. Leave it out.")
-        if model is not None:
-            engine = Engine.from_pretrained(os.fspath(model), **changed)
-        self.engine: Engine = pool.engine if pool is not None else engine  # type: ignore[assignment]
+        self.engine = engine or Engine.from_pretrained(os.fspath(model or ""), **changed)
         if self.engine.tokenizer is None:
             raise InputError("got an engine without a tokenizer; expected one that has it.")
-        self._owned = Pool(self.engine, max_batch_size) if max_batch_size else None
-        self.pool = pool or self._owned
         self.template = template
         config = self.engine.model.config
         self.name = str(model or getattr(config, "name_or_path", "") or "")
@@ -192,11 +181,6 @@ class HostWriter:
     def is_chat(self) -> bool:
         """Whether there is a chat template."""
         return self.template is not None or is_chat(self.engine.tokenizer)
-
-    def close(self) -> None:
-        """Close the pool that `max_batch_size` made, and cancel its texts."""
-        if self._owned is not None:
-            self._owned.close(cancel=True)
 
     def chat(
         self,
@@ -250,35 +234,15 @@ class HostWriter:
     def write(self, job: Job) -> list[Generation]:
         """Return the samples of a job."""
         ids, sampling = list(job.prompt.token_ids), job.request.sampling
-        if self.pool is None:
-            texts = self.engine.generate(ids, sampling, **job.options)
-            return list(texts) if sampling.n > 1 else [texts]
-        handles = []
-        try:
-            for sample in range(sampling.n):
-                handles.append(
-                    self.pool.submit(
-                        ids,
-                        replace(sampling, n=1),
-                        sample=sample,
-                        tenant=job.request.tenant,
-                        **job.options,
-                    )
-                )
-            return [handle.result() for handle in handles]
-        except BaseException:
-            for handle in handles:
-                handle.cancel()
-            raise
+        texts = self.engine.generate(ids, sampling, **job.options)
+        return list(texts) if sampling.n > 1 else [texts]
 
     def stream(self, job: Job) -> Stream:
         """Return a stream of pieces of text; closing it early cancels the text."""
         ids, sampling = list(job.prompt.token_ids), job.request.sampling
         if sampling.n > 1:
             raise InputError(f"got n={sampling.n} for a stream; expected n=1.")
-        if self.pool is None:
-            return self.engine.stream(ids, sampling, **job.options)
-        return self.pool.submit(ids, sampling, tenant=job.request.tenant, **job.options).stream()
+        return self.engine.stream(ids, sampling, **job.options)
 
     def metadata(self, job: Job, generation: Generation) -> dict[str, Any]:
         """Return the figures of a text as JSON types.

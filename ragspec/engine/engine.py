@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -19,21 +19,23 @@ from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter, check_pairing
 from ragspec.drafters.build import build_drafter
-from ragspec.engine.loop import decode
-from ragspec.engine.options import Options, RowSettings, end_tokens, read_options
-from ragspec.engine.output import Generation, Stream
-from ragspec.engine.prompts import EncodedPrompts, encode_prompts
-from ragspec.engine.rows import Parts, Run, read_cost
-from ragspec.engine.step import Emission
+from ragspec.engine.cost import read_cost
+from ragspec.engine.handle import RequestHandle, Stream
+from ragspec.engine.loop import is_interrupt
+from ragspec.engine.output import Generation
+from ragspec.engine.prompts import encode_prompts
+from ragspec.engine.request import OnRead, Options, Request, end_tokens, read_requests
+from ragspec.engine.scheduler import CHUNK, Scheduler
+from ragspec.engine.sequence import Parts
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
 from ragspec.registry import resolve
-from ragspec.rules.base import Rule, Step, expect_rule
+from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import Sampling
-from ragspec.verification.base import CachedSession, TargetSession
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
+from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.verification.static.open import open_static
 
 
@@ -48,7 +50,9 @@ class Engine:
         draft_model: A smaller model of the same vocabulary (object, path or name) that drafts too.
         budget: Draft nodes per step: "auto", a number, or a `BudgetPolicy`.
         rule: A name or a `Rule`; None for the drafter's, which is usually "walk".
-        batch_size: Prompts decoded in one batch.
+        max_batch_size: Texts decoded in one batch, of all callers together.
+        max_queue_size: Submitted requests that may wait, None for any number.
+        chunk: Tokens of prompts that are read between two steps of running texts.
         static: Steps of fixed shape: "graph" (captured on CUDA), "compile", "eager" (slow, for
             tests), "off", or "auto", which is "graph" on CUDA. A model that does not support them
             is verified without, and its reports say why.
@@ -69,19 +73,19 @@ class Engine:
         budget: str | int | BudgetPolicy = "auto",
         rule: str | Rule | None = None,
         *,
-        batch_size: int = 16,
+        max_batch_size: int = 16,
+        max_queue_size: int | None = None,
+        chunk: int = CHUNK,
         static: str = "auto",
         cache: Path | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; expected at least 1")
         ready = isinstance(model, CausalTarget)
         self.target: CausalTarget = model if ready else open_target(model, static)
         if ready and static != "auto":
             self.target = open_static(self.target, static)
         self.model = self.target.model
         self.tokenizer = tokenizer
-        self.batch_size = batch_size
+        self.scheduler = Scheduler(self.target, max_batch_size, max_queue_size, chunk)
         self.cost: CostCurve | None = None
         self._listeners: dict[object, Callable[[Generation], None]] = {}
         self._listening = threading.Lock()
@@ -125,7 +129,6 @@ class Engine:
         sampling: Sampling | None = None,
         *,
         attention_mask: Tensor | None = None,
-        on_step: Callable[[int, Step], None] | None = None,
         **options: Unpack[Options],
     ) -> Any:
         """Return a `Generation` for one prompt, a list of them for several.
@@ -138,45 +141,160 @@ class Engine:
             prompts: Text, chat messages, token ids, or a batch of one of these.
             sampling: Sampling settings; with n > 1 every prompt gives a list of n.
             attention_mask: Marks padding of token ids, [B, T].
-            on_step: Called with the number of the row and each of its steps.
             **options: See `Options`.
 
         Raises:
             InputError, SamplingError, PromptTooLongError: An argument is invalid.
         """
-        encoded, settings = self.prepare(prompts, sampling, options, attention_mask)
-        n = settings.sampling.n
-        results: list[list[Generation]] = []
-        for start in range(0, len(encoded.ids), self.batch_size):
-            run = Run(self.parts, encoded.ids[start : start + self.batch_size], settings, start)
-            for emissions in self._decode(run):
-                if on_step is not None:
-                    for emission in emissions:
-                        on_step(start * n + run.rows.index(emission.row), emission.step)
-            results.extend(run.results())
-        flat = [texts if n > 1 else texts[0] for texts in results]
-        return flat[0] if encoded.single else flat
+        requests, single = self.prepare(prompts, sampling, options, attention_mask)
+        owner = object()
+        handles = [self._handle(request, owner) for request in requests]
+        try:
+            for handle in handles:
+                self.scheduler.add(handle)
+            self.scheduler.drive(owner, lambda: _complete(handles))
+            results = [handle.future.result() for handle in handles if handle.done]
+        finally:
+            for handle in handles:
+                handle.abandon()
+        n = requests[0].sampling.n
+        if n == 1:
+            return results[0] if single else results
+        texts = [results[start : start + n] for start in range(0, len(results), n)]
+        return texts[0] if single else texts
 
     def stream(
         self, prompt: Any, sampling: Sampling | None = None, **options: Unpack[Options]
     ) -> Stream:
         """Return an iterator over pieces of text as they are verified, for one prompt and sample.
 
-        See `generate` for the arguments.
+        See `generate` for the arguments. A step is taken whenever the next piece is asked for.
 
         Raises:
             InputError, SamplingError, PromptTooLongError: An argument is invalid.
         """
         if self.tokenizer is None:
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
-        encoded, settings = self.prepare(prompt, sampling, options)
-        if not encoded.single or settings.sampling.n > 1:
+        handle = self._handle(self._one("stream()", prompt, sampling, options), object())
+        self.scheduler.add(handle)
+        return handle.stream()
+
+    def submit(
+        self,
+        prompt: Any,
+        sampling: Sampling | None = None,
+        *,
+        sample: int = 0,
+        **options: Unpack[Options],
+    ) -> RequestHandle:
+        """Queue a request and return its handle at once; a thread of the engine decodes it.
+
+        Args:
+            prompt, sampling, **options: As for `generate`; one prompt and n=1.
+            sample: Which of the n samples of a prompt this is, from 0; each is its own request.
+
+        Raises:
+            InputError, SamplingError, PromptTooLongError: An argument is invalid.
+            QueueFullError: Too many requests wait.
+            EngineClosedError: The engine was closed.
+        """
+        if sample < 0:
+            raise InputError(f"sample is {sample}; expected 0 or more.")
+        request = self._one("submit()", prompt, sampling, options)
+        return self.add(replace(request, sample=sample))
+
+    def add(self, request: Request, owner: object | None = None) -> RequestHandle:
+        """Queue a request that `prepare` made, and return its handle.
+
+        Args:
+            owner: Identifies the caller, who takes the steps by `step` or `handle.result`; None for
+                a thread of the engine, as for `submit`.
+        """
+        handle = self._handle(request, owner)
+        self.scheduler.add(handle)
+        return handle
+
+    def remove(self, handle: RequestHandle) -> None:
+        """End a request after the current step, and free its memory."""
+        self.scheduler.remove(handle)
+
+    def step(self) -> bool:
+        """Take one step for all requests in this thread; return whether any are left."""
+        return self.scheduler.run() > 0
+
+    def close(self, *, cancel: bool = False, timeout: float | None = None) -> None:
+        """Take no more requests and wait until all have ended.
+
+        Args:
+            cancel: Cancel running texts after the current step.
+            timeout: Seconds after which the remaining texts are cancelled, None for no limit.
+        """
+        self.scheduler.close(cancel=cancel, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close(cancel=raised[0] is not None)
+
+    def prefill(
+        self,
+        prompt: Any,
+        *,
+        cached: bool = True,
+        states: bool = False,
+        tenant: str = "",
+        on_read: OnRead | None = None,
+    ) -> Tensor | None:
+        """Read a prompt into the prefix cache, whose keys and values later requests share.
+
+        Args:
+            cached: Leave out the tokens that are in the prefix cache; False reads all of them.
+            states: Return the last hidden states, if the model exposes them.
+            tenant, on_read: See `Options`.
+
+        Returns:
+            Hidden states [copies, n, H] of the n last tokens, those that were read; or None.
+
+        Raises:
+            InputError, PromptTooLongError: An argument is invalid.
+        """
+        options: Options = {"tenant": tenant, "on_read": on_read, "max_new_tokens": 1}
+        request = self._one("prefill()", prompt, None, options)
+        request = replace(request, prefill=True, cached=cached, states=states)
+        handle = self._handle(request, object())
+        try:
+            self.scheduler.add(handle)
+            handle.result()
+        finally:
+            handle.abandon()
+        return None if handle.sequence is None else handle.sequence.states
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Keep caches and packed weights ready inside the block, for many short calls in a row.
+
+        The model must not be changed meanwhile.
+        """
+        return self.scheduler.hold()
+
+    def _one(self, name: str, prompt: Any, sampling: Sampling | None, options: Options) -> Request:
+        """Return the request of one prompt and sample; raise InputError for several."""
+        requests, single = self.prepare(prompt, sampling, options)
+        n = requests[0].sampling.n
+        if not single or n > 1:
             raise InputError(
-                f"stream() got {len(encoded.ids)} prompts with n={settings.sampling.n}; expected "
-                "one prompt and n=1. Use generate() for several."
+                f"{name} got {len(requests) // n} prompts with n={n}; expected one prompt and "
+                "n=1. Use generate() for several."
             )
-        run = Run(self.parts, encoded.ids, settings, 0)
-        return Stream(run, self._decode(run), self.tokenizer, settings.stop.strings)
+        return requests[0]
+
+    def _handle(self, request: Request, owner: object | None) -> RequestHandle:
+        return RequestHandle(request, self.parts, self.scheduler, owner, self.notify)
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """Keys and values of earlier texts, by token prefix and tenant."""
+        return self.scheduler.prefix_cache
 
     @property
     def parts(self) -> Parts:
@@ -199,7 +317,7 @@ class Engine:
 
         return unsubscribe
 
-    def aside(self) -> Engine:
+    def without_callbacks(self) -> Engine:
         """Return a copy without `on_finish` callbacks, for texts that may be discarded.
 
         Call `notify` of this engine with the final text.
@@ -208,23 +326,36 @@ class Engine:
         other._listeners = {}
         return other
 
-    def drafting(
+    def with_drafter(
         self,
         drafter: str | Drafter | Sequence[str | Drafter] | None,
         budget: str | int | BudgetPolicy = "auto",
+        rule: str | Rule | None = None,
     ) -> Engine:
-        """Return an engine over the same target with another drafter, without callbacks.
+        """Return an engine with another drafter, without callbacks.
 
-        The rule is `walk`. The cost of forwards is not measured again.
+        Target, scheduler, prefix cache and the cost of forwards are shared.
 
         Args:
-            drafter, budget: As for `Engine`.
+            drafter, budget, rule: As for `Engine`.
 
         Raises:
             TokenizerMismatchError, UnknownNameError, RuleError, InputError: As for `Engine`.
         """
-        other = self.aside()
-        other._configure_drafting(drafter, None, budget, None, None)
+        other = self.without_callbacks()
+        other._configure_drafting(drafter, None, budget, rule, None)
+        return other
+
+    def with_limits(
+        self, max_batch_size: int, max_queue_size: int | None = None, chunk: int = CHUNK
+    ) -> Engine:
+        """Return an engine with a scheduler and a prefix cache of its own, without callbacks.
+
+        Args:
+            max_batch_size, max_queue_size, chunk: See `Engine`.
+        """
+        other = self.without_callbacks()
+        other.scheduler = Scheduler(self.target, max_batch_size, max_queue_size, chunk)
         return other
 
     def _configure_drafting(
@@ -254,7 +385,9 @@ class Engine:
         for listener in tuple(self._listeners.values()):
             try:
                 listener(generation)
-            except Exception as error:
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
                 warnings.warn(
                     f"a callback of on_finish failed ({type(error).__name__}: {error}); the "
                     "output is not affected.",
@@ -268,8 +401,12 @@ class Engine:
         sampling: Sampling | None,
         options: Options,
         attention_mask: Tensor | None = None,
-    ) -> tuple[EncodedPrompts, RowSettings]:
-        """Check the arguments of `generate`; return the token ids and the settings of all rows.
+    ) -> tuple[list[Request], bool]:
+        """Check the arguments of `generate`; return a request for each text.
+
+        Returns:
+            The requests, the samples of a prompt one after the other, and whether a single prompt
+            was passed.
 
         Raises:
             InputError, SamplingError, PromptTooLongError: An argument is invalid.
@@ -277,7 +414,7 @@ class Engine:
         encoded = encode_prompts(prompts, self.tokenizer, self.target.input_size, attention_mask)
         for ids in encoded.ids:
             self.target.check_prompt(ids)
-        return encoded, read_options(
+        requests = read_requests(
             options,
             Sampling() if sampling is None else sampling,
             encoded.ids,
@@ -286,40 +423,15 @@ class Engine:
             limit=self.target.max_length,
             tokenizer=self.tokenizer,
             defaults=self.target.generation_config,
+            shared=(self.model, self.tokenizer),
         )
-
-    @contextmanager
-    def _open(self, run: Run, capacity: int) -> Iterator[TargetSession]:
-        """Open a session for a run; the tokens of its prefix cache need not be read."""
-        cache, prefix = run.settings.prefix_cache, run.settings.prefix
-        if cache is None:
-            with self.target.open(len(run.rows), capacity) as session:
-                yield _summary(session, run)
-            return
-        row = run.rows[0]
-        with cache.open(self.target, row.context.tokens, capacity, prefix) as (lent, cached):
-            row.slot, row.pending = 0, row.context.tokens[cached:]
-            row.report.cached = cached
-            yield _summary(lent, run)
-
-    def _decode(self, run: Run) -> Iterator[list[Emission]]:
-        capacity = max(len(row.context.tokens) + row.context.remaining for row in run.rows)
-        began = time.perf_counter()
-        try:
-            with self._open(run, capacity + run.spare) as session:
-                yield from decode(session, run.rows, run.prompt_of_row, self.rule, run.forward)
-        finally:
-            run.close(time.perf_counter() - began)
-            for texts in run.results() if self._listeners else ():
-                for generation in texts:
-                    self.notify(generation)
+        return requests, encoded.single
 
 
-def _summary(session: TargetSession, run: Run) -> TargetSession:
-    """Set the session's `on_read` to that of this run, and return the session."""
-    if isinstance(session, CachedSession):
-        session.on_read = run.settings.on_read
-    return session
+def _complete(handles: Sequence[RequestHandle]) -> bool:
+    """Return whether all requests have ended, or one has failed."""
+    ended = [handle.future for handle in handles if handle.done]
+    return len(ended) == len(handles) or any(future.exception() for future in ended)
 
 
 def _check_ranks(model: Any, budget: BudgetPolicy) -> None:

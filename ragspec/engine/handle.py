@@ -1,18 +1,43 @@
-"""The handle of a request in a pool."""
+"""The handle of a request: its steps as they come, its result, and its end."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from queue import SimpleQueue
-from typing import Any, Self
+from queue import Empty, SimpleQueue
+from typing import Protocol, Self
 
-from ragspec.engine.options import RowSettings
-from ragspec.engine.output import Generation, Stream
+from ragspec.engine.loop import is_interrupt
+from ragspec.engine.output import Generation, TextChunks
+from ragspec.engine.request import Request
+from ragspec.engine.sequence import Parts, Sequence
 from ragspec.engine.step import Emission
-from ragspec.errors import InputError
+from ragspec.errors import CallbackError, InputError
+
+Notify = Callable[[Generation], None]
+
+
+class Driver(Protocol):
+    """The part of a scheduler that a handle needs."""
+
+    def drive(self, owner: object, until: Callable[[], bool]) -> None:
+        """Take steps, or wait while another thread takes them, until something holds."""
+
+    def wake(self) -> None:
+        """Wake the thread that takes the steps."""
+
+    def remove(self, handle: RequestHandle) -> None:
+        """End a request after the current step."""
+
+    def discard(self, handle: RequestHandle) -> None:
+        """End a request without waiting for a step."""
+
+    def partial(self, handle: RequestHandle) -> Generation:
+        """Return the generation so far."""
 
 
 class RequestHandle:
@@ -22,37 +47,53 @@ class RequestHandle:
     thread; the emissions go to one reader. The iteration and `result` raise the error that ended
     the text, if any.
 
+    Args:
+        owner: The call whose thread takes the steps of the request; None for a thread of the
+            scheduler.
+        on_finish: Called with the generation, after the result is set.
+
     Attributes:
+        sequence: The state of the text, once the request has joined.
         future: The future of the generation, for callbacks.
         submitted, joined, first, finished: Times of these events, and of the first token, in
             seconds of the performance counter; 0 until they happen.
     """
 
     def __init__(
-        self, prompt: list[int], settings: RowSettings, tokenizer: Any, wake: Callable[[], None]
+        self,
+        request: Request,
+        parts: Parts,
+        scheduler: Driver,
+        owner: object | None,
+        on_finish: Notify,
     ) -> None:
-        self.prompt = prompt
-        self.settings = settings
-        self._tokenizer = tokenizer
+        self.request = request
+        self.parts = parts
+        self.owner = owner
+        self.sequence: Sequence | None = None
         self.submitted = time.perf_counter()
         self.joined = self.first = self.finished = 0.0
         self.future: Future[Generation] = Future()
         self.future.set_running_or_notify_cancel()  # `cancel` here is the one way to end it
-        self._wake = wake
-        self._emissions: SimpleQueue[Emission | None] = SimpleQueue()
+        self._scheduler = scheduler
+        self._on_finish: Notify | None = on_finish
+        self._error: BaseException | None = None  # of a callback
         self._cancelled = False
+        self._emissions: SimpleQueue[Emission | None] = SimpleQueue()
+        self._events: deque[Emission | Generation | BaseException] = deque()
+        self._delivering = threading.Lock()
         self._putting = threading.Lock()
+        self._complete = False  # whether the reader has the end
         self._watcher: Callable[[], None] | None = None
-        self._summary = False  # whether the text has ended
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call `watcher` in the pool's thread for each emission and for the end.
+        """Call `watcher` for each emission and for the end, in the thread that takes the steps.
 
         It is called at once, in this thread, for emissions that have come already. So an event loop
         never has to wait for one. The handle drops it at the end.
         """
         with self._putting:
-            self._watcher = None if self._summary else watcher
+            self._watcher = None if self._complete else watcher
             for _ in range(self._emissions.qsize()):
                 watcher()
 
@@ -63,25 +104,43 @@ class RequestHandle:
 
     @property
     def cancelled(self) -> bool:
-        """Whether `cancel` was called."""
+        """Whether `cancel` was called, or a callback failed."""
         return self._cancelled
+
+    @property
+    def callback_error(self) -> BaseException | None:
+        """The error of a callback, which ends the text."""
+        return self._error
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Emission:
+        if self.owner is not None:
+            self._scheduler.drive(self.owner, lambda: not self._emissions.empty())
         emission = self._emissions.get()
         if emission is not None:
             return emission
         self._emissions.put(None)  # for further calls
-        if not self._cancelled and (error := self.future.exception()) is not None:
+        if (error := self.future.exception()) is not None:
             raise error
         raise StopIteration
+
+    def left(self) -> list[Emission]:
+        """Return the emissions that have come and were not read."""
+        emissions: list[Emission] = []
+        try:
+            while (emission := self._emissions.get_nowait()) is not None:
+                emissions.append(emission)
+            self._emissions.put(None)
+        except Empty:
+            pass
+        return emissions
 
     def cancel(self) -> None:
         """End the text after the current step; the result is the text written so far."""
         self._cancelled = True
-        self._wake()
+        self._scheduler.wake()
 
     def result(self, timeout: float | None = None) -> Generation:
         """Wait for the end of the text and return its generation.
@@ -93,7 +152,13 @@ class RequestHandle:
             TimeoutError: The text has not ended in time.
             Exception: The error that ended the text.
         """
+        if self.owner is not None:
+            self._scheduler.drive(self.owner, self.future.done)
         return self.future.result(timeout)
+
+    def partial(self) -> Generation:
+        """Return the generation so far."""
+        return self.future.result() if self.done else self._scheduler.partial(self)
 
     def stream(self) -> Stream:
         """Return an iterator over pieces of text, to use instead of iterating over the handle.
@@ -103,43 +168,154 @@ class RequestHandle:
         Raises:
             InputError: The engine has no tokenizer.
         """
-        if self._tokenizer is None:
+        if self.parts.tokenizer is None:
             raise InputError("stream() yields text but the engine has no tokenizer; pass one")
-        return Stream(self, _passes(self), self._tokenizer, self.settings.stop.strings)
+        return Stream(self)
 
-    def results(self) -> list[list[Generation]]:
-        """Return the generation of `result` in the form that `Stream` needs."""
-        return [[self.result()]]
+    def abandon(self) -> None:
+        """End the text at once and free its memory, as its reader has left."""
+        if not self.done:
+            self._scheduler.remove(self)
 
-    def emit(self, emission: Emission) -> None:
-        """Hand an emission to the reader; called by the pool alone."""
+    def discard(self) -> None:
+        """End the text like `abandon`, without waiting for a step that is under way."""
+        self._scheduler.discard(self)
+
+    def put(self, event: Emission | Generation | BaseException) -> None:
+        """Take an emission, the generation or the error that ends the text; see `deliver`."""
+        self._events.append(event)
+
+    def deliver(self) -> None:
+        """Hand the events to reader and callbacks, in order; called without locks held.
+
+        An error of a callback ends this text alone. An interrupt (Ctrl-C) is raised.
+        """
+        while self._events and self._delivering.acquire(blocking=False):
+            try:
+                while self._events:
+                    self._hand(self._events.popleft())
+            finally:
+                self._delivering.release()
+
+    def _hand(self, event: Emission | Generation | BaseException) -> None:
+        if not isinstance(event, Emission):
+            self._end(event)
+            self._put(None)
+            return
         self.first = self.first or time.perf_counter()
-        self._put(emission)
-
-    def end(self, outcome: Generation | Exception) -> None:
-        """Set the generation or the error that ended the text; called by the pool alone."""
-        self.finished = time.perf_counter()
-        if isinstance(outcome, Exception):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
-        self._put(None)
+        self._put(event)
+        if self.request.on_step is not None:
+            self._call(self.request.on_step, self.request.number, event.step)
 
     def _put(self, emission: Emission | None) -> None:
+        """Hand an emission, or None at the end, to the reader and the watcher."""
         with self._putting:
             self._emissions.put(emission)
             if self._watcher is not None:
-                self._watcher()
+                self._call(self._watcher)
             if emission is None:
-                self._summary = True
+                self._complete = True
                 self._watcher = None  # it may hold this handle: a cycle that would keep the text
 
+    def _end(self, outcome: Generation | BaseException) -> None:
+        """Set the outcome, and call the callbacks of the future and of the engine."""
+        self.finished = time.perf_counter()
+        notify, self._on_finish = self._on_finish, None
+        if isinstance(outcome, Generation) and self._error is not None:
+            outcome = self._error
+        if isinstance(outcome, Generation):
+            self._warn(self.future.set_result, outcome)
+            if notify is not None:
+                self._warn(notify, outcome)
+            return
+        if not isinstance(outcome, Exception):  # it would end the thread that asks for the result
+            error = CallbackError(f"{type(outcome).__name__} ended the text: {outcome}")
+            error.__cause__ = outcome
+            outcome = error
+        self._warn(self.future.set_exception, outcome)
 
-def _passes(handle: RequestHandle) -> Iterator[list[Emission]]:
-    """Yield the emissions of a handle one by one; once its text has ended, all that are left."""
-    try:
-        for emission in handle:
-            yield [emission, *(handle if emission.row.done else ())]
-    finally:
-        if not handle.done:
-            handle.cancel()
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a callback of the request; its error ends the text."""
+        try:
+            function(*arguments)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            self._error = self._error or error
+            if not self.done:
+                self.cancel()
+
+    def _warn(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a callback of a text that has ended; its error becomes a warning."""
+        try:
+            function(*arguments)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            warnings.warn(f"a callback failed ({type(error).__name__}: {error})", stacklevel=1)
+
+
+class Stream:
+    """An iterator over pieces of text, one for each verified step; `result` has the generation.
+
+    `cancel()`, also from another thread, ends the text after the current step, as does an interrupt
+    (Ctrl-C) in the iteration or leaving it early. `result` keeps the text written so far. A stop
+    string never appears, nor a part of it. If a text pauses, characters that may begin a stop
+    string come with the stream that resumes it.
+    """
+
+    def __init__(self, handle: RequestHandle) -> None:
+        request = handle.request
+        self._handle = handle
+        self._chunks = TextChunks(handle.parts.tokenizer, request.stop.strings, request.resume_from)
+        self._ended = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            piece = self._advance()
+        except BaseException:
+            self.close()
+            raise
+        if piece is None or self._ended:
+            self.close()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def __del__(self) -> None:
+        if not self._ended and not self._handle.done:
+            self._handle.discard()
+
+    def cancel(self) -> None:
+        """End the text after the current step."""
+        self._handle.cancel()
+
+    def close(self) -> None:
+        """Leave the iteration and free the cache; `result` keeps the text written so far."""
+        self._ended = True
+        self._handle.abandon()
+
+    @property
+    def result(self) -> Generation:
+        """The generation so far; complete once the iteration has ended."""
+        return self._handle.partial()
+
+    def _advance(self) -> str | None:
+        """Return the next piece that is not empty, or None at the end."""
+        while not self._ended:
+            emission = next(self._handle, None)
+            emissions = [] if emission is None else [emission]
+            if emission is None or emission.sequence.done:
+                self._ended = True
+                emissions += self._handle.left()
+            for each in emissions:
+                self._chunks.push(each.step.tokens)
+            whole = self._ended and self.result.finish_reason != "paused"
+            # Text is no longer held back once nothing can follow it.
+            piece = self._chunks.new(self.result.text if whole else None)
+            if piece:
+                return piece
+        return None

@@ -1,22 +1,29 @@
 """The one loop: draft, verify, judge, commit, emit.
 
-It knows rows of token ids, a target session and a rule. It does not know text, documents, pixels or
-how a drafter makes its tree. Rows join and leave between its steps. In a call of the engine, all of
-them join at once.
+It knows sequences of token ids, a target session and a rule. It does not know text, documents,
+pixels or how a drafter makes its tree. Sequences join and leave between its steps.
+
+Faults end here. An error of one sequence ends that sequence alone. If a forward fails, each of its
+rows is tried alone. If memory runs out, drafts are halved, then left out; then a sequence is put
+back, which frees its memory, and read again once another one has left.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
 from ragspec.budget.cost_curve import SharedForward
 from ragspec.budget.tree_size import fit_together
-from ragspec.engine.reading import PrefillJob, hidden_of, portions, read
-from ragspec.engine.rows import Row
+from ragspec.engine.prefill import PrefillJob, hidden_of, portions, read
+from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import (
     Emission,
     InFlightStep,
@@ -29,141 +36,116 @@ from ragspec.engine.step import (
 )
 from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
-from ragspec.rules.base import Rule, Verdict, open_rule
+from ragspec.rules.base import Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import keep_best
 from ragspec.verification.base import CachedSession, TargetSession
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def decode(
-    session: TargetSession,
-    rows: Sequence[Row],
-    prompts: Sequence[int],
-    rule: Rule,
-    forward: SharedForward | None = None,
-) -> Iterator[list[Emission]]:
-    """Yield the emissions of each step until every row is done; close it to stop early.
-
-    Args:
-        prompts: For each row the number of its prompt. Rows of one prompt are adjacent and share
-            its prefill; the first of them has the prompt in `pending`.
-        forward: The forward that the policies of the rows observe, kept up to date.
-    """
-    loop = Loop(session, forward)
-    for prompt in dict.fromkeys(prompts):
-        joining = [row for row, number in zip(rows, prompts, strict=True) if number == prompt]
-        loop.join(joining, rule)
-    while loop.rows:
-        yield loop.step()
+MOST_FAILURES = 2  # failed commits of a sequence, after each of which it is read again
 
 
 class Loop:
-    """Rows that join, take their steps together over one session, and leave.
-
-    If errors are isolated and memory runs out, the row with most left to do is put back. Its memory
-    is freed, and its text is read again once another row has left.
+    """Sequences that join, take their steps together over one session, and leave.
 
     Args:
-        forward: The forward that the policies of the rows observe, kept up to date.
-        chunk: Tokens of prompts to read between two steps, None for all of them at once.
-        difference: Isolate errors: an error of a row ends that row alone, as `Row.error`.
+        forward: The forward that the budgets of the sequences observe, kept up to date.
     """
 
-    def __init__(
-        self,
-        session: TargetSession,
-        forward: SharedForward | None = None,
-        *,
-        chunk: int | None = None,
-        difference: bool = False,
-    ) -> None:
+    def __init__(self, session: TargetSession, forward: SharedForward) -> None:
         self.session = session
-        self._forward = SharedForward() if forward is None else forward
-        self._chunk = chunk
-        self._isolate_errors = difference
+        self._forward = forward
         self._jobs: list[PrefillJob] = []
-        self._live: list[Row] = []
+        self._live: list[Sequence] = []
         self._put_back: list[PrefillJob] = []
         self._launcher = Launcher(session)
         self._ahead: InFlightStep | None = None  # the forward that was launched ahead,
-        self._failure: Exception | None = None  # or the error of its launch
-        self._most = 0  # rows for which there was memory when one was put back
+        self._failure: Exception | None = None  # or the error of its drafts
+        self._most = 0  # sequences for which there was memory when one was put back
 
     @property
     def room(self) -> bool:
-        """Whether another row may join: as far as is known, there is memory for it."""
+        """Whether another sequence may join: as far as is known, there is memory for it."""
         return not self._put_back
 
     @property
-    def rows(self) -> list[Row]:
-        """The rows that have joined and not left."""
-        return [*self._live, *(row for job in self._jobs for row in job.rows)]
+    def reads(self) -> bool:
+        """Whether prompts are being read."""
+        return bool(self._jobs)
 
-    def join(self, rows: Sequence[Row], rule: Rule, scope: str = "") -> None:
-        """Let the rows of one prompt join; its text is read in the next steps.
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The sequences that have joined, not left, and were not put back."""
+        return [*self._live, *(each for job in self._jobs for each in job.sequences)]
 
-        Args:
-            scope: Cached tokens are shared between texts of one scope alone.
+    def join(self, sequence: Sequence) -> None:
+        """Let a sequence join; its prompt is read in the next steps.
+
+        Sequences of equal prompts share one prefill, as far as it has not begun.
 
         Raises:
             UnsupportedModelError: A transform needs hidden states that the session cannot keep.
         """
-        for row in rows:
-            row.rule, row.scope = open_rule(rule), scope
-        if any(row.reads_hidden for row in rows):
+        if sequence.reads_hidden:
             if isinstance(self.session, CachedSession):
                 self.session.keep_hidden()
-            elif any(row.transform_reads for row in rows):
+            elif sequence.transform_reads:
                 raise UnsupportedModelError(
                     "this model's last hidden states cannot be read, which its transform needs; "
                     "expected a model that verifies trees or chains. Leave transform out."
                 )
-        first = rows[0]
-        if first.done:
+        if sequence.done:
             return
-        # If all but the root of a resumed text was read before, it takes steps at once. A drafter
-        # that learns from hidden states still needs those of the root.
-        if first.stop.count > 0 and len(first.pending) == 1 and not first.hidden:
-            self._live.extend(rows)
+        job = next((job for job in self._jobs if job.takes(sequence)), None)
+        if job is not None:
+            job.sequences.append(sequence)
         else:
-            self._jobs.append(PrefillJob.of(list(rows)))
+            self._jobs.append(PrefillJob.of([sequence]))
 
-    def leave(self, row: Row) -> None:
-        """Let a row leave, whether or not its text has ended."""
+    def leave(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """Let a sequence leave, whether or not its text has ended.
+
+        Args:
+            keep: Whether its keys and values may serve other texts.
+        """
         if self._ahead is not None or self._failure is not None:
-            self.session.discard_uncommitted()  # the other rows draft again
+            self.session.discard_uncommitted()  # the other sequences draft again
             self._ahead = self._failure = None
-        if row in self._live:
-            self._live.remove(row)
-        self._jobs = list(_without(row, self._jobs))
-        self._put_back = list(_without(row, self._put_back))
-        if row.slot is not None:
-            self.session.leave(row.slot)
-            row.slot = None
+        if sequence in self._live:
+            self._live.remove(sequence)
+        self._jobs = list(_without(sequence, self._jobs))
+        self._put_back = list(_without(sequence, self._put_back))
+        if sequence.slot is not None:
+            self.session.leave(sequence.slot, keep)
+            sequence.slot = None
 
-    def step(self) -> list[Emission]:
-        """Take one step in every row whose prompt is read, then read on in the other prompts.
+    def step(self, chunk: int | None = None, *, read_first: bool = False) -> list[Emission]:
+        """Take one step in every sequence whose prompt is read, then read on in other prompts.
 
-        Rows that have ended leave. If the session supports it, the next forward is running on
+        Sequences that have ended leave. If the session supports it, the next forward is running on
         return.
 
+        Args:
+            chunk: Most tokens of prompts to read, None for all.
+            read_first: Take no step before all prompts are read.
+
         Returns:
-            The emissions of the rows.
+            The emissions of the sequences.
         """
-        while self._put_back and len(self.rows) < self._most:
+        while self._put_back and len(self.sequences) < self._most:
             self._jobs.append(self._put_back.pop(0))
-        advanced = self._advance() if self._live else []
-        emissions = [*advanced, *(self._read() if self._jobs else [])]
-        for row in [row for row in self.rows if row.done]:
-            self.leave(row)
-        if self._launcher.ahead and self._live:
+        advances = self._live and not (read_first and self._jobs)
+        advanced = self._advance() if advances else []
+        emissions = [*advanced, *(self._read(chunk) if self._jobs else [])]
+        for sequence in [each for each in self.sequences if each.done]:
+            self.leave(sequence)
+        if self._launcher.ahead and self._live and not (read_first and self._jobs):
             self._launch_ahead()
         for emission in advanced:
-            emission.row.report.step(emission.step)
+            emission.sequence.report.step(emission.step)
         return emissions
 
     @without_autograd
@@ -181,46 +163,90 @@ class Loop:
     def _launch(self) -> InFlightStep | None:
         """Draft for every row and launch the forward; return None if no row is left to verify."""
         began = time.perf_counter()
-        rows, trees = self._drafts()
+        rows, trees = self._drafts(self._live)
         if not rows:
             return None
-        pending_step = InFlightStep(rows, trees, time.perf_counter() - began)
-        self._launcher.launch(pending_step)
-        return pending_step
+        step = InFlightStep(rows, trees, time.perf_counter() - began)
+        try:
+            self._launcher.launch(step)
+        except Exception as error:
+            step.error = error
+        return step
 
     @without_autograd
-    def _read(self) -> list[Emission]:
+    def _read(self, chunk: int | None) -> list[Emission]:
         """Read a chunk of the prompts; a prompt that ends gives each of its rows a first token."""
+        if not self._resumed():
+            return []
+        parts: list[tuple[PrefillJob, int]] = []
         try:
-            jobs, logits = read(self.session, list(portions(self._jobs, self._chunk)))
+            parts = portions(self._jobs, chunk, self.session)
+            jobs, logits = read(self.session, parts)
         except Exception as error:
-            return self._make_room(error)
-        rows: list[Row] = []
-        where: list[int] = []
+            return self._recover_prefill(error, [job for job, _ in parts] or self._jobs, chunk)
+        return self._after_prefill(jobs, logits)
+
+    def _resumed(self) -> list[PrefillJob]:
+        """Return the jobs with tokens to read; resumed texts that are cached take steps at once.
+
+        A drafter that learns from hidden states still needs those of the root.
+        """
+        rest = []
+        for job in self._jobs:
+            first = job.sequences[0]
+            if first.stop.count > 0 and not (first.hidden or job.again or job.forwards):
+                with suppress(Exception):  # the read raises it again
+                    job.join(self.session)
+                if len(job.left) == 1 and first.slot is not None:
+                    first.pending = list(job.left)
+                    self._live += job.sequences
+                    continue
+            rest.append(job)
+        self._jobs = rest
+        return rest
+
+    def _after_prefill(
+        self, jobs: abc.Sequence[PrefillJob], logits: abc.Sequence[Tensor]
+    ) -> list[Emission]:
+        """Report the progress of prompts, and emit the first tokens of those that have ended."""
+        rows: list[Sequence] = []
+        places: list[int] = []
         for place, job in enumerate(jobs):
+            for sequence, on_read, count, total in job.reports():
+                self._attempt(sequence, on_read, count, total)
             if not job.left:
                 rows += self._seat(job)
-                where += [place] * (len(rows) - len(where))
+                places += [place] * (len(rows) - len(places))
         self._jobs = [job for job in self._jobs if job.left]
-        return self._first(rows, [jobs[place] for place in where], logits[where]) if rows else []
+        return self._first(rows, [jobs[i] for i in places], [logits[i] for i in places])
 
-    def _seat(self, job: PrefillJob) -> list[Row]:
+    def _seat(self, job: PrefillJob) -> list[Sequence]:
         """Let the rows of a prompt that was read take steps; return those that need a token now."""
-        first, *others = rows = job.rows
+        first, *others = rows = job.sequences
+        if first.request.prefill:
+            first.states, first.stop.reason = job.states, "length"
+            self._live += rows  # they leave at the end of the step
+            return []
         self._live += rows
         if job.again:
             first.report.prefill(1000 * (time.perf_counter() - job.began), job.forwards)
             return []
         for row in others:
-            row.slot = self.session.fork(_known(first.slot))
+            row.slot = self._attempt(row, self.session.fork, _known(first.slot))
         for row in rows:
-            self._attempt(row, job.notify, row)
+            if row.error is None:
+                self._attempt(row, job.notify, row)
         return [row for row in rows if not row.done]
 
     def _first(
-        self, rows: Sequence[Row], jobs: Sequence[PrefillJob], logits: Tensor
+        self,
+        rows: abc.Sequence[Sequence],
+        jobs: abc.Sequence[PrefillJob],
+        logits: abc.Sequence[Tensor],
     ) -> list[Emission]:
-        """Emit the first token of each row from the logits [B, 1, V] after its prompt."""
+        """Emit the first token of each row from the logits [1, V] after its prompt."""
+        if not rows:
+            return []
         empty = [DraftTree.empty()] * len(rows)
         ends = [job.hidden[-1][:, -1:] if job.hidden else None for job in jobs]
         judged = judge(rows, empty, logits, ends, self._attempt)
@@ -241,48 +267,54 @@ class Loop:
     @without_autograd
     def _advance(self) -> list[Emission]:
         """Take one step in every row whose prompt is read."""
-        pending_step, failure = self._ahead, self._failure
+        step, failure = self._ahead, self._failure
         self._ahead = self._failure = None
         try:
             if failure is not None:
                 raise failure
-            pending_step = pending_step or self._launch()
-            if pending_step is None:
-                return []
-            landing = time.perf_counter()
-            output = self._launcher.wait(pending_step)
-            judged, top_tokens, hidden = self._judged(pending_step, output)
+            step = step or self._launch()
+            return self._finish(step) if step is not None else []
         except Exception as error:
-            return self._make_room(error)
-        rows, trees = pending_step.rows, pending_step.trees
+            return self._recover(error, step)
+
+    def _finish(self, step: InFlightStep) -> list[Emission]:
+        """Wait for a forward, judge its drafts, and commit and emit the accepted tokens."""
+        if step.error is not None:
+            raise step.error
+        landing = time.perf_counter()
+        output = self._launcher.wait(step)
+        judged, top_tokens, hidden = self._judged(step, output)
         verified = time.perf_counter()
-        waited = max(pending_step.launching + verified - landing, output.seconds)
-        self.session.commit([() if match is None else match[0].path for match in judged])
+        waited = max(step.launching + verified - landing, output.seconds)
+        try:
+            self.session.commit([() if match is None else match[0].path for match in judged])
+        except Exception as error:
+            return self._reread(step.rows, error)
         committed = time.perf_counter()
         spent = {
-            "draft": 1000 * pending_step.drafting,
+            "draft": 1000 * step.drafting,
             "verify": 1000 * waited,
             "commit": 1000 * (committed - verified),
         }
         emissions = []
-        for i, (row, tree, match) in enumerate(zip(rows, trees, judged, strict=True)):
+        for i, (row, tree, match) in enumerate(zip(step.rows, step.trees, judged, strict=True)):
             top, states = None if top_tokens is None else top_tokens[i], hidden[i]
             states = None if states is None else states[:, : len(tree) + 1]
-            step = match and self._attempt(row, finish, row, tree, *match, spent, top, states)
-            if step is not None:
-                emissions.append(Emission(row, step))
+            emitted = match and self._attempt(row, finish, row, tree, *match, spent, top, states)
+            if emitted is not None:
+                emissions.append(Emission(row, emitted))
         host = 1000 * (time.perf_counter() - committed)
         for emission in emissions:
             emission.step.milliseconds["host"] = host
         return emissions
 
     def _judged(
-        self, pending_step: InFlightStep, output: StepOutput
+        self, step: InFlightStep, output: StepOutput
     ) -> tuple[
-        list[tuple[Verdict, RowView] | None], list[TopTokens] | None, Sequence[Tensor | None]
+        list[tuple[Verdict, RowView] | None], list[TopTokens] | None, abc.Sequence[Tensor | None]
     ]:
         """Return the decisions of the rules, and top tokens and hidden states for the drafters."""
-        rows, trees, logits = pending_step.rows, pending_step.trees, output.logits
+        rows, trees, logits = step.rows, step.trees, output.logits
         top_tokens: list[TopTokens] | None = None
         if k := max(row.top for row in rows):
             unchanged = not any(row.distribution.processors for row in rows)
@@ -290,30 +322,99 @@ class Loop:
         hidden = hidden_of(self.session, rows)
         return judge(rows, trees, logits, hidden, self._attempt, output.chosen), top_tokens, hidden
 
-    def _make_room(self, error: Exception) -> list[Emission]:
-        """Put a row back if memory ran out, before any verdict; raise other errors."""
-        if not (self._isolate_errors and out_of_memory(error)):
-            raise error
-        lost = self.session.discard_uncommitted()
-        rows = self.rows
-        if len(rows) == 1:
+    def _recover(self, error: Exception, step: InFlightStep | None) -> list[Emission]:
+        """Take the failed step again: with smaller drafts, alone, or after a row was put back."""
+        self._discard()
+        rows = [row for row in (step.rows if step else self._live) if row in self._live]
+        trees = step.trees if step else [DraftTree.empty() for _ in rows]
+        if not rows:
+            return []
+        if step is not None and out_of_memory(error) and any(map(len, trees)):
+            smaller = [keep_best(tree, len(tree) // 2) for tree in trees]
+            return self._again(step.rows, smaller)
+        if len(rows) == 1 and (not out_of_memory(error) or len(self.sequences) == 1):
             rows[0].error = error
             return []
+        if out_of_memory(error):
+            return self._make_room()
+        if step is None:  # a drafter or its budget failed outside of any row
+            raise error
+        pairs = list(zip(step.rows, step.trees, strict=True))
+        return [each for row, tree in pairs for each in self._again([row], [tree])]
+
+    def _again(
+        self, rows: abc.Sequence[Sequence], trees: abc.Sequence[DraftTree]
+    ) -> list[Emission]:
+        """Verify these drafts in a forward of their own."""
+        pairs = {_known(row.slot): (row, tree) for row, tree in zip(rows, trees, strict=True)}
+        pairs = {slot: pair for slot, pair in pairs.items() if pair[0] in self._live}
+        if not pairs:
+            return []
+        ordered = [pairs[slot] for slot in self.session.select_rows(list(pairs))]
+        step = InFlightStep([row for row, _ in ordered], [tree for _, tree in ordered], 0.0)
+        try:
+            self._launcher.launch(step)
+            return self._finish(step)
+        except Exception as error:
+            return self._recover(error, step)
+
+    def _recover_prefill(
+        self, error: Exception, jobs: abc.Sequence[PrefillJob], chunk: int | None
+    ) -> list[Emission]:
+        """Read the prompts one by one after an error, or put a sequence back."""
+        self._discard()
+        if out_of_memory(error) and len(self.sequences) > 1:
+            return self._make_room()
+        if len(jobs) == 1:
+            for sequence in jobs[0].sequences:
+                sequence.error = error
+            return []
+        emissions = []
+        for job in jobs:
+            try:
+                alone, logits = read(self.session, portions([job], chunk, self.session))
+            except Exception as again:
+                self._discard()
+                for sequence in job.sequences:
+                    sequence.error = again
+            else:
+                emissions += self._after_prefill(alone, logits)
+        return emissions
+
+    def _reread(self, rows: abc.Sequence[Sequence], error: Exception) -> list[Emission]:
+        """Read rows again whose cache a failed commit left in an unknown state."""
+        self._discard()
+        for row in rows:
+            row.failures += 1
+            if row.failures > MOST_FAILURES:
+                row.error = error
+                continue
+            self.leave(row, keep=False)
+            self._jobs.append(PrefillJob.restart(row))
+        return []
+
+    def _discard(self) -> None:
+        """Drop what a failed forward left; rows that lost their cache are read again."""
+        lost = self.session.discard_uncommitted()
         for row in [row for row in self._live if row.slot in lost]:
             self._live.remove(row)
             self._jobs.append(PrefillJob.restart(row))
+
+    def _make_room(self) -> list[Emission]:
+        """Put the sequence with most left to do back, and free its memory."""
+        rows = self.sequences
         row = max(rows, key=lambda row: len(row.pending) + row.context.remaining)
-        new = any(row in job.rows and not job.again for job in self._jobs)
+        new = any(row in job.sequences and not job.again for job in self._jobs)
         self.leave(row)
         self.session.shrink()
         self._put_back.append(PrefillJob.of([row]) if new else PrefillJob.restart(row))
-        self._most = len(self.rows)
+        self._most = len(self.sequences)
         return []
 
-    def _drafts(self) -> tuple[list[Row], list[DraftTree]]:
+    def _drafts(self, live: abc.Sequence[Sequence]) -> tuple[list[Sequence], list[DraftTree]]:
         """Select the rows of the next forward, and return them and their trimmed drafts."""
-        self._forward.begin(len(self._live))
-        drafts = {_known(row.slot): (row, self._attempt(row, propose, row)) for row in self._live}
+        self._forward.begin(len(live))
+        drafts = {_known(row.slot): (row, self._attempt(row, propose, row)) for row in live}
         valid = {slot: (row, tree) for slot, (row, tree) in drafts.items() if tree is not None}
         ordered = [valid[slot] for slot in self.session.select_rows(list(valid))] if valid else []
         rows, trees = [row for row, _ in ordered], [tree for _, tree in ordered]
@@ -327,31 +428,37 @@ class Loop:
         return rows, admitted
 
     def _attempt(
-        self, row: Row, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+        self, row: Sequence, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
-        """Call a function for a row; if errors are isolated, an error ends the row instead."""
-        if not self._isolate_errors:
-            return function(*args, **kwargs)
+        """Call a function for a sequence; an error ends it, an interrupt (Ctrl-C) is raised."""
         try:
             return function(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             row.error = error
             return None
 
 
-def _without(row: Row, jobs: Sequence[PrefillJob]) -> Iterator[PrefillJob]:
-    """Yield the jobs less one row; if it read for others, their job begins again."""
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is the user's Ctrl-C, which arrives in the main thread alone."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and isinstance(error, KeyboardInterrupt)
+
+
+def _without(row: Sequence, jobs: abc.Sequence[PrefillJob]) -> abc.Iterator[PrefillJob]:
+    """Yield the jobs less one sequence; if it read for others, their job begins again."""
     for job in jobs:
-        if row not in job.rows:
+        if row not in job.sequences:
             yield job
-        elif others := [other for other in job.rows if other is not row]:
-            if job.rows[0] is row:
+        elif others := [other for other in job.sequences if other is not row]:
+            if job.sequences[0] is row:
                 yield PrefillJob.of(others)
             else:
-                job.rows = others
-                yield job
+                yield replace(job, sequences=others)
 
 
 def _known(slot: int | None) -> int:
+    """Return the slot of a row that has one."""
     assert slot is not None
     return slot

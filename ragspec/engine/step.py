@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ParamSpec, Protocol, TypeVar
 
 from torch import Tensor
 
-from ragspec.engine.rows import Row
+from ragspec.engine.sequence import Sequence
+from ragspec.errors import RuleError
+from ragspec.models.device import out_of_memory
 from ragspec.rules.base import Step, Verdict
 from ragspec.rules.target_view import RowView, choose_together
 from ragspec.rules.walk import Walk
@@ -23,56 +26,72 @@ T = TypeVar("T")
 
 
 class Isolate(Protocol):
-    """Calls a function for a row; returns None if it failed and ended the row with its error."""
+    """Calls a function for a sequence; returns None if it failed and ended it with its error."""
 
     def __call__(
-        self, row: Row, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+        self, row: Sequence, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | None:
         """Return the function's value."""
 
 
 @dataclass(slots=True)
 class Emission:
-    """The tokens that one step of the loop gave one row."""
+    """The tokens that one step gave one sequence."""
 
-    row: Row
+    sequence: Sequence
     step: Step
 
 
-def propose(row: Row) -> DraftTree:
-    """Return a draft of the row's drafter, within its budget."""
+def propose(row: Sequence) -> DraftTree:
+    """Return a draft of the sequence's drafter, within its budget.
+
+    If memory runs out in the drafter, the sequence goes on without it.
+    """
     if row.drafter is None or row.budget is None:
         return DraftTree.empty()
     allowed = row.budget.allowance(len(row.context.tokens))
     if allowed <= 0:
         return DraftTree.empty()
+    count = len(row.context.tokens)
+    try:
+        tree = row.drafter.propose(row.context, allowed)
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        row.drop_drafter(error)
+        return DraftTree.empty()
+    if len(row.context.tokens) != count:
+        raise RuleError(
+            f"the drafter changed its context from {count} to {len(row.context.tokens)} tokens; "
+            "expected it unchanged. Copy `context.tokens` before changing them."
+        )
     # The target adds a token of its own, so a node at depth `remaining` could never pay.
-    return limit_depth(row.drafter.propose(row.context, allowed), row.context.remaining - 1)
+    return limit_depth(tree, row.context.remaining - 1)
 
 
-def follows(row: Row) -> bool:
+def follows(row: Sequence) -> bool:
     """Return whether the row's rule takes the target's own tokens, by its own distribution."""
     return type(row.rule) is Walk and row.transform is None and row.open_view is RowView
 
 
 def judge(
-    rows: Sequence[Row],
-    trees: Sequence[DraftTree],
-    logits: Tensor,
-    hidden: Sequence[Tensor | None],
+    rows: abc.Sequence[Sequence],
+    trees: abc.Sequence[DraftTree],
+    logits: abc.Sequence[Tensor],
+    hidden: abc.Sequence[Tensor | None],
     attempt: Isolate,
-    known: Sequence[Sequence[int]] | None = None,
+    known: abc.Sequence[abc.Sequence[int]] | None = None,
 ) -> list[tuple[Verdict, RowView] | None]:
     """Return the verdict of each row's rule and the view that it judged; None for failed rows.
 
     Args:
-        logits: The target's logits at the root and the nodes [B, N + 1, V].
+        logits: The target's logits at root and nodes, of each row [N + 1, V].
         hidden: The hidden states of each row [copies, N + 1, H], or None.
         attempt: Calls a function for a row, see `Isolate`.
         known: The target's own tokens after root and nodes, if they are computed already; empty for
             a row that has none.
     """
-    parts = [logits[i, : len(tree) + 1] for i, tree in enumerate(trees)]
+    parts = [logits[i][: len(tree) + 1] for i, tree in enumerate(trees)]
     distributions = [row.distribution for row in rows]
     contexts = [row.context.tokens for row in rows]
     special = any(row.transform is not None or row.open_view is not RowView for row in rows)
@@ -95,7 +114,11 @@ def judge(
 
 
 def _view(
-    row: Row, tree: DraftTree, logits: Tensor, hidden: Tensor | None, chosen: Sequence[int] | None
+    row: Sequence,
+    tree: DraftTree,
+    logits: Tensor,
+    hidden: Tensor | None,
+    chosen: abc.Sequence[int] | None,
 ) -> RowView:
     """Return the view of the row's logits [N + 1, V] for its rule."""
     context = row.context.tokens
@@ -105,20 +128,20 @@ def _view(
     return row.open_view(logits, tree, row.distribution, row.stop, context, chosen, row.transform)
 
 
-def _judge(row: Row, tree: DraftTree, view: RowView) -> Verdict:
+def _judge(row: Sequence, tree: DraftTree, view: RowView) -> Verdict:
     """Return the verdict of the row's rule, and record the log-probabilities of its tokens."""
     verdict = row.rule.judge(tree, view)
-    if row.logprobs is not None:
+    if row.request.logprobs is not None:
         before = ROOT
         for node in verdict.path:
-            row.scored.append(view.logprob(before, int(tree.tokens[node]), row.logprobs))
+            row.scored.append(view.logprob(before, int(tree.tokens[node]), row.request.logprobs))
             before = node
         if verdict.token is not None:
-            row.scored.append(view.logprob(before, verdict.token, row.logprobs))
+            row.scored.append(view.logprob(before, verdict.token, row.request.logprobs))
     return verdict
 
 
-def emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -> Step:
+def emit(row: Sequence, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -> Step:
     """Commit the verdict's tokens to the row, up to the one that ends the text."""
     tokens = [int(tree.tokens[node]) for node in verdict.path]
     if verdict.token is not None:
@@ -141,7 +164,7 @@ def emit(row: Row, tree: DraftTree, verdict: Verdict, spent: dict[str, float]) -
 
 
 def finish(
-    row: Row,
+    row: Sequence,
     tree: DraftTree,
     verdict: Verdict,
     view: RowView,
@@ -158,7 +181,12 @@ def finish(
         # Stateful processors and transforms may see visited nodes alone, so they lend no view.
         step.view = None if row.distribution.lazy or row.transform is not None else view
         step.best, step.hidden = best, hidden if row.hidden else None
-        row.drafter.observe(step)
+        try:
+            row.drafter.observe(step)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            row.drop_drafter(error)
         step.view = step.best = step.hidden = None
     if row.budget is not None:
         row.budget.observe(step, len(row.context.tokens))
@@ -171,12 +199,14 @@ class InFlightStep:
 
     Attributes:
         drafting, launching: Seconds of the host.
+        error: The error of its launch.
     """
 
-    rows: list[Row]
+    rows: list[Sequence]
     trees: list[DraftTree]
     drafting: float
     launching: float = 0.0
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +214,12 @@ class StepOutput:
     """The output of a forward.
 
     Attributes:
-        logits: The target's logits [B, n, V].
+        logits: The target's logits of each row [N + 1, V].
         chosen: The target's own tokens, None if the session does not choose them.
         seconds: Time of the device, 0 if it is not measured.
     """
 
-    logits: Tensor
+    logits: abc.Sequence[Tensor]
     chosen: list[list[int]] | None
     seconds: float = 0.0
 
@@ -231,5 +261,5 @@ class Launcher:
         return StepOutput(session.settle(), session.chosen, session.seconds)
 
 
-def _pending(rows: Sequence[Row]) -> list[Sequence[int]]:
+def _pending(rows: abc.Sequence[Sequence]) -> list[abc.Sequence[int]]:
     return [row.pending for row in rows]

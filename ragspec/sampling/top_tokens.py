@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ LATE = 1 << 17  # most scores whose search may wait on a CPU: several steps at o
 
 
 class _Forward:
-    """The k best tokens of all rows of a forward i64 [B, n, k]; `host` is their only copy."""
+    """The k best tokens of all rows of a forward i64 [N, k]; `host` is their only copy."""
 
     def __init__(self, scores: Tensor, k: int) -> None:
         self._scores: Tensor | None = scores
@@ -97,7 +98,7 @@ class TopTokens:
     """
 
     forward: _Forward
-    row: int
+    start: int
     count: int
 
     def __len__(self) -> int:
@@ -106,34 +107,29 @@ class TopTokens:
     @classmethod
     def of(cls, best: Tensor) -> TopTokens:
         """Return the best tokens [n, k] of a single row."""
-        return cls(_Forward.of(best[None]), 0, len(best))
-
-    @classmethod
-    def rows(cls, best: Tensor, counts: Sequence[int]) -> list[TopTokens]:
-        """Return the first `counts` of the best tokens [B, n, k] of every row."""
-        return cls._shared(_Forward.of(best), counts)
+        return cls(_Forward.of(best), 0, len(best))
 
     @classmethod
     def ranked(
-        cls, logits: Tensor, k: int, counts: Sequence[int], selected: bool
+        cls, logits: Sequence[Tensor], k: int, counts: Sequence[int], selected: bool
     ) -> list[TopTokens]:
-        """Return the k best tokens of the first `counts` positions of logits [B, n, V].
+        """Return the k best tokens of the first `counts` positions of each row's logits [n, V].
 
         Args:
             selected: No processor changes the logits, so on a CPU the search may wait for a reader.
         """
-        if selected and logits.device.type == "cpu" and logits.numel() <= LATE:
-            return cls._shared(_Forward(logits, k), counts)
-        return cls.rows(best_tokens(logits, k)[1], counts)
-
-    @classmethod
-    def _shared(cls, forward: _Forward, counts: Sequence[int]) -> list[TopTokens]:
-        return [cls(forward, row, count) for row, count in enumerate(counts)]
+        late = logits[0].device.type == "cpu" and sum(each.numel() for each in logits) <= LATE
+        if selected and late:
+            return [cls(_Forward(each, k), 0, n) for each, n in zip(logits, counts, strict=True)]
+        parts = [each[:n] for each, n in zip(logits, counts, strict=True)]
+        best = best_tokens(parts[0] if len(parts) == 1 else torch.cat(parts), k)[1]
+        forward, starts = _Forward.of(best), [0, *accumulate(counts)]
+        return [cls(forward, start, n) for start, n in zip(starts, counts, strict=False)]
 
     def there(self) -> Tensor:
         """Return the tokens on the target's device: i64 [n, k]."""
-        return self.forward.best[self.row, : self.count]
+        return self.forward.best[self.start : self.start + self.count]
 
     def host(self) -> Ints:
         """Return the tokens on the host: i64 [n, k], read-only."""
-        return self.forward.host[self.row, : self.count]
+        return self.forward.host[self.start : self.start + self.count]

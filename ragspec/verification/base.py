@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from torch import Tensor
@@ -13,28 +13,32 @@ from ragspec.trees.draft_tree import DraftTree
 
 
 class TargetSession(Protocol):
-    """A cache of R rows for sequences of different lengths, as a context manager.
+    """The caches of sequences of different lengths, as a context manager.
 
-    A forward covers the B *selected* rows: at first all, later those of the last `select_rows`, in
+    A forward covers the *selected* rows: at first all, later those of the last `select_rows`, in
     the order that it returned. `trim_draft`, `verify` and `commit` address rows by their index
-    among these; `join`, `fork`, `leave` and `select_rows` by their numbers 0 .. R - 1.
+    among these; `join`, `fork`, `leave` and `select_rows` by their numbers.
     """
 
-    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
-        """Take a free row for a sequence; return its number and the count of cached tokens.
+    def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
+        """Add a row for a sequence; return its number and the count of cached tokens.
 
-        The cached tokens are the common prefix with an earlier sequence of the same scope. The last
-        token is never among them: it must be read.
+        The cached tokens are the common prefix with an earlier sequence of the same tenant. The
+        last token is never among them: it must be read.
 
-        Raises:
-            InputError: No row is free.
+        Args:
+            room: Tokens for which there should be room behind these.
         """
 
     def fork(self, row: int) -> int:
-        """Copy the committed tokens of a row to a free row; return the number of the new row."""
+        """Copy the committed tokens of a row to a new row; return the number of the new row."""
 
-    def leave(self, row: int) -> None:
-        """Free a row. Until it is taken again, its keys serve sequences with a common prefix."""
+    def leave(self, row: int, keep: bool = True) -> None:
+        """Drop a row.
+
+        Args:
+            keep: Whether its keys and values may serve sequences with a common prefix.
+        """
 
     def select_rows(self, rows: Sequence[int]) -> list[int]:
         """Select the rows of the next forwards; return them in the order of the batch.
@@ -56,7 +60,9 @@ class TargetSession(Protocol):
             text: All committed tokens of the row, the root last.
         """
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
+    def verify(
+        self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]
+    ) -> Sequence[Tensor]:
         """Run one forward over the pending tokens and the draft trees below them.
 
         Args:
@@ -65,68 +71,41 @@ class TargetSession(Protocol):
             trees: One draft tree per row.
 
         Returns:
-            Logits [B, N + 1, V], of each row the root first, then its nodes. Entries beyond the N
-            of a row are undefined.
+            Logits [N + 1, V] of each row, the root first, then its nodes. Further entries are
+            undefined.
         """
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the pending tokens and these nodes of the last forward; drop all other nodes."""
 
     def shrink(self) -> None:
-        """Free the memory of the free rows. It is allocated again when they are taken."""
+        """Free the memory of sequences that have left."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *raised: object) -> None: ...
 
 
-# Keys and values of the first n tokens of a sequence: a pair [1, heads, n, width] per layer.
-Beginning = Sequence[tuple[Tensor, Tensor]]
-
-
 @runtime_checkable
 class CachedSession(TargetSession, Protocol):
-    """A session over a KV cache that can be truncated, shared and filled in chunks.
+    """A session whose hidden states can be read, and prompts along with their best tokens.
 
     Attributes:
         hidden: Hidden states of the last forward that the output head reads, [copies, n, H] for
             each row. `copies` is 2 with guidance, the conditional one first. After `verify` they
             are those of the root and the nodes, undefined beyond a row's own. After `read_prompts`
             they are those of the prompt's last n tokens.
-        on_read: Called during a chunked prefill with the tokens read and their total, of the
-            longest prompt: first with 0, then after every chunk. None for no calls.
     """
 
     hidden: list[Tensor]
-    on_read: Callable[[int, int], None] | None
-
-    def resume(self, length: int) -> int:
-        """Keep at most the first `length` committed tokens; return how many are left.
-
-        Remains of an interrupted forward are discarded too. Enter the session again afterwards.
-        """
-
-    def beginning(self, length: int) -> Beginning | None:
-        """Return a copy of the first tokens' keys and values, None if they cannot be reused."""
-
-    def begin_with(self, beginning: Beginning) -> None:
-        """Replace the contents of the cache by these keys and values, as committed tokens."""
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[Tensor, list[TopTokens]]:
-        """Read the prompts; return the last logits [B, 1, V] and the best tokens along them.
+    ) -> tuple[Sequence[Tensor], list[TopTokens]]:
+        """Read the prompts; return the last logits [1, V] of each and the best tokens along it.
 
         The best tokens are, for each row, the k best after each of the prompt's last T' tokens.
         T' may be shorter than the prompt, even 0. If k is 0, the list is empty.
-        """
-
-    def read_states(self, tokens: Sequence[int]) -> Tensor | None:
-        """Read further tokens of the only row, as `verify` without a draft. Call `commit` next.
-
-        Returns:
-            Hidden states [copies, n, H] of all tokens before the output head; None if the model
-            does not call that head. Only the last logits are computed.
         """
 
     def keep_hidden(self) -> None:
@@ -165,5 +144,5 @@ class StepSession(TargetSession, Protocol):
     def launch(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> None:
         """Start a forward; see `verify`. Rows and their texts must not change until `settle`."""
 
-    def settle(self) -> Tensor:
+    def settle(self) -> Sequence[Tensor]:
         """Wait for the launched forward; return the logits of `verify`."""

@@ -13,59 +13,61 @@ from torch import Tensor
 
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth
-from ragspec.verification.causal import CausalTarget, TreeSession
-from ragspec.verification.row_prefixes import RowPrefixes
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.prefix_cache import PrefixCache
 
 T = TypeVar("T")
 
 
 class ListedRows(Generic[T]):
-    """The row management of a `TargetSession`, over a list of R rows.
+    """The row management of a `TargetSession` whose rows share nothing.
 
     Args:
+        rows: Empty rows to begin with.
         make: Returns an empty row.
         copy: Returns a copy of a row, as of the last commit.
     """
 
     def __init__(self, rows: int, make: Callable[[], T], copy: Callable[[T], T]) -> None:
         self._make, self._copy = make, copy
-        self._all = [make() for _ in range(rows)]
+        self._all = {row: make() for row in range(rows)}
         self._line = list(range(rows))
-        self._taken = RowPrefixes(rows)
 
     @property
     def active_rows(self) -> list[T]:
         """The selected rows."""
         return [self._all[row] for row in self._line]
 
-    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
-        """Take a free row, without cached tokens; see `TargetSession.join`."""
-        row = self._taken.join((), scope).row
-        self._all[row] = self._make()
-        return row, 0
+    def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
+        """Add a row, without cached tokens; see `TargetSession.join`."""
+        return self._add(self._make()), 0
 
     def fork(self, row: int) -> int:
-        """Copy a row to a free row; see `TargetSession.fork`."""
-        other = self._taken.fork(row).row
-        self._all[other] = self._copy(self._all[row])
-        return other
+        """Copy a row to a new row; see `TargetSession.fork`."""
+        return self._add(self._copy(self._all[row]))
 
-    def leave(self, row: int) -> None:
-        """Free a row and its memory; see `TargetSession.leave`."""
-        self._taken.leave(row)
-        self._all[row] = self._make()
+    def leave(self, row: int, keep: bool = True) -> None:
+        """Drop a row and its memory; see `TargetSession.leave`."""
+        del self._all[row]
+        self._line = [other for other in self._line if other != row]
 
     def select_rows(self, rows: Sequence[int]) -> list[int]:
         """Select the rows of the next forwards; see `TargetSession.select_rows`."""
         self._line = list(rows)
-        return self._line
+        return list(rows)
 
     def discard_uncommitted(self) -> list[int]:
         """Return []: rows hold only committed tokens; see `TargetSession.discard_uncommitted`."""
         return []
 
     def shrink(self) -> None:
-        """Do nothing: free rows hold no memory."""
+        """Do nothing: sequences that have left hold no memory."""
+
+    def _add(self, held: T) -> int:
+        """Add a row under the lowest free number."""
+        row = next(number for number in range(len(self._all) + 1) if number not in self._all)
+        self._all[row] = held
+        return row
 
 
 LAG = 16  # more replayed tokens than this take a forward of their own
@@ -84,8 +86,14 @@ class PathTarget(CausalTarget):
         return False
 
     def open(self, rows: int, capacity: int) -> PathSession:  # type: ignore[override]
-        """Return an empty session of R rows; the model's own cache needs no capacity."""
+        """Return a session of R empty rows; the model's own cache needs no capacity."""
         return PathSession(self, rows)
+
+    def open_rows(  # type: ignore[override]
+        self, prefix_cache: PrefixCache | None = None, most: int = 1
+    ) -> PathSession:
+        """Return a session without rows; see `CausalTarget.open_rows`."""
+        return PathSession(self, 0)
 
     def time_forward(self, n: int, length: int) -> float:
         """Return the seconds of one forward over n positions after `length` cached ones."""
@@ -101,18 +109,6 @@ class PathTarget(CausalTarget):
         session.verify([[0]], [tree])
         self.synchronize()
         return time.perf_counter() - start
-
-
-class OneTreeTarget(CausalTarget):
-    """A causal model with longrope tables: verifies trees in sessions of one row, else chains."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
-        self._beyond = PathTarget(model)
-
-    def open(self, rows: int, capacity: int) -> TreeSession | PathSession:  # type: ignore[override]
-        """Return an empty session of R rows of initially `capacity` slots."""
-        return super().open(rows, capacity) if rows == 1 else self._beyond.open(rows, capacity)
 
 
 @dataclass(slots=True)
@@ -154,7 +150,7 @@ class PathSession(ListedRows[_Row]):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._all, self._line = [], []
+        self._all, self._line = {}, []
 
     def discard_uncommitted(self) -> list[int]:
         """Empty the selected rows, whose states cannot be rolled back; see `TargetSession`."""
@@ -175,15 +171,12 @@ class PathSession(ListedRows[_Row]):
             return DraftTree.empty(tree.kind)
         return keep_paths(tree, 1)
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward per row; see `TargetSession.verify`."""
-        parts = [
+        return [
             self._verify(row, list(tokens), tree)
             for row, tokens, tree in zip(self.active_rows, pending, trees, strict=True)
         ]
-        if len(parts) == 1:
-            return parts[0][None]
-        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
@@ -192,8 +185,9 @@ class PathSession(ListedRows[_Row]):
 
     def copied(self) -> PathSession:
         """Return an independent copy of the session, as of the last commit."""
-        twin = PathSession(self.target, len(self._all))
-        twin._all, twin._line = [row.fork() for row in self._all], list(self._line)
+        twin = PathSession(self.target, 0)
+        twin._all = {number: row.fork() for number, row in self._all.items()}
+        twin._line = list(self._line)
         return twin
 
     def _verify(self, row: _Row, pending: list[int], tree: DraftTree) -> Tensor:

@@ -22,7 +22,7 @@ from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import paths
 from ragspec.verification.base import TargetSession
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.path_rows import OneTreeTarget, PathTarget
+from ragspec.verification.path_rows import PathTarget
 
 PREFIXES = (12, 7)
 AFFORDED = 2.0  # seconds that crossing a long window may take on a CPU
@@ -216,7 +216,7 @@ class Trial:
             for stage in zip(*(case.stages for case in cases), strict=True):
                 logits = session.verify([[root] for root, _, _ in stage], [t for _, t, _ in stage])
                 for row, (_, tree, _) in enumerate(stage):
-                    verified[row].append(logits[row, : len(tree) + 1])
+                    verified[row].append(logits[row][: len(tree) + 1])
                 session.commit([accepted for _, _, accepted in stage])
         yield from (torch.cat(parts) for parts in verified)
 
@@ -308,7 +308,7 @@ def probe_target(target: CausalTarget) -> Probed:
         verdict = replace(verdict, mode="chain", reason=why)
     if verdict.mode != "tree":
         return Probed(PathTarget(target.model), verdict)
-    return Probed(target if target.border is None else OneTreeTarget(target.model), verdict)
+    return Probed(target, verdict)
 
 
 def probe(target: CausalTarget) -> ProbeVerdict:
@@ -328,6 +328,9 @@ def probe(target: CausalTarget) -> ProbeVerdict:
         reason = "two equal forwards differ: the model is in training mode, call model.eval()"
         return ProbeVerdict("refused", reason, math.inf, 0.0, trial.prefix)
     attempt = trial.attempt(target.open, TREES)
+    if not attempt.passed and target.packs:
+        target.packs = False  # one sequence a forward
+        attempt = trial.attempt(target.open, TREES)
     if attempt.passed:
         return _verdict(trial, "tree", attempt, "trees give the logits of their paths")
     why = f"tree attention goes wrong here ({_cause(target) or attempt.story})"

@@ -10,7 +10,7 @@ restored, so `generate` and other engines may share the model.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask
 
 from ragspec.verification.kernels import attend, behind, explicit, in_parts, joins, masked
+from ragspec.verification.sequence_cache import BatchCache
 
 LARGE_MASK = 1 << 17  # entries (queries x slots) from which on a row's mask is large
 NAME = "ragspec"
@@ -42,6 +43,7 @@ class TreeView:
         unused: Slots behind the speculative ones that no query attends to.
         hidden: First slots of each row that no other query attends to, i64 [B]; see `hide_padding`.
         level: Whether all chains begin at the same slot, so that causal attention is correct.
+        start: Committed slots of the longest row, if the host knows them; -1 asks the device.
     """
 
     lengths: Tensor
@@ -51,6 +53,46 @@ class TreeView:
     unused: int = 0
     hidden: Tensor | None = None
     level: bool = True
+    start: int = -1
+
+
+class PackedView:
+    """The layout of a forward over several sequences, whose tokens follow each other.
+
+    Args:
+        rows: The view of each sequence alone.
+        cache: Their caches.
+    """
+
+    def __init__(self, rows: Sequence[TreeView], cache: BatchCache) -> None:
+        self.rows = tuple(rows)
+        self.cache = cache
+        self._masks: dict[int, tuple[Tensor, list[Tensor | None]]] = {}
+
+    @property
+    def positions(self) -> Tensor:
+        """Logical positions of all queries, i64 [1, N]."""
+        return torch.cat([row.positions for row in self.rows], 1)
+
+    def note(self, masks: list[Tensor | None]) -> Tensor | None:
+        """Record the masks of all sequences; return the tensor that stands for them, if any."""
+        if all(mask is None for mask in masks):
+            return None
+        # NaN, so that the load-time probe sees a model that uses it as a mask.
+        mark = torch.full((1, 1, 1, 1), float("nan"), device=self.rows[0].lengths.device)
+        self._masks[id(mark)] = mark, masks
+        return mark
+
+    def masks(self, mark: Tensor | None) -> list[Tensor | None]:
+        """Return the mask of each sequence.
+
+        Raises:
+            KeyError: The model has changed the mask.
+        """
+        return [None] * len(self.rows) if mark is None else self._masks[id(mark)][1]
+
+
+View = TreeView | PackedView
 
 
 def hide_padding(view: TreeView, counts: Sequence[int]) -> TreeView:
@@ -70,11 +112,11 @@ def hide_padding(view: TreeView, counts: Sequence[int]) -> TreeView:
     return replace(view, related=related, hidden=hidden)
 
 
-_view: ContextVar[TreeView | None] = ContextVar("ragspec_tree_view", default=None)
+_view: ContextVar[View | None] = ContextVar("ragspec_tree_view", default=None)
 
 
 @contextmanager
-def tree_view(view: TreeView) -> Iterator[None]:
+def tree_view(view: View) -> Iterator[None]:
     """Apply the masks of `view` to the forwards inside the block."""
     token = _view.set(view)
     try:
@@ -112,19 +154,36 @@ def tree_mask(
     bidirectional = "allow_is_bidirectional_skip" in kwargs  # some models' self-attention
     if view is not None and bidirectional:
         view = view if kv_length == _slots(view) else None
-    if view is None:
-        full: Tensor = eager_mask(
-            batch_size=batch_size,
-            q_length=q_length,
-            kv_length=kv_length,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            local_size=local_size,
-            dtype=dtype,
-            **kwargs,
-        )
-        return full
-    required = _leases.explicit(kwargs.get("config")) or not kwargs.get(
+    if isinstance(view, PackedView):
+        every = (mask_function, local_size, dtype, bidirectional, kwargs)
+        return view.note([_row_mask(row, _slots(row), *every) for row in view.rows])
+    if view is not None:
+        return _row_mask(view, kv_length, mask_function, local_size, dtype, bidirectional, kwargs)
+    full: Tensor = eager_mask(
+        batch_size=batch_size,
+        q_length=q_length,
+        kv_length=kv_length,
+        mask_function=mask_function,
+        attention_mask=attention_mask,
+        local_size=local_size,
+        dtype=dtype,
+        **kwargs,
+    )
+    return full
+
+
+def _row_mask(
+    view: TreeView,
+    kv_length: int,
+    mask_function: MaskFunction,
+    local_size: int | None,
+    dtype: torch.dtype,
+    bidirectional: bool,
+    settings: Mapping[str, Any],
+) -> Tensor | None:
+    """Return the mask of one sequence, see `tree_mask`."""
+    q_length = view.positions.shape[1]
+    required = _leases.explicit(settings.get("config")) or not settings.get(
         "allow_is_causal_skip", True
     )
     local = local_size is not None and kv_length > local_size
@@ -161,12 +220,46 @@ def tree_attention(
     Shapes: query [B, heads, n, width], key and value [B, groups, S, width], mask [B, 1, n, S] or
     [B, heads, n, S] -> [B, n, heads, width]. A narrower mask covers the last slots. Queries that
     share a key head are folded into one longer query, so keys and values are never repeated.
+    Sequences that are packed attend one after the other.
     """
-    mask = attention_mask
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = causal and mask is None and query.shape[2] > 1
     sinks = s_aux if s_aux is not None else getattr(module, "sinks", None)
-    view = _in_view(key) if causal else None
+    # Steps of fixed shape bring their masks; a compiler cannot trace context variables.
+    view = None if torch.compiler.is_compiling() else _view.get()
+    if not isinstance(view, PackedView):
+        out = _attend_row(
+            query, key, value, attention_mask, view, causal, dropout, scaling, softcap, sinks
+        )
+        return out.transpose(1, 2).contiguous(), None
+    parts = zip(
+        torch.split(query, view.cache.counts, 2),
+        view.cache.parts(key),
+        view.masks(attention_mask),
+        view.rows,
+        strict=True,
+    )
+    rows = [
+        _attend_row(one, *pair, mask, row, causal, dropout, scaling, softcap, sinks)
+        for one, pair, mask, row in parts
+    ]
+    return torch.cat(rows, 2).transpose(1, 2).contiguous(), None
+
+
+def _attend_row(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    view: TreeView | None,
+    causal: bool,
+    dropout: float,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return the attention of one sequence: [C, heads, n, width], see `tree_attention`."""
+    causal = causal and mask is None and query.shape[2] > 1
+    view = _covers(view, key) if causal else None
     if mask is not None and mask.shape[-1] < key.shape[2]:
         last = slice(key.shape[2] - mask.shape[-1], None)
         key, value = key[:, :, last], value[:, :, last]
@@ -178,7 +271,7 @@ def tree_attention(
         out = masked(query, key, value, mask, scaling, sinks)
     else:
         out = explicit(query, key, value, mask, causal, scaling, softcap, sinks)
-    return out.transpose(1, 2).contiguous(), None
+    return out
 
 
 def _unmasked(
@@ -288,9 +381,12 @@ def model_configs(model: nn.Module) -> Configs:
     return list(record.values())
 
 
-def _slots(view: TreeView) -> int:
+def _slots(view: View) -> int:
     """Return the number of cache slots that the queries of a view read."""
-    return int(view.lengths.max()) + view.slot_positions.shape[1] + view.unused
+    if isinstance(view, PackedView):
+        return sum(map(_slots, view.rows))
+    start = int(view.lengths.max()) if view.start < 0 else view.start
+    return start + view.slot_positions.shape[1] + view.unused
 
 
 def _tree_allowed(view: TreeView, related: Tensor, slots: int) -> Tensor:
@@ -367,9 +463,8 @@ def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int)
     return 0 if bool(allowed.any()) else first
 
 
-def _in_view(key: Tensor) -> TreeView | None:
-    """Return the current view if it needs no mask and `key` has its slots."""
-    view = _view.get()
+def _covers(view: TreeView | None, key: Tensor) -> TreeView | None:
+    """Return the view if it needs no mask and `key` has its slots."""
     if view is None or key.shape[2] != _slots(view):
         return None
     return view if view.related is None or key.shape[2] > view.positions.shape[1] else None

@@ -56,7 +56,7 @@ class KeyReader:
     """
 
     def __init__(self, target: CausalTarget, before: Sequence[int] = ()) -> None:
-        from ragspec.verification.causal import MOST_LOGITS
+        from ragspec.verification.tree_session import MOST_LOGITS
 
         self.target = target
         self.before = list(before)

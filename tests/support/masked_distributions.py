@@ -91,7 +91,7 @@ def sampled(
         parts = (model(difference, side=side), other, labels, noises, SCALE)
         smaller = built_by(*parts, table=target.table)
         drafter = LatentDrafter(smaller, target, window, 0.0, begin)
-    inputs = {"batch_size": count} | engine
+    inputs = {"max_batch_size": count} | engine
     running = Engine(target, None, drafter, budget=window, rule=rule, **inputs)
     result = running.generate(
         [target.prompt(picture) for picture in range(count)],

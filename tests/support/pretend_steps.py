@@ -106,9 +106,9 @@ def _recording(device: Pretend, result: Steps, rows: int) -> Iterator[None]:
     """Record each step of a loop in which so many rows are written on."""
     step = Loop.step
 
-    def recorded(self: Loop) -> Any:
+    def recorded(self: Loop, *inputs: Any, **options: Any) -> Any:
         with device.recording() as record:
-            emitted = step(self)
+            emitted = step(self, *inputs, **options)
         if len(self._live) == rows and len(emitted) == rows:
             result.records.append(record)
         return emitted

@@ -74,8 +74,8 @@ def hang_up(client: httpx.Client, serving: Serving, body: dict[str, Any]) -> Non
     head += f"Content-Length: {len(raw)}\r\n\r\n"
     with socket.create_connection((client.base_url.host, client.base_url.port)) as line:
         line.sendall(head.encode() + raw)
-        until(lambda: serving.pool.live == 1)
-    until(lambda: serving.pool.live == 0)
+        until(lambda: serving.scheduler.live == 1)
+    until(lambda: serving.scheduler.live == 0)
 
 
 def events(response: httpx.Response) -> list[Any]:

@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 
 from ragspec.errors import InputError
-from ragspec.verification.causal import MOST_LOGITS, CausalTarget, read_states
+from ragspec.verification.causal import CausalTarget, read_states
+from ragspec.verification.tree_session import MOST_LOGITS
 
 SHORTEST = 4  # minimum tokens of a text to learn from
 NEAR = 16  # batches whose texts are sorted by length together

@@ -20,7 +20,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.stopping import StopState
 from ragspec.sampling.transform import RowTransform
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.verification.kv_cache import SlotCache
+from ragspec.verification.sequence_cache import BatchCache
 from ragspec.visual.latents.model import LatentModel
 from ragspec.visual.latents.sampler import NoiseSchedule, Sampler, path_noise
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
@@ -136,7 +136,7 @@ class LatentTarget(LatentDraws, ImageTarget):
         return embedded
 
     def run(
-        self, embedded: Tensor, positions: Tensor, cache: SlotCache, keep: int | Tensor
+        self, embedded: Tensor, positions: Tensor, cache: BatchCache, keep: int | Tensor
     ) -> Tensor:
         """Return the kept queries' states [C * B, k, H]."""
         states: Tensor = self.model(

@@ -20,6 +20,7 @@ from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import ListedRows
+from ragspec.verification.prefix_cache import PrefixCache
 from ragspec.visual.latents.table import MOST_LATENTS, LatentTable
 from ragspec.visual.latents.target import LatentDraws, LatentView, expect_steps
 from ragspec.visual.masked.model import MaskedModel
@@ -46,6 +47,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
     """
 
     generation_config = None
+    border = None
 
     def __init__(
         self,
@@ -90,6 +92,12 @@ class MaskedTarget(LatentDraws, CausalTarget):
     def open(self, rows: int, capacity: int) -> MaskedSession:  # type: ignore[override]
         """Return an empty session of B rows; it caches nothing and ignores the capacity."""
         return MaskedSession(self, rows)
+
+    def open_rows(  # type: ignore[override]
+        self, prefix_cache: PrefixCache | None = None, most: int = 1
+    ) -> MaskedSession:
+        """Return a session without rows; see `CausalTarget.open_rows`."""
+        return MaskedSession(self, 0)
 
     def draft_cache(self, capacity: int) -> MaskedReader:
         """Return a reader for drafting with this model; see `LatentTarget.draft_cache`."""
@@ -193,14 +201,14 @@ class MaskedSession(ListedRows[list[int]]):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.select_rows([])
+        self._all, self._line = {}, []
 
     def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the draft unchanged; it must be a chain."""
         return tree
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
-        """Read one masked prefix per node in one forward; return states [B, N + 1, C * H]."""
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
+        """Read one masked prefix per node in one forward; return states [N + 1, C * H] of rows."""
         target, pictures, prefixes = self.target, list[int](), list[list[int]]()
         self._read = [([*pending[row]], tree) for row, tree in enumerate(trees)]
         for text, (fresh, tree) in zip(self.active_rows, self._read, strict=True):
@@ -219,7 +227,7 @@ class MaskedSession(ListedRows[list[int]]):
             last = rows[-1]
             target.foresee(pictures[last], states[last], len(prefixes[last]) + 1)
             start = rows.stop
-        return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+        return parts
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the pending numbers and those of the accepted nodes."""

@@ -9,7 +9,7 @@ The logits are u + s (c - u), combined before any processor sees them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from numbers import Integral, Real
 from typing import Any
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ragspec.errors import InputError
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.kv_cache import SlotBook, SlotCache
-from ragspec.verification.tree_attention import TreeView, hide_padding, tree_view
+from ragspec.verification.sequence_cache import BatchCache
+from ragspec.verification.tree_attention import PackedView, TreeView, View, hide_padding, tree_view
 from ragspec.visual.models.raster import Raster
 
 
@@ -119,6 +119,7 @@ class ImageTarget(CausalTarget):
     """
 
     generation_config = None  # the model's own is about text
+    selects_logits = False  # guidance follows the head
 
     def __init__(
         self,
@@ -189,28 +190,23 @@ class ImageTarget(CausalTarget):
         logits: Tensor = self.output_head(states)
         return logits
 
-    def forward(
-        self, tokens: Tensor, view: TreeView, cache: SlotCache, keep: int | Tensor
-    ) -> Tensor:
-        """Return guided logits of the kept queries [B, k, V]; see `CausalTarget.forward`."""
-        book = cache.book
+    def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
+        """Return guided logits of the kept queries [1, k, V]; see `CausalTarget.forward`."""
         with torch.no_grad():
-            if min(book.lengths) + book.pending < self.condition_length:
+            if any(row.extent < self.condition_length for row in cache.rows):
                 embedded = self.embed(tokens)
-                self._note_padding(tokens, book)
-            else:  # codes only, and these are the same in both rows
+                self._note_padding(tokens, cache)
+            else:  # codes only, and these are the same in both copies
                 embedded = self.code_embeddings(tokens)
                 embedded = embedded if self.copies == 1 else embedded.repeat(2, 1, 1)
-            positions = view.positions
-            hidden = [row[copy] for copy in range(self.copies) for row in book.hidden]
-            difference = any(len(set(row)) > 1 for row in book.hidden)
-            # The view of one sequence serves both of its rows, unless their padding differs.
-            rows = _doubled(view) if self.copies == 2 and (len(tokens) > 1 or difference) else view
-            if any(hidden):
-                hidden = hidden[: len(rows.positions)]
-                rows = hide_padding(rows, hidden)
-            with tree_view(rows):
-                logits = self.run(embedded, self.placed(rows.positions, hidden), cache, keep)
+            positions, rows = view.positions, getattr(view, "rows", (view,))
+            pairs = [_padded(row, held.hidden) for row, held in zip(rows, cache.rows, strict=True)]
+            places = [self.placed(row.positions, hidden) for row, hidden in pairs]
+            copies = max(len(each) for each in places)
+            placed = torch.cat([each.expand(copies, -1) for each in places], 1)
+            views = [row for row, _ in pairs]
+            with tree_view(views[0] if len(views) == 1 else PackedView(views, cache)):
+                logits = self.run(embedded, placed, cache, keep)
         cache.advance(tokens.shape[1])
         return self._guided(
             logits, positions[:, -keep:] if isinstance(keep, int) else positions[:, keep]
@@ -231,15 +227,17 @@ class ImageTarget(CausalTarget):
         codes = (start + row * self._side + column).clamp(max=start + self._side**2)
         return torch.where(index < 0, places, codes)
 
-    def _note_padding(self, tokens: Tensor, book: SlotBook) -> None:
-        """Make the cache hide the padding of prompts that begin in ids i64 [B, n]."""
+    def _note_padding(self, tokens: Tensor, cache: BatchCache) -> None:
+        """Make the caches hide the padding of prompts that begin in packed ids i64 [1, n]."""
         if self._hides is None:
             return
-        which, code = (tokens - self.vocab_size).clamp(min=0), tokens < self.vocab_size
-        pads = [self._hides[each] & ~code for each in (which, self._partners[which])]
-        counts = torch.stack([pad.sum(1) for pad in pads[: self.copies]], dim=1).tolist()
-        starts = zip(book.lengths, counts, book.hidden, strict=True)
-        book.hidden = [before if length else tuple(count) for length, count, before in starts]
+        counts = cache.counts or [tokens.shape[1]]
+        for row, part in zip(cache.rows, torch.split(tokens, counts, 1), strict=True):
+            if row.extent:
+                continue
+            which, code = (part - self.vocab_size).clamp(min=0), part < self.vocab_size
+            pads = [self._hides[each] & ~code for each in (which, self._partners[which])]
+            row.hidden = tuple(int(pad.sum()) for pad in pads[: self.copies])
 
     def code_embeddings(self, codes: Tensor) -> Tensor:
         """Return the embeddings [B, n, hidden] of codes i64 [B, n]."""
@@ -247,7 +245,7 @@ class ImageTarget(CausalTarget):
         return embedded
 
     def run(
-        self, embedded: Tensor, positions: Tensor, cache: SlotCache, keep: int | Tensor
+        self, embedded: Tensor, positions: Tensor, cache: BatchCache, keep: int | Tensor
     ) -> Tensor:
         """Return the kept queries' logits over the codes [C * B, k, V], before guidance.
 
@@ -298,16 +296,22 @@ class ImageTarget(CausalTarget):
         return logits if allowed is None else logits.masked_fill(~allowed, float("-inf"))
 
 
-def _doubled(view: TreeView) -> TreeView:
-    related = view.related
-    return TreeView(
-        lengths=view.lengths.repeat(2),
-        positions=view.positions.repeat(2, 1),
-        slot_positions=view.slot_positions.repeat(2, 1),
-        related=None if related is None else related.repeat(2, 1, 1),
-        unused=view.unused,
-        hidden=None if view.hidden is None else view.hidden.repeat(2),
-    )
+def _padded(view: TreeView, hidden: tuple[int, ...]) -> tuple[TreeView, tuple[int, ...]]:
+    """Return the view of one sequence without its padding, and the padding of its rows.
+
+    One row serves all copies, unless their padding differs.
+    """
+    if len(set(hidden)) > 1:
+        related = view.related
+        view = replace(
+            view,
+            lengths=view.lengths.repeat(2),
+            positions=view.positions.repeat(2, 1),
+            slot_positions=view.slot_positions.repeat(2, 1),
+            related=None if related is None else related.repeat(2, 1, 1),
+        )
+    hidden = hidden[: len(view.positions)]
+    return hide_padding(view, hidden) if any(hidden) else view, hidden
 
 
 def _check(

@@ -21,8 +21,9 @@ from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import input_device
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best
-from ragspec.verification.causal import TreeSession
-from ragspec.verification.kv_cache import SlotCache
+from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.sequence_cache import BatchCache
+from ragspec.verification.tree_session import TreeSession
 from ragspec.visual.checks import side_of, whole
 from ragspec.visual.models.raster import Raster
 from ragspec.visual.models.target import ConditionTable, ImageTarget
@@ -87,7 +88,7 @@ class _MultimodalTarget(ImageTarget):
         return (positions - padding).clamp(min=0)
 
     def run(
-        self, embedded: Tensor, positions: Tensor, cache: SlotCache, keep: int | Tensor
+        self, embedded: Tensor, positions: Tensor, cache: BatchCache, keep: int | Tensor
     ) -> Tensor:
         """Return the kept queries' logits over the codes; see `ImageTarget.run`."""
         states = self.inner(
@@ -229,8 +230,12 @@ class ImageGPTTarget(_MultimodalTarget):
         return model.transformer, range(config.vocab_size - 1), _square(int(config.n_positions))
 
     def open(self, rows: int, capacity: int) -> TreeSession:
-        """Return an empty session whose drafts fit the model's own causal mask."""
+        """Return a session whose drafts fit the model's own causal mask."""
         return _Bounded(self, rows, capacity)
+
+    def open_rows(self, prefix_cache: PrefixCache | None = None, most: int = 1) -> TreeSession:
+        """Return such a session without rows; see `CausalTarget.open_rows`."""
+        return _Bounded(self, 0, 0, prefix_cache)
 
 
 class _Bounded(TreeSession):
@@ -238,7 +243,7 @@ class _Bounded(TreeSession):
 
     def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
         """Return the nodes for which there is room behind the root; see `keep_best`."""
-        room = self.target.model.config.n_positions - self.cache.book.extent - 1
+        room = self.target.model.config.n_positions - self.active_rows[row].cache.extent - 1
         return keep_best(tree, max(room, 0))
 
 

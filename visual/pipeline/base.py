@@ -242,7 +242,7 @@ class CodePipeline(DiffusersMixin):
             self.source(target, conditions),
             budget=self.budget,
             rule=self._judging(),
-            batch_size=self.batch_size,
+            max_batch_size=self.batch_size,
         )
         prompts = [target.prompt(row) for row in rows]
         options: dict[str, Any] = {"max_new_tokens": raster.tokens, "ignore_eos": True}

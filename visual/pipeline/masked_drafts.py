@@ -163,7 +163,7 @@ class Batch:
             drafts.source(target),
             budget=drafts.window,
             rule=RecordingRule(drafts.rule),
-            batch_size=count,
+            max_batch_size=count,
         )
         options: dict[str, Any] = {"max_new_tokens": places, "ignore_eos": True}
         options["stopping_criteria"] = [lambda ids, scores: pipe._interrupt]

@@ -18,8 +18,8 @@ from torch import Tensor
 from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.kv_cache import SlotCache
-from ragspec.verification.tree_attention import TreeView, tree_view
+from ragspec.verification.sequence_cache import BatchCache
+from ragspec.verification.tree_attention import View, tree_view
 
 
 class HeadModel(CausalTarget):
@@ -48,9 +48,7 @@ class HeadModel(CausalTarget):
         self.states = self.guessed = torch.empty(0)
         self.first = 1
 
-    def forward(
-        self, tokens: Tensor, view: TreeView, cache: SlotCache, keep: int | Tensor
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
         """Return the logits [1, k, V] of the last k predicted states; see `CausalTarget`."""
         with tree_view(view), torch.no_grad():
             embedded = self.target.embed(tokens)

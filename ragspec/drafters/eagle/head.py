@@ -30,7 +30,7 @@ from ragspec.errors import (
 from ragspec.verification.causal import CausalTarget
 
 if TYPE_CHECKING:
-    from ragspec.verification.kv_cache import SlotCache
+    from ragspec.verification.sequence_cache import BatchCache
 
 
 def frequent_tokens(texts: Sequence[Sequence[int]], size: int, vocab_size: int) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ class FeatureHead(nn.Module):
         embedded: Tensor,
         states: Tensor,
         positions: Tensor | None = None,
-        cache: SlotCache | None = None,
+        cache: BatchCache | None = None,
         mask: Tensor | None = None,
     ) -> Tensor:
         """Return the predicted hidden states [R, n, H] after n tokens.

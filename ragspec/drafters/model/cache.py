@@ -20,7 +20,7 @@ from ragspec.drafters.base import DraftContext
 from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.cpu_weights import Packed, lend, pack
-from ragspec.verification.kv_cache import SlotCache
+from ragspec.verification.sequence_cache import BatchCache, SequenceCache
 from ragspec.verification.tree_attention import TreeView, model_configs
 
 _FIRST_SIZE = 64
@@ -46,7 +46,7 @@ class DraftCache:
         self.forwards = 0
         self._configs = model_configs(model.model)
         self._packs = Packed(pack(model.model))
-        self._cache = SlotCache(1, capacity, model.copies)
+        self._cache = SequenceCache(capacity, model.copies)
         self._slots: dict[tuple[int, int], int] = {}
         self._depths: list[int] = []
         # [i, j]: draft slot i attends to draft slot j. The last row is the root's: to none.
@@ -54,7 +54,7 @@ class DraftCache:
 
     def __len__(self) -> int:
         """Return the number of committed tokens in the cache."""
-        return self._cache.book.lengths[0]
+        return self._cache.length
 
     def lease(self) -> AbstractContextManager[None]:
         """Return a context in which the model uses `tree_attention` and its packed weights."""
@@ -85,7 +85,7 @@ class DraftCache:
         n = len(fresh)
         causal = len(self) == 0 or n == 1
         logits = self._forward(fresh, positions, None if causal else np.tri(n, dtype=np.bool_), 1)
-        self._cache.commit([range(n)])
+        self._cache.commit(range(n))
         return logits
 
     def extend(self, tokens: Sequence[int], above: Sequence[int]) -> Tensor:
@@ -130,7 +130,7 @@ class DraftCache:
             if slot is None:
                 break
             path.append(slot)
-        self._cache.commit([path])
+        self._cache.commit(path)
         self._slots.clear()
         self._depths.clear()
 
@@ -138,7 +138,7 @@ class DraftCache:
         """Drop the draft and all tokens after the first `length`, the root included."""
         self.commit(())
         if length < len(self):
-            self._cache.truncate(0, length)
+            self._cache.truncate(length)
 
     def _forward(
         self,
@@ -165,7 +165,8 @@ class DraftCache:
             related=None if visible is None else torch.from_numpy(visible)[None].to(device),
         )
         self.forwards += 1
-        logits = self.model.forward(numbers[:, m : m + n], view, self._cache, keep)
+        cache = BatchCache([self._cache])
+        logits = self.model.forward(numbers[:, m : m + n], view, cache, keep)
         return fitted(logits[0], self.vocab_size)
 
     def _before(self, n: int) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from ragspec.drafters.model.cache import DraftCache, fitted
 from ragspec.drafters.model.coupled import CONTENDERS
 from ragspec.drafters.model.static_tree import PlaceChoices, TreeShape
-from ragspec.verification.static.buffers import StackedCache, Stacks, Staging, step_cache
+from ragspec.verification.static.buffers import StackedRow, Stacks, Staging, reserve, step_cache
 from ragspec.verification.static.layout import (
     MOST_QUERIES,
     Counters,
@@ -214,7 +214,7 @@ class LevelCache(DraftCache):
         super().__init__(target, vocab_size, capacity)
         self._target = target
         self._arena = target.lend_arena(1, capacity)
-        self._stacked = StackedCache(self._arena.stacks, 1)
+        self._stacked = StackedRow(self._arena.stacks, 0)
         self._cache = self._stacked
         weakref.finalize(self, target.take_back, self._arena).atexit = False
 
@@ -245,14 +245,14 @@ class LevelCache(DraftCache):
         make = partial(LevelStep, self._target, self._arena.stacks, shape)
         (packet,) = self._target.take(self._arena, shape, make, inputs, self._configs)
         self.forwards += 1 + len(places.bounds)
-        self._cache.book.lengths[0] = len(tokens)
-        self._cache.discard_uncommitted()
+        self._cache.length, self._cache.pending = len(tokens), 0
         received: Tensor = packet.cpu()
         return PlaceChoices(places.rows, received[0], received[1].view(torch.float64))
 
     def _before(self, n: int) -> None:
-        self._reserve(self._cache.book.read(n))
+        self._reserve(self._cache.extent + n)
 
     def _reserve(self, slots: int) -> None:
-        if self._stacked.reserve(slots):
+        if reserve(self._arena.stacks, slots):
+            self._stacked.bind(self._arena.stacks)
             self._arena.moved()

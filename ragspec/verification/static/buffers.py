@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ragspec.models.device import is_cuda, pins
-from ragspec.verification.kv_cache import SlotCache, SlotLayer
+from ragspec.verification.sequence_cache import SequenceCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,45 +70,34 @@ class Stacks:
         self.slots += more
 
 
-class StackedCache(SlotCache):
-    """A slot cache whose layers are views of the first R rows of stacks.
+class StackedRow(SequenceCache):
+    """A cache of one sequence in one row of stacks, at fixed addresses."""
 
-    The selected sequences always begin at the first place, so that steps use fixed addresses.
-    """
+    def __init__(self, stacks: Stacks, row: int) -> None:
+        super().__init__(stacks.slots)
+        self.row = row
+        self.bind(stacks)
 
-    def __init__(self, stacks: Stacks, rows: int) -> None:
-        super().__init__(rows, stacks.slots)
-        self.stacks = stacks
-        self._bind()
+    def bind(self, stacks: Stacks) -> None:
+        """Point the layers at the row of the stacks; again after these have grown."""
+        self.capacity, at = stacks.slots, slice(self.row, self.row + 1)
+        self._keys = {i: keys[at] for i, (keys, _) in enumerate(stacks.pairs())}
+        self._values = {i: values[at] for i, (_, values) in enumerate(stacks.pairs())}
 
-    def reserve(self, slots: int) -> bool:
-        """Grow to at least `slots` per row; return whether the buffers were reallocated."""
-        if slots <= self.stacks.slots:
-            return False
-        self.stacks.grow(max(slots - self.stacks.slots, self.stacks.slots))
-        self._bind()
-        return True
+    def fill(self, source: SequenceCache, length: int) -> None:
+        """Replace the contents by the first committed slots of another cache."""
+        self.length = self.pending = 0
+        for layer, (keys, values) in source.layers(length).items():
+            self.write(layer, keys, values)
+        self.length = length
 
-    def drop(self, rows: Sequence[int]) -> None:
-        """Empty these sequences. Their memory stays, because steps were captured over it."""
-        self._put_aside()
-        for row in rows:
-            self._aside[row] = (0, (0,))
-        self._recall(len(self.book.lengths))
 
-    def _window(self, selection: set[int]) -> int:
-        return 0
-
-    def _bind(self) -> None:
-        """Create the layers as views of the current stacks."""
-        rows = self.book.rows
-        self.book.capacity = self.stacks.slots
-        self.layers = []
-        for keys, values in self.stacks.pairs():
-            layer = SlotLayer(self.book)
-            layer.keys, layer.values = keys[:rows], values[:rows]
-            layer.is_initialized = True
-            self.layers.append(layer)
+def reserve(stacks: Stacks, slots: int) -> bool:
+    """Grow the stacks to at least `slots` per row; return whether they were reallocated."""
+    if slots <= stacks.slots:
+        return False
+    stacks.grow(max(slots - stacks.slots, stacks.slots))
+    return True
 
 
 class StepLayer(CacheLayerMixin):  # type: ignore[misc, unused-ignore]

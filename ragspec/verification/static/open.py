@@ -97,10 +97,10 @@ def _layer_shapes(target: CausalTarget) -> list[tuple[LayerShape, LayerShape]] |
     """Return the shapes of keys and values of each layer, measured by one forward."""
     with target.open(1, 1) as session:
         session.verify([[0]], [DraftTree.empty()])
-        layers = session.cache.layers
-    if not all(layer.is_initialized for layer in layers):
-        return None
-    return [(_shape(layer.keys), _shape(layer.values)) for layer in layers]
+        layers = session.active_rows[0].cache.layers(1)
+    if sorted(layers) != list(range(len(layers))):
+        return None  # a layer without keys and values
+    return [(_shape(keys), _shape(values)) for _, (keys, values) in sorted(layers.items())]
 
 
 def _shape(buffer: Tensor) -> LayerShape:

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ragspec.errors import InputError
 from ragspec.models.device import Stopwatch
 from ragspec.sampling.batch_distribution import BatchDistribution
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.base import Beginning
-from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.arena import Arena
-from ragspec.verification.static.buffers import StackedCache, compact
+from ragspec.verification.static.buffers import StackedRow, compact, reserve
 from ragspec.verification.static.layout import (
     MOST_QUERIES,
     ancestor_bits,
@@ -33,9 +35,9 @@ from ragspec.verification.static.layout import (
     slots_of,
 )
 from ragspec.verification.static.step import StepShape
-from ragspec.verification.tree_attention import Configs, TreeView
+from ragspec.verification.tree_attention import Configs
+from ragspec.verification.tree_session import TreeSession
 
-T = TypeVar("T")
 # The distribution and the text of each row.
 RequestDistribution = list[tuple[TokenDistribution, Sequence[int]]]
 StepTensors = tuple[Tensor | None, Tensor, Tensor | None]
@@ -70,36 +72,69 @@ class TakesSteps(Protocol):
 class StaticSession(TreeSession):
     """Verifies draft trees by steps of fixed shape; implements `StepSession`."""
 
-    cache: StackedCache
-
     def __init__(
-        self, target: CausalTarget, steps: TakesSteps, arena: Arena, rows: int, capacity: int
+        self,
+        target: CausalTarget,
+        steps: TakesSteps,
+        arena: Arena,
+        rows: int,
+        capacity: int,
+        prefix_cache: PrefixCache | None = None,
     ) -> None:
-        super().__init__(target, rows, capacity)
         self._steps, self._arena = steps, arena
-        self.cache = StackedCache(arena.stacks, rows)
+        self._places = [StackedRow(arena.stacks, place) for place in range(arena.stacks.rows)]
+        self._free = list(range(arena.stacks.rows))
+        super().__init__(target, rows, capacity, prefix_cache)
         self.chosen: list[list[int]] | None = None
-        self._rows_selected = list(range(rows))
-        self._at = list(range(rows))  # the place of each selected row
+        self._at: list[int] = []  # the place of each selected row
         self._distributions: RequestDistribution | None = None
         self._selection: list[list[int]] | None = None  # tokens of the last accepted paths
         self._flags: list[list[int]] = []  # for each row whether each query was accepted
         self._static = False  # whether the last forward was a step of fixed shape
-        self._launched: tuple[Tensor | None, Tensor] | None = None  # of the launched forward
+        self._launched: tuple[Tensor | None, list[Tensor]] | None = None  # of the launched forward
         self._again: Callable[[], Tensor] | None = None  # resolves its uncertain tokens
         self._watch = Stopwatch(target.device)
 
-    def join(self, tokens: Sequence[int], scope: str = "") -> tuple[int, int]:
-        """Take a free row, after a check for moved weights; see `TargetSession.join`."""
+    def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
+        """Add a row, after a check for moved weights; see `TargetSession.join`."""
         self._steps.check_addresses(self._arena)
-        return super().join(tokens, scope)
+        return super().join(tokens, tenant, room)
+
+    def leave(self, row: int, keep: bool = True) -> None:
+        """Drop a row; its place is free again. See `TargetSession.leave`."""
+        place = self._place(row)
+        super().leave(row, keep)
+        self._free = sorted([*self._free, place])
 
     def select_rows(self, rows: Sequence[int]) -> list[int]:
         """Select the rows of the next forwards; see `TargetSession.select_rows`."""
-        self.cache.discard_uncommitted()
-        place = {row: at for at, row in enumerate(self.cache.row_order)}
-        self._rows_selected = sorted(rows, key=place.__getitem__)
-        return list(self._rows_selected)
+        return super().select_rows(sorted(rows, key=self._place))
+
+    def _empty_cache(self, capacity: int) -> SequenceCache:
+        if not self._free:
+            raise InputError(
+                f"got a sequence for {len(self._places)} rows that are all taken; expected a free "
+                "one. Open a session of more rows."
+            )
+        cache = self._places[self._free.pop(0)]
+        cache.truncate(0)
+        return cache
+
+    def _adopt(self, cache: SequenceCache) -> SequenceCache:
+        row = self._empty_cache(0)
+        assert isinstance(row, StackedRow)
+        self._reserve(cache.length)
+        row.fill(cache, cache.length)
+        return row
+
+    def _detach(self, cache: SequenceCache) -> SequenceCache:
+        return cache.copy(cache.length, 0)
+
+    def _place(self, row: int) -> int:
+        """Return the row's place in the stacks."""
+        cache = self._rows[row].cache
+        assert isinstance(cache, StackedRow)
+        return cache.row
 
     def follow(
         self, distributions: Sequence[TokenDistribution], texts: Sequence[Sequence[int]]
@@ -108,7 +143,7 @@ class StaticSession(TreeSession):
         supported = all(BatchDistribution.takes(distribution) for distribution in distributions)
         self._distributions = list(zip(distributions, texts, strict=True)) if supported else None
 
-    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> Tensor:
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
         """Run one forward, of fixed shape if all prompts are read; see `TargetSession`."""
         self.launch(pending, trees)
         return self.settle()
@@ -119,17 +154,14 @@ class StaticSession(TreeSession):
         self.chosen = self._selection = None
         widest = 1 + max(map(len, trees))
         fits = widest <= MOST_QUERIES and all(len(row) == 1 for row in pending)
-        self._static = fits and all(self.cache.length(row) for row in self._rows_selected)
+        self._static = fits and all(row.cache.length for row in self.active_rows)
         if self._static:
             with self._watch:
                 self._launched = self._step([row[0] for row in pending], trees, distributions)
             return
-        self._line(self._rows_selected)
-        logits = super().verify(self._spread(pending), self._spread(trees))
-        self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
-        self._launched = None, logits[self._at]
+        self._launched = None, super().verify(pending, trees)
 
-    def settle(self) -> Tensor:
+    def settle(self) -> list[Tensor]:
         """Wait for the packet of the launched step; see `base.StepSession`."""
         assert self._launched is not None
         (packet, logits), self._launched = self._launched, None
@@ -154,24 +186,15 @@ class StaticSession(TreeSession):
 
     def read_prompts(
         self, pending: Sequence[Sequence[int]], k: int
-    ) -> tuple[Tensor, list[TopTokens]]:
+    ) -> tuple[list[Tensor], list[TopTokens]]:
         """Read the prompts; see `base.CachedSession`."""
         self._static = False
-        self._line(self._rows_selected)
-        logits, top_tokens = super().read_prompts(self._spread(pending), k)
-        self.hidden = [self.hidden[at] for at in self._at] if self.hidden else []
-        return logits[self._at], [top_tokens[at] for at in self._at] if top_tokens else []
-
-    def read_states(self, tokens: Sequence[int]) -> Tensor | None:
-        """Return the hidden states of a row's next tokens; see `base.CachedSession`."""
-        self._static = False
-        self._line(self._rows_selected)
-        return super().read_states(tokens)
+        return super().read_prompts(pending, k)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
         if not self._static:
-            super().commit(self._spread(paths))
+            super().commit(paths)
             return
         accepted = [
             [int(tree.tokens[node]) for node in path]
@@ -189,13 +212,9 @@ class StaticSession(TreeSession):
                     for row, (path, local) in enumerate(zip(paths, moved, strict=True))
                 ]
             )
-        lengths = self.cache.book.lengths
-        for row, at, (tokens, _), new in zip(
-            self._rows_selected, self._at, self._inputs, accepted, strict=True
-        ):
-            lengths[at] += 1 + len(new)
-            self._texts.grow(row, [*tokens, *new])
-        self.cache.discard_uncommitted()
+        for row, (tokens, _), new in zip(self.active_rows, self._inputs, accepted, strict=True):
+            row.cache.length += 1 + len(new)
+            row.tokens += [*tokens, *new]
 
     def discard_uncommitted(self) -> list[int]:
         """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
@@ -207,12 +226,12 @@ class StaticSession(TreeSession):
         roots: Sequence[int],
         trees: Sequence[DraftTree],
         distributions: RequestDistribution | None,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Start a step; return its packet and the logits [B, n, V] of the selected rows."""
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Start a step; return its packet and the logits [n, V] of each selected row."""
         self._cover()
-        book, n = self.cache.book, queries_of(1 + max(map(len, trees)))
-        rows = rows_of(len(book.lengths), self._arena.stacks.rows)
-        slots = max(book.lengths) + n
+        n, lengths = queries_of(1 + max(map(len, trees))), self._lengths()
+        rows = rows_of(len(lengths), self._arena.stacks.rows)
+        slots = max(lengths) + n
         self._reserve(slots)
         slots = slots_of(slots, self._arena.stacks.slots)
         self._inputs = [([root], tree) for root, tree in zip(roots, trees, strict=True)]
@@ -224,7 +243,7 @@ class StaticSession(TreeSession):
         inputs = np.zeros((rows, shape.width), dtype=np.int64)
         inputs[:, n : 2 * n] = np.arange(n)  # a pad is its own parent
         inputs[:, 3 * n] = -1
-        inputs[: len(book.lengths), 3 * n] += book.lengths
+        inputs[: len(lengths), 3 * n] += lengths
         for i, (at, root, tree) in enumerate(zip(self._at, roots, trees, strict=True)):
             end = 1 + len(tree)
             inputs[at, 0], inputs[at, 1:end] = root, tree.tokens
@@ -250,10 +269,7 @@ class StaticSession(TreeSession):
         if states is not None:
             states = states.clone()  # the next step overwrites them, and drafters may keep them
         self.hidden = [] if states is None else [states[None, at] for at in self._at]
-        if self._at == list(range(len(self._at))):
-            return packet, logits[: len(self._at)]
-        # Indexing with a list would synchronize with the device.
-        return packet, torch.stack([logits[at] for at in self._at])
+        return packet, [logits[at] for at in self._at]
 
     def _row_order(self, row: int, path: Sequence[int]) -> list[int]:
         """Return the current slots of a path's nodes, counted from the slot after the root."""
@@ -266,7 +282,7 @@ class StaticSession(TreeSession):
     def _compact(self, paths: Sequence[Sequence[int]]) -> None:
         """Move the slots of nodes that the host accepted down."""
         longest = 1 + max(map(len, paths))
-        lengths = np.asarray(self.cache.book.lengths)[:, None]
+        lengths = np.asarray(self._lengths())[:, None]
         moves = np.tile(np.arange(longest), (len(lengths), 1))
         for at, path in zip(self._at, paths, strict=True):
             moves[at, 1 : 1 + len(path)] = np.asarray(path, dtype=np.int64) + 1
@@ -274,41 +290,42 @@ class StaticSession(TreeSession):
         source, target = torch.from_numpy(both).to(self.target.device)
         compact(self._arena.stacks, source, target)
 
+    def _lengths(self) -> list[int]:
+        """Return the committed slots of all places up to that of the last selected row."""
+        lengths = [0] * (1 + max(self._at))
+        for row in self._rows:
+            if (place := self._place(row)) < len(lengths):
+                lengths[place] = self._rows[row].cache.length
+        return lengths
+
     def _run(
-        self, tokens: Tensor, view: TreeView, keep: int | Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        self._reserve(self.cache.book.read(tokens.shape[1]))
-        return super()._run(tokens, view, keep)
+        self,
+        rows: Sequence[SequenceCache],
+        inputs: Sequence[tuple[int, Sequence[int], DraftTree]],
+        queries: Sequence[range],
+        last: Sequence[int] | None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        self._reserve(max(length + len(head) + len(tree) for length, head, tree in inputs))
+        return super()._run(rows, inputs, queries, last)
 
     def _reserve(self, slots: int) -> None:
-        if self.cache.reserve(slots):
+        if reserve(self._arena.stacks, slots):
             self._arena.moved()
-
-    def begin_with(self, beginning: Beginning) -> None:
-        """Replace the contents of the cache; see `base.CachedSession`."""
-        self._reserve(beginning[0][0].shape[-2] if beginning else 0)
-        super().begin_with(beginning)
-
-    def _line(self, rows: Sequence[int]) -> None:
-        """Select rows in the cache and record the places of the requested ones."""
-        self.cache.select_rows(rows)
-        line = self.cache.line
-        self._at = [line.index(row) for row in self._rows_selected]
+            for place in self._places:
+                place.bind(self._arena.stacks)
 
     def _cover(self) -> None:
-        """Select all rows up to the last requested one, or the requested ones alone."""
-        row_order = self.cache.row_order
-        last = 1 + max(row_order.index(row) for row in self._rows_selected)
-        most = self._arena.stacks.rows
-        far = rows_of(last, most) > rows_of(len(self._rows_selected), most)
-        self._line(self._rows_selected if far else row_order[:last])
-
-    def _spread(self, values: Sequence[T]) -> list[T]:
-        """Return the values of the selected rows in the order of the batch."""
-        ordered = list(values)
-        for at, value in zip(self._at, values, strict=True):
-            ordered[at] = value
-        return ordered
+        """Move rows to free places if the step would otherwise need twice as many."""
+        most, rows = self._arena.stacks.rows, self.active_rows
+        last = max(map(self._place, self._line))
+        while rows_of(1 + last, most) > rows_of(len(rows), most) and self._free[0] < last:
+            row = next(row for row in rows if row.cache is self._places[last])
+            cache = self._empty_cache(0)
+            assert isinstance(cache, StackedRow)
+            cache.fill(row.cache, row.cache.length)
+            row.cache, self._free = cache, sorted([*self._free, last])
+            last = max(map(self._place, self._line))
+        self._at = [self._place(row) for row in self._line]
 
 
 def _ends_unknown(packet: Sequence[int]) -> bool:

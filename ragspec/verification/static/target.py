@@ -23,6 +23,8 @@ from torch import Tensor
 
 from ragspec.models.device import is_cuda, out_of_memory
 from ragspec.verification.causal import CausalTarget
+from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.sequence_cache import slot_bytes
 from ragspec.verification.static.arena import Arena
 from ragspec.verification.static.buffers import LayerShape, Stacks
 from ragspec.verification.static.layout import MOST_QUERIES, QUERIES, slots_of
@@ -31,6 +33,8 @@ from ragspec.verification.static.step import CapturedStep, FixedStep, Masks, Sta
 from ragspec.verification.tree_attention import Configs, lease
 
 MOST_SLOTS = 1 << 30
+FIRST_BYTES = 256 << 20  # initial keys and values of a session for texts of any length
+FIRST_SLOTS = 512  # minimum for each of its rows
 Compiler = Callable[[Any], Any]
 Make = Callable[[Compiler | None], FixedStep]
 
@@ -61,9 +65,24 @@ class StaticTarget(CausalTarget):
         self._pool: Any = None
 
     def open(self, rows: int, capacity: int) -> StaticSession:
-        """Return an empty session of R rows of initially `capacity` slots."""
-        arena = self.lend_arena(rows, capacity)
-        session = StaticSession(self, self, arena, rows, capacity)
+        """Return a session of R empty rows of initially `capacity` slots."""
+        return self._session(rows, rows, capacity, None)
+
+    def open_rows(self, prefix_cache: PrefixCache | None = None, most: int = 1) -> StaticSession:
+        """Return a session for `most` rows; see `CausalTarget.open_rows`.
+
+        Its first allocation suffices for most texts, because growing takes as long as some steps.
+        """
+        each = slot_bytes(self.model.config, self.dtype) * most
+        slots = max(FIRST_SLOTS, FIRST_BYTES // each)
+        slots = slots if self.max_length is None else min(slots, self.max_length)
+        return self._session(0, most, slots, prefix_cache)
+
+    def _session(
+        self, rows: int, most: int, capacity: int, prefix_cache: PrefixCache | None
+    ) -> StaticSession:
+        arena = self.lend_arena(most, capacity)
+        session = StaticSession(self, self, arena, rows, capacity, prefix_cache)
         # Not at the exit of its block: a session may be entered again.
         weakref.finalize(session, self.take_back, arena).atexit = False
         return session

@@ -49,7 +49,7 @@ def test_every_turn_is_the_text_of_a_fresh_prefill(sampling: Sampling) -> None:
     assert text.startswith("<system> Be brief.\n<user> Hello.\n<assistant> ")
     assert text.endswith("\n<user> Why is that?\n<assistant> ")
     talk.clear()
-    assert talk.ask("Hello.", sampling, max_new_tokens=5).report.cached_tokens == 0
+    assert talk.ask("Hello.", sampling, max_new_tokens=5).report.prompt_tokens < 60
     assert len(talk.turns) == 1
 
 

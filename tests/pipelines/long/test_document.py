@@ -188,7 +188,7 @@ def test_a_preserved_document_of_something_else_is_refused(selected: Path, tmp_p
 
 def test_a_model_whose_cache_cannot_be_saved_is_refused(tmp_path: Path) -> None:
     request = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
-    with pytest.raises(RagspecError, match="cannot be saved"):
+    with pytest.raises(RagspecError, match="cannot be kept"):
         LongDocument.open(text_file(tmp_path), request)
 
 

@@ -280,7 +280,7 @@ def test_a_head_hears_of_the_chunks_that_the_question_finds(
     with_chunks = result[0]
     result.clear()
     opened.over(opened.engine).ask(QUESTION, known_states=(), **STATES_INPUTS)
-    assert with_chunks == result[0] + heard
+    assert with_chunks > heard + result[0], "only the tokens that were read, without known states"
 
 
 def test_a_document_that_was_preserved_without_states_is_read_without(

@@ -44,7 +44,9 @@ def test_a_head_serves_by_its_folder(tmp_path: Path, beside: str | None) -> None
         Served(NAME, chosen.load_engine, parse_drafter(drafter), 4, documents=lambda: None),
         ServerSettings(),
     )
-    selection = result.engine.drafting(None).generate("A draft", max_new_tokens=12, ignore_eos=True)
+    selection = result.engine.with_drafter(None).generate(
+        "A draft", max_new_tokens=12, ignore_eos=True
+    )
     with served(result.engine, drafting=result.drafting) as (client, _):
         message = client.post("/v1/completions", json=REQUESTS).json()
         assert message["choices"][0]["text"] == selection.text

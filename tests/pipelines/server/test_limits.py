@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import httpx
 import pytest
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.rows import Run
+from ragspec.engine.handle import RequestHandle
+from ragspec.engine.sequence import Sequence
 from ragspec.errors import InputError
 from ragspec.pipelines.server.app import build_app
 from ragspec.pipelines.server.serving import Serving, tenant_of
@@ -60,17 +62,17 @@ def test_the_surplus_is_reported_to_come_again(begun: tuple[httpx.Client, Servin
     assert surplus.json()["error"]["code"] == "queue_full"
     texts = {each.json()["choices"][0]["text"] for each in results if each.status_code == 200}
     assert len(texts) == 1
-    assert serving.pool.live == serving.pool.waiting == 0
+    assert serving.scheduler.live == serving.scheduler.waiting == 0
 
 
 def test_all_samples_are_taken_or_none(begun: tuple[httpx.Client, Serving]) -> None:
     client, serving = begun
     with ThreadPoolExecutor(1) as other:
         alone = other.submit(client.post, "/v1/completions", json=LONG)
-        until(lambda: serving.pool.live == 1)
+        until(lambda: serving.scheduler.live == 1)
         assert client.post("/v1/completions", json={**SHORT, "n": 3}).status_code == 429
         assert alone.result().status_code == 200
-    until(lambda: serving.pool.live + serving.pool.waiting == 0)
+    until(lambda: serving.scheduler.open_requests == 0)
     assert client.post("/v1/completions", json={**SHORT, "n": 3}).status_code == 200
 
 
@@ -128,11 +130,16 @@ def test_a_drafter_that_fails_ends_nobody_elses_text(instance: Engine) -> None:
         def failing(*args: Any, **kwargs: Any) -> Any:
             raise RuntimeError("secret")
 
-        selected = serving.pool.submit
-        serving.pool.submit = lambda *a, **k: selected(*a, **k, on_step=failing)  # type: ignore[method-assign]
+        add = serving.scheduler.add
+
+        def adding(handle: RequestHandle) -> None:
+            handle.request = replace(handle.request, on_step=failing)
+            add(handle)
+
+        serving.scheduler.add = adding  # type: ignore[method-assign]
         result = client.post("/v1/completions", json=LONG)
         message = client.post("/v1/completions", json={**LONG, "stream": True}).read().decode()
-        serving.pool.submit = selected  # type: ignore[method-assign]
+        serving.scheduler.add = add  # type: ignore[method-assign]
         assert result.status_code == 500 and "secret" not in result.text
         assert result.json()["error"]["type"] == "server_error" and "server_error" in message
         assert client.post("/v1/completions", json=SHORT).json()["choices"][0]["text"] == selection
@@ -226,7 +233,7 @@ def test_texts_under_variant_end_when_the_server_stops(instance: Engine) -> None
             )
         )
         thread.start()
-        until(lambda: serving.pool.live == 1)
+        until(lambda: serving.scheduler.live == 1)
         selection = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
         thread.join()
     assert text_of(events(results[0])) == selection
@@ -264,20 +271,20 @@ def test_a_text_that_cannot_be_reported_fails_alone(
 ) -> None:
     with served(instance) as (client, serving):
         selection = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
-        results = Run.results
+        generation = Sequence.generation
 
-        def failing(run: Run) -> Any:
-            if len(run.prompts[0]) == 3:
+        def failing(sequence: Sequence) -> Any:
+            if len(sequence.request.prompt) == 3:
                 raise ValueError("no text")
-            return results(run)
+            return generation(sequence)
 
-        monkeypatch.setattr(Run, "results", failing)
+        monkeypatch.setattr(Sequence, "generation", failing)
         with ThreadPoolExecutor(2) as callers:
             other = callers.submit(client.post, "/v1/completions", json=LONG)
             result = client.post("/v1/completions", json={**SHORT, "prompt": "abc"})
         assert result.status_code == 500
         assert other.result().json()["choices"][0]["text"] == selection
-        assert serving.pool.live == 0
+        assert serving.scheduler.live == 0
 
 
 def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) -> None:
@@ -293,7 +300,7 @@ def test_callers_are_notified_of_texts_that_a_stop_cuts_short(instance: Engine) 
             )
         )
         thread.start()
-        until(lambda: serving.pool.live == 4)
+        until(lambda: serving.scheduler.live == 4)
         app.state.routes.stop()
         thread.join()
     assert results[0].status_code == 503 and results[0].json()["error"]["code"] == "stopping"

@@ -101,7 +101,7 @@ def test_no_request_is_answered_by_a_fault(
         operation = result.ok()
         request[operation.label] = try_all(operation, examples)
     assert len(request) == 9 and min(request.values()) >= 1, request
-    assert serving.pool.live == 0
+    assert serving.scheduler.live == 0
 
 
 def try_all(operation: Any, examples: int) -> int:

@@ -53,7 +53,7 @@ def test_texts_are_those_of_the_engine(
     client: httpx.Client, instance: Engine, stream: bool, drafter: Any
 ) -> None:
     settings = {"temperature": 0.8, "top_p": 0.9, "seed": 11, "max_tokens": 24}
-    selection = instance.drafting(None).generate(
+    selection = instance.with_drafter(None).generate(
         PROMPT, SAMPLED, max_new_tokens=24, ignore_eos=True
     )
     result = complete(client, **settings, stream=stream, drafter=drafter)

@@ -61,7 +61,7 @@ def test_texts_end_where_the_caller_left_before_the_first_byte(instance: Engine)
     scope, receive = request({**LONG, "stream": True, "n": 2})
     try:
         asyncio.run(app(scope, receive, blocked))
-        until(lambda: serving.pool.live + serving.pool.waiting == 0)
+        until(lambda: serving.scheduler.open_requests == 0)
         page = serving.metrics.page().decode()
         assert 'ragspec_texts_total{reason="cancelled"} 2.0' in page
     finally:

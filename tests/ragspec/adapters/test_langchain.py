@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, SamplingError, UnsupportedModelError
 from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
@@ -27,8 +26,7 @@ TURN = ("user", REQUESTS)
 
 
 def chat(**inputs: Any) -> ChatRagspec:
-    if "pool" not in inputs:
-        inputs.setdefault("engine", chatting.engine())
+    inputs.setdefault("engine", chatting.engine())
     return ChatRagspec(**{"max_tokens": chatting.NEW, **inputs})
 
 
@@ -60,17 +58,17 @@ def test_a_stream_adds_up_to_the_message_with_its_figures() -> None:
 
 
 def test_a_stream_that_is_left_frees_its_place() -> None:
-    with Pool(chatting.engine(), max_batch_size=1) as pool:
-        llm = chat(pool=pool, max_tokens=400)
-        stream = llm.stream(REQUESTS)
-        next(stream)
-        stream.close()
-        assert llm.invoke(REQUESTS, max_tokens=3).usage_metadata["output_tokens"] <= 3
+    llm = chat(engine=chatting.engine().with_limits(1), max_tokens=400)
+    stream = llm.stream(REQUESTS)
+    next(stream)
+    stream.close()
+    assert llm.engine.scheduler.open_requests == 0
+    assert llm.invoke(REQUESTS, max_tokens=3).usage_metadata["output_tokens"] <= 3
 
 
-def test_async_calls_and_batches_share_a_pool() -> None:
+def test_async_calls_and_batches_share_an_engine() -> None:
     requests = [f"Name {n} rivers." for n in range(5)]
-    llm = chat(max_batch_size=3)
+    llm = chat(engine=chatting.engine().with_limits(3))
     expected = [chatting.alone(("user", text)).text for text in requests]
     assert [result.content for result in llm.batch(requests)] == expected
 
@@ -83,7 +81,6 @@ def test_async_calls_and_batches_share_a_pool() -> None:
 
     assert asyncio.run(together()) == expected
     assert asyncio.run(streamed()) == expected[0]
-    llm.close()
 
 
 def test_settings_of_a_call_win_over_those_of_the_model() -> None:
@@ -138,7 +135,7 @@ def test_a_cache_tells_models_and_settings_separately() -> None:
 
 
 def test_bad_input_is_reported_by_our_errors() -> None:
-    with pytest.raises(InputError, match="got 0 of model"):
+    with pytest.raises(InputError, match="got neither of model"):
         ChatRagspec()
     with pytest.raises(SamplingError, match="temperature"):
         chat(temperature=-1.0)

@@ -135,7 +135,7 @@ def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path:
         return Engine.from_pretrained("starter", "context")
 
     engine = Engine.from_pretrained("starter", "context")
-    app = pools_app(make, pools=2, slots=2, queue=4)
+    app = pools_app(make, pools=2, max_batch_size=2, max_queue_size=4)
     serve.start(http_options={"host": "127.0.0.1", "port": 8123})
     handle = serve.run(app, route_prefix="/generate")
     try:

@@ -1,4 +1,4 @@
-"""What all hosts share: conversations as prompts, documents as drafts, one engine or a pool."""
+"""The writer of all hosts: conversations as prompts, documents as drafts, one engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from ragspec.adapters.passages import IndexSearch, facts_of, hits_of, opened
 from ragspec.adapters.writer import HostWriter, pulled, read_settings
 from ragspec.engine.engine import Engine
-from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, SamplingError, UnsupportedModelError
 from ragspec.sampling.settings import Sampling
 from tests.support import chatting, tiny
@@ -24,26 +23,21 @@ def request(**settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("drafter", [None, "context", "recycling"])
-@pytest.mark.parametrize("max_batch_size", [0, 3])
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 0.8, "seed": 5}])
-def test_texts_are_those_of_plain_decoding(
-    drafter: Any, max_batch_size: int, sampled: dict[str, Any]
-) -> None:
-    writer = HostWriter(engine=chatting.engine(drafter), max_batch_size=max_batch_size)
+def test_texts_are_those_of_plain_decoding(drafter: Any, sampled: dict[str, Any]) -> None:
+    writer = HostWriter(engine=chatting.engine(drafter))
     job = writer.chat(REQUESTS, request(**sampled))
     expected = chatting.alone(TURN, sampling=Sampling(**sampled))
     chunks = writer.stream(job)
     streamed = "".join(chunks)
     assert writer.write(job)[0].tokens == expected.tokens == chunks.result.tokens
     assert streamed == expected.text
-    writer.close()
 
 
-def test_samples_of_a_pool_are_those_of_the_engine() -> None:
+def test_samples_are_those_of_the_engine() -> None:
     several = {"temperature": 1.0, "seed": 3, "n": 3}
-    with Pool(chatting.engine(), max_batch_size=2) as pool:
-        writer = HostWriter(pool=pool)
-        result = writer.write(writer.chat(REQUESTS, request(**several)))
+    writer = HostWriter(engine=chatting.engine())
+    result = writer.write(writer.chat(REQUESTS, request(**several)))
     expected = chatting.alone(TURN, sampling=Sampling(temperature=1.0, seed=3, n=3))
     assert [text.tokens for text in result] == [text.tokens for text in expected]
     assert len({tuple(text.tokens) for text in result}) == 3
@@ -106,16 +100,14 @@ def test_arguments_of_tool_calls_accept_prob_the_template_as_mappings() -> None:
     assert job.prompt.text == "Ulm"
 
 
-@pytest.mark.parametrize("max_batch_size", [0, 2])
-def test_streams_are_pulled_beside_the_event_loop(max_batch_size: int) -> None:
-    writer = HostWriter(engine=chatting.engine(), max_batch_size=max_batch_size)
+def test_streams_are_pulled_beside_the_event_loop() -> None:
+    writer = HostWriter(engine=chatting.engine())
 
     async def read() -> str:
         chunks = pulled(writer.stream(writer.chat(REQUESTS, request())))
         return "".join([piece async for piece in chunks])
 
     assert asyncio.run(read()) == chatting.alone(TURN).text
-    writer.close()
 
 
 @pytest.mark.parametrize(
@@ -144,23 +136,20 @@ def test_a_model_without_a_template_is_refused_unless_one_is_passed() -> None:
 
 def test_models_that_contradict_themselves_are_refused() -> None:
     engine = chatting.engine()
-    with pytest.raises(InputError, match="got 0 of model"):
+    with pytest.raises(InputError, match="got neither of model and engine"):
         HostWriter()
-    with pytest.raises(InputError, match="got 2 of model"):
+    with pytest.raises(InputError, match="got both of model and engine"):
         HostWriter(model="starter", engine=engine)
-    with pytest.raises(InputError, match="expected a Pool"):
-        HostWriter(pool=engine)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="expected an Engine"):
+        HostWriter(engine=engine.target)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="max_batch_size is -1"):
-        HostWriter(engine=engine, max_batch_size=-1)
+        HostWriter(model="starter", max_batch_size=-1)
     with pytest.raises(InputError, match="got drafter with an engine"):
         HostWriter(engine=engine, drafter="context")
     with pytest.raises(InputError, match="without a tokenizer"):
         HostWriter(engine=Engine(tiny.model(), None, None))
-    with (
-        Pool(engine, max_batch_size=1) as pool,
-        pytest.raises(InputError, match="max_batch_size with a Pool"),
-    ):
-        HostWriter(pool=pool, max_batch_size=2)
+    with pytest.raises(InputError, match="got max_batch_size with an engine"):
+        HostWriter(engine=engine, max_batch_size=2)
     assert HostWriter(engine=engine, drafter="auto").engine is engine
 
 

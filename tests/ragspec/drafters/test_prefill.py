@@ -24,9 +24,7 @@ from ragspec.drafters.base import (
 )
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
-from ragspec.engine.loop import decode
-from ragspec.engine.rows import Row
-from ragspec.reports.builder import ReportBuilder
+from ragspec.engine.sequence import Sequence
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.cascade import Cascade, Named
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
@@ -36,15 +34,13 @@ from ragspec.retrievers.methods.sam_decoding import MatchDrafter, Select
 from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.base import Step
-from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.stopping import StopRule
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.causal import CausalTarget
-from tests.support import tiny
+from tests.support import loops, tiny
 
 PROMPT = tiny.prompt(9, seed=3)
 
@@ -160,17 +156,10 @@ def test_sessions_that_know_nothing_but_steps_work_beside_others(holder: str | N
     assert steps.paths
 
 
-def row_of(drafter: Drafter, prompt: list[int]) -> Row:
+def row_of(drafter: Drafter, prompt: list[int]) -> Sequence:
     distribution = TokenDistribution(Sampling(), NoiseStream(0), len(prompt))
-    row = Row(
-        context=DraftContext(list(prompt), len(prompt), 4),
-        distribution=distribution,
-        stop=StopRule(frozenset(), 4).open(None, prompt),
-        report=ReportBuilder("exact", 0, len(prompt)),
-        pending=list(prompt),
-        top=top_logits_needed([drafter]),
-        hidden=needs_hidden([drafter]),
-    )
+    row = loops.sequence(None, prompt, 4, distribution, drafter)
+    row.top, row.hidden = top_logits_needed([drafter]), needs_hidden([drafter])
     row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, distribution=distribution))
     row.budget = FixedBudget(3).open(None)
     return row
@@ -181,9 +170,8 @@ def test_of_several_rows_those_are_reported_that_requested() -> None:
     drafters: list[Drafter] = [best, hidden, steps]
     prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
     rows = [row_of(each, text) for each, text in zip(drafters, prompts, strict=True)]
-    with CausalTarget(tiny.model("llama", dtype=torch.float64)).open(3, 64) as session:
-        for _ in decode(session, rows, [0, 1, 2], Walk()):
-            pass
+    with CausalTarget(tiny.model("llama", dtype=torch.float64)).open_rows() as session:
+        loops.decode(session, *rows)
     (first,), (second,) = best.prompts, hidden.prompts
     assert first.tokens.tolist() == prompts[0] and second.tokens.tolist() == prompts[1]
     assert first.best is not None and first.hidden is None

@@ -259,8 +259,8 @@ def test_a_failing_drafter_changes_nothing(model: Any, plain: Engine) -> None:
 def test_refusals_say_what_to_do(model: Any, plain: Engine) -> None:
     with pytest.raises(PromptTooLongError, match="max_new_tokens=504"):
         plain.generate(PROMPTS[0], max_new_tokens=1000)
-    with pytest.raises(InputError, match="batch_size is 0"):
-        Engine(model, drafter=None, batch_size=0)
+    with pytest.raises(InputError, match="max_batch_size is 0"):
+        Engine(model, drafter=None, max_batch_size=0)
     with pytest.raises(InputError, match="empty"):
         plain.generate("")
     with pytest.raises(InputError, match="id 97"):

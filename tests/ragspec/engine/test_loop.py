@@ -13,7 +13,6 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.output import Generation
-from ragspec.engine.pool import Pool
 from ragspec.rules.base import ALL_KINDS, Step, TargetView, Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
@@ -22,7 +21,7 @@ from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import StepSession
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.kv_cache import SlotCache
+from ragspec.verification.sequence_cache import SequenceCache
 from ragspec.verification.static.session import StaticSession
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
@@ -103,12 +102,10 @@ def test_a_processor_that_is_blind_to_the_draft_is_noticed(
 def test_a_cache_that_keeps_the_wrong_node_is_noticed(
     drafted: Engine, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = SlotCache.commit
-
-    def shifted(self: SlotCache, selected: Sequence[Sequence[int]]) -> None:
-        true(self, [[*row[:1], *(max(0, slot - 1) for slot in row[1:])] for row in selected])
-
-    monkeypatch.setattr(SlotCache, "commit", shifted)
+    true = SequenceCache.move
+    monkeypatch.setattr(
+        SequenceCache, "move", lambda self, source, start: true(self, source - 1, start)
+    )
     assert tokens_of(drafted) != expected
 
 
@@ -188,7 +185,7 @@ def test_steps_add_up_to_the_text(drafted: Engine) -> None:
 
 
 def test_rows_of_on_step_are_numbered_through_parts_of_a_batch(model: Any) -> None:
-    engine = Engine(model, drafter=None, batch_size=2)
+    engine = Engine(model, drafter=None, max_batch_size=2)
     known: list[list[int]] = [[] for _ in range(6)]
     results = engine.generate(
         PROMPTS,
@@ -335,17 +332,17 @@ def test_rows_that_leave_take_their_forward_back(
     """Callers that leave or raise do so while a forward is under way, at any time."""
     rng = random.Random(0)
 
-    def leaves(at: int) -> Callable[[Step], None]:
+    def leaves(at: int) -> Callable[[int, Step], None]:
         left = [at]
 
-        def on_step(step: Step) -> None:
+        def on_step(number: int, step: Step) -> None:
             left[0] -= 1
             if left[0] == 0:
                 raise ZeroDivisionError("a caller")
 
         return on_step
 
-    with Pool(engine_of(target, flight_expected), max_batch_size=4) as pool:
+    with engine_of(target, flight_expected) as pool:
         for _ in range(5):
             distributions = [
                 Sampling(temperature=0.9, repetition_penalty=1.3, seed=3 + i) for i in range(4)

@@ -10,7 +10,6 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
-from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError
 from ragspec.retrievers import ContextDrafter
 from ragspec.sampling.settings import Sampling
@@ -51,7 +50,7 @@ def in_strides(
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 @pytest.mark.parametrize("drafter", [None, "context", "auto", "model"])
-@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("keeps", [False, True], ids=["read again", "cached"])
 def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -> None:
     request = engine(drafter)
     for seed in range(3):
@@ -61,10 +60,8 @@ def test_strides_equal_one_call(drafter: Any, sampling: Sampling, keeps: bool) -
         if seed == 2:  # ended by a string that lies across strides
             options["stop"] = request.tokenizer.decode(whole.tokens[17:20]) or "e"
         whole = request.generate(prompt, sampling, **options)
-        cache = PrefixCache() if keeps else None
-        parts = in_strides(
-            request, prompt, sampling, random.Random(seed), prefix_cache=cache, **options
-        )
+        request.prefix_cache.max_bytes = keeps << 30
+        parts = in_strides(request, prompt, sampling, random.Random(seed), **options)
         assert parts[-1].tokens == whole.tokens
         assert parts[-1].text == whole.text
         assert parts[-1].finish_reason == whole.finish_reason

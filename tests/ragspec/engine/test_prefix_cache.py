@@ -1,22 +1,20 @@
-"""What was read is not read again, and the text is that of a fresh reading."""
+"""The prefix cache: tokens that were read are not read again, and the text is that without it."""
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from typing import Any
 
 import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.prefix_cache import PrefixCache, SharedPrefixes
-from ragspec.errors import InputError
 from ragspec.sampling.settings import Sampling
-from ragspec.verification.base import Beginning
-from ragspec.verification.causal import TreeSession
-from tests.ragspec.verification.test_causal import build_longrope as build
+from ragspec.verification import prefix_cache
+from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.sequence_cache import SequenceCache, slot_bytes
+from ragspec.verification.tree_session import TreeSession
+from tests.ragspec.verification.test_causal import build_longrope
 from tests.support import tiny
 from tests.support.noisy import NoisyTrees
 
@@ -28,62 +26,67 @@ SETTINGS = [
 ]
 
 
-def engine(architecture: str = "llama", drafter: Any = None) -> Engine:
-    return Engine(tiny.model(architecture, dtype=FLOAT64), tiny.tokenizer(), drafter)
+def engine(architecture: str = "llama", drafter: Any = None, **options: Any) -> Engine:
+    return Engine(tiny.model(architecture, dtype=FLOAT64), tiny.tokenizer(), drafter, **options)
+
+
+def fresh(architecture: str = "llama", drafter: Any = None) -> Engine:
+    """Return an engine that caches nothing."""
+    other = engine(architecture, drafter)
+    other.prefix_cache.max_bytes = 0
+    return other
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-@pytest.mark.parametrize("drafter", [None, "context"])
+@pytest.mark.parametrize("drafter", [None, "context", "auto"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
-def test_turns_that_are_preserved_equal_turns_that_are_read_afresh(
+def test_cached_turns_equal_turns_that_are_read_anew(
     architecture: str, drafter: str | None, sampling: Sampling
 ) -> None:
-    request, cache = engine(architecture, drafter), PrefixCache()
+    caching, reading = engine(architecture, drafter), fresh(architecture)
     text = tiny.prompt(20, seed=1)
     for turn in range(6):
-        fresh = request.generate(text, sampling, max_new_tokens=12)
-        result = request.generate(text, sampling, max_new_tokens=12, prefix_cache=cache)
-        assert result.tokens == fresh.tokens
+        expected = reading.generate(text, sampling, max_new_tokens=12)
+        result = caching.generate(text, sampling, max_new_tokens=12)
+        assert result.tokens == expected.tokens
         assert result.report.prompt_tokens == len(text)
+        assert expected.report.cached_tokens == 0
         assert (result.report.cached_tokens > 0) is (turn not in (0, 5))
-        # The next turn goes on, or an earlier one is put otherwise, or the beginning leaves.
+        # The next turn goes on, or the last one is asked again, or the beginning leaves.
         text = [*text, *result.tokens, *tiny.prompt(7, seed=turn)]
         text = text[:-19] if turn == 2 else text[4:] if turn == 4 else text
 
 
-def test_only_what_is_new_is_read() -> None:
-    request, cache = engine(), PrefixCache()
-    first = request.generate(tiny.prompt(30), max_new_tokens=8, prefix_cache=cache)
-    # The last token that was written has not been read by the model.
-    assert cache.tokens == (*tiny.prompt(30), *first.tokens[:-1])
+def test_only_new_tokens_are_read() -> None:
+    request = engine()
+    first = request.generate(tiny.prompt(30), max_new_tokens=8)
     text = [*tiny.prompt(30), *first.tokens, 5, 6]
     read: list[int] = []
     hook = request.model.register_forward_pre_hook(
         lambda module, args, inputs: read.append(inputs["input_ids"].shape[1]), with_kwargs=True
     )
-    again = request.generate(text, max_new_tokens=4, prefix_cache=cache)
+    again = request.generate(text, max_new_tokens=4)
     hook.remove()
-    assert read[0] == 3
+    assert read[0] == 3  # the last token that was written has not been read by the model
     assert again.report.cached_tokens == len(text) - 3
     assert again.report.to_dict()["cached_tokens"] == len(text) - 3
+    cache = request.prefix_cache
+    assert (cache.lookups, cache.hits, cache.cached_tokens) == (2, 1, len(text) - 3)
 
 
 def test_the_same_prompt_again_reads_its_last_token() -> None:
-    request, cache = engine(), PrefixCache()
-    results = [
-        request.generate(tiny.prompt(30), max_new_tokens=8, prefix_cache=cache) for _ in range(3)
-    ]
+    request = engine()
+    results = [request.generate(tiny.prompt(30), max_new_tokens=8) for _ in range(3)]
     assert [each.report.cached_tokens for each in results] == [0, 29, 29]
     assert results[0].tokens == results[1].tokens == results[2].tokens
+    assert len(request.prefix_cache) == 1
 
 
 @pytest.mark.parametrize("speculates", [False, True])
-def test_an_interrupt_within_a_forward_keeps_what_was_committed(speculates: bool) -> None:
-    request, cache, text = engine(), PrefixCache(), tiny.prompt(25)
-    drafter = NoisyTrees({tuple(text): request.generate(text, max_new_tokens=40).tokens})
-    interrupted = Engine(
-        request.target, tiny.tokenizer(), drafter if speculates else None, budget=6
-    )
+def test_an_interrupt_within_a_forward_keeps_committed_tokens(speculates: bool) -> None:
+    reading, text = fresh(), tiny.prompt(25)
+    drafter = NoisyTrees({tuple(text): reading.generate(text, max_new_tokens=40).tokens})
+    request = engine("llama", drafter if speculates else None, budget=6)
     calls = iter(range(100))
 
     def interrupt(*_: Any) -> None:
@@ -92,89 +95,61 @@ def test_an_interrupt_within_a_forward_keeps_what_was_committed(speculates: bool
 
     hook = request.model.model.layers[1].register_forward_pre_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        interrupted.generate(text, max_new_tokens=40, prefix_cache=cache)
+        request.generate(text, max_new_tokens=40)
     hook.remove()
-    assert len(cache.tokens) > len(text)
-    longer = [*cache.tokens, 4, 5]
-    fresh = request.generate(longer, max_new_tokens=20)
-    result = request.generate(longer, max_new_tokens=20, prefix_cache=cache)
-    assert result.tokens == fresh.tokens
-    assert result.report.cached_tokens == len(longer) - 2
+    assert request.scheduler.open_requests == 0
+    expected = reading.generate([*text, 4, 5], max_new_tokens=20)
+    result = request.generate([*text, 4, 5], max_new_tokens=20)
+    assert result.tokens == expected.tokens
+    assert result.report.cached_tokens == len(text)
 
 
-def test_a_stream_that_is_left_keeps_what_was_written() -> None:
-    request, cache = engine(), PrefixCache()
-    stream = request.stream(tiny.prompt(25), max_new_tokens=40, prefix_cache=cache)
+def test_a_closed_stream_leaves_its_tokens() -> None:
+    request = engine()
+    stream = request.stream(tiny.prompt(25), max_new_tokens=40, ignore_eos=True)
     next(stream)
     next(stream)
-    with pytest.raises(InputError, match="in use by another call"):
-        request.generate(tiny.prompt(25), max_new_tokens=4, prefix_cache=cache)
+    beside = request.generate(tiny.prompt(25), max_new_tokens=4)
+    assert beside.report.cached_tokens == 24, "copied from the running text"
     stream.close()
     written = stream.result.tokens
-    assert cache.tokens == (*tiny.prompt(25), *written[:-1])
-    request.generate(tiny.prompt(25), max_new_tokens=4, prefix_cache=cache)
-    del stream
-    gc.collect()
+    text = [*tiny.prompt(25), *written, 5]
+    assert request.generate(text, max_new_tokens=4).report.cached_tokens == len(text) - 2
 
 
-def test_another_model_begins_again() -> None:
-    cache, text = PrefixCache(), tiny.prompt(25)
-    one = engine()
-    other = Engine(tiny.model("llama", dtype=FLOAT64, seed=5), tiny.tokenizer(), None)
-    one.generate(text, max_new_tokens=5, prefix_cache=cache)
-    fresh = other.generate(text, max_new_tokens=5)
-    result = other.generate(text, max_new_tokens=5, prefix_cache=cache)
-    assert result.tokens == fresh.tokens
-    assert result.report.cached_tokens == 0
-    cache.clear()
-    assert cache.tokens == ()
-    assert other.generate(text, max_new_tokens=5, prefix_cache=cache).report.cached_tokens == 0
+def test_changed_weights_are_noticed() -> None:
+    request = engine()
+    text = tiny.prompt(25)
+    request.generate(text, max_new_tokens=5)
+    weight = request.model.model.layers[0].mlp.up_proj.weight
+    with torch.no_grad():
+        weight.mul_(1.5)
+    try:
+        result = request.generate(text, max_new_tokens=5)
+        assert result.report.cached_tokens == 0
+        assert result.tokens == fresh().generate(text, max_new_tokens=5).tokens
+    finally:
+        with torch.no_grad():
+            weight.div_(1.5)
 
 
-def test_what_cannot_be_cut_short_is_read_again() -> None:
+def test_caches_that_cannot_be_cut_are_read_again() -> None:
     text = tiny.prompt(70)
     for model in (
-        build("llama"),  # its rotary tables depend on the length of the prompt
+        build_longrope("llama"),  # its rotary tables depend on the length of the prompt
         tiny.model("qwen3_next"),  # a recurrent state
     ):
-        cache, request = PrefixCache(), Engine(model, None, None)
+        request = Engine(model, None, None)
         for length in (40, 66):
-            fresh = request.generate(text[:length], max_new_tokens=5)
-            result = request.generate(text[:length], max_new_tokens=5, prefix_cache=cache)
-            assert result.tokens == fresh.tokens
-            assert result.report.cached_tokens == 0
+            first = request.generate(text[:length], max_new_tokens=5)
+            again = request.generate(text[:length], max_new_tokens=5)
+            assert first.tokens == again.tokens
+            assert again.report.cached_tokens == 0
 
 
-def test_a_preserved_context_serves_one_text_at_a_time() -> None:
-    request, cache = engine(), PrefixCache()
-    for prompts, sampling in (([[1, 2], [3, 4]], Sampling()), ([1, 2], Sampling(n=2, seed=1))):
-        with pytest.raises(InputError, match="expected one prompt and n=1"):
-            request.generate(prompts, sampling, max_new_tokens=2, prefix_cache=cache)
-    with pytest.raises(InputError, match="expected a PrefixCache"):
-        request.generate([1, 2], max_new_tokens=2, prefix_cache="yes")  # type: ignore[arg-type]
-    failed: list[BaseException] = []
-
-    def ask(seed: int) -> None:
-        try:
-            request.generate(tiny.prompt(20, seed=seed), max_new_tokens=30, prefix_cache=cache)
-        except InputError as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    fresh = request.generate(tiny.prompt(20, seed=9), max_new_tokens=9)
-    assert request.generate(
-        tiny.prompt(20, seed=9), max_new_tokens=9, prefix_cache=cache
-    ).tokens == (fresh.tokens)
-    assert all("in use" in str(error) for error in failed)
-
-
-def test_a_session_is_entered_once_for_many_calls_in_a_row() -> None:
-    request, cache = engine(), PrefixCache()
-    entered: list[str] = []
+def test_a_session_is_entered_once_for_many_calls() -> None:
+    request, entered = engine(), list[str]()
+    options: dict[str, Any] = {"max_new_tokens": 12, "stop_after": 4, "ignore_eos": True}
     prompt = tiny.prompt(20)
     with pytest.MonkeyPatch.context() as patched:
         enter, leave = TreeSession.__enter__, TreeSession.__exit__
@@ -189,30 +164,19 @@ def test_a_session_is_entered_once_for_many_calls_in_a_row() -> None:
 
         patched.setattr(TreeSession, "__enter__", entering)
         patched.setattr(TreeSession, "__exit__", leaving)
-        with cache.held():
-            result = request.generate(
-                prompt, prefix_cache=cache, max_new_tokens=12, stop_after=4, ignore_eos=True
-            )
+        with request.hold():
+            result = request.generate(prompt, **options)
             while result.finish_reason == "paused":
-                options: dict[str, Any] = {
-                    "max_new_tokens": 12,
-                    "stop_after": 4,
-                    "ignore_eos": True,
-                }
-                result = request.generate(
-                    prompt, prefix_cache=cache, resume_from=result.tokens, **options
-                )
+                result = request.generate(prompt, resume_from=result.tokens, **options)
             assert entered == ["enter"]
         assert entered == ["enter", "leave"]
-    assert result.tokens == request.generate(prompt, max_new_tokens=12, ignore_eos=True).tokens
-    again = request.generate(prompt, prefix_cache=cache, max_new_tokens=12, ignore_eos=True)
-    assert again.tokens == result.tokens
+    assert result.tokens == fresh().generate(prompt, max_new_tokens=12, ignore_eos=True).tokens
 
 
-def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
-    request, cache = engine(drafter="context"), PrefixCache()
+def test_a_resumed_text_is_drafted_for_from_its_first_forward() -> None:
+    request = engine(drafter="context")
     prompt = tiny.prompt(40)[:20] * 3
-    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "prefix_cache": cache}
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
     first = request.generate(prompt, stop_after=8, **options)
     second = request.generate(prompt, resume_from=first.tokens, **options)
     assert (first.report.prefill_forwards, second.report.prefill_forwards) == (1, 0)
@@ -220,114 +184,110 @@ def test_a_text_that_goes_on_is_drafted_for_from_its_first_forward() -> None:
     assert second.report.steps == second.report.forward_passes
 
 
-def test_a_session_that_serves_one_call_is_left_with_it() -> None:
-    """A recurrent state cannot be cut short: held ones would pile up, a cache for each call."""
-    request = Engine(tiny.model("qwen3_next"), tiny.tokenizer(), None)
-    cache, opened = PrefixCache(), list[weakref.ref[Any]]()
-    with pytest.MonkeyPatch.context() as patched, cache.held():
-        open_session = type(request.target).open
+def test_tenants_never_share() -> None:
+    request, prompt = engine(), tiny.prompt(40)
+    whole = [
+        [request.generate(prompt, max_new_tokens=4, tenant=tenant) for _ in range(2)]
+        for tenant in ("", "one", "two")
+    ]
+    assert [[each.report.cached_tokens for each in pair] for pair in whole] == [[0, 39]] * 3
+    go, going = threading.Event(), threading.Event()
 
-        def opening(self: Any, *inputs: Any) -> Any:
-            session = open_session(self, *inputs)
-            opened.append(weakref.ref(session))
-            return session
+    def on_step(*inputs: Any) -> None:
+        going.set()
+        assert go.wait(20)
 
-        patched.setattr(type(request.target), "open", opening)
-        for turn in range(3):
-            request.generate(tiny.prompt(12, seed=turn), prefix_cache=cache, max_new_tokens=4)
-        gc.collect()
-        assert len(opened) == 3
-        assert all(session() is None for session in opened)
-
-
-def prefixes_engine(architecture: str = "llama", drafter: Any = None) -> Engine:
-    return Engine(tiny.model(architecture, dtype=torch.float64), tiny.tokenizer(), drafter)
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.1, seed=4)])
-@pytest.mark.parametrize("drafter", [None, "auto"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
-def test_texts_over_preserved_beginnings_are_those_of_fresh_ones(
-    architecture: str, drafter: str | None, sampling: Sampling
-) -> None:
-    request, prefixes = prefixes_engine(architecture, drafter), SharedPrefixes()
-    cache = PrefixCache(prefixes)
-    passages = [tiny.prompt(30 + n, seed=n) for n in range(3)]
-    known: set[int] = set()
-    for turn, number in enumerate((0, 1, 0, 2, 1, 0, 0, 2)):
-        prompt = [*passages[number], *tiny.prompt(6, seed=50 + turn)]
-        options: dict[str, Any] = {"max_new_tokens": 10}
-        result = request.generate(
-            prompt, sampling, prefix_cache=cache, prefix=len(passages[number]), **options
-        )
-        assert result.tokens == request.generate(prompt, sampling, **options).tokens
-        assert (result.report.cached_tokens >= len(passages[number])) is (number in known)
-        known.add(number)
-        if turn == 4:  # another conversation finds them, too
-            cache = PrefixCache(prefixes)
-    assert len(prefixes) == 3
+    handle = request.submit(
+        tiny.prompt(40, seed=8), max_new_tokens=9, ignore_eos=True, tenant="one", on_step=on_step
+    )
+    going.wait(20)
+    other = request.submit(tiny.prompt(40, seed=8), max_new_tokens=3, tenant="two")
+    same = request.submit(tiny.prompt(40, seed=8), max_new_tokens=3, tenant="one")
+    go.set()
+    assert other.result().report.cached_tokens == 0
+    assert same.result().report.cached_tokens == 39
+    assert handle.result().tokens[:3] == other.result().tokens == same.result().tokens
 
 
-def test_the_longest_unused_leave_first() -> None:
-    part = torch.zeros(1, 2, 10, 4)
-    size = 2 * part.nbytes
-    cache, target = SharedPrefixes(3 * size), object()
-    for name in range(3):
-        cache.keep(target, [name], [(part, part)])
-    assert cache.find(target, [0]) is not None
-    cache.keep(target, [3], [(part, part)])
-    assert [cache.find(target, [n]) is not None for n in range(4)] == [True, False, True, True]
-    assert cache.bytes == 3 * size
-    cache.keep(target, [3], [(part, part)])
-    assert cache.bytes == 3 * size
-    cache.keep(target, [9], [(part, part)] * 4)  # does not fit at all: the others stay
-    assert len(cache) == 3
-    other: Beginning | None = cache.find(object(), [0])
-    assert other is None and len(cache) == cache.bytes == 0
-    with pytest.raises(InputError, match="most_bytes is -1"):
-        SharedPrefixes(-1)
+def test_keys_of_another_text_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    request, prompt = engine(), tiny.prompt(30)
+    expected = request.generate(prompt, max_new_tokens=12).tokens
+    request.prefix_cache.clear()
+    monkeypatch.setattr(prefix_cache, "_key", lambda tokens, tenant: ("", ()))
+    request.generate(tiny.prompt(30, seed=9), max_new_tokens=4)
+    monkeypatch.setattr(prefix_cache, "_common", lambda first, second: 20)
+    assert request.generate(prompt, max_new_tokens=12).tokens != expected
 
 
-def test_nothing_is_preserved_without_room_and_nothing_of_another_model_is_used() -> None:
-    request, cache = prefixes_engine(), PrefixCache(SharedPrefixes(0))
-    prompt = tiny.prompt(30)
-    for _ in range(2):
-        request.generate(prompt, prefix_cache=cache, prefix=20, max_new_tokens=4)
-    assert len(cache.prefixes) == 0
-    cache = PrefixCache()
-    request.generate(prompt, prefix_cache=cache, prefix=20, max_new_tokens=4)
-    other = Engine(tiny.model(seed=5, dtype=torch.float64), tiny.tokenizer(), None)
-    result = other.generate(prompt, prefix_cache=cache, prefix=20, max_new_tokens=4)
-    assert result.report.cached_tokens == 0
-    assert result.tokens == other.generate(prompt, max_new_tokens=4).tokens
+def test_memory_goes_by_the_tokens_of_running_texts() -> None:
+    model = tiny.model("llama", dtype=FLOAT64, max_position_embeddings=6000)
+    request = Engine(model, None, None, max_batch_size=8)
+    request.generate([tiny.prompt(20, seed=n) for n in range(8)], max_new_tokens=8)
+    prompt, sizes = tiny.prompt(4760), list[int]()
+
+    def on_step(number: int, step: Any) -> None:
+        session = request.scheduler.session
+        if session is not None:  # not after the last step
+            assert isinstance(session, TreeSession)
+            sizes.append(session.bytes)
+
+    request.generate(prompt, max_new_tokens=8, ignore_eos=True, on_step=on_step)
+    needed = (4760 + 8) * slot_bytes(model.config, FLOAT64)
+    assert needed <= max(sizes) <= 1.3 * needed
+    assert request.scheduler.session is None
+    assert request.prefix_cache.bytes <= 1.3 * needed
+    request.prefix_cache.max_bytes = 0
+    request.generate(tiny.prompt(5), max_new_tokens=2)
+    request.prefix_cache.clear()
+    assert request.prefix_cache.bytes == 0
 
 
-def test_keys_of_another_text_would_be_visible() -> None:
-    request, cache = prefixes_engine(), PrefixCache()
-    prompt, wrong = tiny.prompt(30), tiny.prompt(30, seed=9)
-    request.generate(wrong, prefix_cache=cache, prefix=20, max_new_tokens=4)
-    result = cache.prefixes.find(request.target, wrong[:20])
-    assert result is not None
-    cache.prefixes.keep(request.target, prompt[:20], result)
-    message = request.generate(prompt, prefix_cache=cache, prefix=20, max_new_tokens=12).tokens
-    assert message != request.generate(prompt, max_new_tokens=12).tokens
+def filled(length: int) -> SequenceCache:
+    cache, part = SequenceCache(length), torch.zeros(1, 2, length, 4)
+    cache.write(0, part, part)
+    cache.advance(length)
+    cache.commit(range(length))
+    return cache
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"prefix": 3}, "got prefix without prefix_cache"),
-        (
-            {"prefix": -1, "prefix_cache": PrefixCache()},
-            "prefix is -1; expected a whole number below",
-        ),
-        (
-            {"prefix": 24, "prefix_cache": PrefixCache()},
-            "prefix is 24; expected a whole number below",
-        ),
-        ({"prefix": "all", "prefix_cache": PrefixCache()}, "prefix is 'all'"),
-    ],
-)
-def test_bad_prefixes_are_refused(options: dict[str, Any], expected: str) -> None:
-    with pytest.raises(InputError, match=expected):
-        prefixes_engine().generate(tiny.prompt(24), **options)
+def test_the_least_recently_used_texts_are_evicted_first() -> None:
+    texts = [[name] * 20 for name in range(5)]
+    cache = PrefixCache(3 * filled(20).bytes)
+    for text in texts[:3]:
+        cache.keep(text, "", filled(20))
+    assert cache.take([*texts[0][:16], 9, 9, 9], "", 30, ())[1] == 16
+    cache.keep(texts[0], "", filled(20))
+    cache.keep(texts[3], "", filled(20))
+    assert [cache.export(text) is not None for text in texts] == [True, False, True, True, False]
+    pin = cache.pin(texts[2])
+    for text in (texts[4], texts[1]):
+        cache.keep(text, "", filled(20))
+    assert cache.export(texts[2]) is not None
+    pin.close()
+    cache.keep(texts[0], "", filled(20))
+    assert cache.export(texts[2]) is None
+    assert cache.bytes <= cache.max_bytes
+    cache.keep([7] * 200, "", filled(200))  # does not fit at all
+    assert cache.export([7] * 200) is None
+
+
+def test_a_pinned_text_stays_while_its_questions_come_and_go() -> None:
+    request, document = engine(), tiny.prompt(60)
+    request.prefix_cache.max_bytes = 0
+    pin = request.prefix_cache.pin(document)
+    request.prefill(document)
+    for seed in range(3):
+        question = tiny.prompt(6, seed=seed)
+        result = request.generate([*document, *question], max_new_tokens=5)
+        assert result.report.cached_tokens >= 60
+        assert result.tokens == fresh().generate([*document, *question], max_new_tokens=5).tokens
+        assert request.prefix_cache.export(document) is not None
+    assert request.generate(document[:30], max_new_tokens=5).report.cached_tokens == 29
+    assert request.prefix_cache.export(document) is not None
+    layers = request.prefix_cache.export(document)
+    assert layers is not None
+    other = engine()
+    other.prefix_cache.insert(document, layers)
+    assert other.generate([*document, 5], max_new_tokens=5).report.cached_tokens == 60
+    pin.close()
+    assert request.prefix_cache.export(document) is None

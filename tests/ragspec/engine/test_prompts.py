@@ -331,7 +331,7 @@ def test_each_prompt_of_a_batch_has_its_prediction() -> None:
     model = tiny.model("llama", dtype=torch.float64)
     prompts = [tiny.prompt(9, seed=seed) for seed in range(3)]
     plain = Engine(model, drafter=None).generate(prompts, max_new_tokens=NEW, ignore_eos=True)
-    engine = Engine(model, drafter="context", budget=8, batch_size=2)
+    engine = Engine(model, drafter="context", budget=8, max_batch_size=2)
     options: Any = {"max_new_tokens": NEW, "ignore_eos": True}
     result = engine.generate(prompts, prediction=[g.tokens for g in plain], **options)
     assert [g.tokens for g in result] == [g.tokens for g in plain]

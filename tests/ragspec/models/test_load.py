@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from ragspec.budget.policy import make_budget
+from ragspec.engine.cost import model_identity, read_cost
 from ragspec.engine.engine import Engine
-from ragspec.engine.rows import model_identity, read_cost
 from ragspec.errors import (
     InputError,
     MissingExtraError,

@@ -122,8 +122,8 @@ def test_only_scores_that_nobody_changes_are_searched_when_they_are_read(
         return values, places
 
     monkeypatch.setattr("ragspec.sampling.top_tokens.best_tokens", search)
-    logits = torch.tensor([[[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]]])
-    (top_tokens,) = TopTokens.ranked(logits, 2, [2], selected)
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]])
+    (top_tokens,) = TopTokens.ranked([logits], 2, [2], selected)
     assert searched == ([] if selected else [2])
     if not selected:
         logits.zero_()
@@ -133,8 +133,8 @@ def test_only_scores_that_nobody_changes_are_searched_when_they_are_read(
 
 def test_many_scores_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragspec.sampling.top_tokens.LATE", 7)
-    logits = torch.tensor([[[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]]])
-    (top_tokens,) = TopTokens.ranked(logits, 1, [2], True)
+    logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [4.0, 0.0, 1.0, 2.0]])
+    (top_tokens,) = TopTokens.ranked([logits], 1, [2], True)
     logits.zero_()
     assert top_tokens.host().tolist() == [[1], [0]]
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-import ragspec.verification.causal as causal_module
 import ragspec.verification.tree_attention as attention_module
+import ragspec.verification.tree_session as session_module
 from ragspec.drafters.base import Drafter, SourceText
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
-from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.causal import CausalTarget
 from ragspec.verification.probe import probe, probe_target
 from tests.ragspec.drafters.model.test_drafter import alike
-from tests.ragspec.verification.test_kv_cache import Largest
+from tests.ragspec.verification.test_kernels import Largest
 from tests.support.architectures import ARCHITECTURES, COMMON, HEAD, VOCAB, WINDOW, build
 from tests.support.identities import PROMPTS, target
 from tests.support.noisy import NoisyTrees
@@ -250,25 +250,23 @@ def local(model: Any, text: list[int]) -> torch.Tensor:
     return result[0]
 
 
-def worst(name: str, lengths: str, piece: int | None) -> float:
+def worst(name: str, lengths: str) -> float:
     """Return how far the logits of the ends of both texts and of a tree behind them are off."""
     model = windowed_prompts_build(name)
     first, second = (texts(n, i) for i, n in enumerate(LENGTHS[lengths]))
     rows = len(first)
     tree = DraftTree.build([5, 6, 7], [-1, -1, 1], "test")
-    target = CausalTarget(model)
-    target.piece = piece
-    with target.open(rows, 8) as session:
+    with CausalTarget(model).open(rows, 8) as session:
         results = [session.verify(first, [EMPTY] * rows)]
         session.commit([()] * rows)
         results.append(session.verify(second, [EMPTY] * rows))
         session.commit([()] * rows)
-        results.append(session.verify([[9]] * rows, [tree] * rows)[:, 3:])
+        results.append([each[3:] for each in session.verify([[9]] * rows, [tree] * rows)])
     off = 0.0
     for row, (head, tail) in enumerate(zip(first, second, strict=True)):
         expected = local(model, [*head, *tail, 9, 6, 7])
         for part, at in zip(results, (len(head), len(head) + len(tail), 0), strict=True):
-            off = max(off, float((part[row, 0] - expected[at - 1]).abs().max()))
+            off = max(off, float((part[row][0] - expected[at - 1]).abs().max()))
     return off
 
 
@@ -284,17 +282,16 @@ def everything_is_long(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(attention_module, "LARGE_MASK", 1)
     monkeypatch.setattr(attention_module, "_first_visible", counted)
-    monkeypatch.setattr(causal_module, "LONG", 1)
+    monkeypatch.setattr(session_module, "LONG", 1)
     return cuts
 
 
-@pytest.mark.parametrize("piece", [8, 1000])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_the_models_its_at_every_border(
-    name: str, lengths: str, piece: int, everything_is_long: list[int]
+    name: str, lengths: str, everything_is_long: list[int]
 ) -> None:
-    assert worst(name, lengths, piece) < (1e-5 if name in FLOAT32 else 1e-12)
+    assert worst(name, lengths) < (1e-5 if name in FLOAT32 else 1e-12)
     crosses = name in WINDOWED and lengths in ("blocks", "longer", "level")
     assert not crosses or any(everything_is_long), "no slot was left out"
 
@@ -304,7 +301,7 @@ def test_a_mask_that_leaves_out_a_visible_slot_is_noticed(
 ) -> None:
     real = attention_module._first_visible
     monkeypatch.setattr(attention_module, "_first_visible", lambda *inputs: real(*inputs) + 1)
-    assert worst("gemma3", "longer", 16) > 1e-6
+    assert worst("gemma3", "longer") > 1e-6
 
 
 def test_a_rule_that_sees_farther_than_it_says_is_spelled_out() -> None:
@@ -323,22 +320,10 @@ def test_a_rule_that_sees_farther_than_it_says_is_spelled_out() -> None:
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3", "gpt_oss", "llama4"])
 def test_no_mask_grows_with_the_prompt(name: str) -> None:
     """With all sizes as they are; a mask of one byte an entry would be seen."""
-    n, before = 1000, 3000
+    n, before = 500, 6000  # a chunk, as prompts are read
     with CausalTarget(windowed_prompts_build(name)).open(1, n + before) as session:
         session.verify(texts([before], 0), [EMPTY])
         session.commit([()])
         with Largest() as largest:
             session.verify(texts([n], 1), [EMPTY])
     assert largest.bytes < n * (n + before)
-
-
-def test_ragged_chains_are_read_in_chunks() -> None:
-    target, message = CausalTarget(windowed_prompts_build("gemma3")), list[tuple[int, int]]()
-    target.piece = 8
-    with target.open(2, 8) as session:
-        assert isinstance(session, TreeSession)
-        session.verify(texts([5, 3], 0), [EMPTY] * 2)
-        session.commit([()] * 2)
-        session.on_read = lambda done, total: message.append((done, total))
-        session.verify(texts([16, 9], 1), [EMPTY] * 2)
-    assert message == [(0, 16), (8, 16), (16, 16)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import ragspec.verification.causal as target_module
+import ragspec.verification.tree_session as session_module
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelError, PromptTooLongError
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import TargetSession
-from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import PathSession, PathTarget
 from ragspec.verification.rotary_tables import rereads, table_border
+from ragspec.verification.tree_session import TreeSession
 from tests.support.architectures import COMMON, VOCAB, build
 from tests.support.architectures_sweep import TOWERS
 from tests.support.noisy import NoisyTrees
@@ -47,14 +49,14 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 
 def assert_right(
-    model: Any, logits: torch.Tensor, texts: list[list[int]], trees: list[DraftTree]
+    model: Any, logits: Sequence[torch.Tensor], texts: list[list[int]], trees: list[DraftTree]
 ) -> None:
-    """Assert that logits [B, N + 1, V] are those of the texts and every path below them."""
+    """Assert that logits [N + 1, V] are those of the texts and every path below them."""
     for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
         for node in range(-1, len(tree)):
             tokens = [int(tree.tokens[i]) for i in path_to(tree, node)]
             expected = reference(model, [*text, *tokens])
-            assert torch.allclose(logits[row, node + 1], expected, atol=1e-9), (row, node)
+            assert torch.allclose(logits[row][node + 1], expected, atol=1e-9), (row, node)
 
 
 def random_tree(data: st.DataObject, most: int = 7) -> DraftTree:
@@ -92,7 +94,7 @@ def test_ragged_batches_of_trees_step_after_step(data: st.DataObject) -> None:
 def test_rows_leave_and_are_copied() -> None:
     model, empty = build("llama"), DraftTree.empty()
     texts = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
-    with CausalTarget(model).open(3, 32) as session:
+    with CausalTarget(model).open_rows() as session:
         rows = [session.join(text, str(number))[0] for number, text in enumerate(texts)]
         assert session.select_rows(rows) == rows == [0, 1, 2]
         session.verify(texts, [empty] * 3)
@@ -107,10 +109,10 @@ def test_rows_leave_and_are_copied() -> None:
         }
         for rows in ([2, 0, 1], [0, 2], [1], [2, 1]):
             active_rows = session.select_rows(rows)
+            assert active_rows == rows
             trees = [tree_of[row] for row in active_rows]
             logits = session.verify([[11 + row] for row in active_rows], trees)
             followed = [[*text_of[row], 11 + row] for row in active_rows]
-            assert sorted(active_rows) == sorted(rows)
             assert_right(model, logits, followed, trees)
             session.discard_uncommitted()
 
@@ -138,7 +140,7 @@ def test_only_expected_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> N
 def test_prompts_report_the_best_tokens_of_their_ends(
     keeps: bool, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target_module, "MOST_LOGITS", most)
+    monkeypatch.setattr(session_module, "MOST_LOGITS", most)
     model, k = build("llama"), 4
     target = CausalTarget(model)
     target.keeps_logits &= keeps
@@ -152,11 +154,9 @@ def test_prompts_report_the_best_tokens_of_their_ends(
             assert_right(
                 model, session.verify([[3]] * len(rows), trees), [[*row, 3] for row in rows], trees
             )
-        longest = max(map(len, rows))
-        message = min(longest, most // (len(rows) * VOCAB))
         for row, top in zip(rows, top_tokens, strict=True):
-            first = max(0, longest - message)
-            assert len(top) == max(0, len(row) - first)
+            first = max(0, len(row) - most // (len(rows) * VOCAB))
+            assert len(top) == len(row) - first
             for place, best in enumerate(top.host().tolist(), start=first):
                 expected = reference(model, row[: place + 1])
                 assert best == expected.topk(k).indices.tolist()
@@ -197,19 +197,23 @@ def test_training_mode_is_refused_once_a_model_was_opened_for_evaluation(kind: A
         assert out.tokens == expected
 
 
-def chains_only(*arguments: Any) -> np.ndarray[Any, Any]:
+def chains_only(start: int, tree: DraftTree) -> np.ndarray[Any, Any]:
     """Let every node see all nodes before it, as a plain causal mask would."""
-    _, trees, n = arguments
-    return np.repeat(np.tri(n, dtype=np.bool_)[None], len(trees), axis=0)
+    return np.tri(start + len(tree), dtype=np.bool_)
 
 
-def by_slot(count: int, visible: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
+def by_slot(*inputs: Any) -> tuple[torch.Tensor, Any]:
     """Number the nodes by their slots instead of by their depths."""
-    return np.arange(1, count + 1)
+    tokens, views = TRUE_LAYOUT(*inputs)
+    at = torch.arange(tokens.shape[1])[None]
+    return tokens, [replace(view, positions=view.lengths + at) for view in views]
+
+
+TRUE_LAYOUT = session_module._layout
 
 
 @pytest.mark.parametrize(
-    ("part", "mutant"), [("_related", chains_only), ("_places", by_slot)], ids=["mask", "position"]
+    ("part", "mutant"), [("_related", chains_only), ("_layout", by_slot)], ids=["mask", "position"]
 )
 def test_a_mutant_is_detected(part: str, mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, text = build("llama"), [1, 2, 3, 4]
@@ -217,7 +221,7 @@ def test_a_mutant_is_detected(part: str, mutant: Any, monkeypatch: pytest.Monkey
     with CausalTarget(model).open(1, 32) as session:
         session.verify([text], [DraftTree.empty()])
         session.commit([()])
-        monkeypatch.setattr(target_module, part, mutant)
+        monkeypatch.setattr(session_module, part, mutant)
         logits = session.verify([[8]], [tree])
     with pytest.raises(AssertionError):
         assert_right(model, logits, [[*text, 8]], [tree])
@@ -351,20 +355,16 @@ def test_samples_of_one_prompt_cross_the_border_alike() -> None:
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]
 
 
-def test_one_row_verifies_trees_and_several_take_turns() -> None:
+def test_a_forward_on_both_sides_of_the_border_is_refused() -> None:
     target = open_target(build_longrope("llama"))
-    with target.open(1, 8) as one, target.open(2, 8) as two:
-        assert isinstance(one, TreeSession) and isinstance(two, PathSession)
-    assert target.time_forward(2, 8) > 0
-
-
-@pytest.mark.parametrize("texts", [([1] * 65, [1, 2]), ([1] * 62, [1, 2])])
-def test_rows_on_both_sides_of_the_border_are_refused(texts: tuple[list[int], ...]) -> None:
-    """A target that was not opened by the probe must not choose the wrong table silently."""
-    with CausalTarget(build_longrope("llama")).open(2, 80) as session:
+    assert not target.packs
+    with target.open(2, 80) as session:
         trees = [DraftTree.chain([3, 4, 5], "test"), DraftTree.empty()]
+        session.verify([[1] * 65, [1, 2]], [DraftTree.empty()] * 2)  # rows take turns
+        session.discard_uncommitted()
         with pytest.raises(InputError, match="both sides of 64"):
-            session.verify(texts, trees)
+            session.verify([[1] * 62, [1, 2]], trees)
+    assert target.time_forward(2, 8) > 0
 
 
 def test_models_with_one_table_are_let_be() -> None:

@@ -14,9 +14,10 @@ from ragspec.retrievers.neighbours.table import NeighbourTable
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.verification import cpu_weights as packing
-from ragspec.verification.causal import CausalTarget, TreeSession
+from ragspec.verification.causal import CausalTarget
 from ragspec.verification.cpu_weights import Packed, forward
 from ragspec.verification.tree_attention import NAME, lease
+from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
 from tests.support.architectures import build
 

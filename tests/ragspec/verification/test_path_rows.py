@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,13 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.errors import InputError
 from ragspec.models.supported import scales_by_slot
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.open import open_target
 from ragspec.verification.path_rows import LAG, PathTarget, snapshot
-from ragspec.verification.row_prefixes import RowPrefixes
 from tests.ragspec.verification.test_causal import assert_right, path_to, random_text, random_tree
 from tests.support import architectures_sweep as sweep
 from tests.support.architectures import ARCHITECTURES, COMMON, VOCAB, build
@@ -25,14 +24,16 @@ RECURRENT, SLOTTED, WINDOWED = "qwen3_5_text", "bloom", "mistral"
 EMPTY = DraftTree.empty()
 
 
-def close(model: Any, logits: torch.Tensor, texts: list[list[int]], trees: list[DraftTree]) -> None:
+def close(
+    model: Any, logits: Sequence[torch.Tensor], texts: list[list[int]], trees: list[DraftTree]
+) -> None:
     """Assert logits as `assert_right` does, for models that compute states in float32."""
     for row, (text, tree) in enumerate(zip(texts, trees, strict=True)):
         for node in range(-1, len(tree)):
             tokens = [*text, *(int(tree.tokens[i]) for i in path_to(tree, node))]
             with torch.no_grad():
                 expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
-            assert torch.allclose(logits[row, node + 1], expected, atol=1e-3), (row, node)
+            assert torch.allclose(logits[row][node + 1], expected, atol=1e-3), (row, node)
 
 
 @given(st.data())
@@ -157,7 +158,7 @@ def test_positions_are_those_that_generate_gives() -> None:
         first = session.verify([text], [EMPTY])
         session.commit([()])
         logits = session.verify([[1]], [tree])
-    torch.testing.assert_close(first[0, 0], expected[10])
+    torch.testing.assert_close(first[0][0], expected[10])
     torch.testing.assert_close(logits[0], expected[11:])
     assert (by_itself - expected).abs().max() > 1.0
 
@@ -225,7 +226,7 @@ def test_scales_by_slots_are_left_to_chains(tempered: Any) -> None:
     assert isinstance(open_target(tempered), PathTarget), "though the probe does not reach so far"
 
 
-def far(model: Any, logits: torch.Tensor, text: list[int], tree: DraftTree) -> bool:
+def far(model: Any, logits: Sequence[torch.Tensor], text: list[int], tree: DraftTree) -> bool:
     """Say whether the logits of any node are not those of its path."""
     try:
         close(model, logits, [text], [tree])
@@ -239,64 +240,3 @@ def test_models_without_such_a_scale_verify_trees(tempered: Any) -> None:
     config = copy.deepcopy(tempered.config)
     config.attn_temperature_tuning = False
     assert not scales_by_slot(config)
-
-
-def ids(text: str) -> list[int]:
-    return [ord(letter) for letter in text]
-
-
-def left(*texts: tuple[str, str]) -> RowPrefixes:
-    """Return rows, one more than the texts, that held these texts of a scope and were left."""
-    rows = RowPrefixes(len(texts) + 1)
-    for text, scope in texts:
-        row, _, known = rows.join(ids(text), scope)
-        rows.grow(row, ids(text)[known:])
-        rows.leave(row)
-    return rows
-
-
-def test_the_longest_common_beginning_is_detected_in_the_same_scope_alone() -> None:
-    rows = left(("abcdef", "one"), ("abx", "two"), ("abcd", "two"))
-    assert rows.join(ids("abcdef"), "two")[1:] == (2, 4)
-    assert rows.join(ids("abcdef"), "three").known == 0
-
-
-def test_empty_rows_are_taken_first_and_then_those_left_longest_ago() -> None:
-    rows = left(("a", ""), ("b", ""), ("c", ""))
-    assert [rows.join([], "").row for _ in range(4)] == [3, 0, 1, 2]
-    with pytest.raises(InputError, match="all taken"):
-        rows.join([], "")
-
-
-def test_a_row_that_is_being_written_shares_its_beginning_too() -> None:
-    rows = RowPrefixes(2)
-    first = rows.join([1, 2, 3], "").row
-    rows.grow(first, [1, 2, 3, 4])
-    assert rows.join([1, 2, 3, 9], "") == (1, first, 3)
-
-
-def test_a_text_may_go_on_in_its_row() -> None:
-    rows = RowPrefixes(1)
-    rows.grow(rows.join([1, 2], "").row, [1, 2, 3])
-    rows.leave(0)
-    assert rows.join([1, 2, 7], "") == (0, 0, 2)
-    rows.grow(0, [7])
-    rows.leave(0)
-    assert rows.join([1, 2, 3], "").known == 2, "it holds another text now"
-
-
-def test_what_was_forgotten_serves_nobody() -> None:
-    rows = RowPrefixes(2)
-    rows.grow(rows.join([1, 2], "").row, [1, 2])
-    rows.forget(0)
-    assert rows.join([1, 2], "").known == 0
-
-
-def test_memory_that_was_passed_up_is_taken_last() -> None:
-    rows = left(("a", ""), ("b", ""))
-    assert rows.free() == [0, 1, 2] and rows.free() == []
-    first = rows.join([1], "").row
-    rows.grow(first, [1])
-    rows.leave(first)
-    assert rows.join([2], "") == (first, first, 0), "rather than a row that takes new memory"
-    assert rows.join([2], "").row != first

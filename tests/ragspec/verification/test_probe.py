@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-import ragspec.verification.causal as target_module
+import ragspec.verification.tree_session as session_module
 from ragspec.errors import UnsupportedModelError
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
-from ragspec.verification.kv_cache import SlotCache
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.probe import PREFIXES, Trial, probe, probe_target, shortest_window
+from ragspec.verification.sequence_cache import SequenceCache
 from tests.support.architectures import build
 
 
@@ -72,22 +74,28 @@ def test_the_shortest_window_counts() -> None:
 # --- mutants of the target: each must be caught ---------------------------------------------------
 
 
-def causal_over_slots(pending: Any, trees: Any, n: int) -> np.ndarray[Any, Any]:
-    return np.repeat(np.tri(n, dtype=np.bool_)[None], len(trees), axis=0)
+def causal_over_slots(start: int, tree: DraftTree) -> np.ndarray[Any, Any]:
+    return np.tri(start + len(tree), dtype=np.bool_)
 
 
-def positions_are_slots(count: int, visible: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any]:
-    return np.arange(1, count + 1)
+def positions_are_slots(*inputs: Any) -> tuple[torch.Tensor, Any]:
+    tokens, views = TRUE_LAYOUT(*inputs)
+    at = torch.arange(tokens.shape[1])[None]
+    return tokens, [replace(view, positions=view.lengths + at) for view in views]
 
 
-def keeps_the_first_slots(self: SlotCache, row: int, source: list[int], start: int) -> None:
+TRUE_LAYOUT = session_module._layout
+
+
+def keeps_the_first_slots(self: SequenceCache, source: torch.Tensor, start: int) -> None:
     """Compact nothing."""
 
 
-def moves_one_too_far(self: SlotCache, row: int, source: list[int], start: int) -> None:
-    index = torch.tensor([slot - 1 for slot in source])
-    for layer in self.layers:
-        layer.move(row, index, slice(start, start + len(source)))
+TRUE_MOVE = SequenceCache.move
+
+
+def moves_one_too_far(self: SequenceCache, source: torch.Tensor, start: int) -> None:
+    TRUE_MOVE(self, source - 1, start)
 
 
 def sees_everything(view: Any, mask_function: Any, slots: int, first: int = 0) -> torch.Tensor:
@@ -99,10 +107,10 @@ def sees_everything(view: Any, mask_function: Any, slots: int, first: int = 0) -
 @pytest.mark.parametrize(
     ("owner", "part", "mutant", "name"),
     [
-        (target_module, "_related", causal_over_slots, "llama"),
-        (target_module, "_places", positions_are_slots, "llama"),
-        (SlotCache, "_move", keeps_the_first_slots, "llama"),
-        (SlotCache, "_move", moves_one_too_far, "llama"),
+        (session_module, "_related", causal_over_slots, "llama"),
+        (session_module, "_layout", positions_are_slots, "llama"),
+        (SequenceCache, "move", keeps_the_first_slots, "llama"),
+        (SequenceCache, "move", moves_one_too_far, "llama"),
         ("ragspec.verification.tree_attention", "_model_allows", sees_everything, "mistral"),
     ],
     ids=["mask", "positions", "no-compaction", "off-by-one", "no-window"],

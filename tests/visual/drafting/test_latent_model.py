@@ -61,7 +61,7 @@ def generate(
 def test_a_seed_fixes_the_latents_whatever_else_is_sampled(rule: Any) -> None:
     first, result = generate(rule)
     again, _ = generate(rule)
-    one_by_one, _ = generate(rule, batch_size=1)
+    one_by_one, _ = generate(rule, max_batch_size=1)
     alone, _ = generate(rule, rows=1)
     assert torch.equal(first, again) and torch.allclose(first, one_by_one, atol=1e-9)
     assert torch.allclose(first[:1], alone, atol=1e-9)

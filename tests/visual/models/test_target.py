@@ -173,7 +173,7 @@ def test_logits_of_a_tree_are_those_of_its_paths() -> None:
                 for node, path in enumerate(paths):
                     whole = text + [int(tree.tokens[step]) for step in path]
                     expected = image_models.guided(model, row, whole)[-1]
-                    torch.testing.assert_close(logits[i, node + 1], expected)
+                    torch.testing.assert_close(logits[i][node + 1], expected)
             session.commit([(1, 4), (0,)])
             texts = [(0, [3, 4, 5, 6, 9, 2]), (2, [1, 5, 2])]
             pending = [[2], [2]]
@@ -197,7 +197,9 @@ def test_a_pair_costs_one_forward_and_scale_one_no_pair() -> None:
     target = image_models.target(image_models.model(), 2.0)
     with target.open(3, 4) as session:
         session.verify([target.prompt(0)] * 3, [DraftTree.empty()] * 3)
-        assert session.cache.layers[0].keys.shape[0] == 6
+        session.commit([()] * 3)
+        for row in session.active_rows:
+            assert row.cache.layers(1)[0][0].shape[0] == 2
 
 
 def test_guidance_may_end_early() -> None:

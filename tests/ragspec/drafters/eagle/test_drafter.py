@@ -13,7 +13,6 @@ from ragspec.drafters.base import DraftContext, DraftRequest, KnownStates, Prefi
 from ragspec.drafters.eagle.drafter import HeadDrafter, HeadSession
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.engine.engine import Engine
-from ragspec.engine.prefix_cache import PrefixCache
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnsupportedModelError
 from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
@@ -269,12 +268,11 @@ def test_what_it_knows_of_a_prompt_moves_no_token(settings: str) -> None:
     drafted = []
     for instance in (true, torch.flip(true, [1]) * 1e3):
         parts = [KnownStates(2, instance[:, 2:9]), KnownStates(12, instance[:, 12:30])]
-        cache = PrefixCache()
         engine = Engine(target, drafter=drafter(target), budget=6)
         options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
         plain = Engine(target, drafter=None).generate(prompt, SAMPLINGS[settings], **options)
-        engine.generate([*prompt[:20], 3], max_new_tokens=1, prefix_cache=cache)
-        options |= {"prefix_cache": cache, "known_states": parts}
+        engine.generate([*prompt[:20], 3], max_new_tokens=1)
+        options |= {"known_states": parts}
         result = engine.generate(prompt, SAMPLINGS[settings], **options)
         assert result.tokens == plain.tokens
         assert result.report.cached_tokens == 20 and not result.report.faults

@@ -21,19 +21,14 @@ from ragspec.drafters.model.drafter import (
     ModelDrafter,
     ModelSession,
 )
-from ragspec.engine.loop import decode
-from ragspec.engine.rows import Row
 from ragspec.errors import InputError, UnsupportedModelError
-from ragspec.reports.builder import ReportBuilder
 from ragspec.rules.base import Rule, Step
-from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.stopping import StopRule
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.verification.causal import CausalTarget
-from tests.support import tiny
+from tests.support import loops, tiny
 from tests.support.mixing import MixingDrafter
 
 NEW = 24
@@ -74,12 +69,8 @@ def write(
     """Return the tokens that the loop writes, and its steps."""
     prompt = prompt or tiny.prompt()
     target = target or model()
-    row = Row(
-        context=DraftContext(list(prompt), len(prompt), new),
-        distribution=distribution(sampling, prompt, seed),
-        stop=StopRule(frozenset(), new).open(None, prompt),
-        report=ReportBuilder("exact", seed, len(prompt)),
-        pending=list(prompt),
+    row = loops.sequence(
+        target, prompt, new, distribution(sampling, prompt, seed), drafter, budget, rule
     )
     if drafter is not None:
         request = DraftRequest(
@@ -87,9 +78,8 @@ def write(
         )
         row.drafter = drafter.open(request)
         row.budget = (budget or FixedBudget(6)).open(None)
-    with CausalTarget(target).open(1, 128) as session:
-        for _ in decode(session, [row], [0], rule or Walk()):
-            pass
+    with CausalTarget(target).open_rows() as session:
+        loops.decode(session, row)
     return row.context.tokens[len(prompt) :], row.steps
 
 

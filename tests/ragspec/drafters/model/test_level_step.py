@@ -230,7 +230,7 @@ def test_equal_siblings_of_two_sources_do_not_harm_the_walk() -> None:
         chosen = session.chosen[0]
         assert len(chosen) == 6
         session.commit([(2, 3, 4)])
-        result = session.verify([[chosen[5]]], [DraftTree.empty()])[0, -1]
+        result = session.verify([[chosen[5]]], [DraftTree.empty()])[0][-1]
         text = torch.tensor([[*PROMPT, root, a, b, c, chosen[5]]])
         expected = model()(input_ids=text, use_cache=False).logits[0, -1]
     assert float((result - expected).abs().max()) < 1e-12

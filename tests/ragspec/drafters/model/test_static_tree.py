@@ -13,7 +13,7 @@ from ragspec.drafters.model.cache import DraftCache, DraftState
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.drafters.model.static_tree import LEVELS, StaticGrowth, TreeShape
 from ragspec.engine.engine import Engine
-from ragspec.engine.options import Options
+from ragspec.engine.request import Options
 from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream

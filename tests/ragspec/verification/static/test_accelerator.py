@@ -131,7 +131,7 @@ def test_a_second_look_leaves_the_others_their_tokens() -> None:
             assert session.chosen is not None
             for row, (text, current) in enumerate(zip(texts, distributions, strict=True)):
                 paths = [[7, 8, 9][:depth] for depth in range(4)]
-                scores = current.process(logits[row, :4], text, paths)
+                scores = current.process(logits[row][:4], text, paths)
                 assert session.chosen[row] == current.select(scores, [1, 2, 3, 4]).tolist()
 
 

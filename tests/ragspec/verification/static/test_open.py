@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ragspec.engine.engine import Engine
-from ragspec.engine.pool import Pool
 from ragspec.errors import InputError, PromptTooLongError
 from ragspec.sampling.settings import Sampling
 from ragspec.verification.causal import CausalTarget
@@ -65,7 +64,7 @@ def test_a_pool_of_texts_that_come_and_go(model: Any) -> None:
     engine = Engine(model, budget=8, static="eager")
     settings = [Sampling(temperature=0.9, top_p=0.8, seed=seed) for seed in range(6)]
     lengths = (4, 20, 9, 16, 3, 12)
-    with Pool(engine, max_batch_size=3) as pool:
+    with engine.with_limits(3) as pool:
         handles = [
             pool.submit(PROMPTS[i % 4], settings[i], max_new_tokens=length)
             for i, length in enumerate(lengths)
@@ -122,7 +121,7 @@ def test_a_callback_that_raises_leaves_the_engine_fit(at: int, model: Any) -> No
 
     with pytest.raises(KeyError, match="mine"):
         engine.generate(PROMPTS, sampling, max_new_tokens=12, on_step=raises)
-    assert calls == at + 1 and state_of(model) == before
+    assert at < calls <= at + len(PROMPTS) and state_of(model) == before
     assert _tokens(engine.generate(PROMPTS, sampling, max_new_tokens=12)) == expected
 
 
@@ -161,7 +160,7 @@ def test_texts_fill_the_context_to_the_brim_and_no_further(architecture: str) ->
     truth = {tuple(p): text.tokens for p, text in zip(prompts, plain, strict=True)}
     engine = Engine(model, drafter=MixingDrafter(truth), budget=12, static="eager")
     assert engine.target.static == "eager"
-    with Pool(engine, max_batch_size=3) as pool:
+    with engine.with_limits(3) as pool:
         handles = [
             pool.submit(p, sampling, max_new_tokens=n, ignore_eos=True)
             for p, n in zip(prompts, lengths, strict=True)

@@ -20,10 +20,11 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.static.arena import Arena
 from ragspec.verification.static.buffers import (
     LayerShape,
-    StackedCache,
+    StackedRow,
     Stacks,
     StepLayer,
     compact,
+    reserve,
     step_cache,
 )
 from ragspec.verification.static.layout import MOST_QUERIES
@@ -106,9 +107,8 @@ def test_steps_are_created_again_where_weights_lie_elsewhere(change: Any, select
 def test_texts_that_join_a_session_read_the_weights_as_they_are() -> None:
     """A pool keeps one session for all its texts."""
     model = local_model()
-    with opened(model).open(2, 40) as session, torch.no_grad():
-        for prompt in ([1, 2], [3, 4]):
-            session.join(prompt)
+    with opened(model).open_rows(most=2) as session, torch.no_grad():
+        session.select_rows([session.join(prompt)[0] for prompt in ([1, 2], [3, 4])])
         session.verify([[1, 2], [3, 4]], [DraftTree.empty()] * 2)
         session.commit([(), ()])
         session.verify([[5], [6]], [DraftTree.empty()] * 2)
@@ -310,29 +310,19 @@ def addresses(stacks: Stacks) -> list[int]:
 
 def test_buffers_move_only_where_they_have_to_and_keep_what_they_hold() -> None:
     stacks = filled()
-    cache = StackedCache(stacks, 3)
+    row = StackedRow(stacks, 1)
     before, held = addresses(stacks), [buffer.clone() for buffer in stacks.buffers]
-    assert not cache.reserve(SLOTS)
+    assert not reserve(stacks, SLOTS)
     assert addresses(stacks) == before
-    assert cache.reserve(SLOTS + 1)
-    assert stacks.slots == cache.book.capacity == 2 * SLOTS
+    assert reserve(stacks, SLOTS + 1)
+    row.bind(stacks)
+    assert stacks.slots == row.capacity == 2 * SLOTS
     for buffer, old in zip(stacks.buffers, held, strict=True):
         assert torch.equal(buffer[:, :, :, :SLOTS], old)
         assert not buffer[:, :, :, SLOTS:].any()
-    assert cache.layers[0].keys.data_ptr() == stacks.pairs()[0][0].data_ptr()
-    assert cache.reserve(100) and stacks.slots == 100
-
-
-def test_a_row_that_is_dropped_is_empty_and_no_memory_moves() -> None:
-    stacks = filled()
-    cache = StackedCache(stacks, 3)
-    cache.book.lengths = [4, 5, 6]
-    before, held = addresses(stacks), [buffer.clone() for buffer in stacks.buffers]
-    cache.drop([1])
-    assert [cache.length(row) for row in range(3)] == [4, 0, 6]
-    assert cache.row_order == [0, 1, 2] and cache.book.rows == 3
-    assert addresses(stacks) == before
-    assert all(torch.equal(a, b) for a, b in zip(stacks.buffers, held, strict=True))
+    keys, _ = row.layers(1)[0]
+    assert keys.data_ptr() == stacks.pairs()[0][0][1].data_ptr()
+    assert reserve(stacks, 100) and stacks.slots == 100
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -69,7 +69,7 @@ def test_a_seed_fixes_the_latents_whatever_else_is_sampled(rule: Any) -> None:
     drafter = JacobiDrafter(6, width=models.SIDE)
     first, result = generate(rule, drafter)
     again, _ = generate(rule, drafter)
-    one_by_one, _ = generate(rule, drafter, batch_size=1)
+    one_by_one, _ = generate(rule, drafter, max_batch_size=1)
     assert torch.equal(first, again) and torch.allclose(first, one_by_one, atol=1e-9)
     alone, _ = generate(rule, drafter, rows=1)
     assert torch.allclose(first[:1], alone, atol=1e-9)

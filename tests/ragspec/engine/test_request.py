@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ragspec.drafters.base import KnownStates
-from ragspec.engine.options import DEFAULT_NEW_TOKENS, RowSettings, end_tokens, read_options
+from ragspec.engine.request import DEFAULT_NEW_TOKENS, Request, end_tokens, read_requests
 from ragspec.errors import InputError, PromptTooLongError, SamplingError
 from ragspec.sampling.settings import Sampling
 from tests.support import tiny
 
 
-def read(sampling: Sampling | None = None, **options: Any) -> RowSettings:
-    return read_options(
+def read(sampling: Sampling | None = None, **options: Any) -> Request:
+    return read_requests(
         options,  # type: ignore[arg-type]
         sampling or Sampling(),
         [[1, 2, 3], [4] * 10],
@@ -23,7 +23,7 @@ def read(sampling: Sampling | None = None, **options: Any) -> RowSettings:
         vocab_size=50,
         limit=100,
         tokenizer=tiny.tokenizer(),
-    )
+    )[0]
 
 
 def test_penalties_that_look_up_the_prompt_need_ids_that_have_logits() -> None:
@@ -31,15 +31,15 @@ def test_penalties_that_look_up_the_prompt_need_ids_that_have_logits() -> None:
     for settings in requests:
         read(Sampling(**settings))
         with pytest.raises(SamplingError, match="the id 60 in a prompt"):
-            read_options(
+            read_requests(
                 {}, Sampling(**settings), [[1], [2, 60]], ends=[], vocab_size=50, limit=None
             )
 
 
 def test_new_tokens_default_to_what_the_context_leaves() -> None:
     assert read().stop.max_new_tokens == 90
-    unlimited = read_options({}, Sampling(), [[1]], ends=[], vocab_size=9, limit=None)
-    assert unlimited.stop.max_new_tokens == DEFAULT_NEW_TOKENS
+    unlimited = read_requests({}, Sampling(), [[1]], ends=[], vocab_size=9, limit=None)
+    assert unlimited[0].stop.max_new_tokens == DEFAULT_NEW_TOKENS
 
 
 def test_end_tokens_are_the_models_and_the_callers() -> None:
@@ -181,10 +181,10 @@ def test_known_states_are_of_one_prompt_and_in_its_order() -> None:
     def parts(*places: tuple[int, int]) -> tuple[KnownStates, ...]:
         return tuple(KnownStates(start, torch.zeros(1, n, 4)) for start, n in places)
 
-    def ask(inputs: Any) -> RowSettings:
+    def ask(inputs: Any) -> Request:
         options: Any = {"known_states": inputs}
         sizes: Any = {"ends": [], "vocab_size": 50, "limit": None}
-        return read_options(options, Sampling(), [[1] * 10], **sizes)
+        return read_requests(options, Sampling(), [[1] * 10], **sizes)[0]
 
     assert len(ask(parts((0, 3), (3, 2), (8, 2))).known_states) == 3
     assert ask(()).known_states == read().known_states == ()

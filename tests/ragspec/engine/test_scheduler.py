@@ -1,4 +1,4 @@
-"""A pool: texts that join, leave and are cancelled at any time are those that each has alone."""
+"""Texts that join, leave and are cancelled at any time are those that each has alone."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, Sour
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.loop import Loop
-from ragspec.engine.pool import Pool
-from ragspec.engine.reading import PrefillJob
-from ragspec.errors import InputError, PoolClosedError, QueueFullError
+from ragspec.engine.prefill import PrefillJob
+from ragspec.errors import CallbackError, EngineClosedError, InputError, QueueFullError
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftKind, DraftTree
-from ragspec.verification.causal import CausalTarget, TreeSession
-from ragspec.verification.kv_cache import SlotCache
+from ragspec.verification import prefix_cache
+from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
-from ragspec.verification.row_prefixes import Place, RowPrefixes
+from ragspec.verification.sequence_cache import SequenceCache
+from ragspec.verification.tree_session import TreeSession
 from tests.support import tiny
 from tests.support.architectures import build
 
@@ -64,6 +64,12 @@ def plain(target: CausalTarget) -> Engine:
     return engine_of(target, "plain")
 
 
+def serving(
+    engine: Engine, max_batch_size: int = 8, chunk: int = 256, max_queue_size: int | None = None
+) -> Engine:
+    return engine.with_limits(max_batch_size, max_queue_size, chunk)
+
+
 def queries(count: int, seed: int = 0) -> list[Requests]:
     """Return requests of all kinds; some prompts begin alike."""
     rng = random.Random(seed)
@@ -93,7 +99,7 @@ def alone(engine: Engine, requests: Sequence[Requests]) -> list[list[int]]:
     return [engine.generate(prompt, s, **options).tokens for prompt, s, options in requests]
 
 
-def submit(pool: Pool, requests: Sequence[Requests], **more: Any) -> list[RequestHandle]:
+def submit(pool: Engine, requests: Sequence[Requests], **more: Any) -> list[RequestHandle]:
     return [pool.submit(prompt, s, **options, **more) for prompt, s, options in requests]
 
 
@@ -121,7 +127,7 @@ def test_the_tokens_are_those_of_each_request_alone(
     expected: list[list[int]],
 ) -> None:
     rng = random.Random(name)
-    with Pool(engine_of(target, name, budget), max_batch_size=3, chunk=16) as pool:
+    with serving(engine_of(target, name, budget), max_batch_size=3, chunk=16) as pool:
         handles = []
         for each in requests:
             handles += submit(pool, [each])
@@ -140,7 +146,7 @@ def test_cancelled_texts_end_and_change_no_other(
     target: CausalTarget, requests: list[Requests], expected: list[list[int]]
 ) -> None:
     rng = random.Random(5)
-    with Pool(engine_of(target, "context"), max_batch_size=3, chunk=8) as pool:
+    with serving(engine_of(target, "context"), max_batch_size=3, chunk=8) as pool:
         handles = submit(pool, requests)
         for _ in range(5):
             time.sleep(rng.uniform(0.0, 0.05))
@@ -158,7 +164,7 @@ def test_every_sample_of_a_prompt_is_a_request(plain: Engine) -> None:
     sampling = Sampling(temperature=1.0, seed=4, n=3)
     whole = plain.generate("What is a draft?", sampling, max_new_tokens=12)
     one = Sampling(temperature=1.0, seed=4)
-    with Pool(plain, max_batch_size=2) as pool:
+    with serving(plain, max_batch_size=2) as pool:
         handles = [
             pool.submit("What is a draft?", one, sample=number, max_new_tokens=12)
             for number in range(3)
@@ -172,7 +178,7 @@ def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
     target = PathTarget(build("qwen3_5_text" if kind == "recurrent" else "bloom"))
     engine = Engine(target, drafter="context", budget=3)
     some = [(p, s, {"max_new_tokens": 8, "ignore_eos": True}) for p, s, _ in queries(4)]
-    with Pool(engine, max_batch_size=3, chunk=4) as pool:
+    with serving(engine, max_batch_size=3, chunk=4) as pool:
         handles = submit(pool, some)
     assert [handle.result().tokens for handle in handles] == alone(engine, some)
 
@@ -180,14 +186,14 @@ def test_models_that_read_a_prompt_at_once_have_pools_too(kind: str) -> None:
 # --- what was read serves others ----------------------------------------------------------------
 
 
-def read_of(pool: Pool, prompt: list[int], **more: Any) -> int:
+def read_of(pool: Engine, prompt: list[int], **more: Any) -> int:
     return pool.submit(prompt, max_new_tokens=6, **more).result().report.cached_tokens
 
 
 def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engine) -> None:
     common, others = tiny.prompt(40, seed=7), [tiny.prompt(9, seed=seed) for seed in (8, 9, 10)]
     prompts = [[*common, *other] for other in others]
-    with Pool(plain, max_batch_size=4, chunk=16) as pool:
+    with serving(plain, max_batch_size=4, chunk=16) as pool:
         assert [read_of(pool, prompt, tenant="one") for prompt in prompts[:2]] == [0, 40]
         assert read_of(pool, prompts[2], tenant="two") == 0
         assert read_of(pool, prompts[2], tenant="one") == 40
@@ -197,29 +203,25 @@ def test_a_prompt_is_read_from_where_it_parts_from_one_of_its_tenant(plain: Engi
     assert texts == [plain.generate(p, max_new_tokens=6).tokens for p in prompts]
 
 
-def wrong_scope(self: RowPrefixes, tokens: Sequence[int], scope: str) -> Place:
-    for held in self._rows:
-        held.scope = scope
-    return TRUE_JOIN(self, tokens, scope)
-
-
-TRUE_JOIN = RowPrefixes.join
-
-
 def test_a_prefix_of_another_tenant_is_noticed(
     plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = tiny.prompt(30, seed=3)
-    monkeypatch.setattr(RowPrefixes, "join", wrong_scope)
-    with Pool(plain, max_batch_size=3) as pool:
+    monkeypatch.setattr(prefix_cache, "_key", lambda tokens, tenant: ("", tuple(tokens[:16])))
+    with serving(plain, max_batch_size=3) as pool:
         assert [read_of(pool, prompt, tenant=name) for name in "ab"] == [0, 29]
 
 
-def stale(self: SlotCache, source: int, target: int, length: int) -> None:
-    """Leave the keys of whoever had the row before."""
-    self._put_aside()
-    self._aside[target] = (length, (0,))
-    self._recall(len(self.book.lengths))
+def stale(self: SequenceCache, length: int, room: int) -> SequenceCache:
+    """Leave the keys of another text."""
+    other = TRUE_COPY(self, length, room)
+    for keys, values in other.layers(length).values():
+        keys.zero_(), values.zero_()
+    return other
+
+
+TRUE_COPY = SequenceCache.copy
+TRUE_SELECT = TreeSession.select_rows
 
 
 def unread(self: PrefillJob, session: Any) -> int:
@@ -235,9 +237,9 @@ SHARED: dict[int, DraftSession] = {}
 @pytest.mark.parametrize(
     ("owner", "name", "mutant"),
     [
-        (SlotCache, "copy", stale),
+        (SequenceCache, "copy", stale),
         (PrefillJob, "join", unread),
-        (TreeSession, "select_rows", lambda self, rows: self.cache.select_rows(rows)[::-1]),
+        (TreeSession, "select_rows", lambda self, rows: TRUE_SELECT(self, rows)[::-1]),
     ],
 )
 def test_what_is_wrong_with_the_cache_is_noticed(
@@ -251,7 +253,7 @@ def test_what_is_wrong_with_the_cache_is_noticed(
 ) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(owner, name, mutant)
-        with Pool(plain, max_batch_size=3, chunk=16) as pool:
+        with serving(plain, max_batch_size=3, chunk=16) as pool:
             handles = submit(pool, requests)
             results = [handle.future.exception() or handle.result().tokens for handle in handles]
     assert results != expected
@@ -287,7 +289,7 @@ class Sharing:
 def test_state_of_a_drafter_that_texts_share_is_noticed(
     shared: bool, target: CausalTarget, requests: list[Requests], expected: list[list[int]]
 ) -> None:
-    with Pool(Engine(target, tiny.tokenizer(), drafter=Sharing(shared), budget=4)) as pool:
+    with Engine(target, tiny.tokenizer(), drafter=Sharing(shared), budget=4) as pool:
         results = [handle.result() for handle in submit(pool, requests)]
     assert [each.tokens for each in results] == expected, "a fault of a drafter changes no text"
     assert any(each.report.faults for each in results) == shared
@@ -323,7 +325,7 @@ def test_a_request_that_fails_ends_alone(
     requests: list[Requests],
     expected: list[list[int]],
 ) -> None:
-    with Pool(engine_of(target, name), max_batch_size=4, chunk=16) as pool:
+    with serving(engine_of(target, name), max_batch_size=4, chunk=16) as pool:
         handles = []
         for each in requests:
             handles += submit(pool, [each])
@@ -333,14 +335,14 @@ def test_a_request_that_fails_ends_alone(
         with pytest.raises(RuntimeError, match="not today"):
             tokens_of(failed)
         assert [handle.result().tokens for handle in handles] == expected
-        assert pool.live == pool.waiting == 0
+        assert pool.scheduler.live == pool.scheduler.waiting == 0
 
 
 def test_a_broken_model_fails_its_texts_and_the_pool_goes_on(
     plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = plain.generate([4, 5, 6], max_new_tokens=4).tokens
-    with Pool(plain, max_batch_size=2) as pool:
+    with serving(plain, max_batch_size=2) as pool:
         with monkeypatch.context() as patched:
             patched.setattr(CausalTarget, "forward", failing)
             handles = [pool.submit([4, 5, 6], max_new_tokens=4) for _ in range(3)]
@@ -360,10 +362,13 @@ class Scarce:
         self.rows, self.every, self.count, self.failed = rows, every, 0, 0
         self.true = CausalTarget.forward
 
-    def __call__(self, target: CausalTarget, tokens: torch.Tensor, *more: Any) -> torch.Tensor:
+    def __call__(
+        self, target: CausalTarget, tokens: torch.Tensor, view: Any, cache: Any, *more: Any
+    ) -> torch.Tensor:
         self.count += 1
-        logits = self.true(target, tokens, *more)  # what it wrote is half of a step
-        if len(tokens) > self.rows or (self.count % self.every == 0 and len(tokens) > 1):
+        logits = self.true(target, tokens, view, cache, *more)  # what it wrote is half of a step
+        rows = len(cache.rows)
+        if rows > self.rows or (self.count % self.every == 0 and rows > 1):
             self.failed += 1
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return logits
@@ -379,7 +384,7 @@ def test_where_memory_ends_a_row_is_put_back_and_no_text_changes(
 ) -> None:
     engine, scarce = engine_of(target, name), Scarce(2, 7)
     monkeypatch.setattr(CausalTarget, "forward", lambda *a: scarce(*a))
-    with Pool(engine, max_batch_size=5, chunk=16) as pool:
+    with serving(engine, max_batch_size=5, chunk=16) as pool:
         results = [handle.result().tokens for handle in submit(pool, requests)]
     assert results == expected
     assert scarce.failed > 3
@@ -397,7 +402,7 @@ def test_rows_of_paths_are_read_again_where_memory_ends(monkeypatch: pytest.Monk
         return true(*arguments, **more)
 
     monkeypatch.setattr(engine.model, "forward", scarce)
-    with Pool(engine, max_batch_size=3) as pool:
+    with serving(engine, max_batch_size=3) as pool:
         assert [handle.result().tokens for handle in submit(pool, some)] == texts
 
 
@@ -406,7 +411,7 @@ def test_a_text_that_memory_does_not_hold_alone_fails(
 ) -> None:
     scarce = Scarce(0, 99)
     monkeypatch.setattr(CausalTarget, "forward", lambda *a: scarce(*a))
-    with Pool(plain) as pool, pytest.raises(torch.OutOfMemoryError):
+    with serving(plain) as pool, pytest.raises(torch.OutOfMemoryError):
         pool.submit([4, 5, 6]).result()
 
 
@@ -414,11 +419,11 @@ def test_a_text_that_memory_does_not_hold_alone_fails(
 
 
 @pytest.fixture
-def held(plain: Engine) -> Iterator[tuple[Pool, threading.Event]]:
+def held(plain: Engine) -> Iterator[tuple[Engine, threading.Event]]:
     """Return a pool of one slot, whose text waits for the event, and room for one to wait."""
     go = threading.Event()
-    with Pool(plain, max_batch_size=1, max_queue_size=1) as pool:
-        pool.submit([4, 5], max_new_tokens=2, ignore_eos=True, on_step=lambda _: wait(go))
+    with serving(plain, max_batch_size=1, max_queue_size=1) as pool:
+        pool.submit([4, 5], max_new_tokens=2, ignore_eos=True, on_step=lambda *_: wait(go))
         yield pool, go
         go.set()
 
@@ -427,12 +432,15 @@ def wait(event: threading.Event) -> None:
     assert event.wait(20)
 
 
-def test_a_full_queue_refuses(held: tuple[Pool, threading.Event]) -> None:
+def test_a_full_queue_refuses(held: tuple[Engine, threading.Event]) -> None:
     pool, go = held
     waiting = pool.submit([4, 5, 6], max_new_tokens=2)
     with pytest.raises(QueueFullError, match="requests wait"):
         pool.submit([7, 8])
-    assert (pool.live, pool.waiting) == (1, 1) or pool.live + pool.waiting == 2
+    assert (pool.scheduler.live, pool.scheduler.waiting) == (
+        1,
+        1,
+    ) or pool.scheduler.live + pool.scheduler.waiting == 2
     waiting.cancel()
     go.set()
     assert waiting.result().finish_reason == "cancelled" and waiting.result().tokens == []
@@ -440,26 +448,26 @@ def test_a_full_queue_refuses(held: tuple[Pool, threading.Event]) -> None:
 
 
 def test_a_closed_pool_refuses_and_has_drained(plain: Engine, requests: list[Requests]) -> None:
-    pool = Pool(plain, max_batch_size=2)
+    pool = serving(plain, max_batch_size=2)
     handles = submit(pool, requests)
     pool.close()
     assert all(handle.done for handle in handles)
     assert {handle.result().finish_reason for handle in handles} <= {"stop", "length"}
-    with pytest.raises(PoolClosedError, match="was closed"):
+    with pytest.raises(EngineClosedError, match="was closed"):
         pool.submit([1, 2])
     pool.close()
 
 
 def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
-    def endless(pool: Pool) -> list[RequestHandle]:
+    def endless(pool: Engine) -> list[RequestHandle]:
         handles = [pool.submit([4, 5], max_new_tokens=400, ignore_eos=True) for _ in range(3)]
         next(handles[0])
         return handles
 
-    pool = Pool(plain, max_batch_size=2)
+    pool = serving(plain, max_batch_size=2)
     handles = endless(pool)
     pool.close(timeout=0.01)
-    with pytest.raises(KeyError), Pool(plain, max_batch_size=2) as other:
+    with pytest.raises(KeyError), serving(plain, max_batch_size=2) as other:
         handles += endless(other)
         raise KeyError
     assert {handle.result().finish_reason for handle in handles} == {"cancelled"}
@@ -474,7 +482,8 @@ def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
         (([1], Sampling(n=2, temperature=1.0)), {}, "n=2"),
         (([1],), {"sample": -1}, "sample is -1"),
         (([1],), {"max_new_tokens": 0}, "max_new_tokens is 0"),
-        (([1],), {"prefix": 3}, "prefix= for a pool"),
+        (([1],), {"tenant": 3}, "tenant is 3"),
+        (([1],), {"prefix": 3}, "unknown option 'prefix'"),
         (([1] * 600,), {}, "context of 512"),
         (([97],), {}, "97"),
     ],
@@ -482,30 +491,28 @@ def test_closing_may_cancel_and_errors_do(plain: Engine) -> None:
 def test_requests_are_checked_when_they_are_submitted(
     arguments: Any, options: dict[str, Any], match: str, plain: Engine
 ) -> None:
-    with Pool(plain) as pool:
+    with serving(plain) as pool:
         with pytest.raises(InputError, match=match):
             pool.submit(*arguments, **options)
-        assert pool.live + pool.waiting == 0
+        assert pool.scheduler.live + pool.scheduler.waiting == 0
 
 
 @pytest.mark.parametrize("numbers", [{"max_batch_size": 0}, {"chunk": 0}, {"max_queue_size": -1}])
 def test_numbers_out_of_range_are_refused(numbers: dict[str, int], plain: Engine) -> None:
     with pytest.raises(InputError, match="at least"):
-        Pool(plain, **numbers)
+        serving(plain, **numbers)
 
 
-def test_a_request_may_bring_an_engine_over_the_same_target(
-    target: CausalTarget, plain: Engine, requests: list[Requests], expected: list[list[int]]
+def test_engines_of_one_scheduler_serve_beside_each_other(
+    plain: Engine, requests: list[Requests], expected: list[list[int]]
 ) -> None:
-    drafting, message = engine_of(target, "context"), list[list[int]]()
-    end = drafting.on_finish(lambda generation: message.append(generation.tokens))
-    with Pool(plain, max_batch_size=3) as pool:
+    message = list[list[int]]()
+    with serving(plain, max_batch_size=3) as pool:
+        drafting = pool.with_drafter("context", 6)
+        end = drafting.on_finish(lambda generation: message.append(generation.tokens))
         mixed = [
-            pool.submit(p, s, **o, engine=drafting if i % 2 else None)
-            for i, (p, s, o) in enumerate(requests)
+            (drafting if i % 2 else pool).submit(p, s, **o) for i, (p, s, o) in enumerate(requests)
         ]
-        with pytest.raises(InputError, match="another target"):
-            pool.submit([1], engine=Engine(tiny.model("llama", seed=3), drafter=None))
     end()
     assert [handle.result().tokens for handle in mixed] == expected
     assert {handle.result().report.budget for handle in mixed[::2]} == {"none"}
@@ -514,8 +521,10 @@ def test_a_request_may_bring_an_engine_over_the_same_target(
 
 def test_steps_are_reported_as_they_are_taken(plain: Engine) -> None:
     steps: list[Step] = []
-    with Pool(plain) as pool:
-        handle = pool.submit("a tree", max_new_tokens=7, ignore_eos=True, on_step=steps.append)
+    with serving(plain) as pool:
+        handle = pool.submit(
+            "a tree", max_new_tokens=7, ignore_eos=True, on_step=lambda _, step: steps.append(step)
+        )
         tokens = tokens_of(handle)
     assert [token for step in steps for token in step.tokens] == tokens
     assert 0 < handle.submitted <= handle.joined <= handle.first <= handle.finished
@@ -530,7 +539,7 @@ def test_a_watcher_of_a_handle_is_notified_of_its_end_and_released(plain: Engine
             self.times += 1
 
     watchers = [Watcher(), Watcher()]
-    with Pool(plain, max_batch_size=1) as pool:
+    with serving(plain, max_batch_size=1) as pool:
         handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
         handle.watch(watchers[0])
         pool.submit([1], max_new_tokens=1).result()
@@ -545,7 +554,7 @@ def test_a_watcher_of_a_handle_is_notified_of_its_end_and_released(plain: Engine
 
 def test_who_watches_between_the_result_and_its_telling_is_reported(plain: Engine) -> None:
     message: list[int] = []
-    with Pool(plain, max_batch_size=1) as pool:
+    with serving(plain, max_batch_size=1) as pool:
         handle = pool.submit([1, 2, 3], max_new_tokens=5, ignore_eos=True)
         handle.future.add_done_callback(lambda _: handle.watch(lambda: message.append(1)))
     assert len(message) == len(handle.result().steps) + 1
@@ -554,7 +563,7 @@ def test_who_watches_between_the_result_and_its_telling_is_reported(plain: Engin
 def test_a_handle_streams_text(plain: Engine) -> None:
     whole = plain.generate("a tree", max_new_tokens=16, ignore_eos=True).text
     stop = whole[9:11]
-    with Pool(plain, max_batch_size=2) as pool:
+    with serving(plain, max_batch_size=2) as pool:
         handles = [
             pool.submit("a tree", max_new_tokens=16, ignore_eos=True, **more)
             for more in ({}, {"stop": stop}, {"stop_after": 5})
@@ -571,10 +580,7 @@ def test_a_handle_streams_text(plain: Engine) -> None:
     assert texts == [whole, whole[: whole.find(stop)], whole[:5]]
     assert "".join(chunks) == early.result().text and len(early.result().tokens) < 400
     assert left.result().finish_reason == early.result().finish_reason == "cancelled"
-    with (
-        Pool(Engine(plain.target, drafter=None)) as pool,
-        pytest.raises(InputError, match="no tok"),
-    ):
+    with Engine(plain.target, drafter=None) as pool, pytest.raises(InputError, match="no tok"):
         pool.submit([1], max_new_tokens=1).stream()
 
 
@@ -587,7 +593,7 @@ def test_a_device_that_stays_away_is_requested_by_callers_alone(
         tried.append(1)
         raise RuntimeError("the device is away")
 
-    pool = Pool(engine_of(target, "plain"), max_batch_size=2)
+    pool = serving(engine_of(target, "plain"), max_batch_size=2)
     monkeypatch.setattr(Loop, "step", away)
     monkeypatch.setattr(type(target), "open_rows", away)
     for _ in range(3):
@@ -599,3 +605,110 @@ def test_a_device_that_stays_away_is_requested_by_callers_alone(
     closing.start()
     closing.join(20)
     assert not closing.is_alive()
+
+
+# --- faults of callbacks, and calls beside each other -------------------------------------------
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, ValueError])
+@pytest.mark.parametrize("place", ["on_step", "watch", "future", "on_finish"])
+@pytest.mark.filterwarnings("ignore:a callback")
+def test_a_callback_may_raise_anything_and_others_go_on(
+    place: str,
+    error: type[BaseException],
+    plain: Engine,
+    requests: list[Requests],
+    expected: list[list[int]],
+) -> None:
+    def callback(*arguments: Any) -> None:
+        raise error("not today")
+
+    with serving(plain, max_batch_size=3, chunk=16) as pool:
+        handles = submit(pool, requests[:4])
+        options: dict[str, Any] = {"on_step": callback} if place == "on_step" else {}
+        handle = pool.submit([5, 6, 7, 8], max_new_tokens=9, ignore_eos=True, **options)
+        if place == "watch":
+            handle.watch(callback)
+        elif place == "future":
+            handle.future.add_done_callback(callback)
+        elif place == "on_finish":
+            pool.on_finish(callback)
+        if place in ("on_step", "watch"):
+            with pytest.raises((CallbackError, ValueError), match="not today"):
+                handle.result(timeout=20)
+        else:
+            assert len(handle.result(timeout=20).tokens) == 9
+        handles += submit(pool, requests[4:])
+        assert [each.result(timeout=20).tokens for each in handles] == expected
+
+
+def test_calls_of_all_kinds_share_one_batch(
+    plain: Engine, requests: list[Requests], expected: list[list[int]]
+) -> None:
+    results: dict[int, list[int]] = {}
+    pool = serving(plain, max_batch_size=4, chunk=16)
+
+    def call(number: int) -> None:
+        prompt, sampling, options = requests[number]
+        if number % 3 == 0:
+            results[number] = pool.generate(prompt, sampling, **options).tokens
+        elif number % 3 == 1:
+            stream = pool.stream(prompt, sampling, **options)
+            text = "".join(stream)
+            assert text == stream.result.text
+            results[number] = stream.result.tokens
+        else:
+            results[number] = pool.submit(prompt, sampling, **options).result().tokens
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [results[number] for number in range(len(requests))] == expected
+    assert pool.scheduler.open_requests == 0
+
+
+def test_a_call_within_a_step_is_refused_and_one_between_steps_is_served(plain: Engine) -> None:
+    pool = serving(plain)
+    whole = plain.generate([4, 5, 6], max_new_tokens=4).tokens
+
+    def criterion(ids: Any, scores: Any) -> bool:
+        pool.generate([4, 5, 6], max_new_tokens=4)
+        return False
+
+    with pytest.raises(InputError, match="in the middle of one of its own steps"):
+        pool.generate([1, 2, 3], max_new_tokens=3, stopping_criteria=[criterion])
+    texts: list[list[int]] = []
+
+    def on_step(number: int, step: Step) -> None:
+        texts.append(pool.generate([4, 5, 6], max_new_tokens=4).tokens)
+
+    result = pool.generate([1, 2, 3], max_new_tokens=3, ignore_eos=True, on_step=on_step)
+    assert texts == [whole] * 3
+    assert result.tokens == plain.generate([1, 2, 3], max_new_tokens=3, ignore_eos=True).tokens
+
+
+def test_requests_of_a_higher_priority_start_first(plain: Engine) -> None:
+    pool = serving(plain, max_batch_size=1)
+    go = threading.Event()
+    pool.submit([4, 5], max_new_tokens=2, ignore_eos=True, on_step=lambda *_: wait(go))
+    handles = [pool.submit([6, 7], max_new_tokens=2, priority=priority) for priority in (0, 2, 1)]
+    go.set()
+    joined = {each.joined: each for each in handles if each.result()}
+    assert [joined[time] for time in sorted(joined)] == [handles[1], handles[2], handles[0]]
+
+
+def test_steps_may_be_taken_by_hand(plain: Engine, requests: list[Requests]) -> None:
+    pool, owner = serving(plain, max_batch_size=2), object()
+    handles = []
+    for prompt, sampling, options in requests[:4]:
+        (request,), _ = pool.prepare(prompt, sampling, options)  # type: ignore[arg-type]
+        handles.append(pool.add(request, owner))
+    pool.remove(handles[1])
+    while pool.step():
+        pass
+    assert [each.result().tokens for each in handles if each is not handles[1]] == [
+        tokens for i, tokens in enumerate(alone(plain, requests[:4])) if i != 1
+    ]
+    assert handles[1].result().finish_reason == "cancelled"

@@ -1,6 +1,6 @@
-"""A pool of callers against one caller at a time: equal tokens, throughput and waiting times.
+"""Concurrent callers against one at a time: equal tokens, throughput, waiting times, memory.
 
-    python benchmarks/pool.py [--small] [--model starter] [--parts equal,rate,gap,again]
+    python benchmarks/scheduler.py [--small] [--model starter] [--parts equal,rate,guide]
 
 - equal: requests join, end and are cancelled at random times, greedy and sampled, with every
   drafter. Each must have the tokens of the same request alone.
@@ -10,7 +10,9 @@
   repeats.
 - gap: longest wait between two steps of seven requests while a prompt of 1,500 tokens joins. It is
   compared with their median step and the time of one prefill chunk.
+- guide: tokens a second of eight requests at once over the same guide of 400 tokens, 48 each.
 - again: time to the first token of a second question over the same documents, against the first.
+- memory: bytes of keys and values while one prompt is decoded, against those of its own tokens.
 
 The script exits with 1 if a token differs.
 """
@@ -32,17 +34,18 @@ import torch
 
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
-from ragspec.engine.pool import CHUNK, Pool
+from ragspec.engine.scheduler import CHUNK
 from ragspec.models.load import load_model
 from ragspec.pipelines.bench.prompts import DOCQA, BenchItem, bundled_items
 from ragspec.sampling.settings import Sampling
+from ragspec.verification.sequence_cache import slot_bytes
 
 DRAFTERS = ("plain", "context", "auto", "recycling", "suffix", "draft model")
 LONG, CLIENTS, NEW = 1500, 8, 96
 
 
 @dataclass(frozen=True)
-class PoolRequest:
+class TextRequest:
     """The arguments of one request to `generate` and `submit`."""
 
     prompt: list[int]
@@ -50,7 +53,7 @@ class PoolRequest:
     options: dict[str, Any]
 
 
-def random_requests(items: Sequence[BenchItem], count: int, seed: int) -> list[PoolRequest]:
+def random_requests(items: Sequence[BenchItem], count: int, seed: int) -> list[TextRequest]:
     """Return random requests over the first tokens of the items' prompts."""
     rng = random.Random(seed)
     batch = []
@@ -64,16 +67,16 @@ def random_requests(items: Sequence[BenchItem], count: int, seed: int) -> list[P
             seed=number,
         )
         options = {"max_new_tokens": rng.randrange(1, 48), "stop": rng.choice([(), (".",)])}
-        batch.append(PoolRequest(prompt, sampling, options))
+        batch.append(TextRequest(prompt, sampling, options))
     return batch
 
 
-def count_differences(engine: Engine, requests: Sequence[PoolRequest], seed: int) -> int:
-    """Return the number of requests with other tokens in a pool than alone."""
+def count_differences(engine: Engine, requests: Sequence[TextRequest], seed: int) -> int:
+    """Return the number of requests with other tokens together than alone."""
     rng = random.Random(seed)
     alone = [engine.generate(a.prompt, a.sampling, **a.options).tokens for a in requests]
     wrong = 0
-    with Pool(engine, max_batch_size=CLIENTS, chunk=64) as pool:
+    with engine.with_limits(CLIENTS, chunk=64) as pool:
         handles = []
         for each in requests:
             tenant = rng.choice(["one", "two"])
@@ -88,7 +91,7 @@ def count_differences(engine: Engine, requests: Sequence[PoolRequest], seed: int
     return wrong
 
 
-def throughput(pool: Pool, requests: Sequence[PoolRequest], clients: int) -> float:
+def throughput(pool: Engine, requests: Sequence[TextRequest], clients: int) -> float:
     """Return the tokens a second of `clients` clients with one request each at a time."""
     left, tokens, lock = list(requests), [0], threading.Lock()
 
@@ -112,14 +115,14 @@ def throughput(pool: Pool, requests: Sequence[PoolRequest], clients: int) -> flo
 
 
 def rate(
-    engine: Engine, requests: Sequence[PoolRequest], repeats: int
+    engine: Engine, requests: Sequence[TextRequest], repeats: int
 ) -> tuple[float, float, float]:
     """Return tokens a second of one client and of eight, and the median of their ratios."""
     ones: list[float] = []
     eights: list[float] = []
     for _ in range(repeats):
         for clients, into in ((1, ones), (CLIENTS, eights)):
-            with Pool(engine, max_batch_size=CLIENTS) as pool:
+            with engine.with_limits(CLIENTS) as pool:
                 into.append(throughput(pool, requests, clients))
     ratios = [eight / one for one, eight in zip(ones, eights, strict=True)]
     return statistics.median(ones), statistics.median(eights), statistics.median(ratios)
@@ -129,16 +132,16 @@ def gap(engine: Engine, prompts: Sequence[list[int]], long: list[int]) -> tuple[
     """Return milliseconds: longest wait, median step, one chunk, and time to the first token."""
     stamps: list[list[float]] = [[] for _ in prompts[: CLIENTS - 1]]
 
-    def record_times(times: list[float]) -> Callable[[Any], None]:
-        return lambda step: times.append(time.perf_counter())
+    def record_times(times: list[float]) -> Callable[[int, Any], None]:
+        return lambda number, step: times.append(time.perf_counter())
 
-    def start(pool: Pool) -> list[RequestHandle]:
+    def start(pool: Engine) -> list[RequestHandle]:
         return [
             pool.submit(prompt, max_new_tokens=400, ignore_eos=True, on_step=record_times(times))
             for prompt, times in zip(prompts, stamps, strict=False)
         ]
 
-    with Pool(engine, max_batch_size=CLIENTS) as pool:
+    with engine.with_limits(CLIENTS) as pool:
         handles = start(pool)
         while min(map(len, stamps)) < 12:
             time.sleep(0.01)
@@ -182,7 +185,7 @@ def again(engine: Engine, documents: list[int], questions: Sequence[list[int]]) 
     """Return the median ratio of the times to the first token, second question by first."""
     ratios = []
     for first, second in itertools.pairwise(questions):
-        with Pool(engine, max_batch_size=CLIENTS) as pool:
+        with engine.with_limits(CLIENTS) as pool:
             times = []
             for question in (first, second):
                 handle = pool.submit([*documents, *question], max_new_tokens=8)
@@ -190,6 +193,32 @@ def again(engine: Engine, documents: list[int], questions: Sequence[list[int]]) 
                 times.append(handle.first - handle.submitted)
         ratios.append(times[1] / times[0])
     return statistics.median(ratios)
+
+
+def guide(engine: Engine, beginning: list[int], questions: Sequence[list[int]]) -> float:
+    """Return the tokens a second of requests at once that begin alike."""
+    with engine.with_limits(CLIENTS) as pool:
+        began = time.perf_counter()
+        handles = [
+            pool.submit([*beginning, *question], max_new_tokens=48, ignore_eos=True)
+            for question in questions
+        ]
+        tokens = sum(len(handle.result().tokens) for handle in handles)
+        return tokens / (time.perf_counter() - began)
+
+
+def memory(engine: Engine, prompt: list[int]) -> tuple[int, int]:
+    """Return the most bytes of keys and values while a prompt is decoded, and those needed."""
+    sizes: list[int] = []
+    pool = engine.with_limits(CLIENTS)
+
+    def note(number: int, step: Any) -> None:
+        if pool.scheduler.session is not None:
+            sizes.append(pool.scheduler.session.bytes)
+
+    pool.generate(prompt, max_new_tokens=8, ignore_eos=True, on_step=note)
+    config, dtype = engine.model.config, engine.target.dtype
+    return max(sizes), (len(prompt) + 8) * slot_bytes(config, dtype)
 
 
 def engine_of(name: str, model: Any, tokenizer: Any) -> Engine:
@@ -200,7 +229,7 @@ def engine_of(name: str, model: Any, tokenizer: Any) -> Engine:
 
 
 @dataclass(frozen=True)
-class PoolBench:
+class Bench:
     """The model and prompts of all parts; `scale` divides the work."""
 
     model: Any
@@ -219,7 +248,7 @@ class PoolBench:
         return engine_of(name, self.model, self.tokenizer)
 
 
-def show_equal(bench: PoolBench) -> int:
+def show_equal(bench: Bench) -> int:
     """Print how many requests have the same tokens as alone; return how many have not."""
     wrong = 0
     for name in DRAFTERS:
@@ -233,11 +262,11 @@ def show_equal(bench: PoolBench) -> int:
     return wrong
 
 
-def show_rate(bench: PoolBench, repeats: int) -> None:
+def show_rate(bench: Bench, repeats: int) -> None:
     """Print tokens a second of one client and of eight, on free text and on questions."""
     most = max(CLIENTS, 32 // bench.scale)
     sampled = [
-        PoolRequest(
+        TextRequest(
             list(item.prompt),
             Sampling(temperature=0.8, seed=seed),
             {"max_new_tokens": NEW, "ignore_eos": True},
@@ -246,7 +275,7 @@ def show_rate(bench: PoolBench, repeats: int) -> None:
         for item in bench.free
     ][:most]
     questions = [
-        PoolRequest(list(item.prompt), Sampling(), {"max_new_tokens": NEW})
+        TextRequest(list(item.prompt), Sampling(), {"max_new_tokens": NEW})
         for item in bench.questions[
             :most
         ]  # each once, since the prefix cache would skip a second prefill
@@ -258,7 +287,7 @@ def show_rate(bench: PoolBench, repeats: int) -> None:
             print(f"rate    {label}, {name}: {numbers}", flush=True)
 
 
-def show_gap(bench: PoolBench) -> None:
+def show_gap(bench: Bench) -> None:
     """Print the waits of requests that a long prompt joins."""
     prompts = [bench.text[start : start + 60] for start in range(0, 600, 60)]
     for name in ("plain", "context"):
@@ -267,7 +296,24 @@ def show_gap(bench: PoolBench) -> None:
         print(f"gap     {name}: {numbers}; first token after {figures[3]:.0f} ms", flush=True)
 
 
-def show_again(bench: PoolBench) -> None:
+def show_guide(bench: Bench, repeats: int) -> None:
+    """Print the tokens a second of eight requests over one guide."""
+    questions = [list(item.prompt)[-20:] for item in bench.questions[:CLIENTS]]
+    for name in ("plain", "context"):
+        engine = bench.engine(name)
+        figures = [guide(engine, bench.text[:400], questions) for _ in range(repeats)]
+        print(f"guide   {name}: {statistics.median(figures):.0f} tokens/s", flush=True)
+
+
+def show_memory(bench: Bench) -> None:
+    """Print the memory of one long prompt."""
+    used, needed = memory(bench.engine("plain"), bench.text[:LONG])
+    print(
+        f"memory  {used / 1e6:.1f} MB for {needed / 1e6:.1f} MB: {used / needed:.2f}x", flush=True
+    )
+
+
+def show_again(bench: Bench) -> None:
     """Print the cost of a second question over the same documents."""
     questions = [list(item.prompt)[-20:] for item in bench.questions[: 12 // min(bench.scale, 3)]]
     ratio = again(bench.engine("plain"), bench.text[: LONG // 2], questions)
@@ -279,7 +325,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="starter")
     parser.add_argument("--small", action="store_true", help="do a tenth of the work")
-    parser.add_argument("--parts", default="equal,rate,gap,again")
+    parser.add_argument("--parts", default="equal,rate,guide,gap,again,memory")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     parts = options.parts.split(",")
@@ -288,14 +334,18 @@ def main() -> int:
     items = bundled_items(Engine(model, tokenizer, drafter=None))
     questions = [item for item in items if item.category == DOCQA]
     free = [item for item in items if item.category != DOCQA]
-    bench = PoolBench(model, tokenizer, questions, free, 10 if options.small else 1)
+    bench = Bench(model, tokenizer, questions, free, 10 if options.small else 1)
     wrong = show_equal(bench) if "equal" in parts else 0
     if "rate" in parts:
         show_rate(bench, 1 if options.small else options.repeats)
     if "gap" in parts:
         show_gap(bench)
+    if "guide" in parts:
+        show_guide(bench, options.repeats)
     if "again" in parts:
         show_again(bench)
+    if "memory" in parts:
+        show_memory(bench)
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""The rows of one call: seeds, samples, the capacity they need and what became of them."""
+"""The sequences of one call: seeds, samples, and how they end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from ragspec.budget.cost_curve import SharedForward
 from ragspec.engine.engine import Engine
-from ragspec.engine.options import RowSettings
 from ragspec.engine.output import Generation
-from ragspec.engine.rows import Run
+from ragspec.engine.sequence import Sequence, open_sequence
 from ragspec.errors import InputError, SamplingError
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.stopping import StopRule
 from tests.support import tiny
 from tests.support.mixing import MixingDrafter
 
@@ -28,39 +27,36 @@ def engine() -> Engine:
     return Engine(tiny.model("llama"), tiny.tokenizer(), drafter=None)
 
 
-def run(engine: Engine, sampling: Sampling, first: int = 0, **more: Any) -> Run:
-    settings = RowSettings(sampling, StopRule(frozenset(), 4, **more))
-    return Run(engine.parts, PROMPTS, settings, first)
+def opened(engine: Engine, prompts: Any, sampling: Sampling) -> list[Sequence]:
+    requests, _ = engine.prepare(prompts, sampling, {"max_new_tokens": 4})
+    return [open_sequence(engine.parts, request, SharedForward()) for request in requests]
 
 
-def test_every_prompt_has_n_rows_of_one_seed(engine: Engine) -> None:
-    instance = run(engine, Sampling(temperature=1.0, n=2, seed=[1, 2, 3, 4]), first=2)
-    assert instance.prompt_of_row == [0, 0, 1, 1]
-    assert [
-        (row.distribution.noise.seed, row.distribution.noise.sample) for row in instance.rows
-    ] == [(3, 0), (3, 1), (4, 0), (4, 1)]
-    assert [row.context.tokens for row in instance.rows] == [[5, 6, 7]] * 2 + [[8, 9]] * 2
-    assert instance.rows[0].context.tokens is not instance.rows[1].context.tokens
+def test_every_prompt_has_n_sequences_of_one_seed(engine: Engine) -> None:
+    sequences = opened(engine, PROMPTS, Sampling(temperature=1.0, n=2, seed=[3, 4]))
+    noises = [each.distribution.noise for each in sequences]
+    assert [(noise.seed, noise.sample) for noise in noises] == [(3, 0), (3, 1), (4, 0), (4, 1)]
+    assert [each.context.tokens for each in sequences] == [[5, 6, 7]] * 2 + [[8, 9]] * 2
+    assert sequences[0].context.tokens is not sequences[1].context.tokens
 
 
 def test_seeds_that_nobody_gave_differ_and_are_reported(engine: Engine) -> None:
-    instance = run(engine, Sampling(temperature=1.0, n=2))
-    seeds = [row.distribution.noise.seed for row in instance.rows]
+    sequences = opened(engine, PROMPTS, Sampling(temperature=1.0, n=2))
+    seeds = [each.distribution.noise.seed for each in sequences]
     assert seeds[0] == seeds[1] != seeds[2] == seeds[3]
-    with pytest.raises(SamplingError, match="1 seeds for at least 2 prompts"):
-        run(engine, Sampling(temperature=1.0, seed=[1]))
+    with pytest.raises(SamplingError, match="1 seeds for 2 prompts"):
+        opened(engine, PROMPTS, Sampling(temperature=1.0, seed=[1]))
 
 
-def test_rows_that_did_not_end_were_cancelled(engine: Engine) -> None:
-    instance = run(engine, Sampling())
-    instance.rows[0].stop.push(3)
+def test_sequences_that_did_not_end_were_cancelled(engine: Engine) -> None:
+    first, second = opened(engine, PROMPTS, Sampling())
+    first.stop.push(3)
     for token in (1, 2, 3, 4):
-        instance.rows[1].stop.push(token)
-    instance.close(1.5)
-    first, second = (results[0] for results in instance.results())
-    assert first.finish_reason == "cancelled"
-    assert second.finish_reason == "length"
-    assert first.report.seconds == 1.5
+        second.stop.push(token)
+    for sequence in (first, second):
+        sequence.end()
+    assert first.generation().finish_reason == "cancelled"
+    assert second.generation().finish_reason == "length"
 
 
 @pytest.mark.parametrize("budget", ["auto", 4, 0])
@@ -141,7 +137,7 @@ EQUAL = [[5, 6, 7, 8]] * 3
 
 
 def texts(seed: object) -> list[list[int]]:
-    engine = Engine(tiny.model("llama"), drafter=None, batch_size=2)
+    engine = Engine(tiny.model("llama"), drafter=None, max_batch_size=2)
     sampling = Sampling(temperature=1.5, seed=seed)  # type: ignore[arg-type]
     return [result.tokens for result in engine.generate(EQUAL, sampling, max_new_tokens=8)]
 
@@ -244,9 +240,11 @@ def test_texts_of_a_batch_are_those_of_each_prompt_alone(kind: str, n: int, mode
     whole = [tokens for result in alone for tokens in result]
     truth = {tuple(p): result[0] for p, result in zip(ROW_PROCESSORS_PROMPTS, alone, strict=True)}
     for size in (1, 2, 16):
-        drafted = Engine(model, drafter=MixingDrafter(truth, right=0.8), budget=8, batch_size=size)
+        drafted = Engine(
+            model, drafter=MixingDrafter(truth, right=0.8), budget=8, max_batch_size=size
+        )
         assert row_processors_texts(drafted, ROW_PROCESSORS_PROMPTS, sampling, make()) == whole
-        batch = Engine(model, drafter=None, batch_size=size)
+        batch = Engine(model, drafter=None, max_batch_size=size)
         assert row_processors_texts(batch, ROW_PROCESSORS_PROMPTS, sampling, make()) == whole
     without = row_processors_texts(plain, ROW_PROCESSORS_PROMPTS, sampling, [])
     assert all(one != other for one, other in zip(whole, without, strict=True))
@@ -322,7 +320,7 @@ class Rows:
 
 def test_an_object_may_make_the_processor_of_each_text(model: Any) -> None:
     inputs = Rows()
-    engine = Engine(model, drafter=None, batch_size=2)
+    engine = Engine(model, drafter=None, max_batch_size=2)
     result = row_processors_texts(
         engine, ROW_PROCESSORS_PROMPTS, Sampling(temperature=1.0, n=2), [inputs]
     )
@@ -335,7 +333,7 @@ def test_an_object_may_make_the_criterion_of_each_text(model: Any) -> None:
         def of_row(self, row: int) -> Any:
             return lambda ids, scores: ids.shape[1] >= len(ROW_PROCESSORS_PROMPTS[row]) + 2 + row
 
-    results = Engine(model, drafter=None, batch_size=2).generate(
+    results = Engine(model, drafter=None, max_batch_size=2).generate(
         ROW_PROCESSORS_PROMPTS, max_new_tokens=NEW, ignore_eos=True, stopping_criteria=[Lengths()]
     )
     assert [len(result.tokens) for result in results] == [2, 3, 4]

@@ -1,0 +1,189 @@
+"""The prefill: prompts are read in chunks between the steps of running sequences."""
+
+from __future__ import annotations
+
+import time
+from collections import abc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ragspec.drafters.base import Prefill, notify_prefill
+from ragspec.engine.request import OnRead
+from ragspec.engine.sequence import Sequence
+from ragspec.sampling.top_tokens import TopTokens
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.verification.base import CachedSession, TargetSession
+
+SHARED = 32  # equal first tokens from which on a prompt waits for another to be read
+
+
+@dataclass(slots=True, eq=False)
+class PrefillJob:
+    """The sequences of one prompt while it is read, once for all of them.
+
+    Attributes:
+        left: Tokens that the target has not read; the last is the root, unless it is read again.
+        again: Whether a sequence that was put back is read again. Its root waits for the next step,
+            and its drafter is not notified.
+        began: Seconds of the performance counter.
+        forwards: Number of forwards so far.
+        total: Tokens to read, 0 before the first forward.
+        top_tokens, hidden: The target's best tokens and hidden states so far, if needed.
+    """
+
+    sequences: list[Sequence]
+    left: list[int]
+    again: bool = False
+    began: float = field(default_factory=time.perf_counter)
+    forwards: int = 0
+    total: int = 0
+    top_tokens: list[TopTokens] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sequences: list[Sequence]) -> PrefillJob:
+        """Return the job of new sequences, which reads the `pending` tokens of the first."""
+        return cls(sequences, list(sequences[0].pending))
+
+    @classmethod
+    def restart(cls, sequence: Sequence) -> PrefillJob:
+        """Return the job that reads a sequence again, which then continues."""
+        return cls([sequence], sequence.context.tokens[:-1], again=True)
+
+    @property
+    def tenant(self) -> str:
+        """The owner of the prompt."""
+        return self.sequences[0].request.tenant
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Return whether the sequence may share this prefill, which has not begun."""
+        return (
+            not (self.again or self.forwards or self.sequences[0].slot is not None)
+            and not sequence.request.resume_from  # it may be cached, and take steps at once
+            and self.tenant == sequence.request.tenant
+            and self.left == sequence.pending
+        )
+
+    def begins_like(self, other: PrefillJob) -> bool:
+        """Return whether the prefix cache will hold the first tokens once the other is read."""
+        return (
+            self.sequences[0].slot is None
+            and self.tenant == other.tenant
+            and len(self.left) > SHARED
+            and other.sequences[0].context.tokens[:SHARED] == self.left[:SHARED]
+        )
+
+    def join(self, session: TargetSession) -> int:
+        """Return the first sequence's row in the session; take one if it has none."""
+        first = self.sequences[0]
+        if first.slot is None:
+            request = first.request
+            tokens = self.left if request.cached else []
+            first.slot, count = session.join(tokens, request.tenant, first.room)
+            del self.left[:count]
+            first.report.cached = max(first.report.cached, count)
+        return first.slot
+
+    def note(self, count: int, top_tokens: TopTokens | None, hidden: Tensor | None) -> None:
+        """Record a forward that read `count` more tokens, and its best tokens and hidden states."""
+        self.total = self.total or len(self.left)
+        del self.left[:count]
+        self.forwards += 1
+        if top_tokens is not None:
+            self.top_tokens.append(top_tokens)
+        if hidden is not None:
+            self.hidden.append(hidden)
+
+    def reports(self) -> Iterator[tuple[Sequence, OnRead, int, int]]:
+        """Yield the progress callbacks after a forward: sequence, callback, tokens read, total."""
+        read = self.total - len(self.left)
+        if self.again or (self.forwards == 1 and not self.left):
+            return  # a short prompt
+        for sequence in self.sequences:
+            if (on_read := sequence.request.on_read) is not None:
+                if self.forwards == 1:
+                    yield sequence, on_read, 0, self.total
+                yield sequence, on_read, read, self.total
+
+    @property
+    def states(self) -> Tensor | None:
+        """The hidden states [copies, T, H] of the last tokens read, None if none are kept."""
+        if len(self.hidden) < 2:
+            return self.hidden[0] if self.hidden else None
+        return torch.cat(self.hidden, 1)
+
+    def notify(self, sequence: Sequence) -> None:
+        """Give the drafter the best tokens and hidden states of the prompt's last tokens."""
+        best, states = _joined(self.top_tokens), self.states
+        count = len(best) if best is not None else 0 if states is None else states.shape[1]
+        if sequence.drafter is not None and count:
+            tokens = np.asarray(sequence.context.tokens[-count:], dtype=np.int64)
+            reads = sequence.top > 0 and sequence.reads_prompt
+            notify_prefill(sequence.drafter, Prefill(tokens, best, states), reads, sequence.hidden)
+
+
+def portions(
+    jobs: abc.Sequence[PrefillJob], chunk: int | None, session: TargetSession
+) -> list[tuple[PrefillJob, int]]:
+    """Return the prompts that the next forward reads, and how many tokens of each.
+
+    They come in order of arrival, `chunk` tokens in all; None sets no limit. A prompt that begins
+    like one before it waits, as the prefix cache will have its beginning.
+    """
+    parts: list[tuple[PrefillJob, int]] = []
+    room = chunk
+    for number, job in enumerate(jobs):
+        if room == 0:
+            break
+        if chunk is None or not any(job.begins_like(other) for other in jobs[:number]):
+            job.join(session)
+            count = len(job.left) if room is None else min(room, len(job.left))
+            room = None if room is None else room - count
+            parts.append((job, count))
+    return parts
+
+
+def read(
+    session: TargetSession, parts: abc.Sequence[tuple[PrefillJob, int]]
+) -> tuple[list[PrefillJob], abc.Sequence[Tensor]]:
+    """Read the given number of tokens of each prompt.
+
+    Returns:
+        The jobs in the order of their rows, and the logits after those tokens, each [1, V].
+    """
+    by_slot = {job.sequences[0].slot: (job, count) for job, count in parts}
+    ordered = [
+        by_slot[slot]
+        for slot in session.select_rows([slot for slot in by_slot if slot is not None])
+    ]
+    rows = [job.sequences[0] for job, _ in ordered]
+    pending = [job.left[:count] for job, count in ordered]
+    k = max(row.top if row.reads_prompt else 0 for row in rows)
+    top_tokens: list[TopTokens] = []
+    if (k or any(row.hidden for row in rows)) and isinstance(session, CachedSession):
+        logits, top_tokens = session.read_prompts(pending, k)
+    else:
+        logits = session.verify(pending, [DraftTree.empty()] * len(rows))
+    hidden = hidden_of(session, rows)
+    session.commit([() for _ in rows])
+    for i, (job, count) in enumerate(ordered):
+        job.note(count, top_tokens[i] if top_tokens else None, hidden[i])
+    return [job for job, _ in ordered], logits
+
+
+def hidden_of(session: TargetSession, rows: abc.Sequence[Sequence]) -> abc.Sequence[Tensor | None]:
+    """Return the hidden states of the last forward, row by row; None if none are kept."""
+    needed = any(row.reads_hidden for row in rows)  # first: a check of a protocol takes 0.1 ms
+    states = session.hidden if needed and isinstance(session, CachedSession) else []
+    return states or [None] * len(rows)
+
+
+def _joined(top_tokens: abc.Sequence[TopTokens]) -> TopTokens | None:
+    """Return the best tokens of several forwards as those of one."""
+    if len(top_tokens) < 2:
+        return top_tokens[0] if top_tokens else None
+    return TopTokens.of(torch.cat([part.there() for part in top_tokens]))

@@ -1,0 +1,401 @@
+"""The scheduler: requests of all callers of one target, decoded in one batch.
+
+A request joins when there is room and leaves when its text ends. Between two steps of the others, a
+chunk of its prompt is read. The tokens of a request do not depend on which others join or leave.
+This is continuous batching (Orca, Yu et al., OSDI 2022) with chunked prefills (Sarathi-Serve, arXiv
+2403.02310).
+
+One thread at a time takes steps. A call that is alone takes its own: it starts no thread, and
+Ctrl-C reaches it. As soon as there are requests of several callers, or of `submit`, a thread of
+the scheduler takes the steps of all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from heapq import heappop, heappush
+
+from ragspec.budget.cost_curve import SharedForward
+from ragspec.engine.handle import RequestHandle
+from ragspec.engine.loop import Loop, is_interrupt
+from ragspec.engine.output import Generation
+from ragspec.engine.sequence import Sequence, open_sequence
+from ragspec.engine.step import Emission
+from ragspec.errors import EngineClosedError, InputError, QueueFullError
+from ragspec.verification.base import TargetSession
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.prefix_cache import PrefixCache
+
+CHUNK = 256  # tokens of prompts that are read between two steps of running texts
+
+
+class Scheduler:
+    """Takes the steps of all requests over one target.
+
+    Attributes:
+        max_batch_size: Texts decoded in one batch.
+        max_queue_size: Submitted requests that may wait, None for any number.
+        chunk: Tokens of prompts that are read between two steps of running texts.
+        prefix_cache: Keys and values of earlier texts.
+    """
+
+    def __init__(
+        self, target: CausalTarget, max_batch_size: int, max_queue_size: int | None, chunk: int
+    ) -> None:
+        for name, value, least in (
+            ("max_batch_size", max_batch_size, 1),
+            ("max_queue_size", max_queue_size, 0),
+            ("chunk", chunk, 1),
+        ):
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}; expected a whole number, at least {least}.")
+        self.target = target
+        self.max_batch_size = max_batch_size
+        self.max_queue_size = max_queue_size
+        self.chunk = chunk
+        self.prefix_cache = PrefixCache()
+        self._forward = SharedForward()
+        self._driving = threading.RLock()  # held by the thread that takes a step
+        self._changed = threading.Condition()  # guards the fields up to `_thread`
+        self._waiting: list[tuple[int, int, RequestHandle]] = []  # by priority and arrival
+        self._numbers = itertools.count()
+        self._owners: Counter[object | None] = Counter()  # of requests that have not ended
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._live: dict[Sequence, RequestHandle] = {}
+        self._stack = ExitStack()
+        self._loop: Loop | None = None
+        self._holds = 0
+        self._stepping = False
+
+    @property
+    def session(self) -> TargetSession | None:
+        """The open session, None while there is nothing to decode."""
+        return None if self._loop is None else self._loop.session
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for room in the batch."""
+        return len(self._waiting)
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that have not ended."""
+        return sum(self._owners.values())
+
+    @property
+    def live(self) -> int:
+        """Requests in the batch."""
+        return self.open_requests - len(self._waiting)
+
+    def expect_room(self, requests: int = 1) -> None:
+        """Raise QueueFullError if there is no room for them, EngineClosedError if closed."""
+        if self._closed:
+            raise EngineClosedError("the engine was closed; expected an open one. Make another.")
+        room = self.max_queue_size
+        if room is None or self.open_requests + requests <= self.max_batch_size + room:
+            return
+        raise QueueFullError(
+            f"{len(self._waiting)} requests wait; expected room for {requests} more of {room} at "
+            "most. Try again later."
+        )
+
+    def add(self, handle: RequestHandle) -> None:
+        """Add a request; its owner's thread, or that of the scheduler, takes its steps.
+
+        Raises:
+            QueueFullError: Too many submitted requests wait.
+            EngineClosedError: The engine was closed.
+        """
+        with self._changed:
+            self.expect_room(1 if handle.owner is None else -self.open_requests)
+            heappush(self._waiting, (-handle.request.priority, next(self._numbers), handle))
+            self._owners[handle.owner] += 1
+        self.wake()
+
+    def remove(self, handle: RequestHandle) -> None:
+        """End a request after the current step, and free its memory."""
+        handle.cancel()
+        with self._driving:
+            ended = self._sweep()
+            self._close_if_idle()
+        for each in ended:
+            each.deliver()
+
+    def discard(self, handle: RequestHandle) -> None:
+        """Remove a request at once if no step is under way, else after it; never waits."""
+        handle.cancel()
+        ended: list[RequestHandle] = []
+        if self._driving.acquire(blocking=False):
+            try:
+                if not self._stepping:
+                    ended = self._sweep()
+                    self._close_if_idle()
+            finally:
+                self._driving.release()
+        for each in ended:
+            each.deliver()
+
+    def wake(self) -> None:
+        """Wake the threads that wait; start the scheduler's own if callers need it."""
+        with self._changed:
+            if self._shared and (self._thread is None or not self._thread.is_alive()):
+                changed = self._changed
+                reference = weakref.ref(self, lambda _: _notify(changed))
+                self._thread = threading.Thread(
+                    target=_serve, args=(reference, self._changed), name="ragspec", daemon=True
+                )
+                self._thread.start()
+            self._changed.notify_all()
+
+    def drive(self, owner: object, until: Callable[[], bool]) -> None:
+        """Take steps, or wait while the scheduler's thread takes them, until something holds."""
+        while not until():
+            if threading.current_thread() is self._thread:  # called by a callback
+                self.run()
+                continue
+            handles = self.turn(owner)
+            if handles is not None:
+                for handle in handles:
+                    handle.deliver()
+                continue
+            self.wake()
+            with self._changed:
+                if not until() and self._shared:
+                    self._changed.wait(0.1)
+
+    def turn(self, owner: object | None = None) -> list[RequestHandle] | None:
+        """Take one step; return the handles that have events to deliver.
+
+        Args:
+            owner: Take no step, and return None, unless all requests are of this owner.
+
+        Raises:
+            InputError: A callback of a step calls the engine in the middle of that step.
+        """
+        with self._driving:
+            if self._stepping:
+                raise InputError(
+                    "the engine was called in the middle of one of its own steps (by a processor, "
+                    "a stopping criterion or on_read); expected no such call. Use another engine."
+                )
+            if owner is not None and set(self._owners) - {owner}:
+                return None
+            self._stepping = True
+            try:
+                return self._turn()
+            except BaseException as error:
+                if not is_interrupt(error):
+                    return self._end_all(error)
+                for handle in self._end_all(None):
+                    handle.deliver()
+                raise
+            finally:
+                self._stepping = False
+                self._close_if_idle()
+                with self._changed:
+                    self._changed.notify_all()
+
+    def run(self) -> int:
+        """Take one step for all requests and deliver its events; return how many are left."""
+        for handle in self.turn() or ():
+            handle.deliver()
+        return self.open_requests
+
+    def partial(self, handle: RequestHandle) -> Generation:
+        """Return the generation so far of a request that has not ended."""
+        with self._driving:
+            if handle.done:
+                return handle.future.result()
+            return self._sequence_of(handle).generation()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep the session open until the block ends, for many short requests in a row.
+
+        The model must not be changed meanwhile.
+        """
+        with self._driving:
+            self._holds += 1
+        try:
+            yield
+        finally:
+            with self._driving:
+                self._holds -= 1
+                self._close_if_idle()
+
+    def close(self, *, cancel: bool = False, timeout: float | None = None) -> None:
+        """Take no more requests and wait until all have ended.
+
+        Args:
+            cancel: Cancel running texts after the current step.
+            timeout: Seconds after which the remaining texts are cancelled, None for no limit.
+        """
+        with self._changed:
+            self._closed = True
+            if not cancel:
+                self._changed.wait_for(lambda: not self._owners, timeout)
+        with self._driving:
+            handles = [*(handle for _, _, handle in self._waiting), *self._live.values()]
+        for handle in handles:
+            self.remove(handle)
+
+    @property
+    def _shared(self) -> bool:
+        """Whether the scheduler's thread takes the steps: nobody else does, or several would."""
+        return None in self._owners or len(self._owners) > 1
+
+    # The methods below run in the thread that holds `_driving`.
+
+    def _turn(self) -> list[RequestHandle]:
+        """Let requests leave and join, and take one step in those that have joined."""
+        ended = self._sweep()
+        ended += self._admit()
+        loop = self._loop
+        if loop is None or not self._live:
+            return ended
+        alone, divisible = not self._shared, self.target.divisible
+        chunk = (self.target.piece if alone else self.chunk) if divisible else None
+        touched = dict.fromkeys(ended)
+        for emission in loop.step(chunk, read_first=alone):
+            touched[self._hand(emission)] = None
+        for handle in [each for each in self._live.values() if _sequence(each).done]:
+            touched[self._end(handle, _sequence(handle).error)] = None
+        return list(touched)
+
+    def _hand(self, emission: Emission) -> RequestHandle:
+        handle = self._live[emission.sequence]
+        handle.put(emission)
+        return handle
+
+    def _sweep(self) -> list[RequestHandle]:
+        """End the requests that were cancelled."""
+        with self._changed:
+            cancelled = [entry for entry in self._waiting if entry[2].cancelled]
+            for entry in cancelled:
+                self._waiting.remove(entry)
+            cancelled.sort()
+        ended = [self._end(handle, handle.callback_error) for _, _, handle in cancelled]
+        for handle in [each for each in self._live.values() if each.cancelled]:
+            if self._loop is not None:
+                self._loop.leave(_sequence(handle))
+            ended.append(self._end(handle, handle.callback_error))
+        return ended
+
+    def _admit(self) -> list[RequestHandle]:
+        """Let waiting requests join while there is room; return those that ended at once."""
+        ended = []
+        while len(self._live) < self.max_batch_size and (self._loop is None or self._loop.room):
+            with self._changed:
+                if not self._waiting:
+                    break
+                handle = heappop(self._waiting)[2]
+            handle.joined = time.perf_counter()
+            try:
+                loop = self._open()
+                handle.sequence = open_sequence(handle.parts, handle.request, self._forward)
+                loop.join(handle.sequence)
+            except BaseException as error:
+                if is_interrupt(error):
+                    self._end(handle)
+                    raise
+                ended.append(self._end(handle, error))
+                continue
+            if handle.sequence.done:  # a resumed text that has ended already
+                ended.append(self._end(handle))
+            else:
+                self._live[handle.sequence] = handle
+        return ended
+
+    def _open(self) -> Loop:
+        """Return the loop over the open session; open one if there is none."""
+        if self._loop is None:
+            session = self._stack.enter_context(
+                self.target.open_rows(self.prefix_cache, self.max_batch_size)
+            )
+            self._loop = Loop(session, self._forward)
+        return self._loop
+
+    def _close_if_idle(self) -> None:
+        """Close the session if no request uses it, which frees its memory."""
+        if not self._live and not self._holds and self._loop is not None:
+            self._loop = None
+            stack, self._stack = self._stack, ExitStack()
+            stack.close()
+
+    def _end_all(self, error: BaseException | None) -> list[RequestHandle]:
+        """End the requests of the batch, or else those that wait; the session is left.
+
+        Args:
+            error: The error of each, None if they were interrupted.
+        """
+        if self._loop is not None:
+            for sequence in self._live:
+                self._loop.leave(sequence, keep=error is None)
+        handles = list(self._live.values())
+        if not handles:
+            with self._changed:
+                handles = [handle for _, _, handle in self._waiting]
+                self._waiting.clear()
+        ended = [self._end(handle, error) for handle in handles]
+        self._loop = None
+        stack, self._stack = self._stack, ExitStack()
+        stack.close()
+        return ended
+
+    def _end(self, handle: RequestHandle, error: BaseException | None = None) -> RequestHandle:
+        """End a request with its generation or an error."""
+        outcome: Generation | BaseException
+        if error is not None:
+            outcome = error
+        else:
+            try:
+                sequence = self._sequence_of(handle)
+                sequence.end()
+                outcome = sequence.generation()
+            except Exception as failed:  # for example of the tokenizer: it ends this request alone
+                outcome = failed
+        if handle.sequence is not None:
+            self._live.pop(handle.sequence, None)
+        handle.put(outcome)
+        with self._changed:
+            self._owners[handle.owner] -= 1
+            self._owners = +self._owners
+        return handle
+
+    def _sequence_of(self, handle: RequestHandle) -> Sequence:
+        """Return the sequence of a request; one without a draft if it has not joined."""
+        if handle.sequence is not None:
+            return handle.sequence
+        parts = replace(handle.parts, drafter=None)
+        return open_sequence(parts, handle.request, self._forward)
+
+
+def _sequence(handle: RequestHandle) -> Sequence:
+    """Return the sequence of a request that has joined."""
+    assert handle.sequence is not None
+    return handle.sequence
+
+
+def _notify(changed: threading.Condition) -> None:
+    with changed:
+        changed.notify_all()
+
+
+def _serve(reference: weakref.ref[Scheduler], changed: threading.Condition) -> None:
+    """Take the steps of requests of several callers, until the scheduler is dropped."""
+    while True:
+        with changed:
+            changed.wait_for(lambda: (each := reference()) is None or each._shared)
+        scheduler = reference()
+        if scheduler is None:
+            return
+        scheduler.run()  # its locals are dropped: a handle here would keep its text
+        del scheduler

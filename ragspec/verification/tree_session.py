@@ -1,0 +1,376 @@
+"""Verification of draft trees over one cache per sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ragspec.errors import InputError
+from ragspec.sampling.top_tokens import TopTokens, best_tokens
+from ragspec.trees.draft_tree import DraftTree
+from ragspec.trees.operations import ancestors, depths, limit_depth
+from ragspec.verification.cpu_weights import Packed, lend, pack
+from ragspec.verification.prefix_cache import PrefixCache
+from ragspec.verification.reading import LONG, HeadInputs
+from ragspec.verification.sequence_cache import BatchCache, SequenceCache, commit_slots
+from ragspec.verification.tree_attention import Configs, PackedView, TreeView, View, model_configs
+
+MOST_ROOM = 320  # slots beyond the prompt in a first buffer; a longer text grows it
+MOST_LOGITS = 1 << 24  # logits of a prompt that are held at once to find its best tokens
+
+
+class Model(Protocol):
+    """The part of a `CausalTarget` that its sessions need; see there."""
+
+    model: Any
+    vocab_size: int
+    copies: int
+    packs: bool
+    selects_logits: bool
+    keeps_logits: bool
+    rereads: bool
+    border: int | None
+    device: torch.device
+
+    @property
+    def divisible(self) -> bool:
+        """Whether prompts may be read in chunks and their prefixes reused."""
+
+    @property
+    def output_head(self) -> nn.Module:
+        """The module that computes logits of the last hidden states."""
+
+    def check_mode(self) -> None:
+        """Raise ModelError if the model was put into training mode."""
+
+    def forward(self, tokens: Tensor, view: View, cache: BatchCache, keep: int | Tensor) -> Tensor:
+        """Run packed tokens and return the logits of some queries."""
+
+
+class Row:
+    """One sequence of a session: its cache and its committed tokens.
+
+    Attributes:
+        cached: First tokens that came from the prefix cache.
+    """
+
+    def __init__(self, cache: SequenceCache, tokens: Sequence[int] = (), tenant: str = "") -> None:
+        self.cache = cache
+        self.tokens = list(tokens)
+        self.cached = len(self.tokens)
+        self.tenant = tenant
+
+
+class TreeSession:
+    """Verifies draft trees; implements `CachedSession`.
+
+    Args:
+        rows: Empty rows to begin with, numbered from 0; `join` adds others.
+        capacity: The first slots of each of them.
+        prefix_cache: Keys and values of earlier texts; None for none.
+    """
+
+    def __init__(
+        self, target: Model, rows: int, capacity: int, prefix_cache: PrefixCache | None = None
+    ) -> None:
+        self.target = target
+        self.hidden: list[Tensor] = []
+        self._capacity = capacity
+        self._rows = {row: Row(self._empty_cache(capacity)) for row in range(rows)}
+        self._line = list(self._rows)
+        self._prefix_cache = prefix_cache if target.divisible else None
+        self._inputs: list[tuple[Sequence[int], DraftTree]] = []
+        self._rereads: dict[int, list[int]] = {}
+        self._configs: Configs = []
+        self._packs = Packed(())
+        self._head_inputs: HeadInputs | None = None
+
+    def __enter__(self) -> Self:
+        self._configs = model_configs(self.target.model)
+        self._packs = Packed(pack(self.target.model))
+        if self._prefix_cache is not None:
+            self._prefix_cache.check(self.target.model)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._packs = Packed(())
+        for row in list(self._rows):
+            self.leave(row)
+
+    @property
+    def active_rows(self) -> list[Row]:
+        """The selected rows."""
+        return [self._rows[row] for row in self._line]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the keys and values of all rows."""
+        return sum(row.cache.bytes for row in self._rows.values())
+
+    def keep_hidden(self) -> None:
+        """Keep the hidden states of later forwards; see `base.CachedSession`."""
+        if self._head_inputs is None:
+            self._head_inputs = HeadInputs(self.target.output_head)
+
+    def join(self, tokens: Sequence[int], tenant: str = "", room: int = 0) -> tuple[int, int]:
+        """Add a row for a sequence; see `TargetSession.join`."""
+        cache, cached, room = None, 0, min(room, MOST_ROOM)
+        if self._prefix_cache is not None:
+            cache, cached = self._prefix_cache.take(
+                tokens[:-1], tenant, len(tokens) + room, list(self._rows.values())
+            )
+        cache = self._adopt(cache) if cache else self._empty_cache(len(tokens) + room)
+        return self._add(Row(cache, tokens[:cached], tenant)), cached
+
+    def fork(self, row: int) -> int:
+        """Copy the committed tokens of a row to a new row; see `TargetSession.fork`."""
+        held = self._rows[row]
+        copied = held.cache.copy(held.cache.length, min(self._capacity, MOST_ROOM))
+        return self._add(Row(self._adopt(copied), held.tokens, held.tenant))
+
+    def leave(self, row: int, keep: bool = True) -> None:
+        """Drop a row; see `TargetSession.leave`."""
+        held = self._rows.pop(row)
+        self._line = [other for other in self._line if other != row]
+        if self._prefix_cache is None:
+            return
+        count = len(held.tokens) if keep else held.cached
+        held.cache.truncate(count)
+        if held.cache.length == count:
+            self._prefix_cache.keep(held.tokens[:count], held.tenant, self._detach(held.cache))
+
+    def select_rows(self, rows: Sequence[int]) -> list[int]:
+        """Select the rows of the next forwards; see `TargetSession.select_rows`."""
+        for row in self.active_rows:
+            row.cache.pending = 0
+        self._line = list(rows)
+        return list(rows)
+
+    def discard_uncommitted(self) -> list[int]:
+        """Discard uncommitted tokens; see `TargetSession.discard_uncommitted`."""
+        self._rereads = {}
+        for row in self.active_rows:
+            row.cache.pending = 0
+        return []
+
+    def shrink(self) -> None:
+        """Free the memory of texts that have ended; see `TargetSession.shrink`."""
+        if self._prefix_cache is not None:
+            self._prefix_cache.clear()
+
+    def trim_draft(self, tree: DraftTree, row: int = 0, text: Sequence[int] = ()) -> DraftTree:
+        """Return the draft up to the rotary border of the row; see `TargetSession.trim_draft`."""
+        border = self.target.border
+        if border is None:
+            return tree
+        if len(text) <= border:
+            return limit_depth(tree, border - len(text))
+        if self.target.rereads and border >= self.active_rows[row].cache.length:
+            self._rereads[row] = list(text)
+            return DraftTree.empty(tree.kind)
+        return tree
+
+    def verify(self, pending: Sequence[Sequence[int]], trees: Sequence[DraftTree]) -> list[Tensor]:
+        """Run one forward; see `TargetSession.verify`."""
+        if self._rereads:
+            pending = self._read_again(pending)
+        self._inputs = list(zip(pending, trees, strict=True))
+        queries = [range(len(head) - 1, len(head) + len(tree)) for head, tree in self._inputs]
+        logits, states = self._forward(queries, None)
+        self.hidden = states
+        return logits
+
+    def read_prompts(
+        self, pending: Sequence[Sequence[int]], k: int
+    ) -> tuple[list[Tensor], list[TopTokens]]:
+        """Read the prompts; see `base.CachedSession`. T' is limited by `MOST_LOGITS`."""
+        self._inputs = [(tokens, DraftTree.empty()) for tokens in pending]
+        counts = [len(tokens) for tokens in pending]
+        if not k:
+            ends = [range(count) for count in counts]
+            logits, self.hidden = self._forward(ends, [count - 1 for count in counts])
+            return logits, []
+        most = MOST_LOGITS // (len(counts) * self.target.vocab_size)
+        queries = [range(max(0, count - max(most, 1)), count) for count in counts]
+        logits, self.hidden = self._forward(queries, None)
+        best = [
+            TopTokens.of(best_tokens(each[max(0, len(each) - most) :], k)[1]) for each in logits
+        ]
+        return [each[-1:] for each in logits], best
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep pending tokens and accepted nodes; see `TargetSession.commit`."""
+        rows, slots = self.active_rows, []
+        for (head, _), path in zip(self._inputs, paths, strict=True):
+            slots.append([*range(len(head)), *(len(head) + node for node in path)])
+        commit_slots([row.cache for row in rows], slots)
+        for row, (head, tree), path in zip(rows, self._inputs, paths, strict=True):
+            row.tokens += [*head, *(int(tree.tokens[node]) for node in path)]
+
+    def _empty_cache(self, capacity: int) -> SequenceCache:
+        return SequenceCache(capacity, self.target.copies)
+
+    def _adopt(self, cache: SequenceCache) -> SequenceCache:
+        """Return a cache of this session with the contents of one from outside."""
+        return cache
+
+    def _detach(self, cache: SequenceCache) -> SequenceCache:
+        """Return a cache that outlives this session, of a row that has left."""
+        return cache
+
+    def _add(self, held: Row) -> int:
+        """Add a row under the lowest free number."""
+        row = next(number for number in range(len(self._rows) + 1) if number not in self._rows)
+        self._rows[row] = held
+        return row
+
+    def _read_again(self, pending: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """Empty the rows beyond the border; return the tokens to read in each row."""
+        rows = self.active_rows
+        for row in self._rereads:
+            rows[row].cache.truncate(0)
+            rows[row].tokens = []
+        texts = [self._rereads.get(row, tokens) for row, tokens in enumerate(pending)]
+        self._rereads = {}
+        return texts
+
+    def _forward(
+        self, queries: Sequence[range], last: Sequence[int] | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Run a forward over the inputs, or one for each row if the model cannot pack them.
+
+        Args:
+            queries: The queries of each row whose hidden states are returned, and their logits.
+            last: The only query of each row whose logits are returned; None for all of them.
+
+        Returns:
+            Logits [k, V] and any hidden states [C, k, H] of each row.
+        """
+        rows = self.active_rows
+        self._expect_one_table()
+        inputs = [
+            (row.cache.length, head, tree)
+            for row, (head, tree) in zip(rows, self._inputs, strict=True)
+        ]
+        if len(rows) > 1 and not self.target.packs:
+            logits, states = list[Tensor](), list[Tensor]()
+            for i, row in enumerate(rows):
+                one = slice(i, i + 1)
+                ends = None if last is None else last[one]
+                part, hidden = self._run([row.cache], inputs[one], queries[one], ends)
+                logits += part
+                states += hidden
+            return logits, states
+        return self._run([row.cache for row in rows], inputs, queries, last)
+
+    def _run(
+        self,
+        rows: Sequence[SequenceCache],
+        inputs: Sequence[tuple[int, Sequence[int], DraftTree]],
+        queries: Sequence[range],
+        last: Sequence[int] | None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Run one forward over packed rows; see `_forward` and `_layout`.
+
+        The model is leased for this forward only. Between forwards it is in its original state.
+        """
+        self.target.check_mode()
+        tokens, views = _layout(inputs, self.target.device, self.target.divisible)
+        counts = [view.positions.shape[1] for view in views]
+        cache = BatchCache(rows, counts)
+        view: View = views[0] if len(views) == 1 else PackedView(views, cache)
+        head, device = self._head_inputs, self.target.device
+        starts = np.cumsum([0, *counts[:-1]]).tolist()
+        ends = [] if last is None else [a + i for a, i in zip(starts, last, strict=True)]
+        narrows = last is not None and head is not None and self.target.selects_logits
+        if last is not None and head is None:
+            queries = [range(i, i + 1) for i in last]
+        keep: int | Tensor = len(queries[0])
+        if len(counts) > 1:
+            index = [start + i for start, each in zip(starts, queries, strict=True) for i in each]
+            keep = torch.tensor(index, device=device)
+        with lend(self.target.model, self._configs, self._packs):
+            if head is None:
+                logits = self.target.forward(tokens, view, cache, keep)
+                return list(torch.split(logits[0], [len(each) for each in queries])), []
+            head.selected = torch.tensor(ends, device=device) if narrows else None
+            with head:
+                logits = self.target.forward(tokens, view, cache, keep)
+        states = head.taken()
+        if states is not None and not self.target.keeps_logits:
+            states = states[:, -keep:] if isinstance(keep, int) else states[:, keep]
+        sizes = [len(each) for each in queries]
+        split = [] if states is None else list(torch.split(states, sizes, 1))
+        if narrows and states is not None:
+            return list(torch.split(logits[0], 1)), split
+        every = list(torch.split(logits[0], sizes))
+        return every if last is None else [each[-1:] for each in every], split
+
+    def _expect_one_table(self) -> None:
+        """Raise InputError if a text is read across the rotary border in one forward."""
+        border = self.target.border
+        if border is None:
+            return
+        for row, (head, tree) in zip(self.active_rows, self._inputs, strict=True):
+            length = row.cache.length
+            end = length + len(head) + int(depths(tree.parents).max(initial=0))
+            if end > border and (length or len(head) - 1) < border:
+                raise InputError(
+                    f"got tokens on both sides of {border}, where the model changes its rotary "
+                    "table; expected one side a forward. Use open_target(model)."
+                )
+
+
+def _layout(
+    rows: Sequence[tuple[int, Sequence[int], DraftTree]], device: torch.device, divisible: bool
+) -> tuple[Tensor, list[TreeView]]:
+    """Lay out the pending tokens and the nodes of packed rows, with two copies to the device.
+
+    Args:
+        rows: Committed slots, pending tokens and draft tree of each row.
+        divisible: Long chains need no table of ancestors.
+
+    Returns:
+        Tokens i64 [1, N] and the view of each row's attention.
+    """
+    numbers: list[int] = []  # tokens of all rows, then their positions and their lengths
+    positions: list[int] = []
+    tables: list[np.ndarray[Any, np.dtype[np.bool_]] | None] = []
+    counts = [len(head) + len(tree) for _, head, tree in rows]
+    for (length, head, tree), n in zip(rows, counts, strict=True):
+        numbers += [*head, *tree.tokens.tolist()]
+        chain = n == 1 or np.array_equal(tree.parents, np.arange(-1, len(tree) - 1))
+        plain = chain and (n == 1 or not length or (divisible and n > LONG))
+        table = None if plain else _related(len(head), tree)
+        places = range(1, n + 1) if table is None else table.sum(-1).tolist()
+        positions += [length - 1 + place for place in places]
+        tables.append(table)
+    lengths = [length for length, _, _ in rows]
+    moved = torch.tensor([*numbers, *positions, *lengths], device=device)
+    flat = [table.reshape(-1) for table in tables if table is not None]
+    visible = torch.from_numpy(np.concatenate(flat)).to(device) if flat else None
+    total, start, first, views = len(numbers), 0, 0, []
+    for i, (n, length, table) in enumerate(zip(counts, lengths, tables, strict=True)):
+        at = moved[total + start : total + start + n][None]
+        related = None
+        if table is not None and visible is not None:
+            related = visible[first : first + n * n].view(1, n, n)
+            first += n * n
+        # The positions of a chain are its slots.
+        views.append(TreeView(moved[2 * total + i, None], at, at, related, start=length))
+        start += n
+    return moved[None, :total], views
+
+
+def _related(start: int, tree: DraftTree) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return the new slots that each query attends to, after `start` pending ones: bool [n, n]."""
+    n = start + len(tree)
+    related = np.zeros((n, n), dtype=np.bool_)
+    related[:start, :start] = True if start == 1 else np.tri(start, dtype=np.bool_)
+    related[start:, :start] = True
+    related[start:, start:] = ancestors(tree.parents)
+    return related

@@ -1,0 +1,170 @@
+"""Random interleavings of requests, steps and faults: every text is the one that it is alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from ragspec.engine.engine import Engine
+from ragspec.engine.handle import RequestHandle
+from ragspec.errors import CallbackError
+from ragspec.rules.base import Step
+from ragspec.sampling.settings import Sampling
+from ragspec.verification.causal import CausalTarget
+from tests.support import tiny
+
+TEXTS = 10
+CASES = 100  # 700 for each drafter with --slow
+
+
+@dataclass
+class Case:
+    """A text that was asked for, and its pauses and faults."""
+
+    number: int
+    handle: RequestHandle
+    fails: bool = False
+    parts: list[int] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module", params=["context", "auto", None])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    model = tiny.model("llama", dtype=torch.float64, num_hidden_layers=1)
+    return Engine(model, tiny.tokenizer(), request.param, budget=5, max_batch_size=3, chunk=8)
+
+
+@dataclass(frozen=True)
+class Query:
+    prompt: list[int]
+    sampling: Sampling
+    options: dict[str, Any]
+    tokens: list[int]
+    text: str
+
+
+@pytest.fixture(scope="module")
+def queries(engine: Engine) -> list[Query]:
+    plain, rng = Engine(engine.target, engine.tokenizer, None), random.Random(1)
+    plain.prefix_cache.max_bytes = 0
+    beginnings = [tiny.prompt(rng.randrange(1, 40), seed=seed) for seed in range(3)]
+    results = []
+    for number in range(TEXTS):
+        prompt = [*rng.choice(beginnings), *tiny.prompt(rng.randrange(1, 12), seed=number)]
+        sampling = Sampling(
+            temperature=rng.choice([0.0, 0.9]),
+            seed=number,
+            repetition_penalty=rng.choice([None, 1.3]),
+        )
+        options: dict[str, Any] = {"max_new_tokens": rng.randrange(1, 12)}
+        if rng.random() < 0.3:
+            options["stop"] = rng.choice(["e", "a", "ab"])
+        whole = plain.generate(prompt, sampling, **options)
+        results.append(Query(prompt, sampling, options, whole.tokens, whole.text))
+    return results
+
+
+class Run:
+    """One interleaving over one engine, by a seed."""
+
+    def __init__(self, engine: Engine, queries: list[Query], seed: int) -> None:
+        self.engine, self.queries, self.rng = (
+            engine.with_limits(3, None, 8),
+            queries,
+            random.Random(seed),
+        )
+        self.owner = object()
+        self.cases: list[Case] = []
+        self.memory = self.rng.random() < 0.3
+        if self.rng.random() < 0.3:
+            self.engine.prefix_cache.max_bytes = 20_000
+
+    def add(self, number: int, parts: tuple[int, ...] = ()) -> None:
+        query, rng = self.queries[number], self.rng
+        options: dict[str, Any] = dict(query.options)
+        fails = rng.random() < 0.15
+        if parts:
+            options["resume_from"] = list(parts)
+        if rng.random() < 0.3:
+            options["stop_after"] = rng.randrange(1, 5)
+        if fails:
+            options["on_step"] = self.failing(rng.randrange(3))
+        options["tenant"] = rng.choice(["", "one"])
+        (request,), _ = self.engine.prepare(query.prompt, query.sampling, options)  # type: ignore[arg-type]
+        self.cases.append(Case(number, self.engine.add(request, self.owner), fails))
+
+    def failing(self, at: int) -> Any:
+        error = self.rng.choice([ValueError, SystemExit, KeyError])
+        left = [at]
+
+        def on_step(number: int, step: Step) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise error("not today")
+
+        return on_step
+
+    def settle(self) -> None:
+        """Check the texts that have ended, and go on with those that paused."""
+        for case in [case for case in self.cases if case.handle.done]:
+            self.cases.remove(case)
+            query = self.queries[case.number]
+            if (error := case.handle.future.exception()) is not None:
+                if not case.fails:
+                    raise error
+                assert isinstance(error, ValueError | KeyError | CallbackError)
+                continue
+            result = case.handle.future.result()
+            assert result.tokens == query.tokens[: len(result.tokens)]
+            if result.finish_reason == "paused":
+                self.add(case.number, tuple(result.tokens))
+            elif result.finish_reason != "cancelled":
+                assert result.tokens == query.tokens and result.text == query.text
+
+    def go(self) -> None:
+        for _ in range(self.rng.randrange(2, 6)):
+            self.add(self.rng.randrange(TEXTS))
+        for _ in range(60):
+            chance = self.rng.random()
+            if chance < 0.7:
+                self.engine.step()
+            elif chance < 0.8:
+                self.add(self.rng.randrange(TEXTS))
+            elif chance < 0.87 and self.cases:
+                self.rng.choice(self.cases).handle.cancel()
+            elif chance < 0.9 and self.cases:
+                self.engine.remove(self.rng.choice(self.cases).handle)
+            self.settle()
+        while self.cases:
+            self.engine.step()
+            self.settle()
+        assert self.engine.scheduler.open_requests == 0
+        assert self.engine.scheduler.session is None
+
+
+def test_texts_are_those_alone_in_any_interleaving(
+    engine: Engine,
+    queries: list[Query],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """Forwards fail, and memory ends, now and then."""
+    true, faults = CausalTarget.forward, random.Random(7)
+    errors = [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("an accident")]
+    failing = [False]
+
+    def forward(self: CausalTarget, tokens: Any, view: Any, cache: Any, keep: Any) -> Any:
+        logits = true(self, tokens, view, cache, keep)
+        if failing[0] and len(cache.rows) > 1 and faults.random() < 0.1:
+            raise faults.choice(errors)
+        return logits
+
+    monkeypatch.setattr(CausalTarget, "forward", forward)
+    slow = request.config.getoption("--slow")
+    for seed in range(7 * CASES if slow else CASES):
+        run = Run(engine, queries, seed)
+        failing[0] = run.memory
+        run.go()

@@ -1,0 +1,52 @@
+"""Sequences that are decoded over a session, without an engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ragspec.budget.cost_curve import SharedForward
+from ragspec.drafters.base import DraftContext, Drafter
+from ragspec.engine.loop import Loop
+from ragspec.engine.request import Request
+from ragspec.engine.sequence import Parts, Sequence
+from ragspec.reports.builder import ReportBuilder
+from ragspec.rules.base import Rule
+from ragspec.rules.walk import Walk
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.settings import Sampling
+from ragspec.sampling.stopping import StopRule
+
+
+def sequence(
+    target: Any,
+    prompt: list[int],
+    new: int,
+    distribution: TokenDistribution,
+    drafter: Drafter | None = None,
+    budget: Any = None,
+    rule: Rule | None = None,
+) -> Sequence:
+    """Return a sequence whose drafter the caller opens."""
+    stop = StopRule(frozenset(), new)
+    return Sequence(
+        Request(tuple(prompt), Sampling(), stop),
+        Parts(target, drafter, rule or Walk(), budget, None, None),
+        context=DraftContext(list(prompt), len(prompt), new),
+        distribution=distribution,
+        stop=stop.open(None, prompt),
+        report=ReportBuilder("exact", 0, len(prompt)),
+        rule=rule or Walk(),
+        pending=list(prompt),
+    )
+
+
+def decode(session: Any, *sequences: Sequence) -> None:
+    """Decode sequences until all have ended; raise the first error of one."""
+    loop = Loop(session, SharedForward())
+    for each in sequences:
+        loop.join(each)
+    while loop.sequences:
+        loop.step(None)
+    for each in sequences:
+        if each.error is not None:
+            raise each.error
