@@ -18,7 +18,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -338,7 +338,8 @@ class Scheduler:
         """
         if self._loop is not None:
             for sequence in self._live:
-                self._loop.leave(sequence, keep=error is None)
+                with suppress(Exception):  # the session may be broken
+                    self._loop.leave(sequence, keep=error is None)
         handles = list(self._live.values())
         if not handles:
             with self._changed:
@@ -347,7 +348,8 @@ class Scheduler:
         ended = [self._end(handle, error) for handle in handles]
         self._loop = None
         stack, self._stack = self._stack, ExitStack()
-        stack.close()
+        with suppress(Exception):
+            stack.close()
         return ended
 
     def _end(self, handle: RequestHandle, error: BaseException | None = None) -> RequestHandle:
