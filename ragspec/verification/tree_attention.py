@@ -40,9 +40,7 @@ class TreeView:
         slot_positions: Logical positions of the m speculative slots, the queries last, i64 [B, m].
         related: The speculative slots that each query attends to (itself and its ancestors), bool
             [B, n, m]. None if the rows are chains.
-        unused: Slots behind the speculative ones that no query attends to.
         hidden: First slots of each row that no other query attends to, i64 [B]; see `hide_padding`.
-        level: Whether all chains begin at the same slot, so that causal attention is correct.
         start: Committed slots of the longest row, if the host knows them; -1 asks the device.
     """
 
@@ -50,9 +48,7 @@ class TreeView:
     positions: Tensor
     slot_positions: Tensor
     related: Tensor | None
-    unused: int = 0
     hidden: Tensor | None = None
-    level: bool = True
     start: int = -1
 
 
@@ -386,7 +382,7 @@ def _slots(view: View) -> int:
     if isinstance(view, PackedView):
         return sum(map(_slots, view.rows))
     start = int(view.lengths.max()) if view.start < 0 else view.start
-    return start + view.slot_positions.shape[1] + view.unused
+    return start + view.slot_positions.shape[1]
 
 
 def _tree_allowed(view: TreeView, related: Tensor, slots: int) -> Tensor:
@@ -395,10 +391,10 @@ def _tree_allowed(view: TreeView, related: Tensor, slots: int) -> Tensor:
     rows, n, m = related.shape
     hidden = view.hidden
     if rows == 1:
-        committed = related.new_ones(1, n, slots - m - view.unused)
+        committed = related.new_ones(1, n, slots - m)
         if hidden is not None:
             committed[:, :, : int(hidden[0])] = False
-        return torch.cat([committed, related, related.new_zeros(1, n, view.unused)], dim=-1)
+        return torch.cat([committed, related], dim=-1)
     columns = torch.arange(slots, device=lengths.device)
     committed = columns < lengths[:, None]
     if hidden is not None:
@@ -433,7 +429,7 @@ def _pays_split(view: TreeView, slots: int) -> bool:
     n, m = view.positions.shape[1], view.slot_positions.shape[1]
     if n == 1 or n * slots < LARGE_MASK or slots <= m:
         return False
-    if view.unused or view.lengths.device.type != "cpu":
+    if view.lengths.device.type != "cpu":
         return False
     return bool((view.lengths == view.lengths[0]).all())
 
@@ -442,9 +438,7 @@ def _needs_none(view: TreeView, slots: int) -> bool:
     """Return whether full attention needs no mask."""
     if view.hidden is not None:
         return False
-    chains = view.related is None and not view.unused and view.level
-    alone = view.positions.shape == (1, 1) and view.slot_positions.shape[1] == 1
-    return chains or alone or _pays_split(view, slots)
+    return view.related is None or _pays_split(view, slots)
 
 
 def _first_visible(view: TreeView, rule: MaskFunction, local: int, entries: int) -> int:
