@@ -17,17 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.engine.output import Generation
+from ragspec.engine.plain_text import mark_special_tokens
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import cite
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, AnswerBase, DocQA, drain, refusal
-from ragspec.pipelines.docqa.prompt import (
-    Prompt,
-    decoder,
-    escape_special_tokens,
-    passages_of,
-    placed,
-    special_of,
-)
+from ragspec.pipelines.docqa.prompt import Prompt, decoder, passages_of, placed
 from ragspec.pipelines.docqa.template import (
     PromptTemplate,
     find_template,
@@ -217,23 +211,21 @@ class Conversation:
                 return prompt, turn, left  # the engine says by how much it is too long
 
     def _turn(self, text: str, hits: Sequence[Hit]) -> Turn:
-        special = special_of(self.engine.tokenizer)
+        tokenizer = self.engine.tokenizer
         first = max((turn.first + len(turn.hits) for turn in self.turns), default=1)
-        display = escape_special_tokens(text.strip(), special)
+        display = mark_special_tokens(text.strip(), tokenizer)
         if hits:
             question = " ".join(display.split())
-            display = self.template.content(question, passages_of(hits, special), first=first)
+            display = self.template.content(question, passages_of(hits, tokenizer), first=first)
         return Turn(text, display, "", tuple(hits), first)
 
     def _prompt(self, turns: Sequence[Turn]) -> Prompt:
         """Return the prompt of the whole conversation, its passages located."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
-        special = special_of(self.engine.tokenizer)
         for turn in turns[:-1]:
+            answer = mark_special_tokens(turn.answer, self.engine.tokenizer)
             messages.append({"role": "user", "content": turn.prompt_text})
-            messages.append(
-                {"role": "assistant", "content": escape_special_tokens(turn.answer, special)}
-            )
+            messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": turns[-1].prompt_text})
         hits = [hit for turn in turns for hit in turn.hits]
         return placed(self.engine.tokenizer, templated(self.engine.tokenizer, messages), hits)

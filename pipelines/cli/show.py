@@ -166,7 +166,6 @@ def _note_sources(outcome: Result, terminal: Terminal) -> None:
 
 
 def _show_coloured(outcome: Result, engine: Engine, terminal: Terminal) -> None:
-    from ragspec.pipelines.docqa.prompt import decoder
     from ragspec.pipelines.page.run_view import run_view
     from ragspec.reports.trace import Trace, TraceHeader, step_texts
 
@@ -179,7 +178,7 @@ def _show_coloured(outcome: Result, engine: Engine, terminal: Terminal) -> None:
         documents=outcome.documents,
         extra=outcome.extra,
     )
-    texts = step_texts(steps, decoder(engine.tokenizer))
+    texts = step_texts(outcome.generation, engine.tokenizer)
     view = run_view(Trace(header, steps, texts, report, complete=True))
     terminal.spans(view.spans, view.legend)
 
@@ -191,14 +190,13 @@ def _write_trace(
     output: OutputOptions,
     model: str,
 ) -> None:
-    from ragspec.pipelines.docqa.prompt import decoder
     from ragspec.reports.trace import write_trace
 
     assert output.trace is not None
     write_trace(
         output.trace,
         outcome.generation,
-        decoder(engine.tokenizer),
+        engine.tokenizer,
         model=model,
         documents=outcome.documents,
         extra=outcome.extra | ({"compare": asdict(comparison)} if comparison else {}),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragspec.drafters.base import SourceText
+from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.engine.prompts import anchored
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.template import WORDINGS, PromptTemplate, is_chat
@@ -97,13 +98,9 @@ def render(
     template: PromptTemplate = WORDINGS["evidence"],
 ) -> Prompt:
     """Write and tokenize the prompt over these passages, and locate the passages in it."""
-    special = special_of(tokenizer)
-    passages = passages_of(hits, special)
-    prompt = placed(
-        tokenizer,
-        template.write(tokenizer, escape_special_tokens(question, special), passages),
-        hits,
-    )
+    passages = passages_of(hits, tokenizer)
+    text = template.write(tokenizer, mark_special_tokens(question, tokenizer), passages)
+    prompt = placed(tokenizer, text, hits)
     return laid_out(tokenizer, prompt, template)
 
 
@@ -119,40 +116,29 @@ def laid_out(tokenizer: Any, prompt: Prompt, template: PromptTemplate) -> Prompt
 def placed(tokenizer: Any, text: str, hits: Sequence[Hit]) -> Prompt:
     """Tokenize the text of a prompt, and locate the passages of `hits` in it, in their order."""
     # A chat template has already written the special tokens of the beginning.
-    fast = bool(getattr(tokenizer, "is_fast", False))
-    encoded = tokenizer(
-        text, add_special_tokens=not is_chat(tokenizer), return_offsets_mapping=fast
-    )
-    ids = tuple(int(token) for token in encoded["input_ids"])
-    if not fast:
-        return Prompt(text, ids, tuple(hits), (), ())
-    return Prompt(text, ids, tuple(hits), *find_spans(text, encoded["offset_mapping"], hits))
+    encoded = encode_text(tokenizer, text, add_special_tokens=not is_chat(tokenizer))
+    spans, chars = find_spans(encoded.text, encoded.offsets, hits)
+    return Prompt(encoded.text, encoded.ids, tuple(hits), spans, chars)
 
 
 def led_by(tokenizer: Any, question: str, hit: Hit, template: PromptTemplate) -> tuple[str, int]:
-    """Return a prompt over one passage, and the character at which the passage ends.
+    """Return a prompt over one passage, special tokens marked, and where the passage ends.
 
     The text up to there does not depend on the question. The end is 0 if the template changed the
     passage.
     """
-    special = special_of(tokenizer)
-    passages = passages_of([hit], special)
-    text = template.write(tokenizer, escape_special_tokens(question, special), passages)
+    passages = passages_of([hit], tokenizer)
+    text = template.write(tokenizer, mark_special_tokens(question, tokenizer), passages)
     at = text.find("\n" + passages[0][1])
     return text, at + 1 + len(passages[0][1]) if at >= 0 else 0
 
 
-def special_of(tokenizer: Any) -> list[str]:
-    """Return the tokenizer's special tokens, which documents must not spell out."""
-    return [token for token in getattr(tokenizer, "all_special_tokens", []) if token]
-
-
-def passages_of(hits: Sequence[Hit], special: Sequence[str]) -> list[tuple[str, str]]:
-    """Return titles, on one line each, and texts of passages, special tokens escaped."""
+def passages_of(hits: Sequence[Hit], tokenizer: Any) -> list[tuple[str, str]]:
+    """Return titles, on one line each, and texts of passages, special tokens marked."""
     return [
         (
-            " ".join(escape_special_tokens(hit.passage.title, special).split()),
-            escape_special_tokens(hit.passage.text, special),
+            mark_special_tokens(" ".join(hit.passage.title.split()), tokenizer),
+            mark_special_tokens(hit.passage.text, tokenizer),
         )
         for hit in hits
     ]
@@ -163,15 +149,10 @@ def _layout(
 ) -> tuple[SourceText, ...]:
     """Return the beginnings of the two lines; better passages have more copies of their label."""
     labels = [f"{opening} [{k}]" for k in range(1, passages + 1) for _ in range(k, passages + 1)]
-    texts = [anchored(ids, plain_ids(tokenizer, label), LAYOUT) for label in labels]
+    texts = [anchored(ids, encode_text(tokenizer, label).ids, LAYOUT) for label in labels]
     for ending in SENTENCE_ENDS:
-        texts.append(SourceText(tuple(plain_ids(tokenizer, f"{ending}\nAnswer:")), LAYOUT))
+        texts.append(SourceText(encode_text(tokenizer, f"{ending}\nAnswer:").ids, LAYOUT))
     return tuple(text for text in texts if text is not None)
-
-
-def plain_ids(tokenizer: Any, text: str) -> list[int]:
-    """Return the token ids of a text, without special tokens at its beginning."""
-    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
 
 
 def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
@@ -179,20 +160,12 @@ def decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
     return lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True))
 
 
-def escape_special_tokens(text: str, special: Sequence[str]) -> str:
-    """Break special tokens that a text spells out, so that they are tokenized as plain text."""
-    for token in special:
-        if token in text:
-            text = text.replace(token, token[0] + "\u200b" + token[1:])
-    return text
-
-
 def find_spans(
     text: str, offsets: Sequence[CharSpan], hits: Sequence[Hit]
 ) -> tuple[tuple[Span, ...], tuple[tuple[CharSpan, ...], ...]]:
     """Return the spans of the passages in the prompt, and the characters of their tokens.
 
-    A passage that the template or `escape_special_tokens` changed has no span.
+    A passage that the template changed has no span.
     """
     spans: list[Span] = []
     chars: list[tuple[CharSpan, ...]] = []

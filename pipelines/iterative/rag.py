@@ -14,13 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragspec.engine.checks import stop_strings
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, DocQA, answer_of
 from ragspec.pipelines.docqa.prompt import Prompt
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
 from ragspec.pipelines.iterative.writers import (
-    AnswerStream,
+    FinalText,
     PassageWriter,
     RoundWriter,
     Stride,
@@ -165,14 +166,13 @@ class IterativeRag:
                 return DocQA.refusal(question, hits, why, 1000 * (time.perf_counter() - began))
         prompts = StridePrompts(self.engine.tokenizer, " ".join(question.split()), self.template)
         options = {"stop": self.template.stop, **options, "max_new_tokens": max_new_tokens}
-        text = AnswerStream(stream, options["stop"] or ())
+        stops = stop_strings(options["stop"], self.engine.tokenizer)
+        text = FinalText(stream, self.engine.tokenizer, stops)
 
         def show(stride: Stride) -> None:
-            if self.rounds is None:
-                ends = stride.generation.finish_reason != "paused"
-                text.push(stride.generation.text, ends=ends)
-            else:  # another round may change the text
-                text.text = stride.generation.text
+            last = stride.generation
+            if self.rounds is None:  # another round may change the text
+                text.push(last.prompt_tokens, stride.tokens, ends=last.finish_reason != "paused")
 
         scored = self.flare is not None
         strides = PassageWriter(
@@ -192,6 +192,9 @@ class IterativeRag:
             if stream is None or not loop.cut():
                 raise
             loop.strides[-1] = loop.strides[-1].cancelled()
+        last = loop.strides[-1]
+        if self.rounds is not None:
+            text.push(last.generation.prompt_tokens, last.tokens, ends=True)
         text.end()
         answer = self._answer(question, prompts, loop, time.perf_counter() - began)
         self.engine.notify(answer.generation)

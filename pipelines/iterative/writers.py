@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.base import SourceText
 from ragspec.engine.output import Generation
-from ragspec.pipelines.docqa.prompt import Span, laid_out, led_by, placed, plain_ids
+from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
+from ragspec.pipelines.docqa.prompt import Span, laid_out, led_by, placed
 from ragspec.pipelines.docqa.template import PromptTemplate
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.retrievers.speculation.passages import RetrievedPassage
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.stopping import EndRepetition
+from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
     from ragspec.engine.engine import Engine
@@ -51,7 +53,8 @@ class StridePrompts:
 
     def words(self, written: Sequence[int], count: int) -> str:
         """Return the last `count` tokens of question and text, as text; never blank."""
-        ids = [*plain_ids(self.tokenizer, self.question), *written][-count:]
+        question = mark_special_tokens(self.question, self.tokenizer)
+        ids = [*encode_text(self.tokenizer, question).ids, *written][-count:]
         text = str(self.tokenizer.decode(ids, skip_special_tokens=True))
         return text if text.strip() else self.question
 
@@ -59,41 +62,43 @@ class StridePrompts:
         text, end = led_by(self.tokenizer, self.question, hit, self.template)
         # At end 0 the template changed the passage, and no part can be shared.
         prefix = placed(self.tokenizer, text[: end or len(text)], [hit])
-        rest = plain_ids(self.tokenizer, text[end:]) if end else []
+        rest = encode_text(self.tokenizer, text[end:]).ids if end else ()
+        text = without_marks(text)
         prompt = replace(prefix, text=text, token_ids=(*prefix.token_ids, *rest))
         layout = laid_out(self.tokenizer, prompt, self.template).layout
         return StridePrompt(text, prompt.token_ids, prompt.spans, layout)
 
 
 @dataclass(slots=True)
-class AnswerStream:
-    """Streams final text, and holds back what may be the beginning of a stop string."""
+class FinalText:
+    """Streams the text of tokens that are final.
+
+    Attributes:
+        stops: Stop strings of the text.
+    """
 
     stream: Callable[[str], None] | None
-    stops: Sequence[str] | str = ()
-    text: str = ""
-    sent: int = 0
+    tokenizer: Any
+    stops: Sequence[str]
+    _output: TextOutput | None = None
 
-    def push(self, text: str, *, ends: bool) -> None:
-        """Take the final part of the text and stream what is new of it.
-
-        Args:
-            text: The text from its beginning.
-            ends: Whether the text is complete.
-        """
-        self.text = text
-        stops = (self.stops,) if isinstance(self.stops, str) else self.stops
-        held = 0 if ends else max((len(stop) for stop in stops), default=1) - 1
-        self._give(len(text) if ends else len(text.rstrip("\ufffd")) - held)
+    def push(self, prompt: Sequence[int], tokens: Sequence[int], *, ends: bool) -> None:
+        """Add tokens after a prompt; the first prompt counts."""
+        if self.stream is None:
+            return
+        if self._output is None:
+            self._output = TextOutput(self.tokenizer, prompt, self.stops)
+        self._output.push(tokens)
+        self._give(self._output, ends)
 
     def end(self) -> None:
         """Stream the text that was held back."""
-        self._give(len(self.text))
+        if self._output is not None:
+            self._give(self._output, True)
 
-    def _give(self, end: int) -> None:
-        if self.stream is not None and end > self.sent:
-            self.stream(self.text[self.sent : end])
-            self.sent = end
+    def _give(self, output: TextOutput, ends: bool) -> None:
+        if self.stream is not None and (piece := output.piece(ends=ends)):
+            self.stream(piece)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ragspec.engine.checks import stop_strings
 from ragspec.engine.output import Generation
 from ragspec.engine.prompts import encode_prompts
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.prompt import decoder
-from ragspec.pipelines.iterative.writers import AnswerStream
+from ragspec.pipelines.iterative.writers import FinalText
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.distributions import Guessing, Knn
 from ragspec.retrievers.knn.neighbours import Mixture
@@ -25,6 +25,7 @@ from ragspec.retrievers.knn.text import KnnText
 from ragspec.retrievers.speculation.schedule import StrideSchedule
 from ragspec.sampling.noise import seeded
 from ragspec.sampling.settings import Sampling
+from ragspec.sampling.text_output import TextOutput
 from ragspec.sampling.transform import Transform
 
 if TYPE_CHECKING:
@@ -124,8 +125,11 @@ class KnnLM:
                 raise
             partial = text.result()
             report = replace(partial.report, finish_reason="cancelled")
-            written = decoder(self.engine.tokenizer)(partial.tokens)
-            generation = replace(partial, text=written, finish_reason="cancelled", report=report)
+            output = TextOutput(self.engine.tokenizer, partial.prompt_tokens)
+            output.push(partial.tokens)
+            generation = replace(
+                partial, text=output.text, finish_reason="cancelled", report=report
+            )
         self.engine.notify(generation)
         return generation
 
@@ -139,7 +143,9 @@ class KnnLM:
         engine = self.engine.without_callbacks()
         request = options.get("logprobs", False)
         top = None if request is None or request is False else int(request)
-        text = AnswerStream(stream, options.get("stop") or ())
+        text = FinalText(
+            stream, engine.tokenizer, stop_strings(options.get("stop"), engine.tokenizer)
+        )
 
         def write(
             written: Sequence[int], stop_after: int | None, distribution: Transform
@@ -155,10 +161,8 @@ class KnnLM:
             generation: Generation = engine.generate(prompt, sampling, **every)
             return generation
 
-        def show(tokens: Sequence[int], last: Generation | None) -> None:
-            if stream is not None:
-                decode = decoder(engine.tokenizer)
-                text.push(last.text if last else decode(tokens), ends=last is not None)
+        def show(tokens: Sequence[int], ended: bool) -> None:
+            text.push(prompt, tokens, ends=ended)
 
         return KnnText(
             write, self.knn, prompt, self.schedule, top=top, on_accept=show,

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ragspec.drafters.base import KnownStates, needs_hidden, wants_draft_prompt
+from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
 from ragspec.pipelines.docqa.docqa import NEW_TOKENS, Answer, answer_of, generate_answer
-from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed, plain_ids
+from ragspec.pipelines.docqa.prompt import Prompt, laid_out, led_by, placed
 from ragspec.pipelines.docqa.template import PromptTemplate, find_template, suited
 from ragspec.pipelines.long.chunks import ChunkHits, Chunks, ChunkSearch
 from ragspec.pipelines.long.modes import AnswerWriter, writer_of
@@ -264,8 +265,8 @@ class LongDocument:
         question = " ".join(question.split())
         tokenizer = self.engine.tokenizer
         text, end = led_by(tokenizer, question, self.hit, self.template)
-        ids = (*self.prefix.token_ids, *plain_ids(tokenizer, text[end:]))
-        whole = replace(self.prefix, text=text, token_ids=ids)
+        ids = (*self.prefix.token_ids, *encode_text(tokenizer, text[end:]).ids)
+        whole = replace(self.prefix, text=without_marks(text), token_ids=ids)
         return laid_out(tokenizer, whole, self.template)
 
     def _read(self, on_read: OnRead | None) -> None:
@@ -314,14 +315,13 @@ def _characters(tokenizer: Any, document: Document, token_range: Part | None) ->
         raise InputError(
             "token_range= needs a tokenizer that tells characters; expected a fast one."
         )
-    encoded = tokenizer(document.text, add_special_tokens=False, return_offsets_mapping=True)
-    places = encoded["offset_mapping"]
+    places = encode_text(tokenizer, mark_special_tokens(document.text, tokenizer)).offsets
     if first >= len(places):
         raise InputError(
             f"token_range {token_range} begins behind the {len(places)} tokens of {document.name}; "
             "expected less."
         )
-    return int(places[first][0]), int(places[min(last, len(places)) - 1][1])
+    return places[first][0], places[min(last, len(places)) - 1][1]
 
 
 def _check_room(engine: Engine, prefix: Prompt, token_range: Part | None) -> None:

@@ -6,18 +6,39 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ragspec.pipelines.docqa.citations import Citation, cite
 from ragspec.pipelines.docqa.prompt import decoder
-from ragspec.pipelines.server.token_offsets import Placed, TokenOffsets
+from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
     from ragspec.engine.output import Generation
     from ragspec.pipelines.docqa.prompt import Prompt
+    from ragspec.sampling.settings import TokenLogprob
 
 REASONS = {"length": "length", "paused": "length"}  # in OpenAI's terms; all others are "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A token's log-probability, with the character at which it begins in the text."""
+
+    scored: TokenLogprob
+    offset: int
+
+
+def place_tokens(generation: Generation, tokenizer: Any) -> list[Placed]:
+    """Return the tokens of a finished text with their places, without those of its stop string."""
+    scored = generation.logprobs or ()
+    output = TextOutput(tokenizer, generation.prompt_tokens, placed=True)
+    output.push([each.token for each in scored])
+    end = len(generation.text)
+    stopped = generation.finish_reason == "stop" and len(output.text) > end
+    placed = [Placed(*pair) for pair in zip(scored, output.starts, strict=True)]
+    return [each for each in placed if not stopped or each.offset < end]
 
 
 class OpenAIReply:
@@ -132,7 +153,7 @@ class OpenAIReply:
     def _choice(self, index: int, generation: Generation, cited: Prompt | None) -> dict[str, Any]:
         note = None
         if generation.logprobs is not None:
-            note = self.logprobs(TokenOffsets(self.tokenizer).rest(generation))
+            note = self.logprobs(place_tokens(generation, self.tokenizer))
         record: dict[str, Any] = {
             "index": index,
             "logprobs": note,

@@ -6,16 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ragspec.engine.plain_text import mark_special_tokens
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
-from ragspec.pipelines.docqa.prompt import (
-    Prompt,
-    build_prompt,
-    escape_special_tokens,
-    passages_of,
-    placed,
-    special_of,
-)
+from ragspec.pipelines.docqa.prompt import Prompt, build_prompt, passages_of, placed
 from ragspec.pipelines.docqa.template import find_template, is_chat, passages_for, suited, templated
 from ragspec.pipelines.server.drafting import ALL
 from ragspec.pipelines.server.errors import ApiError
@@ -199,17 +193,16 @@ def _conversation(turns: Sequence[tuple[str, str]], hits: Sequence[Hit], engine:
     Without a chat template it has the texts of the turns alone, separated by blank lines.
     """
     tokenizer = engine.tokenizer
-    special = special_of(tokenizer)
-    escaped = [
-        ("system" if role == "developer" else role, escape_special_tokens(text, special))
+    marked = [
+        ("system" if role == "developer" else role, mark_special_tokens(text, tokenizer))
         for role, text in turns
     ]
     if not is_chat(tokenizer):
-        return placed(tokenizer, "\n\n".join(text for _, text in escaped), hits)
+        return placed(tokenizer, "\n\n".join(text for _, text in marked), hits)
     if hits:
         template = find_template(suited(tokenizer))
-        escaped[-1] = ("user", template.content(escaped[-1][1], passages_of(hits, special)))
-    messages = [{"role": role, "content": text} for role, text in escaped]
+        marked[-1] = ("user", template.content(marked[-1][1], passages_of(hits, tokenizer)))
+    messages = [{"role": role, "content": text} for role, text in marked]
     return placed(tokenizer, templated(tokenizer, messages), hits)
 
 

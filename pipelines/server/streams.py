@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,11 +21,10 @@ from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus, SendTimeoutError
 from starlette.types import Receive, Scope, Send
 
-from ragspec.engine.output import TextChunks
 from ragspec.pipelines.docqa.docqa import NO_ANSWER_TEXT
-from ragspec.pipelines.server.answers import OpenAIReply, metrics, usage
+from ragspec.pipelines.server.answers import OpenAIReply, Placed, metrics, place_tokens, usage
 from ragspec.pipelines.server.errors import ApiError, as_api_error
-from ragspec.pipelines.server.token_offsets import Placed, TokenOffsets
+from ragspec.sampling.text_output import TextOutput
 
 if TYPE_CHECKING:
     from ragspec.engine.handle import RequestHandle
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ragspec.pipelines.docqa.prompt import Prompt
     from ragspec.pipelines.server.prompting import EngineRequest
     from ragspec.pipelines.server.schema import TextRequest
+    from ragspec.sampling.settings import TokenLogprob
 
 T = TypeVar("T")
 log = logging.getLogger("ragspec.server")
@@ -245,28 +246,39 @@ class EventReader:
     """Converts the steps of one text to events."""
 
     def __init__(self, index: int, handle: RequestHandle, tokenizer: Any) -> None:
+        request = handle.request
         self.index = index
         self.handle = handle
-        self.chunks = TextChunks(tokenizer, handle.request.stop.strings)
-        self.token_offsets = None if handle.request.logprobs is None else TokenOffsets(tokenizer)
+        self.tokenizer = tokenizer
+        self.scored = request.logprobs is not None
+        self.output = TextOutput(
+            tokenizer, request.prompt, request.stop.strings, placed=self.scored
+        )
         self.sent = 0  # characters
+        self.placed = 0  # tokens whose log-probabilities were sent
 
     def read(self) -> TextEvent | None:
         """Return the next event, None if the step completes no text."""
         emission = next(self.handle, None)
         if emission is None:
             generation = self.handle.result()
-            rest = self.chunks.new(generation.text)
-            placed = None if self.token_offsets is None else self.token_offsets.rest(generation)
+            rest, placed = self.output.piece(ends=True), None
+            if self.scored:
+                placed = place_tokens(generation, self.tokenizer)[self.placed :]
             return TextEvent(self.index, rest, placed, generation)
-        self.chunks.push(emission.step.tokens)
+        self.output.push(emission.step.tokens)
         # Which tokens of the last step belong to a stop string is only known at the end.
-        text = "" if emission.sequence.done else self.chunks.new()
+        text = "" if emission.sequence.done else self.output.piece()
         if not text:
             return None
         self.sent += len(text)
-        if self.token_offsets is None:
-            return TextEvent(self.index, text)
-        return TextEvent(
-            self.index, text, self.token_offsets.upto(self.sent, emission.sequence.scored)
-        )
+        return TextEvent(self.index, text, self._place(emission.sequence.scored))
+
+    def _place(self, scored: Sequence[TokenLogprob]) -> list[Placed] | None:
+        """Return the log-probabilities of the tokens that begin in the text sent so far."""
+        if not self.scored:
+            return None
+        first, starts = self.placed, self.output.starts
+        self.placed = bisect_left(starts, self.sent, first)
+        new = slice(first, self.placed)
+        return [Placed(*pair) for pair in zip(scored[new], starts[new], strict=True)]

@@ -19,21 +19,14 @@ from ragspec.drafters.base import SourceText
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import Stream
 from ragspec.engine.output import Generation
+from ragspec.engine.plain_text import encode_text, mark_special_tokens
 from ragspec.engine.prompts import read_message, well_formed
 from ragspec.engine.request import Options
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.pipelines.docqa.citations import cite
-from ragspec.pipelines.docqa.prompt import (
-    Prompt,
-    decoder,
-    escape_special_tokens,
-    placed,
-    plain_ids,
-    special_of,
-)
+from ragspec.pipelines.docqa.prompt import Prompt, decoder, placed
 from ragspec.pipelines.docqa.template import is_chat, templated
-from ragspec.pipelines.server.answers import OpenAIReply, usage
-from ragspec.pipelines.server.token_offsets import TokenOffsets
+from ragspec.pipelines.server.answers import OpenAIReply, place_tokens, usage
 from ragspec.registry import unknown
 from ragspec.retrievers.search.fusion import Hit
 from ragspec.sampling.settings import Sampling
@@ -204,9 +197,9 @@ class HostWriter:
                 f"{type(self.engine.model).__name__} comes without a chat template; expected a "
                 "chat model, or chat_template= with a template in Jinja."
             )
-        special = special_of(self.engine.tokenizer)
-        turns = [_plain_turn(read_message(m, i), special) for i, m in enumerate(messages)]
-        text = templated(self.engine.tokenizer, turns, self.template)
+        tokenizer = self.engine.tokenizer
+        turns = [_plain_turn(read_message(m, i), tokenizer) for i, m in enumerate(messages)]
+        text = templated(tokenizer, turns, self.template)
         spoken = [str(turn["content"]) for turn in turns if turn["role"] in TOOL_ROLES]
         return self._job(text, request, hits, [each for each in spoken if each not in text])
 
@@ -227,7 +220,7 @@ class HostWriter:
         outside = [(n, hit.passage.text) for n, hit in enumerate(hits) if n not in held]
         outside += [(-1, each) for each in further]
         texts = [
-            SourceText(tuple(plain_ids(tokenizer, well_formed(text))), n) for n, text in outside
+            SourceText(encode_text(tokenizer, well_formed(text)).ids, n) for n, text in outside
         ]
         return Job(prompt, request, tuple(texts))
 
@@ -267,7 +260,7 @@ class HostWriter:
             facts["citations"] = [asdict(citation) for citation in citations]
         if generation.logprobs is not None:
             reply = OpenAIReply("chat", self.name, tokenizer)
-            facts["logprobs"] = reply.logprobs(TokenOffsets(tokenizer).rest(generation))
+            facts["logprobs"] = reply.logprobs(place_tokens(generation, tokenizer))
         return facts
 
 
@@ -280,8 +273,8 @@ async def pulled(chunks: Stream) -> AsyncIterator[str]:
         chunks.cancel()
 
 
-def _plain_turn(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
-    """Return a turn with escaped special tokens, and arguments of tool calls as mappings."""
+def _plain_turn(turn: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """Return a turn with marked special tokens, and arguments of tool calls as mappings."""
     if turn.get("tool_calls"):
         turn = {**turn, "tool_calls": [_parsed_call(each) for each in turn["tool_calls"]]}
     content = turn.get("content")
@@ -289,7 +282,7 @@ def _plain_turn(turn: dict[str, Any], special: Sequence[str]) -> dict[str, Any]:
         return {**turn, "content": ""}
     if not isinstance(content, str):
         raise InputError(f"a message has the content {content!r}; expected a text.")
-    return {**turn, "content": escape_special_tokens(content, special)}
+    return {**turn, "content": mark_special_tokens(content, tokenizer)}
 
 
 def _parsed_call(call: Any) -> Any:

@@ -12,11 +12,12 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, Self
 
 from ragspec.engine.loop import is_interrupt
-from ragspec.engine.output import Generation, TextChunks
+from ragspec.engine.output import Generation
 from ragspec.engine.request import Request
 from ragspec.engine.sequence import Parts, Sequence
 from ragspec.engine.step import Emission
 from ragspec.errors import CallbackError, InputError
+from ragspec.sampling.text_output import TextOutput
 
 Notify = Callable[[Generation], None]
 
@@ -267,7 +268,9 @@ class Stream:
     def __init__(self, handle: RequestHandle) -> None:
         request = handle.request
         self._handle = handle
-        self._chunks = TextChunks(handle.parts.tokenizer, request.stop.strings, request.resume_from)
+        self._text = TextOutput(handle.parts.tokenizer, request.prompt, request.stop.strings)
+        self._text.push(request.resume_from)
+        self._text.piece()  # an earlier call returned it
         self._ended = False
 
     def __iter__(self) -> Self:
@@ -312,10 +315,9 @@ class Stream:
                 self._ended = True
                 emissions += self._handle.left()
             for each in emissions:
-                self._chunks.push(each.step.tokens)
-            whole = self._ended and self.result.finish_reason != "paused"
+                self._text.push(each.step.tokens)
             # Text is no longer held back once nothing can follow it.
-            piece = self._chunks.new(self.result.text if whole else None)
-            if piece:
+            ends = self._ended and self.result.finish_reason != "paused"
+            if piece := self._text.piece(ends=ends):
                 return piece
         return None

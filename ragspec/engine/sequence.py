@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,7 +158,7 @@ class Sequence:
             static=getattr(self.parts.target, "static", "off"),
         )
         return Generation(
-            text=self._text(tokens),
+            text=self.stop.text,
             tokens=tokens,
             finish_reason=reason,
             label=report.label,
@@ -169,16 +168,6 @@ class Sequence:
             steps=self.steps,
             sample=self.request.sample,
         )
-
-    def _text(self, tokens: abc.Sequence[int]) -> str:
-        tokenizer = self.parts.tokenizer
-        if tokenizer is None:
-            return ""
-        text = str(tokenizer.decode(tokens, skip_special_tokens=True))
-        if self.stop.cut is None:
-            return text
-        places = [text.find(string) for string in self.request.stop.strings]
-        return text[: min((place for place in places if place >= 0), default=self.stop.cut)]
 
 
 @without_autograd

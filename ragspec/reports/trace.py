@@ -13,6 +13,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ from ragspec.errors import InputError
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
+from ragspec.sampling.decoding import decoder_of
 from ragspec.sampling.text_output import TextOutput
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import check
@@ -35,6 +37,14 @@ DAMAGE = (KeyError, IndexError, TypeError, ValueError, AttributeError, Arithmeti
 
 class Traceable(Protocol):
     """The part of a generation that a trace needs."""
+
+    @property
+    def text(self) -> str:
+        """The text, without its stop string."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """All tokens of the text, those of earlier calls included."""
 
     @property
     def prompt_tokens(self) -> Sequence[int]:
@@ -94,28 +104,22 @@ class Trace:
         return "".join("".join(chunks) for chunks in self.texts)
 
 
-def token_texts(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[str]:
-    """Return one text per token; joined, they are the decoded whole.
+def step_texts(generation: Traceable, tokenizer: Any) -> tuple[tuple[str, ...], ...]:
+    """Return the texts of the tokens that each step emitted; joined, they end as the text does.
 
-    A character made of several tokens stands at its last one; the others get "". `decode` turns
-    ids into text.
+    A character made of several tokens stands at its last one; the others get "".
+
+    Args:
+        tokenizer: A tokenizer, or a function from token ids to text.
     """
-    output = TextOutput(decode)
-    texts = [output.push([token]) for token in tokens]
-    if texts:
-        texts[-1] += output.flush()
-    return texts
-
-
-def step_texts(
-    steps: Sequence[Step], decode: Callable[[list[int]], str]
-) -> tuple[tuple[str, ...], ...]:
-    """Return the texts of the tokens that each step emitted; see `token_texts`."""
-    texts = token_texts([token for step in steps for token in step.tokens], decode)
-    ends = accumulate(len(step.tokens) for step in steps)
-    return tuple(
-        tuple(texts[end - len(step.tokens) : end]) for step, end in zip(steps, ends, strict=True)
-    )
+    output = TextOutput(tokenizer, generation.prompt_tokens, placed=True)
+    output.push(generation.tokens)
+    end = len(generation.text)
+    bounds = [min(start, end) for start in output.starts] + [end]
+    texts = [generation.text[first:last] for first, last in pairwise(bounds)]
+    first = len(texts) - sum(len(step.tokens) for step in generation.steps)
+    ends = accumulate((len(step.tokens) for step in generation.steps), initial=first)
+    return tuple(tuple(texts[first:last]) for first, last in pairwise(ends))
 
 
 def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
@@ -125,10 +129,9 @@ def piece_text(token: int, decode: Callable[[list[int]], str]) -> str:
     return (twice.removeprefix(alone) if twice.startswith(alone) else "") or alone
 
 
-def step_vocabularies(
-    steps: Iterable[Step], decode: Callable[[list[int]], str]
-) -> Iterator[dict[int, str]]:
+def step_vocabularies(steps: Iterable[Step], tokenizer: Any) -> Iterator[dict[int, str]]:
     """Yield for each step the texts of the tokens that it is the first to draft."""
+    decode = partial(decoder_of(tokenizer).decode, skip=True)
     earlier: set[int] = set()
     for step in steps:
         new = [token for token in dict.fromkeys(step.tree.tokens.tolist()) if token not in earlier]
@@ -139,7 +142,7 @@ def step_vocabularies(
 def write_trace(
     path: Path | str,
     generation: Traceable,
-    decode: Callable[[list[int]], str],
+    tokenizer: Any,
     *,
     model: str = "",
     documents: Sequence[str] = (),
@@ -148,7 +151,7 @@ def write_trace(
     """Write the trace of `generation` to `path`; characters that UTF-8 cannot hold become "?".
 
     Args:
-        decode: Turns token ids into text.
+        tokenizer: A tokenizer, or a function from token ids to text.
         model, documents, extra: See `TraceHeader`.
 
     Raises:
@@ -164,12 +167,12 @@ def write_trace(
         "seed": generation.report.seed,
         "documents": [{"name": name} for name in documents],
     }
-    texts = step_texts(generation.steps, decode)
+    texts = step_texts(generation, tokenizer)
     try:
         with open(path, "w", encoding="utf-8", errors="replace") as file:
             _put(file.write, header)
             clock = _start(generation)
-            words = step_vocabularies(generation.steps, decode)
+            words = step_vocabularies(generation.steps, tokenizer)
             for index, (step, new) in enumerate(zip(generation.steps, words, strict=True)):
                 line = _step_line(index, clock, step, texts[index])
                 if new:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
-from ragspec.sampling.text_output import TextOutput, Tokenizer
+from ragspec.sampling.decoding import Tokenizer
+from ragspec.sampling.text_output import TextOutput
 
 Criterion = Callable[[Tensor, Tensor], Any]
 
@@ -41,15 +42,15 @@ class StopRule:
         """Return the state of one row.
 
         Args:
-            tokenizer: Decodes tokens, for stop strings.
-            prompt: Tokens that criteria see before the new ones.
+            tokenizer: Decodes tokens, for the text and its stop strings; None for token ids alone.
+            prompt: Tokens before the text.
             resume_from: Tokens of the text from earlier calls.
 
         Raises:
             InputError: The text ended before the last token of `resume_from`.
         """
-        stream = TextOutput(tokenizer) if self.strings and tokenizer else None
-        return StopState(self, stream, prompt, resume_from)
+        output = None if tokenizer is None else TextOutput(tokenizer, prompt, self.strings)
+        return StopState(self, output, prompt, resume_from)
 
     def room(self, resume_from: int = 0) -> int:
         """Return how many tokens may follow the first `resume_from`, until an end or a pause."""
@@ -63,13 +64,12 @@ class StopState:
     Attributes:
         count: Tokens of the text, those of earlier calls included.
         reason: "stop", "length" or "paused" once the text has ended, else None.
-        cut: Length of the text before the stop string that ended it, else None.
     """
 
     def __init__(
         self,
         rule: StopRule,
-        stream: TextOutput | None,
+        output: TextOutput | None,
         prompt: Sequence[int] = (),
         resume_from: Sequence[int] = (),
     ) -> None:
@@ -78,9 +78,8 @@ class StopState:
         self.last = self.count + rule.room(self.count)
         self._tokens = [*prompt, *resume_from[:-1]] if rule.criteria else []
         self.reason: str | None = None
-        self.cut: int | None = None
-        self._stream = stream
-        if any(token in rule.ends or self._completes_string(token) for token in resume_from[:-1]):
+        self._output = output
+        if any(self._completes_string(token) or token in rule.ends for token in resume_from[:-1]):
             raise InputError(
                 "the tokens in resume_from= go on after an end token or a stop string; expected a "
                 "text that ends there, or none of these in it."
@@ -89,6 +88,11 @@ class StopState:
             self.reason = "stop"
         elif resume_from and self.count >= rule.max_new_tokens:
             self.reason = "length"
+
+    @property
+    def text(self) -> str:
+        """The text so far, cut at the first stop string; "" without a tokenizer."""
+        return "" if self._output is None else self._output.text
 
     @property
     def fresh(self) -> int:
@@ -101,7 +105,8 @@ class StopState:
         if self._ends(token):
             self.reason = "stop"
         elif self.count >= self.rule.max_new_tokens:
-            self.reason = "length"
+            ends = self._output is not None and self._output.finish()
+            self.reason = "stop" if ends else "length"
         elif self.count >= self.last:
             self.reason = "paused"
         return self.reason is not None
@@ -112,14 +117,15 @@ class StopState:
             return True
         if any(token in self.rule.ends for token in tokens):
             return True
-        if self._stream is None:
+        if self._output is None or not self.rule.strings:
             return False
-        ahead = StopState(self.rule, self._stream.fork())
-        return any(ahead._completes_string(token) for token in tokens)
+        ahead = self._output.fork()
+        ahead.push(tokens)
+        return ahead.stopped
 
     def _ends(self, token: int) -> bool:
         """Take one token, and return whether it ends the text by another reason than length."""
-        if token in self.rule.ends or self._completes_string(token):
+        if self._completes_string(token) or token in self.rule.ends:
             return True
         if not self.rule.criteria:
             return False
@@ -129,14 +135,10 @@ class StopState:
         return any(bool(torch.as_tensor(each(ids, scores)).all()) for each in self.rule.criteria)
 
     def _completes_string(self, token: int) -> bool:
-        if self._stream is None:
+        if self._output is None:
             return False
-        start = len(self._stream.text)
-        self._stream.push([token])
-        window = max(0, start + 1 - max(map(len, self.rule.strings)))
-        places = [self._stream.text.find(string, window) for string in self.rule.strings]
-        self.cut = min((place for place in places if place >= 0), default=None)
-        return self.cut is not None
+        self._output.push([token])
+        return self._output.stopped
 
 
 ROUNDS, LEAST, LONGEST = 3, 24, 96  # rounds of a cycle, their least tokens, the longest cycle

@@ -1,107 +1,143 @@
-"""Incremental decoding of tokens to text, without incomplete characters."""
+"""The text of a growing sequence of tokens: its pieces, its stops, and where tokens begin."""
 
 from __future__ import annotations
 
 import copy
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
 
-_REPLACEMENT = "\ufffd"
-
-
-class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that turns tokens into text."""
-
-    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any:
-        """Return the text of the ids."""
+from ragspec.sampling.decoding import Decoding, Tokenizer, decoder_of
 
 
 class TextOutput:
-    """Decodes tokens to text one by one, and holds back incomplete characters.
+    """The text of tokens that follow a prompt, up to the first stop string.
 
-    Tokenizers join, strip or split characters across tokens. So each piece is the difference of
-    two decodings that start at the same earlier token. Fast tokenizers do this in
-    `tokenizers.decoders.DecodeStream`. Other tokenizers, and runs of bytes on which it fails, are
-    decoded here in the same manner.
+    It is the decoding of prompt and tokens without that of the prompt, cut at the first stop
+    string, however the tokens arrive. The pieces join to it.
 
     Args:
-        decode: A tokenizer, or a function from token ids to text.
-        skip_special_tokens: Leave special tokens out; for tokenizers alone.
+        tokenizer: A tokenizer, or a function from token ids to text.
+        prompt: Tokens before the text.
+        stops: Strings that end the text and never appear in it. In one that contains special
+            tokens, these are found even if the text leaves them out.
+        skip_special_tokens: Leave special tokens out of the text.
+        placed: Whether to record where tokens begin.
+
+    Attributes:
+        starts: The character at which each token begins, if recorded. A character of several
+            tokens belongs to the last one.
     """
 
     def __init__(
-        self, decode: Tokenizer | Callable[[list[int]], str], *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer | Callable[[list[int]], str],
+        prompt: Sequence[int] = (),
+        stops: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        placed: bool = False,
     ) -> None:
-        self.text = ""
-        self._decoder = decode
-        self._skip = skip_special_tokens
-        self._tokens: list[int] = []  # from the token at which decoding starts
-        self._read = 0  # how many of them are in the text
-        self._backend = _fast_backend(decode)
-        if self._backend is not None:
-            from tokenizers.decoders import DecodeStream
+        decoder = decoder_of(tokenizer)
+        self.starts: list[int] = []
+        self._stops = tuple(stops)
+        self._placed = placed
+        self._visible = self._searched = Decoding(decoder, skip_special_tokens, prompt)
+        if skip_special_tokens and any(each in stop for stop in stops for each in decoder.special):
+            self._searched = Decoding(decoder, False, prompt)
+        self._marks: list[tuple[int, int]] = []  # where tokens begin in the two texts
+        self._waiting: list[int] = []  # tokens that nobody has asked for
+        self._cut: int | None = None
+        self._given = 0  # characters returned as pieces
 
-            self._stream: Any = DecodeStream(skip_special_tokens=skip_special_tokens)
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was completed."""
+        return self._cut is not None
 
-    def push(self, tokens: Sequence[int]) -> str:
-        """Take more tokens and return the text that they complete."""
-        self._tokens.extend(tokens)
-        piece = self._step(tokens)
-        if piece:
-            self.text += piece
-            self._tokens, self._read = self._tokens[self._read :], len(self._tokens) - self._read
-        return piece
+    @property
+    def text(self) -> str:
+        """The text so far, incomplete characters at its end included."""
+        self._decode()
+        cut = self._find(self._searched.whole) if self._cut is None else self._cut
+        return self._visible.whole[:cut]
 
-    def flush(self) -> str:
-        """End the text, and return the rest of it, incomplete characters included."""
-        piece = self._difference()
-        self._read = len(self._tokens)
-        self.text += piece
+    def push(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the text."""
+        if self._stops or self._placed:
+            for token in tokens:
+                self._take(token)
+        else:
+            self._waiting.extend(tokens)
+
+    def finish(self) -> bool:
+        """End the text, and return whether its last, incomplete part completes a stop string."""
+        if self._cut is None:
+            self._cut = self._find(self._searched.whole)
+        return self.stopped
+
+    def piece(self, *, ends: bool = False) -> str:
+        """Return the text that was not returned before.
+
+        Without `ends`, what later tokens may change and what may begin a stop string is held back.
+        """
+        if ends:
+            text = self.text
+        else:
+            self._decode()
+            text = self._visible.text[: self._final() if self._cut is None else self._cut]
+        piece, self._given = text[self._given :], max(self._given, len(text))
         return piece
 
     def fork(self) -> TextOutput:
-        """Return an independent copy, for looking ahead."""
+        """Return an independent copy that finds stop strings, for looking ahead."""
         other = copy.copy(self)
-        other._tokens = list(self._tokens)
-        if self._backend is not None:
-            other._stream = copy.copy(self._stream)
+        other._visible = self._visible.fork()
+        other._searched = (
+            other._visible if self._searched is self._visible else self._searched.fork()
+        )
+        other._placed, other.starts, other._marks = False, [], []
+        other._waiting = list(self._waiting)
         return other
 
-    def _step(self, tokens: Sequence[int]) -> str:
-        """Return the text that these tokens complete; they are the last of `_tokens`."""
-        if self._backend is not None and tokens:
-            try:
-                return self._stream.step(self._backend, list(tokens)) or ""
-            except Exception:  # of no specific class: a later byte changed earlier text
-                self._backend = None
-        piece = self._difference()
-        return "" if piece.endswith(_REPLACEMENT) else piece
+    def _take(self, token: int) -> None:
+        """Decode one token, and search it for stop strings."""
+        visible, searched = self._visible, self._searched
+        before = len(searched.text)
+        if self._placed:
+            self.starts.append(max(self.starts[-1:] + [visible.length]))
+        if searched is not visible:
+            self._marks.append((len(searched.text), len(visible.text)))
+            searched.push([token])
+        visible.push([token])
+        if self._stops and self._cut is None:
+            start = max(0, before + 1 - max(map(len, self._stops)))
+            self._cut = self._find(searched.text, start)
 
-    def _difference(self) -> str:
-        before = self._decode(self._tokens[: self._read])
-        return self._decode(self._tokens)[len(before) :]
+    def _decode(self) -> None:
+        if self._waiting:
+            self._visible.push(self._waiting)
+            self._waiting = []
 
-    def _decode(self, tokens: list[int]) -> str:
-        if not tokens:
-            return ""
-        if hasattr(self._decoder, "decode"):
-            return str(self._decoder.decode(tokens, skip_special_tokens=self._skip))
-        return self._decoder(tokens)
+    def _find(self, text: str, start: int = 0) -> int | None:
+        """Return where the first stop string begins, in characters of the text that is shown."""
+        places = [text.find(stop, start) for stop in self._stops]
+        place = min((place for place in places if place >= 0), default=None)
+        return None if place is None else self._to_visible(place)
 
+    def _final(self) -> int:
+        """Return how many characters of the text no later token can change."""
+        text = self._searched.text
+        held = 0
+        for stop in self._stops:
+            sizes = range(min(len(stop) - 1, len(text)), held, -1)
+            held = next((size for size in sizes if text.endswith(stop[:size])), held)
+        return self._to_visible(len(text) - held)
 
-def _fast_backend(tokenizer: Any) -> Any:
-    """Return the `tokenizers.Tokenizer` that decodes exactly as the tokenizer does, or None."""
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        return None
-    from transformers import PreTrainedTokenizerFast
-
-    kind, backend = type(tokenizer), tokenizer.backend_tokenizer
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        return None
-    if kind.decode is not PreTrainedTokenizerFast.decode:
-        return None
-    if kind._decode is not PreTrainedTokenizerFast._decode:
-        return None
-    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-    is_bpe = type(backend.model).__name__ == "BPE" and not getattr(tokenizer, forced, False)
-    return backend if is_bpe or not tokenizer.clean_up_tokenization_spaces else None
+    def _to_visible(self, place: int) -> int:
+        """Return the character of the visible text that stands at one of the searched text."""
+        if self._searched is self._visible or not self._marks:
+            return place
+        at = max(0, bisect_right(self._marks, place, key=lambda mark: mark[0]) - 1)
+        last = at + 1 == len(self._marks)
+        end = len(self._visible.whole) if last else self._marks[at + 1][1]
+        return min(self._marks[at][1] + place - self._marks[at][0], end)

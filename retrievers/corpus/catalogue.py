@@ -17,6 +17,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ragspec.drafters.method import GLOBAL
+from ragspec.engine.plain_text import MARK, encode_text, mark_special_tokens
 from ragspec.engine.prompts import well_formed
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.segment import FILES, Segment
@@ -286,12 +287,18 @@ def _piece(first: NDArray[Any], rest: Iterator[NDArray[Any]], most: int) -> Iter
 
 
 def _rows(batch: list[Any], tokenizer: Any) -> Iterator[NDArray[Any]]:
-    texts = [well_formed(item) for item in batch if isinstance(item, str)]
+    texts = [
+        mark_special_tokens(well_formed(item), tokenizer) for item in batch if isinstance(item, str)
+    ]
     if texts and tokenizer is None:
         raise InputError("got a text but no tokenizer; pass one, or token ids.")
     encoded: Iterator[Any] = iter(())
     if texts:
         options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
-        encoded = iter(tokenizer(texts, **options)["input_ids"])
+        rows = tokenizer(texts, **options)["input_ids"]
+        encoded = (
+            encode_text(tokenizer, text).ids if MARK in text else row
+            for text, row in zip(texts, rows, strict=True)
+        )
     for item in batch:
         yield token_row(next(encoded) if isinstance(item, str) else item)

@@ -41,7 +41,7 @@ class KnnText:
     Attributes:
         prompt: Token ids.
         top: Alternatives to record with each logprob, None to record no logprobs.
-        on_accept: Called with the final tokens so far, and at the end with the last call's output.
+        on_accept: Called with tokens that are final, and whether the text has ended.
         waits: Every token waits for its search.
         whole: Waiting may take a single call, since the text is not streamed.
     """
@@ -51,7 +51,7 @@ class KnnText:
     prompt: Sequence[int]
     schedule: StrideSchedule
     top: int | None = None
-    on_accept: Callable[[Sequence[int], Generation | None], None] = lambda tokens, last: None
+    on_accept: Callable[[Sequence[int], bool], None] = lambda tokens, ended: None
     waits: bool = False
     whole: bool = False
     report: Retrieval = field(default_factory=Retrieval)
@@ -66,13 +66,15 @@ class KnnText:
 
     def run(self) -> Generation:
         """Write the text to its end. Errors of the engine pass through."""
-        ended = False
+        ended, accepted = False, 0
         while not ended:
             plan = self.schedule.next()
             # The first token always waits: it shows whether a processor has a memory (`lazy`).
             waits = self.waits or not self.calls or not plan.guesses
             ended = self._wait() if waits else self._guess(plan)
-            self.on_accept(self.known, self.calls[-1] if ended else None)
+            known = self.known
+            self.on_accept(known[accepted:], ended)
+            accepted = len(known)
         return self.result()
 
     @property

@@ -59,7 +59,8 @@ def sample_run() -> Run:
     builder.prefill(20.0)
     for step in steps[1:]:
         builder.step(step)
-    return Run(steps, builder.build([0, 1, 2, 3, 4, 5, 6, 7, 8], 0.05, "stop"))
+    report = builder.build([0, 1, 2, 3, 4, 5, 6, 7, 8], 0.05, "stop")
+    return Run(steps, report, decode=decode)
 
 
 def sample_trace(folder: Path, **extra: Any) -> Trace:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from hypothesis import strategies as st
 from ragspec.errors import InputError
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.report import Report
-from ragspec.reports.trace import piece_text, read_trace, token_texts, write_trace
+from ragspec.reports.trace import piece_text, read_trace, step_texts, write_trace
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
+
+
+def letters(tokens: list[int]) -> str:
+    return bytes(tokens).decode("utf-8", errors="replace")
 
 
 @dataclass
@@ -25,10 +30,16 @@ class Run:
     report: Report
     label: str = "exact"
     prompt_tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
+    decode: Callable[[list[int]], str] = letters
+    end: int | None = None  # length of the text, if a stop string cuts it
 
+    @property
+    def tokens(self) -> list[int]:
+        return [token for step in self.steps for token in step.tokens]
 
-def letters(tokens: list[int]) -> str:
-    return bytes(tokens).decode("utf-8", errors="replace")
+    @property
+    def text(self) -> str:
+        return self.decode(self.tokens)[: self.end]
 
 
 def run() -> Run:
@@ -213,14 +224,22 @@ def test_files_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
         read_trace(binary)
 
 
-@given(st.text(max_size=12))
-def test_token_texts_join_to_the_whole(text: str) -> None:
+def texts_of(tokens: list[int], end: int | None = None) -> list[str]:
+    """Return the texts of tokens, each emitted by a step of its own."""
+    generation = run()
+    generation.steps = [Step(DraftTree.empty(), (), (token,)) for token in tokens]
+    generation.end = end
+    return [text for (text,) in step_texts(generation, letters)]
+
+
+@given(st.text(max_size=12), st.integers(0, 12))
+def test_token_texts_join_to_the_text_up_to_its_stop(text: str, end: int) -> None:
     tokens = list(text.encode("utf-8", errors="ignore"))
-    texts = token_texts(tokens, letters)
+    texts = texts_of(tokens, end)
     assert len(texts) == len(tokens)
-    assert "".join(texts) == letters(tokens)
+    assert "".join(texts) == letters(tokens)[:end]
 
 
 def test_token_texts_end_with_an_unfinished_character() -> None:
     tokens = list("é".encode())[:1]
-    assert token_texts([104, *tokens], letters) == ["h", "\ufffd"]
+    assert texts_of([104, *tokens]) == ["h", "\ufffd"]

@@ -40,7 +40,7 @@ def test_a_stop_string_ends_the_text_where_it_is_complete(text: str, data: st.Da
         if ended:
             break
     assert state.reason == "stop"
-    assert state.cut == text.index(stop)
+    assert state.text == text[: text.index(stop)]
 
 
 def test_looking_ahead_agrees_with_what_follows_and_changes_nothing(bpe: Any) -> None:
@@ -74,7 +74,7 @@ def test_the_first_of_several_stop_strings_cuts(bpe: Any) -> None:
     for token in encode("x the draft"):
         if state.push(token):
             break
-    assert state.cut == "x the draft".index("the d")
+    assert state.text == "x "
 
 
 def test_criteria_see_prompt_and_text_after_every_token() -> None:
@@ -90,7 +90,6 @@ def test_criteria_see_prompt_and_text_after_every_token() -> None:
     assert [state.push(token) for token in (1, 2, 3)] == [False, False, True]
     assert known == [[8, 9, 1], [8, 9, 1, 2], [8, 9, 1, 2, 3]]
     assert state.reason == "stop"
-    assert state.cut is None
 
 
 ROUND = st.lists(st.integers(0, 9), min_size=1, max_size=12)

@@ -1,8 +1,8 @@
-"""Text from tokens as they come: pieces join to the whole, by the fast way and by the plain one."""
+"""The text of tokens, however they come: pieces join to the decoding of the whole, up to a stop."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -14,16 +14,33 @@ from transformers import PreTrainedTokenizerFast
 from ragspec.sampling.text_output import TextOutput
 from tests.support import tiny
 
-TEXTS = st.text(alphabet="the dra ft.\nkê€é漢😀 ", min_size=1, max_size=24)
-KINDS = ("byte-level", "metaspace", "byte-fallback")
+KINDS = ("byte-level", "metaspace", "byte-fallback", "word-piece")
 SPECIAL = "<eos>"
+
+
+PIECES = [*".?!,'ntmsver", "##s", "##t", "##n", "##'", "'s", "n't", "'ve", "'re", "it", "go"]
+
+
+def word_piece() -> Any:
+    """Return a tokenizer of words and punctuation that cleans up its spaces."""
+    vocabulary = {word: i for i, word in enumerate(["[UNK]", *dict.fromkeys(PIECES), "STOP"])}
+    backend: Tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens([AddedToken(SPECIAL, special=True)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=SPECIAL, clean_up_tokenization_spaces=True
+    )
 
 
 @cache
 def tokenizer(kind: str) -> Any:
-    """Return a byte-level tokenizer, one of words, or one of letters that falls back to bytes."""
+    """Return a byte-level tokenizer, one of words, one of letters that falls back to bytes, or one
+    that removes spaces before punctuation."""
     if kind == "byte-level":
         return tiny.bpe_tokenizer()
+    if kind == "word-piece":
+        return word_piece()
     words = ["▁", *"abcdefghijklmnopqrstuvwxyz.", "▁the", "▁draft", "▁a", "▁▁"]
     backend: Tokenizer
     if kind == "metaspace":
@@ -43,85 +60,181 @@ def tokenizer(kind: str) -> Any:
     )
 
 
-def slow(kind: str, skip: bool) -> TextOutput:
-    """Return the output that decodes without the library's stream."""
-    fast = tokenizer(kind)
-    return TextOutput(lambda ids: str(fast.decode(ids, skip_special_tokens=skip)))
-
-
 def encode(text: str, kind: str = "byte-level") -> list[int]:
     return list(tokenizer(kind)(text, add_special_tokens=False)["input_ids"])
 
 
-def chunks(tokens: list[int], sizes: list[int]) -> list[list[int]]:
-    parts, start = [], 0
+def ids(kind: str) -> st.SearchStrategy[list[int]]:
+    """Return any tokens of a tokenizer, special ones and broken characters among them."""
+    return st.lists(st.integers(0, len(tokenizer(kind)) - 1), max_size=16)
+
+
+def parts(tokens: list[int], sizes: list[int]) -> list[list[int]]:
+    chunks, start = [], 0
     for size in sizes:
-        parts.append(tokens[start : start + size])
+        chunks.append(tokens[start : start + size])
         start += size
-    return [*parts, tokens[start:]]
+    return [*chunks, tokens[start:]]
+
+
+def decoded(kind: str, prompt: list[int], tokens: list[int], skip: bool = True) -> str:
+    """Return what the text of tokens after a prompt is by definition."""
+    decode = partial(tokenizer(kind).decode, skip_special_tokens=skip)
+    return str(decode([*prompt, *tokens])[len(decode(prompt).rstrip("\ufffd")) :])
 
 
 SIZES = st.lists(st.integers(0, 4), max_size=8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(text=TEXTS, sizes=SIZES, skip=st.booleans(), ends=st.lists(st.integers(0, 24), max_size=3))
-@settings(max_examples=60, deadline=None)
-def test_chunks_join_to_the_whole_and_have_no_half_character(
-    kind: str, text: str, sizes: list[int], skip: bool, ends: list[int]
+@given(data=st.data(), sizes=SIZES, skip=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_pieces_join_to_the_decoding_of_the_whole(
+    kind: str, data: st.DataObject, sizes: list[int], skip: bool
 ) -> None:
-    tokens = encode(text, kind)
-    for place in ends if kind != "byte-fallback" else ():  # where it may cut a run of bytes
-        tokens.insert(place, tokenizer(kind).eos_token_id)
-    output = TextOutput(tokenizer(kind), skip_special_tokens=skip)
-    parts = [output.push(part) for part in chunks(tokens, sizes)]
-    whole = tokenizer(kind).decode(tokens, skip_special_tokens=skip)
-    for count in range(len(parts)):
-        assert whole.startswith("".join(parts[: count + 1]))
-    assert "".join([*parts, output.flush()]) == whole == output.text
-    if not ends:
-        assert not any("�" in piece for piece in parts)
+    """Any prompt, any tokens, in pieces of any size; no piece is ever taken back."""
+    prompt, tokens = data.draw(ids(kind)), data.draw(ids(kind))
+    output = TextOutput(tokenizer(kind), prompt, skip_special_tokens=skip)
+    whole = decoded(kind, prompt, tokens, skip)
+    written = ""
+    for part in parts(tokens, sizes):
+        output.push(part)
+        written += output.piece()
+        assert whole.startswith(written)
+        assert output.text.startswith(written)
+    assert output.text == whole == written + output.piece(ends=True)
+    assert output.piece(ends=True) == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(data=st.data(), sizes=SIZES, skip=st.booleans())
-@settings(max_examples=150, deadline=None)
-def test_both_ways_give_the_same_chunks_of_any_tokens(
-    kind: str, data: st.DataObject, sizes: list[int], skip: bool
-) -> None:
-    """Also where bytes are no UTF-8. There byte fallback may change earlier text, so that the
-    pieces do not join to the decoded whole; byte-level tokenizers never do."""
-    ids = st.integers(0, len(tokenizer(kind)) - 1)
-    tokens = data.draw(st.lists(ids, max_size=16))
-    fast = TextOutput(tokenizer(kind), skip_special_tokens=skip)
-    plain = slow(kind, skip)
-    assert fast._backend is not None and plain._backend is None
-    for part in chunks(tokens, sizes):
-        assert fast.push(part) == plain.push(part)
-    assert fast.flush() == plain.flush()
-    if kind != "byte-fallback":
-        assert fast.text == tokenizer(kind).decode(tokens, skip_special_tokens=skip)
+@given(data=st.data(), sizes=SIZES)
+@settings(max_examples=200, deadline=None)
+def test_the_first_stop_cuts_the_text(kind: str, data: st.DataObject, sizes: list[int]) -> None:
+    """Stops are taken from the whole text; those that end inside a token or character too."""
+    prompt, tokens = data.draw(ids(kind)), data.draw(ids(kind))
+    whole = decoded(kind, prompt, tokens)
+    stops = []
+    for _ in range(data.draw(st.integers(1, 2))):
+        start = data.draw(st.integers(0, max(0, len(whole) - 1)))
+        stops.append(whole[start : start + data.draw(st.integers(1, 5))] or "never")
+    stops = [stop for stop in stops if "\ufffd" not in stop] or ["never"]
+    output = TextOutput(tokenizer(kind), prompt, stops)
+    written, read = "", 0
+    for token in tokens:
+        output.push([token])
+        written += output.piece()
+        read += 1
+        if output.stopped:
+            break
+    output.finish()
+    written += output.piece(ends=True)
+    known = decoded(kind, prompt, tokens[:read])
+    places = [place for stop in stops if (place := known.find(stop)) >= 0]
+    assert output.stopped == bool(places)
+    assert written == output.text == known[: min(places, default=len(known))]
+    other = TextOutput(tokenizer(kind), prompt, stops)  # the same by other pieces
+    joined = ""
+    for part in parts(tokens[:read], sizes):
+        other.push(part)
+        joined += other.piece()
+    assert joined + other.piece(ends=True) == written
 
 
-def test_byte_fallback_that_changes_earlier_text_goes_on() -> None:
-    output, plain = TextOutput(tokenizer("byte-fallback")), slow("byte-fallback", True)
-    word = encode("a", "byte-fallback")
-    for token in (0x41, 0xE4, *word, *word):
-        assert output.push([token]) == plain.push([token])
-    assert output.text.endswith("a")
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    data=st.data(), stop=st.sampled_from([SPECIAL, "t" + SPECIAL, SPECIAL + "a", "go" + SPECIAL])
+)
+@settings(max_examples=100, deadline=None)
+def test_a_stop_may_be_made_of_special_tokens(kind: str, data: st.DataObject, stop: str) -> None:
+    tokens = data.draw(ids(kind))
+    eos = tokenizer(kind).eos_token
+    stop = stop.replace(SPECIAL, eos)
+    output = TextOutput(tokenizer(kind), (), [stop])
+    read = 0
+    for token in tokens:
+        output.push([token])
+        read += 1
+        if output.stopped:
+            break
+    output.finish()
+    spelled = decoded(kind, [], tokens[:read], skip=False)
+    assert output.stopped == (stop in spelled)
+    if output.stopped and kind == "byte-level" and "\ufffd" not in spelled:
+        assert output.text == spelled[: spelled.find(stop)].replace(eos, "")
+    elif not output.stopped:
+        assert output.text == decoded(kind, [], tokens[:read])
 
 
-def test_tokenizers_that_decode_otherwise_are_not_taken_for_fast() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_tokens_begin_where_the_text_of_those_before_ends(kind: str, data: st.DataObject) -> None:
+    prompt, tokens = data.draw(ids(kind)), data.draw(ids(kind))
+    output = TextOutput(tokenizer(kind), prompt, placed=True)
+    output.push(tokens)
+    assert len(output.starts) == len(tokens)
+    assert output.starts == sorted(output.starts)
+    if kind == "byte-level":
+        befores = [decoded(kind, prompt, tokens[:at]) for at in range(len(tokens))]
+        assert output.starts == [len(before.rstrip("\ufffd")) for before in befores]
+
+
+def test_the_space_of_a_first_word_is_part_of_the_text() -> None:
+    prompt, word = encode("a draft", "metaspace"), encode("the", "metaspace")
+    output = TextOutput(tokenizer("metaspace"), prompt, [" the"])
+    output.push(word)
+    assert output.stopped and output.text == ""
+    assert decoded("metaspace", prompt, word) == " the"
+
+
+def test_a_stop_that_a_token_of_the_next_character_completes_is_found() -> None:
+    backend: Tokenizer = Tokenizer(models.BPE({"a": 0, "Ġâ": 1, ":": 2}, []))
+    backend.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend)
+    assert fast.decode([2, 1]) == ": \ufffd"
+    output = TextOutput(fast, (), [": "])
+    output.push([0, 2])
+    assert not output.stopped and output.piece() == "a"
+    output.push([1])
+    assert output.stopped and output.text == "a" and output.piece() == ""
+
+
+def test_spaces_that_a_tokenizer_removes_are_held_back() -> None:
+    words = ["it", "'s", "go", ".", "n't", "STOP", "it"]
+    tokens = [tokenizer("word-piece").convert_tokens_to_ids(word) for word in words]
+    output = TextOutput(tokenizer("word-piece"), (), ["STOP"])
+    pieces = []
+    for token in tokens:
+        output.push([token])
+        pieces.append(output.piece())
+    assert "".join([*pieces, output.piece(ends=True)]) == "it's go.n't "
+    assert output.stopped and not any("STOP" in piece for piece in pieces)
+
+
+def test_only_what_may_begin_a_stop_is_held_back() -> None:
+    output = TextOutput(tokenizer("byte-level"), (), ["\nAnswer", "dog"])
+    output.push(encode("the cat\n"))
+    assert output.piece() == "the cat"
+    output.push(encode("An"))
+    assert output.piece() == ""
+    output.push(encode("d a d"))
+    assert output.piece() == "\nAnd a "
+    assert output.piece(ends=True) == "d"
+
+
+def test_tokenizers_that_decode_otherwise_are_asked_themselves() -> None:
     class current(PreTrainedTokenizerFast):  # type: ignore[misc]
         def _decode(self, *args: Any, **kwargs: Any) -> str:
             return "x" * len(args[0] if args else kwargs["token_ids"])
 
-    local = current(tokenizer_object=tokenizer("metaspace").backend_tokenizer)
-    assert TextOutput(local).push([1, 2]) == "xx"
-    backend = Tokenizer(models.WordLevel({"do": 0, "n't": 1, "[U]": 2}, "[U]"))
-    cleaning = PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)
-    output = TextOutput(cleaning)
-    assert [output.push([0]), output.push([1])] == ["do", "n't"]
+    output = TextOutput(current(tokenizer_object=tokenizer("metaspace").backend_tokenizer))
+    output.push([1, 2])
+    assert output.piece() == "xx"
+    letters = TextOutput(lambda tokens: bytes(tokens).decode("utf-8", "replace"))
+    letters.push("€".encode()[:2])
+    assert (letters.piece(), letters.text) == ("", "\ufffd")
+    letters.push("€".encode()[2:])
+    assert letters.piece() == "€"
 
 
 def test_characters_are_split_over_tokens_in_these_tests() -> None:
@@ -130,24 +243,19 @@ def test_characters_are_split_over_tokens_in_these_tests() -> None:
     assert len(encode("token")) < 5
 
 
-def test_what_was_held_back_comes_out_as_it_is() -> None:
-    output = TextOutput(tokenizer("byte-level"))
-    assert output.push(encode("a€")[:-1]) == ""
-    assert output.flush() == "a�"
-    assert output.flush() == ""
-
-
 def test_a_broken_character_does_not_hold_the_text_for_ever() -> None:
     output = TextOutput(tokenizer("byte-level"))
-    assert output.push(encode("€")[:1]) == ""
-    assert output.push(encode("ok")) == "�ok"
+    output.push(encode("€")[:1])
+    assert output.piece() == ""
+    output.push(encode("ok"))
+    assert output.piece() == "\ufffdok"
 
 
 def test_a_fork_does_not_disturb_its_origin() -> None:
-    for output in (TextOutput(tokenizer("byte-level")), slow("byte-level", True)):
-        output.push(encode("abc€")[:-1])
-        fork = output.fork()
-        assert fork.push([*encode("€")[-1:], *encode("xyz")]) == "abc€xyz"
-        assert output.text == ""
-        assert output.push([*encode("€")[-1:], *encode("def")]) == "abc€def"
-        assert fork.text == "abc€xyz"
+    output = TextOutput(tokenizer("byte-level"), (), ["xyz"])
+    output.push(encode("abc€")[:-1])
+    fork = output.fork()
+    fork.push([*encode("€")[-1:], *encode("xyz")])
+    assert fork.stopped and not output.stopped
+    output.push([*encode("€")[-1:], *encode("def")])
+    assert output.text == "abc€def"

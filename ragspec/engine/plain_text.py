@@ -1,0 +1,98 @@
+"""Tokens of texts that may spell out special tokens, which then are tokenized as plain text.
+
+A prompt mixes the special tokens of a template with texts of documents and users. Marks stand in
+the special tokens that these texts spell out, until the whole is tokenized: they keep the tokenizer
+from taking them for control tokens, and leave no trace in tokens, text and offsets.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from ragspec.sampling.decoding import decoder_of
+
+MARK = "\ufdd0"  # a noncharacter, which texts do not have
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedText:
+    """A text of T tokens.
+
+    Attributes:
+        text: Without marks.
+        offsets: The characters (start, end) of each token; empty if the tokenizer has none.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+
+
+def mark_special_tokens(text: str, tokenizer: Any) -> str:
+    """Mark the special tokens that a text spells out, for `encode_text`."""
+    for token in decoder_of(tokenizer).special:
+        if len(token) > 1 and token in text:
+            text = text.replace(token, token[0] + MARK + token[1:])
+    return text
+
+
+def without_marks(text: str) -> str:
+    """Return the text as it was before `mark_special_tokens`."""
+    return text.replace(MARK, "")
+
+
+def encode_text(tokenizer: Any, text: str, *, add_special_tokens: bool = False) -> EncodedText:
+    """Tokenize a text; special tokens count only where they are not marked.
+
+    Args:
+        add_special_tokens: Add those that the tokenizer puts around a text.
+    """
+    encoded = _encode(tokenizer, text, add_special_tokens)
+    marks = [at for at, character in enumerate(text) if character == MARK] if MARK in text else []
+    if not marks:
+        return encoded
+    tokens = list(zip(encoded.ids, encoded.offsets, strict=False))
+    plain = [(token, span) for token, span in tokens if not _holds(marks, *span)]
+    alone = all(end - start == 1 for _, (start, end) in tokens if _holds(marks, start, end))
+    if not encoded.offsets or not alone:
+        return _encode_parts(tokenizer, text.split(MARK), add_special_tokens)
+    offsets = [(a - bisect_left(marks, a), b - bisect_left(marks, b)) for _, (a, b) in plain]
+    return EncodedText(without_marks(text), tuple(token for token, _ in plain), tuple(offsets))
+
+
+def _holds(marks: Sequence[int], start: int, end: int) -> bool:
+    """Return whether a mark stands between two characters."""
+    return bisect_left(marks, start) < bisect_left(marks, end)
+
+
+def _encode(tokenizer: Any, text: str, add_special_tokens: bool) -> EncodedText:
+    fast = bool(getattr(tokenizer, "is_fast", False))
+    more = {"return_offsets_mapping": True} if fast else {}
+    encoded = tokenizer(text, add_special_tokens=add_special_tokens, **more)
+    offsets = [(int(start), int(end)) for start, end in encoded.get("offset_mapping", ())]
+    return EncodedText(text, tuple(map(int, encoded["input_ids"])), tuple(offsets))
+
+
+def _encode_parts(tokenizer: Any, parts: Sequence[str], add_special_tokens: bool) -> EncodedText:
+    """Tokenize the parts of a text one by one, where marks cannot be told from the text.
+
+    A tokenizer that begins every text with a space does so at each mark.
+    """
+    encoded = [
+        _encode(tokenizer, part, add_special_tokens and not number)
+        for number, part in enumerate(parts)
+    ]
+    starts = accumulate(map(len, parts), initial=0)
+    return EncodedText(
+        "".join(parts),
+        tuple(token for part in encoded for token in part.ids),
+        tuple(
+            (start + a, start + b)
+            for start, part in zip(starts, encoded, strict=False)
+            for a, b in part.offsets
+        ),
+    )

@@ -1,0 +1,209 @@
+"""Incremental decoding of tokens: what later tokens can change is kept apart."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence, Sized
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+_REPLACEMENT = "\ufffd"
+_CONTEXT = 8  # least tokens before new ones that are decoded with them
+# The end of a text whose spaces `clean_up_tokenization` may remove when more follows.
+_UNDECIDED = re.compile(r" [ ']*(?:n'?|[vr])?$")
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that turns tokens into text."""
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> Any:
+        """Return the text of the ids."""
+
+
+class Decoder:
+    """Decodes tokens with a transformers tokenizer, another tokenizer, or a function.
+
+    Attributes:
+        size: Tokens of the vocabulary.
+        special: The special tokens as they are written.
+        skipped: The ids of those.
+        byte_ids: Tokens of single bytes. A run of them is decoded as a whole, so that its last byte
+            may change all its characters.
+        clean: Removes spaces before punctuation, if the tokenizer does.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+        self.size = _size(tokenizer)
+        self.special: tuple[str, ...] = ()
+        self.skipped: frozenset[int] = frozenset()
+        self.byte_ids: frozenset[int] = frozenset()
+        self.clean: Callable[[str], str] | None = None
+        self._decode: Callable[..., Any] = tokenizer
+        self._options: dict[str, Any] = {}
+        self._skips = hasattr(tokenizer, "decode")
+        if self._skips:
+            self._decode = tokenizer.decode
+        if not isinstance(tokenizer, PreTrainedTokenizerBase):
+            return
+        special = special_tokens(tokenizer)
+        self.special, self.skipped = tuple(special), frozenset(special.values())
+        vocabulary = tokenizer.get_vocab()
+        names = (f"<0x{byte:02X}>" for byte in range(256))
+        self.byte_ids = frozenset(vocabulary[name] for name in names if name in vocabulary)
+        kind = type(tokenizer)
+        custom = kind.decode is not PreTrainedTokenizerBase.decode
+        if tokenizer.is_fast:
+            custom = custom or kind._decode is not PreTrainedTokenizerFast._decode
+        if custom:
+            return
+        cleans = bool(tokenizer.clean_up_tokenization_spaces)
+        if tokenizer.is_fast:
+            backend: Any = tokenizer.backend_tokenizer
+            self._decode = backend.decode
+            forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+            is_bpe = type(backend.model).__name__ == "BPE"
+            cleans = cleans and (not is_bpe or bool(getattr(tokenizer, forced, False)))
+        else:
+            self._options = {"clean_up_tokenization_spaces": False}
+        if cleans:
+            self.clean = tokenizer.clean_up_tokenization
+
+    def decode(self, tokens: list[int], skip: bool) -> str:
+        """Return the text of tokens, before spaces are removed; `skip` leaves special ones out."""
+        if not tokens:
+            return ""
+        if not self._skips:
+            return str(self._decode(tokens))
+        return str(self._decode(tokens, skip_special_tokens=skip, **self._options))
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Return the special tokens of a transformers tokenizer as they are written, with their ids.
+
+    Those that were added as special count, too: `all_special_tokens` lacks most role tokens.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {str(each.content): int(token) for token, each in added.items() if each.special}
+    names = getattr(tokenizer, "all_special_tokens", [])
+    ids = getattr(tokenizer, "all_special_ids", [])
+    return special | {name: token for name, token in zip(names, ids, strict=False) if name}
+
+
+def _size(tokenizer: Any) -> int:
+    return len(tokenizer) if isinstance(tokenizer, Sized) else 0
+
+
+_decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
+
+
+def decoder_of(tokenizer: Any) -> Decoder:
+    """Return the decoder of a tokenizer, made once for each until it gets more tokens."""
+    try:
+        decoder = _decoders.get(tokenizer)
+        if decoder is None or decoder.size != _size(tokenizer):
+            decoder = _decoders[tokenizer] = Decoder(tokenizer)
+        return decoder
+    except TypeError:  # it cannot be the key of a dictionary
+        return Decoder(tokenizer)
+
+
+class Decoding:
+    """The text of tokens that follow a prompt.
+
+    New tokens are decoded together with a few before them, since many tokenizers join, strip or
+    split characters across tokens.
+
+    Attributes:
+        text: The part that later tokens cannot change.
+    """
+
+    def __init__(self, decoder: Decoder, skip: bool, prompt: Sequence[int]) -> None:
+        self.text = ""
+        self._decoder = decoder
+        self._skip = skip
+        self._window: list[int] = []  # tokens of context, then those that are not in the text
+        self._settled = 0  # characters of the window's text that are in the text
+        self._raw = ""  # undecided text before spaces are removed
+        self._hidden = 0  # characters of the prompt in it
+        self._open(prompt)
+
+    def _open(self, prompt: Sequence[int]) -> None:
+        """Take the last tokens of the prompt as context."""
+        self._window, context = self._context(prompt)
+        context = context.rstrip(_REPLACEMENT)  # new tokens may complete a character of the prompt
+        self._settled = len(context)
+        if self._decoder.clean is not None:
+            self._raw = context
+            self._hidden = len(self._decoder.clean(context))
+
+    @property
+    def whole(self) -> str:
+        """The text, with the part that later tokens may change."""
+        return self.text + self._rest(self._decoder.decode(self._window, self._skip))
+
+    @property
+    def length(self) -> int:
+        """The characters of the text, but incomplete ones at its end."""
+        return len(self.whole.rstrip(_REPLACEMENT))
+
+    def push(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the text."""
+        self._window.extend(tokens)
+        decoder, skip = self._decoder, self._skip
+        whole = self._settles()
+        text = whole.rstrip(_REPLACEMENT)
+        if len(text) <= self._settled:
+            return
+        piece, self._settled = text[self._settled :], len(text)
+        if decoder.clean is None:
+            self.text += piece
+        else:
+            self._raw += piece
+            self._clean(decoder.clean)
+        if len(text) == len(decoder.decode(self._window, skip)):
+            self._window, context = self._context(self._window)
+            self._settled = len(context)
+
+    def fork(self) -> Decoding:
+        """Return an independent copy."""
+        other = copy.copy(self)
+        other._window = list(self._window)
+        return other
+
+    def _settles(self) -> str:
+        """Return the text of the window without the run of bytes at its end."""
+        window, end = self._window, len(self._window)
+        for at in range(len(window) - 1, -1, -1) if self._decoder.byte_ids else ():
+            if window[at] in self._decoder.byte_ids:
+                end = at
+            elif not (self._skip and window[at] in self._decoder.skipped):
+                break
+        return self._decoder.decode(window[:end], self._skip)
+
+    def _rest(self, whole: str) -> str:
+        """Return the part of the text that is not settled."""
+        rest = whole[self._settled :]
+        if self._decoder.clean is None:
+            return rest
+        return self._decoder.clean(self._raw + rest)[self._hidden :]
+
+    def _clean(self, clean: Callable[[str], str]) -> None:
+        """Move what is decided of the undecided text to the text."""
+        undecided = _UNDECIDED.search(self._raw)
+        end = len(self._raw) if undecided is None else undecided.start()
+        text, self._raw = clean(self._raw[:end]), self._raw[end:]
+        self.text += text[self._hidden :]
+        self._hidden = max(0, self._hidden - len(text))
+
+    def _context(self, tokens: Sequence[int]) -> tuple[list[int], str]:
+        """Return the last tokens that new ones are decoded with, and their text."""
+        decoder, count = self._decoder, _CONTEXT
+        while True:
+            context = list(tokens[-count:])
+            text = decoder.decode(context, self._skip)
+            if count >= len(tokens) or (text and context[0] not in decoder.byte_ids):
+                return context, text
+            count *= 2
