@@ -8,7 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Protocol, Self
 
 from ragspec.engine.loop import is_interrupt
@@ -126,17 +126,6 @@ class RequestHandle:
         if (error := self.future.exception()) is not None:
             raise error
         raise StopIteration
-
-    def left(self) -> list[Emission]:
-        """Return the emissions that have come and were not read."""
-        emissions: list[Emission] = []
-        try:
-            while (emission := self._emissions.get_nowait()) is not None:
-                emissions.append(emission)
-            self._emissions.put(None)
-        except Empty:
-            pass
-        return emissions
 
     def cancel(self) -> None:
         """End the text after the current step; the result is the text written so far."""
@@ -313,7 +302,7 @@ class Stream:
             emissions = [] if emission is None else [emission]
             if emission is None or emission.sequence.done:
                 self._ended = True
-                emissions += self._handle.left()
+                emissions += self._handle  # the last ones may be on their way
             for each in emissions:
                 self._text.push(each.step.tokens)
             # Text is no longer held back once nothing can follow it.
