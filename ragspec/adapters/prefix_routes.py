@@ -1,4 +1,4 @@
-"""Routing of prompts to the pool that has read most of their beginning.
+"""Routing of prompts to the replica that has read most of their beginning.
 
 Prefix affinity with a bound on the imbalance of load, as in SGLang's router (Zheng et al.,
 arXiv 2312.07104, and its cache-aware load balancing). The choice never changes a text.
@@ -16,45 +16,47 @@ REMEMBERED_PROMPTS = 16_384  # most beginnings to remember
 
 
 class PrefixRoutes:
-    """Remembers which pool read which beginning, and the load of each pool.
+    """Remembers which replica read which beginning, and the load of each replica.
 
     Args:
-        pools: Number of pools.
-        uneven: A pool may run this many texts more than the least busy one and still be chosen for
-            its beginnings.
+        replicas: Number of replicas.
+        uneven: A replica may run this many texts more than the least busy one and still be chosen
+            for its beginnings.
     """
 
-    def __init__(self, pools: int, uneven: int) -> None:
-        self.busy = [0] * pools
+    def __init__(self, replicas: int, uneven: int) -> None:
+        self.busy = [0] * replicas
         self._uneven = uneven
-        self._pools: OrderedDict[bytes, int] = OrderedDict()
+        self._replicas: OrderedDict[bytes, int] = OrderedDict()
 
     def choose(self, prompt: Any, tenant: str = "", but: Collection[int] = ()) -> int:
-        """Return the pool for a prompt and count the text there until `done`.
+        """Return the replica for a prompt and count the text there until `done`.
 
         Beginnings are remembered by tenant, since no tenant reuses the cache of another.
 
         Args:
             prompt: Text, token ids, or an object whose `str` has the beginning.
-            but: Pools to leave out, not all of them.
+            but: Replicas to leave out, not all of them.
         """
         blocks = list(_beginnings(prompt, tenant))
-        left = [pool for pool in range(len(self.busy)) if pool not in but]
+        left = [replica for replica in range(len(self.busy)) if replica not in but]
         least = min(left, key=self.busy.__getitem__)
-        pool = next((self._pools[each] for each in reversed(blocks) if each in self._pools), least)
-        if pool in but or self.busy[pool] - self.busy[least] > self._uneven:
-            pool = least
+        replica = next(
+            (self._replicas[each] for each in reversed(blocks) if each in self._replicas), least
+        )
+        if replica in but or self.busy[replica] - self.busy[least] > self._uneven:
+            replica = least
         for each in blocks:
-            self._pools[each] = pool
-            self._pools.move_to_end(each)
-        while len(self._pools) > REMEMBERED_PROMPTS:
-            self._pools.popitem(last=False)
-        self.busy[pool] += 1
-        return pool
+            self._replicas[each] = replica
+            self._replicas.move_to_end(each)
+        while len(self._replicas) > REMEMBERED_PROMPTS:
+            self._replicas.popitem(last=False)
+        self.busy[replica] += 1
+        return replica
 
-    def done(self, pool: int) -> None:
-        """Count one text less in a pool."""
-        self.busy[pool] -= 1
+    def done(self, replica: int) -> None:
+        """Count one text less in a replica."""
+        self.busy[replica] -= 1
 
 
 def _beginnings(prompt: Any, tenant: str) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Ray: answers to the questions of a Ray Data dataset, and a Ray Serve application of pools."""
+"""Ray: answers to the questions of a Ray Data dataset, and a Ray Serve application of replicas."""
 
 from __future__ import annotations
 
@@ -186,14 +186,14 @@ class EngineActor:
 
 
 class EngineRouter:
-    """Routes each request to the pool that has read its beginning, if that has room.
+    """Routes each request to the replica that has read its beginning, if that has room.
 
-    If a pool is lost or full, another one serves the request from its start.
+    If a replica is lost or full, another one serves the request from its start.
     """
 
-    def __init__(self, *pools: DeploymentHandle, uneven: int) -> None:
-        self._pools = pools
-        self._routes = PrefixRoutes(len(pools), uneven)
+    def __init__(self, *replicas: DeploymentHandle, uneven: int) -> None:
+        self._replicas = replicas
+        self._routes = PrefixRoutes(len(replicas), uneven)
 
     async def generate(
         self,
@@ -202,18 +202,18 @@ class EngineRouter:
         tenant: str = "",
         **options: Any,
     ) -> dict[str, Any]:
-        """Return a text with its figures, the seed and the number of its pool; see `pools_app`."""
+        """Return a text, its figures, seed and number of its replica; see `replicated_app`."""
         from ray.exceptions import RayActorError, RayTaskError
 
-        # A request that is repeated in another pool needs the same seed.
+        # A request that is repeated in another replica needs the same seed.
         settings = asdict(seeded(Sampling(**(sampling or {})), "generate()"))
         tried: set[int] = set()
         last: Exception | None = None
-        while len(tried) < len(self._pools):
-            pool = self._routes.choose(prompt, tenant, tried)
-            tried.add(pool)
+        while len(tried) < len(self._replicas):
+            replica = self._routes.choose(prompt, tenant, tried)
+            tried.add(replica)
             try:
-                generation = await self._pools[pool].generate.remote(
+                generation = await self._replicas[replica].generate.remote(
                     prompt, settings, tenant, options
                 )
             except RayTaskError as error:
@@ -224,13 +224,13 @@ class EngineRouter:
             except RayActorError as error:
                 last = error
             else:
-                return {**generation, "pool": pool, "seed": settings["seed"]}
+                return {**generation, "replica": replica, "seed": settings["seed"]}
             finally:
-                self._routes.done(pool)
+                self._routes.done(replica)
         if isinstance(last, QueueFullError):
             raise last
         raise EngineError(
-            f"{len(tried)} pools were lost under one text; expected one that stays. Ray starts "
+            f"{len(tried)} replicas were lost under one text; expected one that stays. Ray starts "
             "them again: try again later."
         ) from last
 
@@ -251,17 +251,17 @@ class EngineRouter:
             return JSONResponse(_refusal(error), 400)
 
 
-def pools_app(
+def replicated_app(
     make: str | Callable[[], Engine] = "starter",
     *,
-    pools: int = 2,
+    replicas: int = 2,
     max_batch_size: int = 8,
     max_queue_size: int = 64,
     uneven: int | None = None,
     actor_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Application:
-    """Return a Serve application of several pools, each in an actor, behind a router.
+    """Return a Serve application of several replicas, each in an actor, behind a router.
 
     The handle's `generate` and a POST of JSON take prompt, sampling (fields of `Sampling`), tenant
     and the options of `Engine.generate`.
@@ -269,9 +269,9 @@ def pools_app(
     Args:
         make: A model, with `options` for `Engine.from_pretrained`; or a function that returns an
             engine.
-        max_batch_size, max_queue_size: See `Engine`; they hold for each pool.
+        max_batch_size, max_queue_size: See `Engine`; they hold for each replica.
         uneven: See `PrefixRoutes`; None for `max_batch_size`.
-        actor_options: Options of each pool's actor, such as {"num_gpus": 1}.
+        actor_options: Options of each replica's actor, such as {"num_gpus": 1}.
 
     Raises:
         InputError: A number is below 1, or options come with a function.
@@ -281,8 +281,8 @@ def pools_app(
         from ray import serve
     except ModuleNotFoundError as error:
         raise for_extra(error) from error
-    if pools < 1:
-        raise InputError(f"got pools={pools}; expected 1 or more.")
+    if replicas < 1:
+        raise InputError(f"got replicas={replicas}; expected 1 or more.")
     if callable(make):
         if options:
             refuse_unknown(options)
@@ -290,19 +290,19 @@ def pools_app(
         build = make
     else:
         build = lambda: Engine.from_pretrained(make, **options)  # noqa: E731
-    # One more than the pool takes, so that the pool itself refuses it.
+    # One more than the replica takes, so that the replica itself refuses it.
     most = max_batch_size + max_queue_size + 1
     parts = [
         serve.deployment(EngineActor)
         .options(
-            name=f"pool-{number}",
+            name=f"replica-{number}",
             max_ongoing_requests=most,
             ray_actor_options=dict(actor_options or {}),
         )
         .bind(build, max_batch_size, max_queue_size)
-        for number in range(pools)
+        for number in range(replicas)
     ]
-    router = serve.deployment(EngineRouter).options(max_ongoing_requests=pools * most)
+    router = serve.deployment(EngineRouter).options(max_ongoing_requests=replicas * most)
     app: Application = router.bind(*parts, uneven=max_batch_size if uneven is None else uneven)
     return app
 

@@ -8,7 +8,7 @@ from ragspec.adapters.prefix_routes import BLOCK, PrefixRoutes
 LONG = "x" * (3 * BLOCK)
 
 
-def test_a_beginning_goes_to_the_pool_that_read_most_of_it() -> None:
+def test_a_beginning_goes_to_the_replica_that_read_most_of_it() -> None:
     routes = PrefixRoutes(2, uneven=8)
     first = routes.choose(LONG + "a" * BLOCK)
     assert routes.choose("something else") != first
@@ -31,7 +31,7 @@ def test_no_tenant_draws_anothers_prompts() -> None:
     assert routes.choose(LONG, "a") == first
 
 
-def test_a_busy_pool_hands_on_what_it_knows() -> None:
+def test_a_busy_replica_hands_on_what_it_knows() -> None:
     routes = PrefixRoutes(2, uneven=1)
     first = routes.choose(LONG)
     assert routes.choose(LONG) == first
@@ -41,7 +41,7 @@ def test_a_busy_pool_hands_on_what_it_knows() -> None:
     assert routes.busy == ([0, 1] if first == 0 else [1, 0])
 
 
-def test_pools_that_were_tried_are_left_out() -> None:
+def test_replicas_that_were_tried_are_left_out() -> None:
     routes = PrefixRoutes(3, uneven=8)
     first = routes.choose(LONG)
     second = routes.choose(LONG, but={first})
@@ -53,4 +53,4 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     routes = PrefixRoutes(2, uneven=100)
     for number in range(20):
         routes.choose(f"{number}")
-    assert len(routes._pools) == 4
+    assert len(routes._replicas) == 4

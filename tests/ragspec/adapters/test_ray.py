@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ragspec.adapters.ray import AnswerBatch, answer_questions, pools_app
+from ragspec.adapters.ray import AnswerBatch, answer_questions, replicated_app
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, MissingExtraError, QueueFullError
 from ragspec.pipelines import DocQA
@@ -88,7 +88,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(MissingExtraError, match=r"ragspec\[ray\]"):
         answer_questions(None, "manuals")
     with pytest.raises(MissingExtraError, match=r"ragspec\[ray\]"):
-        pools_app()
+        replicated_app()
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_one_of_two_actors_is_killed_and_each_answer_comes_once(
 
 
 @pytest.mark.slow
-def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path: Path) -> None:
+def test_several_replicas_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path: Path) -> None:
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -135,7 +135,7 @@ def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path:
         return Engine.from_pretrained("starter", "context")
 
     engine = Engine.from_pretrained("starter", "context")
-    app = pools_app(make, pools=2, max_batch_size=2, max_queue_size=4)
+    app = replicated_app(make, replicas=2, max_batch_size=2, max_queue_size=4)
     serve.start(http_options={"host": "127.0.0.1", "port": 8123})
     handle = serve.run(app, route_prefix="/generate")
     try:
@@ -145,7 +145,7 @@ def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path:
         for text, instance in zip(TEXTS, results, strict=True):
             alone = engine.generate(text, Sampling(**sampling), max_new_tokens=12)  # type: ignore[arg-type]
             assert (instance["text"], instance["label"]) == (alone.text, alone.label)
-        assert {product["pool"] for product in results} == {0, 1}
+        assert {product["replica"] for product in results} == {0, 1}
 
         def post(body: bytes) -> tuple[int, Any]:
             try:
@@ -173,7 +173,7 @@ def test_several_pools_serve_one_address_and_one_may_be_lost(ray: Any, tmp_path:
                 each.result()
             except QueueFullError:
                 refused += 1
-        assert 16 - refused >= 12  # both pools were filled before anybody was refused
+        assert 16 - refused >= 12  # both replicas were filled before anybody was refused
 
         requests = [handle.generate.remote(text, None, max_new_tokens=120) for text in TEXTS]
         os.kill(int(next(tmp_path.iterdir()).name), signal.SIGKILL)
@@ -189,6 +189,6 @@ def test_numbers_are_checked(wrong: dict[str, int]) -> None:
     with pytest.raises(InputError):
         answer_questions(None, "manuals", **wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError):
-        pools_app(pools=0)
+        replicated_app(replicas=0)
     with pytest.raises(InputError):
-        pools_app(lambda: None, drafter="context")  # type: ignore[arg-type, return-value]
+        replicated_app(lambda: None, drafter="context")  # type: ignore[arg-type, return-value]
