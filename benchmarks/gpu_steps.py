@@ -14,14 +14,14 @@ import torch
 from gpu_models import ONLY_TOKEN, synchronize
 
 from ragspec.budget.cost_curve import SharedForward
-from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.engine.engine import Engine
 from ragspec.engine.loop import Loop
 from ragspec.engine.sequence import Sequence as Row
 from ragspec.engine.sequence import open_sequence
 from ragspec.models.device import is_cuda
 from ragspec.sampling.settings import Sampling
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.sequence_cache import slot_bytes
 from ragspec.verification.static.layout import MOST_QUERIES, slots_of
 
@@ -30,14 +30,13 @@ ROOM = 512  # free slots of a session after the committed tokens
 DISTRIBUTIONS = {"greedy": Sampling(seed=0), "top-p": Sampling(temperature=0.8, top_p=0.9, seed=0)}
 
 
-class Stub:
+class Stub(Drafter):
     """A drafter without cost: a tree of two chains, the second right to depth `ACCEPTED`.
 
     So the accepted nodes are not adjacent, and the KV cache needs compaction.
     """
 
     name = "stub"
-    kind = DraftKind.DETERMINISTIC
 
     def open(self, request: DraftRequest) -> StubSession:
         """Return a session."""

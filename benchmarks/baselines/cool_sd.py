@@ -20,7 +20,7 @@ from numbers import Real
 import torch
 
 from ragspec.errors import InputError
-from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import (
     EXACT_FOR_LABEL,
     check_chain,
@@ -38,7 +38,7 @@ _MAX_LOG = 700.0  # logarithm of about the largest finite number
 
 
 @dataclass(frozen=True, slots=True)
-class Cool:
+class Cool(Rule):
     """Accept each sampled code with probability min(1, omega p / q); omega falls with depth.
 
     Args:

@@ -20,7 +20,8 @@ import math
 
 import torch
 
-from ragspec.rules.base import TargetView, Verdict
+from ragspec.needs import Needs
+from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import children_of
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
@@ -32,16 +33,17 @@ TEMPERATURE = 42.0  # divisor of the differences from the means
 TRIES = 100
 
 
-class CspdRepo:
+class CspdRepo(Rule):
     """Accept or replace each draft independently and commit all; biased, for reproduction."""
 
     name = "cspd-repo"
     label = "approximate"
     accepts = KINDS
+    needs = Needs(latents=True)
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the path of all drafts, the last one as the token after the path."""
-        view = expect_latents(self.name, target)
+        view = expect_latents(self, target)
         table, children = view.target.table, children_of(tree)
         path, node = list[int](), ROOT
         while children[node]:

@@ -27,7 +27,7 @@ from typing import Literal, get_args
 import torch
 
 from ragspec.errors import InputError
-from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import (
     EXACT_FOR_LABEL,
     check_draws,
@@ -55,7 +55,7 @@ from ragspec.visual.rules.tv_budget import APPROXIMATE
 Residual = Literal["optimal", "paper"]
 
 
-class RelaxedRejection:
+class RelaxedRejection(Rule):
     """Accept a code with the probability of all codes that it stands for; see the module.
 
     The excess of a position is the acceptance that the relaxation gained for the tried codes. For

@@ -18,6 +18,7 @@ from unittest.mock import patch
 from ragspec.budget.cost_curve import CostCurve, measure
 from ragspec.drafters import fuse
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
+from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import DraftKind, DraftTree
@@ -135,7 +136,7 @@ class Machine:
         return waited
 
 
-class PricedDrafter:
+class PricedDrafter(Drafter):
     """A drafter whose drafts take a fixed time on a machine.
 
     Args:
@@ -152,16 +153,14 @@ class PricedDrafter:
         self.drafter, self.machine = drafter, machine
         self.name, self.kind = drafter.name, drafter.kind
         self.call, self.node, self.teach = call, node, teach
-        self.top_logits, self.reads_prompt = 1 if teach else 0, False
+        self.needs = Needs(top_tokens=1 if teach else 0)
 
     def open(self, request: DraftRequest) -> PricedSession:
         """Return a session of the drafter whose work takes time."""
-        session = self.drafter.open(request)
-        forecasts = hasattr(session, "expected_acceptance")
-        return (ForecastingSession if forecasts else PricedSession)(self, session)
+        return PricedSession(self, self.drafter.open(request))
 
 
-class PricedSession:
+class PricedSession(DraftSession):
     """One sequence of a `PricedDrafter`."""
 
     def __init__(self, priced: PricedDrafter, session: DraftSession) -> None:
@@ -178,17 +177,12 @@ class PricedSession:
             self._priced.machine.spend(self._priced.teach)
         self._session.observe(step)
 
-
-class ForecastingSession(PricedSession):
-    """A `PricedSession` that estimates its acceptance."""
-
     def expected_acceptance(self, context: DraftContext) -> float | None:
         """Return the estimate of the session."""
-        estimate: float | None = self._session.expected_acceptance(context)  # type: ignore[attr-defined]
-        return estimate
+        return self._session.expected_acceptance(context)
 
 
-class SimulatedModel:
+class SimulatedModel(Drafter):
     """A simulated draft model: a chain of which each token is right with some probability.
 
     Claimed probabilities follow those of single tokens but are too large, as those of models are.
@@ -234,7 +228,7 @@ class SimulatedModel:
         return tokens, claims
 
 
-class SimulatedSession:
+class SimulatedSession(DraftSession):
     """The drafts of a `SimulatedModel` for one text."""
 
     def __init__(self, model: SimulatedModel, tokens: list[int], claims: list[float]) -> None:

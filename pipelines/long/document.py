@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ragspec.drafters.base import KnownStates, needs_hidden, wants_draft_prompt
+from ragspec.drafters.base import KnownStates
 from ragspec.engine.plain_text import encode_text, mark_special_tokens, without_marks
 from ragspec.engine.request import refuse_unknown
 from ragspec.errors import InputError, PromptTooLongError, UnsupportedModelError
@@ -231,7 +231,7 @@ class LongDocument:
             options.setdefault("draft_prompt", hits.prompt)
         if self._writer.transform is not None:
             options.setdefault("transform", self._writer.transform)
-        if self._about.states is not None and needs_hidden([self.engine.drafter]):
+        if self._about.states is not None and self.engine.needs.hidden_states:
             options.setdefault("known_states", self._known_states(question, self._about.states))
         generation = generate_answer(
             self.engine, prompt, self.template, sampling, stream, **options
@@ -244,7 +244,7 @@ class LongDocument:
 
     def _matches(self, question: str) -> ChunkHits | None:
         """Return the chunks of a question if a model reads them, else None."""
-        if self._writer.transform is None and not wants_draft_prompt(self.engine.drafter):
+        if self._writer.transform is None and not self.engine.needs.draft_prompt:
             return None
         return self.chunks.find(self.engine.tokenizer, question, self.template)
 
@@ -271,7 +271,7 @@ class LongDocument:
 
     def _read(self, on_read: OnRead | None) -> None:
         """Prefill the document, and keep its keys and values."""
-        wants, tokens = needs_hidden([self.engine.drafter]), self.prefix.token_ids
+        wants, tokens = self.engine.needs.hidden_states, self.prefix.token_ids
         states = self.engine.prefill(list(tokens), cached=not wants, states=wants, on_read=on_read)
         layers = self.engine.prefix_cache.export(tokens)
         if layers is None:

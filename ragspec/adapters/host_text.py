@@ -14,17 +14,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.drafters.base import (
-    DraftContext,
-    Drafter,
-    DraftRequest,
-    needs_hidden,
-    top_logits_needed,
-)
-from ragspec.drafters.combined import check_fits, within
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.combined import match_drafter
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import GLOBAL, Sources
 from ragspec.errors import InputError
+from ragspec.needs import Capabilities
 from ragspec.pipelines.methods import compose, open_sources
 from ragspec.registry import did_you_mean
 from ragspec.rules.base import Step
@@ -32,6 +27,15 @@ from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import children
 
 _WARM_UP = (0, 1, 0, 1, 0)
+_OFFERED = Capabilities(
+    top_tokens=False,
+    hidden_states=False,
+    owner="another engine, which passes tokens alone",
+    kinds=frozenset({DraftKind.DETERMINISTIC}),
+    judge="another engine",
+    error=InputError,
+    remedy="Use a drafter of text: auto, context, hierarchy, suffix, lookup, match, rest.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,28 +129,11 @@ def host_drafter(options: HostOptions, tokenizer: Any = None, vocab_size: int = 
     )
     parts: list[Drafter] = composed if isinstance(composed, list) else [composed]
     for part in parts:
-        _check_by_text(part)
-    check_fits(parts, tokenizer=tokenizer)
+        match_drafter(part, _OFFERED)
+        part.fits(tokenizer=tokenizer)
     drafter = Fuse(parts)
     HostText(drafter, _WARM_UP, max(vocab_size, 2)).draft(1, 2)
     return drafter
-
-
-def _check_by_text(drafter: Drafter) -> None:
-    """Raise InputError unless a drafter can draft from text alone."""
-    leaves = [part for part in within(drafter) if not getattr(part, "drafters", ())]
-    if all(top_logits_needed([leaf]) for leaf in leaves) and drafter.name != "ngrams":
-        lacks = "the target's best tokens"
-    elif needs_hidden([drafter]):
-        lacks = "the target's hidden states"
-    elif drafter.kind is not DraftKind.DETERMINISTIC:
-        lacks = "the target's noise, or a model of its own"
-    else:
-        return
-    raise InputError(
-        f"drafter {drafter.name!r} needs {lacks}, which another engine does not lend; expected one "
-        "that drafts from text: auto, context, hierarchy, suffix, lookup, match, rest."
-    )
 
 
 class HostText:

@@ -1,28 +1,28 @@
-"""The protocols of drafters: a drafter opens a session per row, which proposes trees.
+"""The base classes of drafters: a drafter opens a session per row, which proposes trees.
 
-A drafter that sets `top_logits` to k > 0 gets `Step.best` with every step; one that sets
-`needs_hidden` gets `Step.hidden`. The sessions of both also observe one `Prefill` of the prompt,
-without best tokens if `reads_prompt` is False. Other sessions observe steps only. The target
-computes and keeps only what a drafter declares, and copies it to the host only when it is read
-there.
+A drafter declares its `Needs`. The target computes and keeps only what is declared, and copies it
+to the host only when it is read there.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ragspec.errors import InputError, RuleError
-from ragspec.rules.base import Rule, Step
+from ragspec.errors import InputError
+from ragspec.needs import Needs
+from ragspec.rules.base import Step
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 
 if TYPE_CHECKING:
     from ragspec.budget.base import Adviser
     from ragspec.sampling.distribution import TokenDistribution
+    from ragspec.sampling.transform import Transform
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class DraftRequest:
             tokens: prompt[start:end] is document text from token `offset` on. They give `origin`.
         texts: Further texts that are not part of the prompt.
         distribution: Token distribution of the row (processors and noise).
-        draft_prompt: Replaces the prompt for a drafter that declares `wants_draft_prompt`.
+        draft_prompt: Replaces the prompt for a drafter that needs a draft prompt.
         known_states: States of parts of the prompt, in its order, beside those of the `Prefill`,
             for drafters that need hidden states.
         static: How the target runs steps of fixed shape, see `Engine`.
@@ -104,7 +104,7 @@ class DraftContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefill:
-    """The target's output over the prompt, valid only during `observe`.
+    """The target's output over the prompt, valid only during `observe_prefill`.
 
     Attributes:
         tokens: The last tokens of the prompt, i64 [T].
@@ -117,19 +117,29 @@ class Prefill:
     best: TopTokens | None = None
     hidden: Tensor | None = None
 
+    def restricted(self, needs: Needs) -> Prefill | None:
+        """Return the part that a drafter needs, None if that is empty."""
+        best = self.best if needs.prompt_top_tokens else None
+        hidden = self.hidden if needs.hidden_states else None
+        return None if best is None and hidden is None else replace(self, best=best, hidden=hidden)
 
-Feedback = Step | Prefill
-"""The messages that a session observes."""
+
+KnownDistribution = tuple[int, list[int], list[float]]
+"""(node, tokens [k], chances [k]) after a node, the most preferred token first; -1 is the root.
+A chance is the estimated probability that the target chooses that token."""
 
 
-class DraftSession(Protocol):
+class DraftSession(ABC):
     """The state of one drafter for one row of text.
 
-    A session may also have a cheap method `expected_acceptance(context)`: the probability that its
-    best draft of the next token is accepted. If the best value of all sources is too low, the step
-    has no draft.
+    Attributes:
+        matched: Length of the suffix that the last proposal continues, 0 for none; None for a
+            session that matches nothing.
     """
 
+    matched: int | None = None
+
+    @abstractmethod
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` nodes below the last token of `context`; may change state."""
 
@@ -137,88 +147,70 @@ class DraftSession(Protocol):
         """Learn from the step after the last proposal; `step.tokens` are already committed."""
         return None
 
-
-class LearningSession(DraftSession, Protocol):
-    """A session that also observes the `Prefill` of the prompt, see `notify_prefill`."""
-
-    def observe(self, feedback: Feedback) -> None:
-        """Learn from the prompt, once before the first step, and from every step."""
+    def observe_prefill(self, prefill: Prefill) -> None:
+        """Learn from the prompt, before the first step, if the drafter needs a part of it."""
         return None
 
+    def expected_acceptance(self, context: DraftContext) -> float | None:
+        """Return the probability that the best draft of the next token is accepted, if known.
 
-@runtime_checkable
-class Drafter(Protocol):
-    """A cheap source of draft tokens. Its sessions hold all state of a row."""
+        It must be cheap. If the largest value of all sources is too low, the step has no draft.
+        """
+        return None
+
+    def distributions(self) -> Iterable[KnownDistribution] | None:
+        """Return a draft model's distributions at the last proposal; None without a model.
+
+        They are those at the root and at the nodes that were expanded.
+        """
+        return None
 
     @property
-    def name(self) -> str:
-        """The source name of its nodes in reports."""
+    def faults(self) -> dict[str, int]:
+        """The fault count of each contained source that failed."""
+        return {}
 
-    @property
-    def kind(self) -> DraftKind:
-        """The kind of tree that its sessions propose."""
 
+class Drafter(ABC):
+    """A cheap source of draft tokens. Its sessions hold all state of a row.
+
+    Attributes:
+        name: The source name of its nodes in reports.
+        kind: The kind of tree that its sessions propose.
+        needs: The data that its sessions use, those of contained drafters included.
+        drafters: The drafters that it contains.
+        looks_up: Whether it only looks up text, so that a slow draft is a fault (see `fuse`).
+        transform: The change of the target's distribution that it requires.
+    """
+
+    name: str
+    kind: DraftKind = DraftKind.DETERMINISTIC
+    needs: Needs = Needs()
+    drafters: tuple[Drafter, ...] = ()
+    looks_up: bool = True
+    transform: Transform | None = None
+
+    @abstractmethod
     def open(self, request: DraftRequest) -> DraftSession:
         """Return a fresh session for one row; a step of one session changes no other."""
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Check that its stores and weights, and those of contained drafters, fit the engine.
+
+        Raises:
+            StoreError: A store belongs to another model or tokenizer.
+            UnsupportedModelError: A head belongs to another model.
+        """
+        for drafter in self.drafters:
+            drafter.fits(model, tokenizer)
 
 
 def expect_drafter(drafter: object) -> None:
     """Raise InputError unless the object is a drafter; a drafter class is none."""
-    if isinstance(drafter, type) or not isinstance(drafter, Drafter):
+    if not isinstance(drafter, Drafter):
         got = drafter.__name__ if isinstance(drafter, type) else type(drafter).__name__
         what = f"the class {got}" if isinstance(drafter, type) else got
         raise InputError(
-            f"got {what} as a drafter; expected a name, an object with name, kind and "
-            "open(request), such as ContextDrafter() or store.drafter(), or a list of these."
+            f"got {what} as a drafter; expected a name, a Drafter such as ContextDrafter() or "
+            "store.drafter(), or a list of these."
         )
-
-
-def check_pairing(rule: Rule, drafter: Drafter) -> None:
-    """Raise RuleError unless the rule can judge the drafter's trees."""
-    if drafter.kind not in rule.accepts:
-        expected = ", ".join(sorted(rule.accepts))
-        raise RuleError(
-            f"rule {rule.name!r} cannot judge {drafter.kind.value!r} drafts (drafter "
-            f"{drafter.name!r}): it accepts {expected}. Use rule='walk', which judges every "
-            "draft, or a drafter of one of those kinds."
-        )
-
-
-def top_logits_needed(drafters: Iterable[Drafter | None]) -> int:
-    """Return the largest `top_logits` that any drafter declares; 0 for none."""
-    return max((int(getattr(drafter, "top_logits", 0)) for drafter in drafters), default=0)
-
-
-def reads_prompts(drafters: Iterable[Drafter | None]) -> bool:
-    """Return whether any drafter reads best tokens of the prompt, which cost prefill time.
-
-    A drafter that declares `top_logits` does, unless its `reads_prompt` is False.
-    """
-    readers = (each for each in drafters if getattr(each, "top_logits", 0))
-    return any(getattr(each, "reads_prompt", True) for each in readers)
-
-
-def wants_draft_prompt(drafter: Any) -> bool:
-    """Return whether a drafter, or one that it contains, reads `DraftRequest.draft_prompt`."""
-    inner = [*getattr(drafter, "drafters", ()), getattr(drafter, "drafter", None)]
-    wanting = bool(getattr(drafter, "wants_draft_prompt", False))
-    return wanting or any(wants_draft_prompt(each) for each in inner if each is not None)
-
-
-def needs_hidden(drafters: Iterable[Drafter | None]) -> bool:
-    """Return whether any of the drafters declares `needs_hidden`."""
-    return any(getattr(drafter, "needs_hidden", False) for drafter in drafters)
-
-
-def notify_prefill(session: DraftSession, prefill: Prefill, best: bool, hidden: bool) -> None:
-    """Let a session observe the parts of a prefill that its drafter reads, if there are any.
-
-    Args:
-        best: Whether the drafter reads the best tokens of prompts, see `reads_prompts`.
-        hidden: Whether the drafter reads hidden states.
-    """
-    message = replace(
-        prefill, best=prefill.best if best else None, hidden=prefill.hidden if hidden else None
-    )
-    if message.best is not None or message.hidden is not None:
-        cast(LearningSession, session).observe(message)

@@ -1,4 +1,4 @@
-"""Build drafters from names, and look inside combined ones."""
+"""Build drafters from names, models and objects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ragspec.drafters.base import Drafter, expect_drafter
-from ragspec.drafters.combined import check_fits, within
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.method import Sources, build, one
 from ragspec.errors import InputError
@@ -45,7 +44,8 @@ def build_drafter(
     sources = [instance for item in requests for instance in _create(item)]
     if draft_model is not None:
         sources.append(model_drafter(draft_model, tokenizer, target))
-    check_fits(sources, target.model, tokenizer)
+    for source in sources:
+        source.fits(target.model, tokenizer)
     if not sources:
         return None
     if len(sources) == 1 and isinstance(sources[0], Fuse):
@@ -65,7 +65,7 @@ def with_prediction(drafter: Drafter, rule: Rule) -> Drafter:
 
     The drafter is unchanged if the rule cannot judge the fused trees.
     """
-    if any(getattr(each, "reads_texts", False) for each in within(drafter)):
+    if drafter.needs.texts:
         return drafter
     joined = Fuse([one("context", Sources()), *_flat(drafter)])
     return joined if joined.kind in rule.accepts else drafter

@@ -1,59 +1,38 @@
-"""Combined drafters: the declarations of a drafter that contains others."""
+"""Drafters that contain others: their declarations, and the walk through them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ragspec.drafters.base import Drafter, needs_hidden, reads_prompts, top_logits_needed
+from ragspec.drafters.base import Drafter, expect_drafter
 from ragspec.errors import InputError
+from ragspec.needs import Capabilities, Needs, match
 from ragspec.trees.draft_tree import DraftKind
 
-
-class Combined:
-    """Derives the declarations of a drafter from the drafters that it contains."""
-
-    @property
-    def drafters(self) -> Sequence[Drafter]:
-        """All drafters that may propose nodes."""
-        raise NotImplementedError
-
-    @property
-    def kind(self) -> DraftKind:
-        """Deterministic if all drafters are, else coupled."""
-        return kind_of(self.drafters)
-
-    @property
-    def top_logits(self) -> int:
-        """The number of the target's best tokens that its drafters read, see `base`."""
-        return top_logits_needed(self.drafters)
-
-    @property
-    def reads_prompt(self) -> bool:
-        """Whether any of its drafters reads the best tokens of the prompt."""
-        return reads_prompts(self.drafters)
-
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether any of its drafters reads the target's hidden states, see `base`."""
-        return needs_hidden(self.drafters)
-
-    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
-        """Call `check_fits` on its drafters."""
-        check_fits(self.drafters, model, tokenizer)
+if TYPE_CHECKING:
+    from ragspec.sampling.transform import Transform
 
 
-def check_fits(parts: Iterable[object], model: Any = None, tokenizer: Any = None) -> None:
-    """Call `fits(model, tokenizer)` of every part that has this method.
+class Combined(Drafter):
+    """A drafter that contains others, from which its kind and its needs follow.
+
+    Args:
+        needs: Its own needs beside theirs.
 
     Raises:
-        StoreError: A store belongs to another model or tokenizer.
-        UnsupportedModelError: A head belongs to another model.
+        InputError: A drafter is none.
     """
-    for part in parts:
-        fits = getattr(part, "fits", None)
-        if fits is not None:
-            fits(model, tokenizer)
+
+    looks_up = False
+
+    def __init__(self, name: str, drafters: Sequence[Drafter], needs: Needs | None = None) -> None:
+        for drafter in drafters:
+            expect_drafter(drafter)
+        self.name = name
+        self.drafters = tuple(drafters)
+        self.kind = kind_of(drafters)
+        self.needs = Needs.union([needs or Needs(), *(drafter.needs for drafter in drafters)])
 
 
 def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
@@ -65,20 +44,30 @@ def kind_of(drafters: Iterable[Drafter]) -> DraftKind:
 def within(drafter: Drafter) -> Iterator[Drafter]:
     """Yield a drafter and all drafters that it contains."""
     yield drafter
-    for inner in getattr(drafter, "drafters", ()):
+    for inner in drafter.drafters:
         yield from within(inner)
 
 
-def required_transform(drafter: Drafter | None) -> Any:
+def match_drafter(drafter: Drafter, offered: Capabilities) -> None:
+    """Raise an error unless a target meets the needs of a drafter, see `match`.
+
+    The message names the innermost drafter that has the need.
+    """
+    lacking = [each.name for each in within(drafter) if offered.lacking(each.needs)]
+    name = lacking[-1] if lacking else drafter.name
+    match(f"drafter {name!r}", drafter.needs, offered, drafter.kind)
+
+
+def required_transform(drafter: Drafter | None) -> Transform | None:
     """Return the transform that a drafter, or one that it contains, requires; None without any.
 
     Raises:
         InputError: Several drafters require one.
     """
     parts = () if drafter is None else within(drafter)
-    transforms = [one for each in parts if (one := getattr(each, "transform", None)) is not None]
+    transforms = [each.transform for each in parts if each.transform is not None]
     if len(transforms) > 1:
-        names = ", ".join(repr(one.name) for one in transforms)
+        names = ", ".join(repr(each.name) for each in transforms)
         raise InputError(
             f"got drafters that each bring a transform ({names}); expected one that does."
         )

@@ -8,27 +8,17 @@ pruned by a draft model's distribution. A failing source never breaks the text: 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 
 from ragspec.budget.base import Adviser
-from ragspec.drafters.base import (
-    DraftContext,
-    Drafter,
-    DraftRequest,
-    DraftSession,
-    Feedback,
-    Prefill,
-    expect_drafter,
-    needs_hidden,
-    notify_prefill,
-    reads_prompts,
-    top_logits_needed,
-)
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.combined import Combined, kind_of
 from ragspec.errors import InputError
+from ragspec.needs import Needs
+from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, keep_best, merge
 
@@ -56,20 +46,9 @@ class Fuse(Combined):
     def __init__(self, drafters: Sequence[Drafter], name: str = "fuse") -> None:
         if not drafters:
             raise InputError("got no drafter to fuse; expected at least one.")
-        for drafter in drafters:
-            expect_drafter(drafter)
-        self.name = name
-        self._drafters = tuple(drafters)
-
-    @property
-    def drafters(self) -> tuple[Drafter, ...]:
-        """The drafters that are fused."""
-        return self._drafters
-
-    @property
-    def kind(self) -> DraftKind:
-        """The kind of the fused tree."""
-        return self.drafters[0].kind if len(self.drafters) == 1 else kind_of(self.drafters)
+        super().__init__(name, drafters)
+        if len(drafters) == 1:
+            self.kind = drafters[0].kind
 
     def open(self, request: DraftRequest) -> FuseSession:
         """Return a session that holds one session of every drafter."""
@@ -83,23 +62,19 @@ class _Source:
     Attributes:
         suffix: Distinguishes it, and the sources in its trees, from others of the same name.
         session: None once the source is switched off.
-        look: The session's `expected_acceptance`, if it has one.
         patience: Time limit of a draft in seconds.
         learns: Whether it spends time on the target's best tokens of every step.
-        reads_prompt, hidden: Whether it reads best tokens and hidden states of the prompt.
     """
 
     name: str
     kind: DraftKind
+    needs: Needs
     suffix: str = ""
     session: DraftSession | None = None
-    look: Callable[[DraftContext], float | None] | None = None
     faults: int = 0
     patience: float = inf
     warm: bool = False
     learns: bool = False
-    reads_prompt: bool = False
-    hidden: bool = False
 
     def delay(self, seconds: float) -> InputError | None:
         """Return the error for a draft that took longer than allowed, else None."""
@@ -115,13 +90,13 @@ class _Source:
     def expected_acceptance(self, context: DraftContext) -> float | None:
         """Return the session's estimate of its next draft; None if it has none or fails."""
         try:
-            return None if self.look is None else self.look(context)
+            return None if self.session is None else self.session.expected_acceptance(context)
         except Exception as error:
             _fault(self, error)
             return None
 
 
-class FuseSession:
+class FuseSession(DraftSession):
     """The sources of one row.
 
     Args:
@@ -143,23 +118,22 @@ class FuseSession:
             same = names[:number].count(drafter.name)
             # Statistics are kept by name: two stores must not share them.
             suffix = f" {same + 1}" if same else ""
-            source = _Source(drafter.name + suffix, drafter.kind, suffix)
+            source = _Source(drafter.name + suffix, drafter.kind, drafter.needs, suffix)
             self._sources.append(source)
             try:
-                source.session = drafter.open(request)
-                if source.session is None:
+                session = drafter.open(request)
+                if not isinstance(session, DraftSession):
                     raise InputError(
-                        "open returned None; expected a session that proposes and observes."
+                        f"open returned {type(session).__name__}; expected a DraftSession."
                     )
-                source.look = getattr(source.session, "expected_acceptance", None)
+                source.session = session
             except Exception as error:
                 source.faults = 1
                 _switch_off(source, error)
-            if patience is not None and _looks_up(drafter, source.session):
+            runs_model = drafter.needs.hidden_states or drafter.kind is not DraftKind.DETERMINISTIC
+            if patience is not None and drafter.looks_up and not runs_model:
                 source.patience = patience
-            source.learns = source is not self._sources[0] and top_logits_needed([drafter]) > 0
-            source.reads_prompt = reads_prompts([drafter])
-            source.hidden = needs_hidden([drafter])
+            source.learns = number > 0 and drafter.needs.top_tokens > 0
         self._adviser: Adviser | None = None
 
     @property
@@ -167,13 +141,8 @@ class FuseSession:
         """The fault count of each source that failed, inner sources included."""
         record = {source.name: source.faults for source in self._sources if source.faults}
         for source in self._sources:
-            record |= getattr(source.session, "faults", {})
+            record |= {} if source.session is None else source.session.faults
         return record
-
-    @property
-    def alone(self) -> DraftSession | None:
-        """The session of the only source; None with several sources, or once it is off."""
-        return self._sources[0].session if len(self._sources) == 1 else None
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` proposed nodes, those of largest `accept_prob`.
@@ -208,32 +177,35 @@ class FuseSession:
         expectations = [source.expected_acceptance(context) for source in self._sources]
         return max((each for each in expectations if each is not None), default=None)
 
-    def observe(self, feedback: Feedback) -> None:
-        """Pass a step, or the parts of a prefill that it reads, to every source.
-
-        `Step.tree` is the fused tree as it was verified.
-        """
+    def observe(self, step: Step) -> None:
+        """Pass the step to every source; `step.tree` is the fused tree as it was verified."""
         for source in self._sources:
             if source.session is None:
                 continue
-            timed = source.learns and not isinstance(feedback, Prefill)
-            began = perf_counter() if timed else 0.0
+            began = perf_counter() if source.learns else 0.0
             try:
-                if isinstance(feedback, Prefill):
-                    notify_prefill(source.session, feedback, source.reads_prompt, source.hidden)
-                else:
-                    source.session.observe(feedback)
+                source.session.observe(step)
             except Exception as error:
                 _fault(source, error)
-            if timed and self._adviser is not None:
+            if source.learns and self._adviser is not None:
                 self._adviser.record_cost(source.name, 1000.0 * (perf_counter() - began))
+
+    def observe_prefill(self, prefill: Prefill) -> None:
+        """Pass every source the part of the prefill that it needs."""
+        for source in self._sources:
+            part = prefill.restricted(source.needs)
+            if source.session is not None and part is not None:
+                try:
+                    source.session.observe_prefill(part)
+                except Exception as error:
+                    _fault(source, error)
 
     def _begin(self, adviser: Adviser) -> None:
         """Switch off, without a warning, the sources that cost more to train than they save."""
         self._adviser = adviser
         for source in self._sources:
             if source.learns and adviser.should_skip(source.name):
-                source.session = source.look = None
+                source.session = None
 
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
         """Return one tree; `parts` are the trees, each with the number of its source."""
@@ -281,13 +253,6 @@ def checked_patience(patience: float | None) -> float | None:
     return patience
 
 
-def _looks_up(drafter: Drafter, session: DraftSession | None) -> bool:
-    """Return whether a drafter only looks up text: it runs no model and contains no drafters."""
-    if drafter.kind is not DraftKind.DETERMINISTIC or needs_hidden([drafter]):
-        return False
-    return not hasattr(session, "distributions") and not hasattr(session, "faults")
-
-
 def _fault(source: _Source, error: Exception) -> None:
     source.faults += 1
     if source.faults >= FAULTS_ALLOWED:
@@ -295,7 +260,7 @@ def _fault(source: _Source, error: Exception) -> None:
 
 
 def _switch_off(source: _Source, error: Exception) -> None:
-    source.session = source.look = None
+    source.session = None
     warnings.warn(
         f"drafter {source.name!r} is switched off for this text after {source.faults} fault(s); "
         f"under an exact rule the output is not affected. Last: {type(error).__name__}: {error}",

@@ -9,6 +9,7 @@ from typing import Any
 
 from ragspec.drafters.base import KnownStates
 from ragspec.errors import InputError, SamplingError
+from ragspec.sampling.processors import ByRow
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import Transform
 
@@ -20,10 +21,7 @@ def check_kinds(options: Mapping[str, Any], prompts: int, alone: bool) -> None:
         "on_step": (callable, "a function of a number and a Step"),
         "tenant": (lambda value: isinstance(value, str), "a text"),
         "priority": (lambda value: isinstance(value, Integral), "a whole number"),
-        "transform": (
-            lambda value: isinstance(value, Transform) and not isinstance(value, type),
-            "an object with name, reads_hidden and open(start)",
-        ),
+        "transform": (lambda value: isinstance(value, Transform), "a Transform"),
     }
     for name, (fits, expected) in kinds.items():
         value = options.get(name)
@@ -97,7 +95,7 @@ def callables(name: str, values: Sequence[Any] | None) -> tuple[Any, ...]:
     if values is None:
         return ()
     if not isinstance(values, Sequence) or not all(
-        callable(each) or hasattr(each, "of_row") for each in values
+        callable(each) or isinstance(each, ByRow) for each in values
     ):
         raise InputError(f"{name} is {values!r}; expected a list of callables, or None")
     return tuple(values)

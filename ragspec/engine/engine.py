@@ -17,8 +17,9 @@ from torch import Tensor
 from ragspec.budget.base import BudgetPolicy
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import make_budget
-from ragspec.drafters.base import Drafter, check_pairing
+from ragspec.drafters.base import Drafter
 from ragspec.drafters.build import build_drafter
+from ragspec.drafters.combined import match_drafter
 from ragspec.engine.cost import read_cost
 from ragspec.engine.handle import RequestHandle, Stream
 from ragspec.engine.loop import is_interrupt
@@ -30,6 +31,7 @@ from ragspec.engine.sequence import Parts
 from ragspec.errors import InputError
 from ragspec.models.load import load_model
 from ragspec.models.supported import rank_count
+from ragspec.needs import Needs, match
 from ragspec.registry import resolve
 from ragspec.rules.base import Rule, expect_rule
 from ragspec.sampling.settings import Sampling
@@ -371,12 +373,20 @@ class Engine:
         self.budget = make_budget(budget)
         rule = "walk" if rule is None else rule
         self.rule = expect_rule(resolve("rule", rule)() if isinstance(rule, str) else rule)
+        name = f"rule {self.rule.name!r}"
+        offered = replace(self.target.capabilities, kinds=self.rule.accepts, judge=name)
+        match(name, self.rule.needs, offered)
         if self.drafter is None:
             return
-        check_pairing(self.rule, self.drafter)
+        match_drafter(self.drafter, offered)
         _check_ranks(self.model, self.budget)
         if self.cost is None or not self.budget.needs_cost:
             self.cost = read_cost(self.target, self.budget, cache)
+
+    @property
+    def needs(self) -> Needs:
+        """The needs of the drafter, empty without one."""
+        return Needs() if self.drafter is None else self.drafter.needs
 
     def notify(self, generation: Generation) -> None:
         """Call the `on_finish` callbacks with a text, unless it was cancelled or has paused."""

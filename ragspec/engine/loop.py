@@ -34,7 +34,6 @@ from ragspec.engine.step import (
     judge,
     propose,
 )
-from ragspec.errors import UnsupportedModelError
 from ragspec.models.device import out_of_memory, without_autograd
 from ragspec.rules.base import Verdict
 from ragspec.rules.target_view import RowView
@@ -85,18 +84,9 @@ class Loop:
         """Let a sequence join; its prompt is read in the next steps.
 
         Sequences of equal prompts share one prefill, as far as it has not begun.
-
-        Raises:
-            UnsupportedModelError: A transform needs hidden states that the session cannot keep.
         """
-        if sequence.reads_hidden:
-            if isinstance(self.session, CachedSession):
-                self.session.keep_hidden()
-            elif sequence.transform_reads:
-                raise UnsupportedModelError(
-                    "this model's last hidden states cannot be read, which its transform needs; "
-                    "expected a model that verifies trees or chains. Leave transform out."
-                )
+        if sequence.reads_hidden and isinstance(self.session, CachedSession):
+            self.session.keep_hidden()
         if sequence.done:
             return
         job = next((job for job in self._jobs if job.takes(sequence)), None)
@@ -316,7 +306,7 @@ class Loop:
         """Return the decisions of the rules, and top tokens and hidden states for the drafters."""
         rows, trees, logits = step.rows, step.trees, output.logits
         top_tokens: list[TopTokens] | None = None
-        if k := max(row.top for row in rows):
+        if k := max(row.needs.top_tokens for row in rows):
             unchanged = not any(row.distribution.processors for row in rows)
             top_tokens = TopTokens.ranked(logits, k, [len(tree) + 1 for tree in trees], unchanged)
         hidden = hidden_of(self.session, rows)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ragspec.drafters.base import Prefill, notify_prefill
+from ragspec.drafters.base import Prefill
 from ragspec.engine.request import OnRead
 from ragspec.engine.sequence import Sequence
 from ragspec.sampling.top_tokens import TopTokens
@@ -122,8 +122,9 @@ class PrefillJob:
         count = len(best) if best is not None else 0 if states is None else states.shape[1]
         if sequence.drafter is not None and count:
             tokens = np.asarray(sequence.context.tokens[-count:], dtype=np.int64)
-            reads = sequence.top > 0 and sequence.reads_prompt
-            notify_prefill(sequence.drafter, Prefill(tokens, best, states), reads, sequence.hidden)
+            part = Prefill(tokens, best, states).restricted(sequence.needs)
+            if part is not None:
+                sequence.drafter.observe_prefill(part)
 
 
 def portions(
@@ -162,7 +163,7 @@ def read(
     ]
     rows = [job.sequences[0] for job, _ in ordered]
     pending = [job.left[:count] for job, count in ordered]
-    k = max(row.top if row.reads_prompt else 0 for row in rows)
+    k = max(row.needs.top_tokens if row.needs.prompt_top_tokens else 0 for row in rows)
     top_tokens: list[TopTokens] = []
     if (k or any(row.hidden for row in rows)) and isinstance(session, CachedSession):
         logits, top_tokens = session.read_prompts(pending, k)

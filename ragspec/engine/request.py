@@ -260,8 +260,7 @@ def _processors(
 
 def _of_row(processor: Any, row: int) -> Any:
     """Return the processor or criterion of text number `row`: from a `ByRow`, or the object."""
-    of_row = getattr(processor, "of_row", None)
-    return processor if of_row is None else of_row(row)
+    return processor.of_row(row) if isinstance(processor, ByRow) else processor
 
 
 def _draft_prompt(options: Options, tokenizer: Any, vocab_size: int) -> tuple[int, ...] | None:

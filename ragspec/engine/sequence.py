@@ -12,24 +12,17 @@ import torch
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.cost_curve import CostCurve, SharedCost, SharedForward
 from ragspec.budget.policy import for_one_text
-from ragspec.drafters.base import (
-    DraftContext,
-    Drafter,
-    DraftRequest,
-    DraftSession,
-    needs_hidden,
-    reads_prompts,
-    top_logits_needed,
-)
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import with_prediction
 from ragspec.drafters.combined import required_transform
 from ragspec.engine.output import Generation
 from ragspec.engine.request import Request
 from ragspec.errors import InputError
 from ragspec.models.device import without_autograd
+from ragspec.needs import Needs, match
 from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.report import label_under, rounds
-from ragspec.rules.base import Rule, Step, open_rule
+from ragspec.rules.base import Rule, Step
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
@@ -65,8 +58,7 @@ class Sequence:
     """The state of one sequence: its tokens, distribution, drafter and stop state.
 
     Attributes:
-        top: Number of the target's best tokens from which the drafter learns, 0 for none.
-        reads_prompt: Whether it learns from those of the prompt, too.
+        needs: The needs of the drafter.
         hidden: Whether the drafter learns from the target's hidden states.
         transform, distribution_name: The transform of the target's distribution and its name.
         transform_reads: Whether the transform needs the target's hidden states.
@@ -92,8 +84,7 @@ class Sequence:
     rule: Rule
     drafter: DraftSession | None = None
     budget: BudgetSession | None = None
-    top: int = 0
-    reads_prompt: bool = True
+    needs: Needs = field(default_factory=Needs)
     hidden: bool = False
     transform: RowTransform | None = None
     distribution_name: str | None = None
@@ -151,11 +142,11 @@ class Sequence:
             seconds,
             reason,
             budget=self.parts.budget.name if budget is not None else "none",
-            faults=getattr(self.drafter, "faults", None),
+            faults=None if self.drafter is None else self.drafter.faults,
             reason=self.reason or (budget.reason if budget is not None else None),
-            rested=getattr(self.context.adviser, "rested", None),
-            drift=getattr(self.transform, "drift", None),
-            static=getattr(self.parts.target, "static", "off"),
+            rested=None if self.context.adviser is None else self.context.adviser.rested,
+            drift=None if self.transform is None else self.transform.drift,
+            static=self.parts.target.static,
         )
         return Generation(
             text=self.stop.text,
@@ -197,6 +188,7 @@ def open_sequence(parts: Parts, request: Request, forward: SharedForward) -> Seq
     transform, name = None, None
     if changes is not None:
         start = TextStart(distribution, request.prompt, target.vocab_size, request.draft_prompt)
+        match(f"transform {changes.name!r}", changes.needs, target.capabilities)
         transform, name = changes.open(start), changes.name
     tokens = [*prompt, *request.resume_from]
     rounded = parts.drafter is not None
@@ -210,11 +202,11 @@ def open_sequence(parts: Parts, request: Request, forward: SharedForward) -> Seq
         report=ReportBuilder(
             label, seed, len(prompt), rounded and rounds(target.dtype, target.device)
         ),
-        rule=open_rule(parts.rule),
+        rule=parts.rule.open(),
         transform=transform,
         distribution_name=name,
-        transform_reads=changes is not None and changes.reads_hidden,
-        open_view=getattr(target, "open_view", RowView),
+        transform_reads=changes is not None and changes.needs.hidden_states,
+        open_view=target.open_view,
         pending=list(tokens),
     )
     ends_at_once = sequence.done or sequence.context.remaining <= 1  # there is nothing to draft
@@ -239,16 +231,15 @@ def _open_drafter(sequence: Sequence, parts: Parts, forward: SharedForward) -> N
             distribution=sequence.distribution,
             draft_prompt=request.draft_prompt,
             known_states=request.known_states,
-            static=getattr(target, "static", "off"),
+            static=target.static,
         )
     )
-    sequence.top = top_logits_needed([drafter])
-    sequence.reads_prompt = reads_prompts([drafter])
-    sequence.hidden = needs_hidden([drafter])
+    sequence.needs = drafter.needs
+    sequence.hidden = drafter.needs.hidden_states
     policy = parts.budget if parts.rule.label == Walk.label else for_one_text(parts.budget)
     cost = None if parts.cost is None else SharedCost(parts.cost, forward)
     sequence.budget = policy.open(cost)
-    sequence.context.adviser = getattr(sequence.budget, "adviser", None)
+    sequence.context.adviser = sequence.budget.adviser
 
 
 def _transform_of(request: Transform | None, drafter: Drafter | None) -> Transform | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self
 
 from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 
@@ -42,48 +44,42 @@ class TargetView(Protocol):
         """Return whether the text ends with the node, so that nothing follows it."""
 
 
-@runtime_checkable
-class Rule(Protocol):
-    """Judges one draft tree without keeping state.
+class Rule(ABC):
+    """Judges one draft tree.
 
-    A rule that needs state for a whole row has a method `open()`, see `open_rule`.
+    Attributes:
+        name: The name by which the rule is chosen and reported.
+        accepts: The kinds of draft that the rule can judge without bias.
+        needs: The data of the target that it uses beside tokens and probabilities.
+        relaxed_by: The setting that determines how far a relaxed rule relaxes; None for others.
     """
 
-    @property
-    def name(self) -> str:
-        """The name by which the rule is chosen and reported."""
+    name: str
+    accepts: frozenset[DraftKind] = ALL_KINDS
+    needs: Needs = Needs()
+    relaxed_by: str | None = None
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """`exact` if each seed gives the output of plain decoding, `exact-for(distribution)` if
         only the distribution of the output is the same, else `approximate`."""
 
-    @property
-    def accepts(self) -> frozenset[DraftKind]:
-        """The kinds of draft that the rule can judge without bias."""
+    def open(self) -> Rule:
+        """Return the rule for one row: itself, unless it keeps state."""
+        return self
 
+    @abstractmethod
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it."""
 
 
-def open_rule(rule: Rule) -> Rule:
-    """Return the rule for one row: the result of its `open()`, or the rule itself without one."""
-    opening = getattr(rule, "open", None)
-    opened: Rule = rule if opening is None else opening()
-    return opened
-
-
-class Around:
+class Around(Rule):
     """A rule that wraps another one and leaves the decision to it; subclasses add `judge`."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.accepts: frozenset[DraftKind] = rule.accepts
-
-    @property
-    def name(self) -> str:
-        """The name of the wrapped rule."""
-        return self.rule.name
+        self.name, self.accepts, self.needs = rule.name, rule.accepts, rule.needs
 
     @property
     def label(self) -> str:
@@ -92,7 +88,7 @@ class Around:
 
     def open(self) -> Self:
         """Return a wrapper around the wrapped rule for one row."""
-        return type(self)(open_rule(self.rule))
+        return type(self)(self.rule.open())
 
 
 def expect_rule(rule: object) -> Rule:
@@ -101,12 +97,9 @@ def expect_rule(rule: object) -> Rule:
     Raises:
         InputError: The object is no rule, or a class instead of an instance.
     """
-    if isinstance(rule, Rule) and not isinstance(rule, type):
+    if isinstance(rule, Rule):
         return rule
-    raise InputError(
-        f"got rule={rule!r}; expected a name such as 'walk', or a Rule, which has name, label, "
-        "accepts and judge."
-    )
+    raise InputError(f"got rule={rule!r}; expected a name such as 'walk', or a Rule.")
 
 
 @dataclass(slots=True)
@@ -121,8 +114,8 @@ class Step:
             stop.
         best: The target's best tokens at the root and every node, if computed; `top` copies them
             to the host.
-        hidden: The target's last hidden states there [copies, N + 1, H], for drafters that declare
-            `needs_hidden`. With guidance a sequence has several copies, the conditional one first.
+        hidden: The target's last hidden states there [copies, N + 1, H], for drafters that need
+            them. With guidance a sequence has several copies, the conditional one first.
         view: The target's choices and distributions at all nodes, visited or not; `ends` is not
             valid. None with processors that keep state.
         excess: Total variation that a relaxed rule may have added, one value per emitted token;

@@ -18,7 +18,7 @@ from functools import partial
 
 from torch import Tensor
 
-from ragspec.rules.base import TargetView, Verdict
+from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import (
     EXACT_FOR_LABEL,
     check_chain,
@@ -32,7 +32,7 @@ from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
 
-class Block:
+class Block(Rule):
     """Accept the longest prefix of a chain that passes as a whole."""
 
     name = "block"

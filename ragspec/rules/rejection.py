@@ -43,13 +43,12 @@ Choose = Callable[[Sequence[int], Tensor, Tensor, Callable[[int], float]], Choic
 """Children's tokens, the target's p, the draft's q, and the uniform of each rank -> Choice."""
 
 
-class Descent:
+class Descent(Rule):
     """A rule that walks down from the root; `choose` accepts a child or ends the path.
 
     Subclasses set `name`, `accepts` and `choose`.
     """
 
-    name: str
     label = EXACT_FOR_LABEL
     accepts = frozenset({DraftKind.SAMPLED})
     choose: Choose

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
-from ragspec.rules.base import ALL_KINDS, TargetView, Verdict
+from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import children_of, path_to
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True, slots=True)
-class Typical:
+class Typical(Rule):
     """Accepts tokens that are typical under the target: more tokens, another distribution.
 
     Attributes:
@@ -38,7 +38,6 @@ class Typical:
 
     name = "typical"
     label = "approximate"
-    accepts = ALL_KINDS
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):

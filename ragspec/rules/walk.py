@@ -8,16 +8,15 @@ coupling is that of Daliri, Musco and Suresh (arXiv 2408.07978).
 
 from __future__ import annotations
 
-from ragspec.rules.base import ALL_KINDS, TargetView, Verdict
+from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 
-class Walk:
+class Walk(Rule):
     """Follows the target's own tokens through the tree; exact for every draft."""
 
     name = "walk"
     label = "exact"
-    accepts = ALL_KINDS
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it; reads A + 1 nodes.

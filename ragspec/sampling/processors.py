@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ragspec.sampling.settings import Sampling
 HFCallable = Callable[[Tensor, Tensor], Tensor]
 
 
+@runtime_checkable
 class ByRow(Protocol):
     """Makes a processor or a criterion for each of several texts."""
 

@@ -7,13 +7,15 @@ sampling and penalties work as before, and the text depends on the seed and neve
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.processors import HFProcessor, MinimumLength, Processor, TokenBias
 from ragspec.sampling.settings import Sampling
@@ -36,13 +38,15 @@ class TextStart:
     draft_prompt: tuple[int, ...] | None = None
 
 
-class RowTransform(Protocol):
-    """The transform of one text; its logits depend on the text alone.
+class RowTransform(ABC):
+    """The transform of one text; its logits depend on the text alone."""
 
-    It may have an attribute `drift`: the mean total variation between its distribution and the
-    target's own, over all nodes that were evaluated.
-    """
+    @property
+    def drift(self) -> float | None:
+        """Mean total variation from the target's distribution, over the visited nodes, if known."""
+        return None
 
+    @abstractmethod
     def forward(self, states: Tensor | None, tree: DraftTree, tokens: Sequence[int]) -> None:
         """Take a forward of the target, before `logits` is called for any of its nodes.
 
@@ -52,6 +56,7 @@ class RowTransform(Protocol):
             tokens: The text so far, the root last; the list is lent and grows after the step.
         """
 
+    @abstractmethod
     def logits(self, node: int, logits: Tensor, index: int) -> Tensor:
         """Return the changed logits [1, V] after a node, -1 for the root, from the target's own.
 
@@ -62,18 +67,18 @@ class RowTransform(Protocol):
         """
 
 
-@runtime_checkable
-class Transform(Protocol):
-    """Makes the transforms of texts, see `Options.transform`."""
+class Transform(ABC):
+    """Makes the transforms of texts, see `Options.transform`.
 
-    @property
-    def name(self) -> str:
-        """The name of the changed distribution, as in the label `exact-for(name)`."""
+    Attributes:
+        name: The name of the changed distribution, as in the label `exact-for(name)`.
+        needs: The data that `RowTransform.forward` gets; hidden states only if they are needed.
+    """
 
-    @property
-    def reads_hidden(self) -> bool:
-        """Whether `RowTransform.forward` needs the target's last hidden states."""
+    name: str
+    needs: Needs = Needs()
 
+    @abstractmethod
     def open(self, start: TextStart) -> RowTransform:
         """Return the transform of one text."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor
 from ragspec.errors import ModelError
 from ragspec.models.device import input_device
 from ragspec.models.supported import unwrapped
+from ragspec.needs import Capabilities
+from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
@@ -42,6 +44,8 @@ class CausalTarget:
     Attributes:
         vocab_size: The ids that the model may generate, V.
         input_size: The ids that it may read: V, plus any tokens for input only.
+        capabilities: The data that its sessions offer to drafters, rules and transforms.
+        open_view: Makes a rule's view of the logits of one row.
         copies: Cache rows per sequence.
         piece: The chunk size of prompts in tokens, None for no chunks.
         packs: Whether one forward may cover several sequences, which the load-time probe decides.
@@ -53,6 +57,8 @@ class CausalTarget:
         rereads: Whether a text is read again beyond the border.
     """
 
+    capabilities = Capabilities()
+    open_view: Callable[..., RowView] = RowView
     copies: int = 1
     piece: int | None = None
     packs: bool = True

@@ -11,6 +11,7 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
+from ragspec.needs import Capabilities
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_paths, limit_depth
 from ragspec.verification.causal import CausalTarget
@@ -75,6 +76,8 @@ LAG = 16  # more replayed tokens than this take a forward of their own
 
 class PathTarget(CausalTarget):
     """A causal model that verifies chains, not trees."""
+
+    capabilities = Capabilities(hidden_states=False, owner="a model that verifies chains alone")
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

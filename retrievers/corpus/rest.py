@@ -22,15 +22,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.drafters.combined import check_fits
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError, StoreError
 from ragspec.retrievers.indexes.continuations import FOLLOWED_AFTER_MISS, Draft, DraftOptions
 from ragspec.retrievers.indexes.segment import Segment
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftTree
 
 # Probability that the target goes on with one of the continuations, by length of the match.
 # Measured on 200 greedy answers of a small Llama (18,000 places) against 656,000 tokens of text.
@@ -60,8 +59,11 @@ class Corpus(Protocol):
     def segments(self, scope: str) -> tuple[Segment, ...]:
         """Return the segments visible in a scope now."""
 
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError if the corpus was made with another model or tokenizer."""
 
-class RestDrafter:
+
+class RestDrafter(Drafter):
     """Drafts from the text of a corpus that is visible in a scope when a request opens.
 
     Args:
@@ -84,7 +86,6 @@ class RestDrafter:
         uses=frozenset({"store"}),
         colour=1,
     )
-    kind = DraftKind.DETERMINISTIC
 
     def __init__(
         self,
@@ -121,7 +122,7 @@ class RestDrafter:
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError if the corpus was made with another model or tokenizer."""
-        check_fits([self.corpus], model, tokenizer)
+        self.corpus.fits(model, tokenizer)
 
     def open(self, request: DraftRequest) -> RestSession:
         """Return a session over the text that the corpus holds now.
@@ -157,7 +158,7 @@ class _Nodes:
         return [node / parent if parent > 0.0 else 0.0 for node, parent in pairs]
 
 
-class RestSession:
+class RestSession(DraftSession):
     """A snapshot of a corpus and the corrections learned in one row; see `RestDrafter`.
 
     Attributes:

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ragspec.needs import Needs
 from ragspec.retrievers.knn.datastore import Datastore
 from ragspec.retrievers.knn.neighbours import Mixture, Neighbours
 from ragspec.retrievers.search.nearest import Floats, Numbers
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.transform import TextStart
+from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 
 NAME = "knn"
@@ -105,11 +106,11 @@ class KnnQuery:
     index: int
 
 
-class KnnTransform:
+class KnnTransform(Transform, RowTransform):
     """The part that both transforms share; each serves one text."""
 
     name = NAME
-    reads_hidden = True
+    needs = Needs(hidden_states=True)
 
     def __init__(self, knn: Knn) -> None:
         self._knn = knn

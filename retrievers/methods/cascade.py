@@ -8,24 +8,18 @@ nodes are taken by their acceptance probability, whichever source offers them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ragspec.drafters.base import (
-    DraftContext,
-    Drafter,
-    DraftRequest,
-    DraftSession,
-    Feedback,
-    expect_drafter,
-)
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import SourceSession, Wrapped, as_kind, faults_of
+from ragspec.drafters.delegate import SourceSession, SourcesSession, as_kind
 from ragspec.drafters.fuse import PATIENCE
 from ragspec.errors import InputError
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.rules.base import Step
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.trees.operations import keep_best, overlay, select, share_out
 
 RESERVE = 0.2
@@ -61,43 +55,15 @@ class Cascade(Combined):
                 f"got {len(drafters)} drafters and a reserve of {reserve}; expected at least one "
                 "drafter, and less than the whole budget reserved for the later ones."
             )
-        for drafter in drafters:
-            expect_drafter(drafter)
-        self.name = name
-        self._drafters = tuple(drafters)
+        super().__init__(name, drafters)
         self.reserve = reserve
         self.sure = sure
         self.patience = patience
         self.most_nodes: int | None = None
 
-    @property
-    def drafters(self) -> tuple[Drafter, ...]:
-        """The drafters in order of trust."""
-        return self._drafters
-
     def open(self, request: DraftRequest) -> CascadeSession:
         """Return a session that holds one session of every drafter."""
         return CascadeSession(self, request)
-
-
-class SourcesSession:
-    """The part that sessions over several sources share."""
-
-    def __init__(self, sources: Iterable[SourceSession]) -> None:
-        self._sources = list(sources)
-
-    @property
-    def faults(self) -> dict[str, int]:
-        """Failures of each source that failed, by name."""
-        return faults_of(self._sources)
-
-    def observe(self, feedback: Feedback) -> None:
-        """Pass the feedback to every source, also to those that did not draft.
-
-        `Step.tree` is the tree that was verified.
-        """
-        for source in self._sources:
-            source.observe(feedback)
 
 
 class CascadeSession(SourcesSession):
@@ -172,32 +138,30 @@ class Named(Combined):
     """A drafter under another name, so that reports distinguish two of one class."""
 
     def __init__(self, drafter: Drafter, name: str) -> None:
-        self.drafter = drafter
-        self.name = name
-
-    @property
-    def drafters(self) -> tuple[Drafter, ...]:
-        """The drafter that is renamed."""
-        return (self.drafter,)
-
-    @property
-    def kind(self) -> DraftKind:
-        """The kind of the renamed drafter."""
-        return self.drafter.kind
+        super().__init__(name, [drafter])
+        self.drafter, self.kind, self.looks_up = drafter, drafter.kind, drafter.looks_up
 
     def open(self, request: DraftRequest) -> NamedSession:
         """Return the drafter's session, its trees under the new name."""
         return NamedSession(self.drafter.open(request), self.name)
 
 
-class NamedSession(Wrapped):
+class NamedSession(DraftSession):
     """A session whose trees name one source; see `Named`."""
 
     def __init__(self, inner: DraftSession, name: str) -> None:
-        super().__init__(inner)
+        self._inner = inner
         self._name = name
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return the session's tree under the new name."""
-        tree = self.inner.propose(context, budget)
+        tree = self._inner.propose(context, budget)
         return replace(tree, source=np.zeros_like(tree.source), sources=(self._name,))
+
+    def observe(self, step: Step) -> None:
+        """Pass the step to the drafter's session."""
+        self._inner.observe(step)
+
+    def observe_prefill(self, prefill: Prefill) -> None:
+        """Pass the prefill to the drafter's session."""
+        self._inner.observe_prefill(prefill)

@@ -18,13 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
+from ragspec.needs import Needs
 from ragspec.retrievers.indexes.context_index import ContextIndex, QuotationStarts
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
-from ragspec.trees.draft_tree import NO_ORIGIN, ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import NO_ORIGIN, ROOT, DraftTree
 
 # Probability that the target follows the text, by match length (0, 1, 2, ...; the last for all
 # longer), and that a shorter match holds after the longest failed. Measured on gold answers.
@@ -87,7 +88,7 @@ class _Node(NamedTuple):
     prior: float
 
 
-class ContextDrafter:
+class ContextDrafter(Drafter):
     """Drafts from the text of the request itself: prompt, retrieved texts, output.
 
     Args:
@@ -97,8 +98,7 @@ class ContextDrafter:
 
     method = Method("prompt, passages, output", "SAM-Decoding, PLD", colour=0)
     name = "context"
-    kind = DraftKind.DETERMINISTIC
-    reads_texts = True
+    needs = Needs(texts=True)
 
     def __init__(self, sentence_ends: Collection[int] | None = None) -> None:
         self._sentence_ends = sentence_ends
@@ -108,7 +108,7 @@ class ContextDrafter:
         return ContextSession(request, self._sentence_ends)
 
 
-class ContextSession:
+class ContextSession(DraftSession):
     """The index and the acceptance table of one row; see `ContextDrafter`.
 
     Attributes:

@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.method import Method, Sources
 from ragspec.errors import InputError
-from ragspec.retrievers.fingerprints import check_prints, prints_of
 from ragspec.retrievers.methods.cascade import Cascade, Named
 from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.ngrams import GUESS, LEVEL, MOST, NGramDrafter, NGramPool
@@ -32,6 +31,9 @@ class HasDrafter(Protocol):
 
     def drafter(self, **options: Any) -> Drafter:
         """Return a drafter over the store."""
+
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        """Raise StoreError if the store was made with another model or tokenizer."""
 
 
 Store = HasDrafter | NGramPool | Drafter
@@ -80,7 +82,7 @@ class HierarchyDrafter(Cascade):
             raise InputError(f"got form {form!r}; expected 'trie' or 'ngram'.")
         self.form = form
         answers, text = opened(model_store), opened(corpus)
-        self.stores: dict[str, Any] = {"the model's store": answers, "the corpus": text}
+        self._stores = [store for store in (answers, text) if isinstance(store, HasDrafter)]
         drafters: list[Drafter] = [ContextDrafter()]
         settings: dict[str, Any] = {}  # of the look-ups in the corpus
         if form == "ngram":
@@ -98,11 +100,8 @@ class HierarchyDrafter(Cascade):
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         """Raise StoreError if a store was made with another model or tokenizer."""
-        expected = prints_of(model, tokenizer)
-        for name, store in self.stores.items():
-            info = store.info() if hasattr(store, "info") else None
-            prints = {each: getattr(info, each, None) for each in ("model", "tokenizer")}
-            check_prints(name, prints, expected)
+        for store in self._stores:  # also of the answers whose n-grams are in a pool
+            store.fits(model, tokenizer)
         super().fits(model, tokenizer)
 
 

@@ -14,12 +14,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import keep_best
 
 LEVEL = 5
@@ -116,7 +117,7 @@ def ngrams_of(tokens: Sequence[int], level: int) -> Iterator[tuple[int, ...]]:
     return zip(*(islice(tokens, start, None) for start in range(level)), strict=False)
 
 
-class NGramDrafter:
+class NGramDrafter(Drafter):
     """Drafts the n-grams that begin with the last token.
 
     Args:
@@ -126,10 +127,13 @@ class NGramDrafter:
         level, guess: Sizes of a text's own pool, see `NGramPool`.
     """
 
-    method = Method("n-grams of the text", "Lookahead", colour=0, listed=False)
-    kind = DraftKind.DETERMINISTIC
-    reads_texts = True
-    reads_prompt = False  # the prompt's own n-grams are in its text
+    method = Method(
+        "n-grams of the text",
+        "Lookahead",
+        make=lambda sources: NGramDrafter(lookahead=sources.top_k_feedback),
+        colour=0,
+        listed=False,
+    )
 
     def __init__(
         self,
@@ -144,14 +148,15 @@ class NGramDrafter:
         self.pool = pool
         self.level = level if pool is None else pool.level
         self.guess = guess if pool is None else pool.guess
-        self.top_logits = 1 if lookahead and pool is None else 0
+        # The prompt's own n-grams are in its text, so that its best tokens are not needed.
+        self.needs = Needs(top_tokens=int(lookahead and pool is None), texts=True)
 
     def open(self, request: DraftRequest) -> NGramSession:
         """Return a session over the pool, or over the text's own one."""
         return NGramSession(self, request)
 
 
-class NGramSession:
+class NGramSession(DraftSession):
     """The pool of one text; see `NGramDrafter`."""
 
     def __init__(self, drafter: NGramDrafter, request: DraftRequest) -> None:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.retrievers.methods.context import ACCEPT_PRIOR
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftTree
 
 _BORDER = -1
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Copies the tokens that followed an earlier occurrence of the last few tokens.
 
     Args:
@@ -34,8 +35,7 @@ class LookupDrafter:
 
     method = Method("the same text, by its last tokens", "PLD", colour=7)
     name = "lookup"
-    kind = DraftKind.DETERMINISTIC
-    reads_texts = True
+    needs = Needs(texts=True)
 
     def __init__(self, longest: int = 3, shortest: int = 1, tokens: int = 10) -> None:
         if not 1 <= shortest <= longest or tokens < 1:
@@ -57,7 +57,7 @@ class LookupSession(DraftSession):
 
     def __init__(self, drafter: LookupDrafter, request: DraftRequest) -> None:
         self._drafter = drafter
-        self.matched = 0
+        self.matched: int = 0
         before = [token for text in request.texts for token in (*text.tokens, _BORDER)]
         self._base = len(before)
         self._held = self._base

@@ -17,12 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 import numpy as np
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback
-from ragspec.drafters.delegate import KnowsDistributions
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import PATIENCE, Fuse, FuseSession, checked_patience
 from ragspec.drafters.method import Method, Sources, one
 from ragspec.errors import InputError
@@ -30,7 +28,7 @@ from ragspec.retrievers.methods.context import ContextDrafter
 from ragspec.retrievers.methods.token_recycling import NeighbourDrafter
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
-from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 from ragspec.trees.operations import select
 
 _PRIOR, _DECAY = 4.0, 0.97
@@ -44,7 +42,7 @@ class Rasd(Fuse):
 
     Args:
         drafter: A model drafter, or any other, None for the target's own second choices. Nothing is
-            pruned if its session has no `distributions` (see `delegate`).
+            pruned if its session has no `distributions`.
         retrievers: Drafters over text, in order of trust; None for the text of the request alone.
         prune_rank: A retrieved token survives among so many first choices of the draft model.
         prune_probability: It also survives with this probability; 0 for both prunes nothing.
@@ -104,12 +102,10 @@ class RasdSession(FuseSession):
     def __init__(self, drafter: Rasd, request: DraftRequest) -> None:
         super().__init__(drafter.drafters, request, drafter.patience)
         self._drafter = drafter
-        speak = [
-            i
-            for i, each in enumerate(self._sources)
-            if isinstance(each.session, KnowsDistributions)
-        ]
-        self._model = speak[-1] if speak else None  # not a model among the retrievers
+        # The fusion opens look-ups first, else in order: the drafter is the last one of its kind.
+        looks = [each.kind is DraftKind.DETERMINISTIC for each in self._sources]
+        place = looks[::-1].index(drafter.drafters[-1].kind is DraftKind.DETERMINISTIC)
+        self._model: int | None = len(looks) - 1 - place
         self._grace = _Grace(drafter.grace or 0.0)
         self.pruned = 0
 
@@ -118,11 +114,10 @@ class RasdSession(FuseSession):
         self._grace.begin()
         return super().propose(context, budget)
 
-    def observe(self, feedback: Feedback) -> None:
-        """Pass the feedback to every source, and learn how pruned branches fared."""
-        if isinstance(feedback, Step):
-            self._grace.learn(feedback.tokens)
-        super().observe(feedback)
+    def observe(self, step: Step) -> None:
+        """Pass the step to every source, and learn how pruned branches fared."""
+        self._grace.learn(step.tokens)
+        super().observe(step)
 
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
         """Return the parts as one tree, the retrieved ones pruned at nodes with a distribution."""
@@ -145,7 +140,7 @@ class RasdSession(FuseSession):
             return {}
         distributions: dict[int, Distribution] = {}
         try:
-            for node, tokens, chances in cast(KnowsDistributions, source.session).distributions():
+            for node, tokens, chances in source.session.distributions() or ():
                 distributions[node] = set(tokens[:rank])
                 if least:
                     rest = zip(tokens[rank:], chances[rank:], strict=True)
@@ -231,6 +226,10 @@ def _pairs(tree: DraftTree) -> list[tuple[int, int]]:
     return list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
 
 
-def _over(sources: Sources) -> Rasd:
-    first, *others = [*sources.models(), one("recycling", sources)]
-    return Rasd(first, [one("context", sources), *sources.past(), *others])
+def _over(sources: Sources) -> Fuse:
+    learned = [one("recycling", sources)] if sources.top_k_feedback else []
+    retrievers = [one("context", sources), *sources.past()]
+    drafters = [*sources.models(), *learned]
+    if not drafters:
+        return Fuse(retrievers, "rasd")  # there is no distribution to prune by
+    return Rasd(drafters[0], [*retrievers, *drafters[1:]])

@@ -14,20 +14,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, expect_drafter
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import SourceSession, as_kind
+from ragspec.drafters.delegate import SourceSession, SourcesSession, as_kind
 from ragspec.drafters.fuse import PATIENCE
 from ragspec.drafters.method import Method, one
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.retrievers.indexes.context_index import ContextIndex
 from ragspec.retrievers.indexes.suffix_automaton import ROOT_STATE
-from ragspec.retrievers.methods.cascade import SourcesSession
 from ragspec.retrievers.methods.prompt_lookup import chain_accept_prob
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftTree
 
 
-class MatchDrafter:
+class MatchDrafter(Drafter):
     """Copies the tokens behind the latest occurrence of the longest match.
 
     A match of m tokens gives min(tokens, base + factor * m) nodes, none below `shortest`.
@@ -38,8 +38,7 @@ class MatchDrafter:
 
     method = Method("the same text, longest match", "SAM-Decoding", colour=5)
     name = "match"
-    kind = DraftKind.DETERMINISTIC
-    reads_texts = True
+    needs = Needs(texts=True)
 
     def __init__(
         self, tokens: int = 40, base: float = 1.0, factor: float = 4.0, shortest: int = 1
@@ -65,7 +64,7 @@ class MatchSession(DraftSession):
     def __init__(self, drafter: MatchDrafter, index: ContextIndex) -> None:
         self._drafter = drafter
         self._index = index
-        self.matched = 0
+        self.matched: int = 0
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a chain of at most `budget` nodes, no deeper than the remaining tokens."""
@@ -113,10 +112,12 @@ class Select(Combined):
     method = Method(
         "text or store, else `recycling`",
         "SAM-Decoding",
-        make=lambda sources: Select([MatchDrafter(), *sources.past()], one("recycling", sources)),
+        make=lambda sources: Select(
+            [MatchDrafter(), *sources.past()],
+            one("recycling", sources) if sources.top_k_feedback else None,
+        ),
         uses=frozenset({"store"}),
     )
-    name = "select"
 
     def __init__(
         self,
@@ -133,19 +134,13 @@ class Select(Combined):
                 f"got {len(sources)} sources and by={by!r}; expected at least one source, and "
                 "'match' or 'accept_prob'."
             )
+        super().__init__("select", [*sources, *([] if fallback is None else [fallback])])
         self.sources = tuple(sources)
         self.fallback = fallback
-        for drafter in self.drafters:
-            expect_drafter(drafter)
         self.by = by
         self.threshold = threshold
         self.patience = patience
         self.discounts = [0.0, *[discount] * (len(sources) - 1)]
-
-    @property
-    def drafters(self) -> tuple[Drafter, ...]:
-        """All drafters that may draft."""
-        return self.sources if self.fallback is None else (*self.sources, self.fallback)
 
     def open(self, request: DraftRequest) -> SelectSession:
         """Return a session that holds one session of every drafter."""

@@ -20,14 +20,14 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, Feedback, expect_drafter
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import SourceSession, as_kind
+from ragspec.drafters.delegate import SourceSession, SourcesSession, as_kind
 from ragspec.drafters.fuse import PATIENCE, Fuse
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.retrievers.indexes.context_index import ContextIndex
-from ragspec.retrievers.methods.cascade import SourcesSession
 from ragspec.retrievers.methods.context import ACCEPT_PRIOR
 from ragspec.rules.base import Step
 from ragspec.rules.ratio import Ratio
@@ -63,7 +63,6 @@ class SuffixDrafter(Combined):
         colour=5,
     )
     name = "suffix"
-    reads_texts = True
 
     def __init__(
         self,
@@ -80,19 +79,13 @@ class SuffixDrafter(Combined):
                 f"got factor {factor}, depth {depth}, least {least}; expected factor >= 0, "
                 "depth >= 1 and a probability."
             )
-        if past is not None:
-            expect_drafter(past)
+        super().__init__(self.name, [] if past is None else [past], Needs(texts=True))
         self.past = past
         self.factor = factor
         self.offset = offset
         self.depth = depth
         self.least = least
         self.patience = patience
-
-    @property
-    def drafters(self) -> tuple[Drafter, ...]:
-        """The drafter of past outputs, if there is one."""
-        return () if self.past is None else (self.past,)
 
     def cap(self, matched: int, budget: int) -> int:
         """Return the most nodes for a match of `matched` tokens."""
@@ -136,11 +129,10 @@ class SuffixSession(SourcesSession):
                 tree, self.matched = past, past_matched or 0
         return as_kind(tree, self._kind)
 
-    def observe(self, feedback: Feedback) -> None:
+    def observe(self, step: Step) -> None:
         """Learn how often matches of this length hold, whether drafted or not."""
-        if isinstance(feedback, Step):
-            self._learn(feedback.tokens)
-        super().observe(feedback)
+        self._learn(step.tokens)
+        super().observe(step)
 
     def _learn(self, tokens: Sequence[int]) -> None:
         """Learn from the tokens that were committed after the last proposal."""

@@ -13,17 +13,18 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from itertools import count
 
-from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.method import Method
+from ragspec.needs import Needs
 from ragspec.retrievers.neighbours.table import LONGEST, NOTHING, NeighbourTable, Place, RankRates
 from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import ROOT, DraftTree
 
 _FLOOR = 0.002
 _LATE = 16  # steps without a draft that are learned together
 
 
-class NeighbourDrafter:
+class NeighbourDrafter(Drafter):
     """Drafts the tokens that the target ranked best after the same tokens earlier.
 
     Args:
@@ -36,7 +37,6 @@ class NeighbourDrafter:
 
     method = Method("the model's second choices", "Token Recycling", colour=2)
     name = "recycling"
-    kind = DraftKind.DETERMINISTIC
 
     def __init__(
         self,
@@ -48,20 +48,19 @@ class NeighbourDrafter:
     ) -> None:
         self.table = table
         self.orders = orders
-        self.reads_prompt = reads_prompt
-        self.top_logits = k if table is None else table.k
-        self._rates = RankRates(self.top_logits)
+        self.needs = Needs(k if table is None else table.k, prompt_top_tokens=reads_prompt)
+        self._rates = RankRates(self.needs.top_tokens)
 
     def open(self, request: DraftRequest) -> NeighbourSession:
         """Return a session over the shared table, or over the text's own one."""
         if self.table is not None:
             return NeighbourSession(self.table, self._rates, patience=1)
-        k = min(self.top_logits, request.vocab_size)
+        k = min(self.needs.top_tokens, request.vocab_size)
         table = NeighbourTable(k, orders=self.orders)
         return NeighbourSession(table, RankRates(k), patience=_LATE)
 
 
-class NeighbourSession:
+class NeighbourSession(DraftSession):
     """The learning and drafting of one text; see `NeighbourDrafter`."""
 
     def __init__(self, table: NeighbourTable, rates: RankRates, patience: int) -> None:
@@ -86,14 +85,14 @@ class NeighbourSession:
         row = self._table.find(_last_place(context.tokens))
         return 0.0 if row is None else self._rates.of(row, 0)[0]
 
-    def observe(self, feedback: Feedback) -> None:
-        """Learn rows from the prompt, and rows and rates from a step, possibly later."""
-        if isinstance(feedback, Prefill):
-            if feedback.best is not None:
-                self._table.learn_prompt(feedback.tokens, feedback.best)
-            return
-        step = Step(feedback.tree, feedback.path, feedback.tokens, best=feedback.best)
-        self._pending.append(step)
+    def observe_prefill(self, prefill: Prefill) -> None:
+        """Learn rows from the prompt."""
+        if prefill.best is not None:
+            self._table.learn_prompt(prefill.tokens, prefill.best)
+
+    def observe(self, step: Step) -> None:
+        """Learn rows and rates from a step, possibly later."""
+        self._pending.append(Step(step.tree, step.path, step.tokens, best=step.best))
         if len(step.tree) or len(self._pending) >= self._patience:
             self._catch_up()
 

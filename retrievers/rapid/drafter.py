@@ -17,22 +17,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Feedback
-from ragspec.drafters.delegate import KnowsDistributions
+from ragspec.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftRequest,
+    DraftSession,
+    KnownDistribution,
+)
+from ragspec.drafters.combined import Combined, match_drafter
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
+from ragspec.needs import Capabilities, Needs
 from ragspec.retrievers.rapid.steering import Steering, eta_of
+from ragspec.rules.base import Step
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import DraftTree
 
-if TYPE_CHECKING:
-    from ragspec.drafters.model.cache import KnownDistribution
-    from ragspec.sampling.transform import Transform
+# The target reads another prompt than the drafter.
+_OFFERED = Capabilities(
+    hidden_states=False,
+    owner="Rapid, whose target reads another prompt",
+    error=InputError,
+    remedy="Use ModelDrafter, or a drafter of text.",
+)
 
 
-class Rapid:
+class Rapid(Combined):
     """Drafts with a model that reads `draft_prompt`, or the prompt if a request has none.
 
     Args:
@@ -55,7 +67,6 @@ class Rapid:
         uses=frozenset({"draft model"}),
         colour=5,
     )
-    wants_draft_prompt = True
 
     def __init__(
         self,
@@ -68,27 +79,28 @@ class Rapid:
         from ragspec.drafters.model.drafter import ModelDrafter
 
         eta = eta_of(mode, eta)
-        is_drafter = isinstance(drafter, Drafter) and not isinstance(drafter, type)
+        is_drafter = isinstance(drafter, Drafter)
         self.drafter: Drafter = drafter if is_drafter else ModelDrafter(drafter, name=name)
+        match_drafter(self.drafter, _OFFERED)
+        super().__init__(name, [self.drafter], Needs(draft_prompt=True))
+        # The best tokens of the prompt are those of another prompt than the drafter's.
+        self.needs = replace(self.needs, prompt_top_tokens=False)
         self.kind = self.drafter.kind
-        self.name = name
         self.mode = mode
-        self.transform: Transform | None = None
         if mode == "steered" and eta:
-            model = getattr(self.drafter, "model", None)
-            if model is None:
+            if not isinstance(self.drafter, ModelDrafter):
                 raise InputError(
                     f"got the drafter {self.drafter.name!r} with mode='steered'; expected a draft "
                     "model, whose distribution steers."
                 )
-            self.transform = Steering(model, eta)
+            self.transform = Steering(self.drafter.model, eta)
 
     def open(self, request: DraftRequest) -> RapidSession:
         """Return a session that reads its prompt at the first proposal."""
         return RapidSession(self.drafter, request)
 
 
-class RapidSession:
+class RapidSession(DraftSession):
     """A drafter's session over another prompt with the same output; see `Rapid`."""
 
     def __init__(self, drafter: Drafter, request: DraftRequest) -> None:
@@ -120,12 +132,11 @@ class RapidSession:
         translated = DraftContext(self._tokens, self._length, context.remaining, context.adviser)
         return self._session.propose(translated, budget)
 
-    def distributions(self) -> Iterable[KnownDistribution]:
+    def distributions(self) -> Iterable[KnownDistribution] | None:
         """Return the draft model's distributions at the last proposal."""
-        session = self._session
-        return session.distributions() if isinstance(session, KnowsDistributions) else ()
+        return None if self._session is None else self._session.distributions()
 
-    def observe(self, feedback: Feedback) -> None:
-        """Pass the feedback to the drafter's session, if it is open."""
+    def observe(self, step: Step) -> None:
+        """Pass the step to the drafter's session, if it is open."""
         if self._session is not None:
-            self._session.observe(feedback)  # type: ignore[arg-type]
+            self._session.observe(step)

@@ -15,7 +15,7 @@ from ragspec.errors import InputError, UnknownNameError
 from ragspec.registry import unknown
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.transform import TextStart
+from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from ragspec.trees.draft_tree import ROOT, DraftTree
 from ragspec.trees.operations import depths
 
@@ -63,7 +63,7 @@ def eta_of(mode: str, eta: float | None) -> float:
     return 0.0
 
 
-class Steering:
+class Steering(Transform):
     """Moves the target's distribution towards that of another model over another prompt.
 
     Once the model's context is full, or a token is not in its vocabulary, the distribution is the
@@ -81,8 +81,6 @@ class Steering:
         UnsupportedModelError: The model has no KV cache.
     """
 
-    reads_hidden = False
-
     def __init__(
         self, model: Any, eta: float = ETA, *, kappa: float | None = None, alpha: float = ALPHA
     ) -> None:
@@ -91,12 +89,8 @@ class Steering:
         self.model: CausalTarget = draft_target(model)
         self.eta, self.alpha = checked(eta, alpha)
         self.kappa, _ = checked(eta if kappa is None else kappa, alpha)
-
-    @property
-    def name(self) -> str:
-        """The name of the distribution."""
         greedy = "" if self.kappa == self.eta else f", kappa {self.kappa:g}"
-        return f"RAPID, eta {self.eta:g}{greedy}"
+        self.name = f"RAPID, eta {self.eta:g}{greedy}"
 
     def open(self, start: TextStart) -> SteeredText:
         """Return the steering of one text."""
@@ -107,7 +101,7 @@ class Steering:
         return SteeredText(start, prompt, cache, self)
 
 
-class SteeredText:
+class SteeredText(RowTransform):
     """The steering of one text; see `Steering`."""
 
     def __init__(

@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.base import reads_prompts
-from ragspec.drafters.combined import check_fits
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, StoreError
@@ -89,16 +87,6 @@ def test_prints_are_the_same_where_they_share_a_part() -> None:
     assert not same_print("a+b", "c") and not same_print("a", None) and not same_print(None, "a")
 
 
-class Drafter:
-    """Notes what it is asked."""
-
-    def __init__(self) -> None:
-        self.queries: list[tuple[object, object]] = []
-
-    def fits(self, model: object = None, tokenizer: object = None) -> None:
-        self.queries.append((model, tokenizer))
-
-
 def test_fingerprints_are_of_what_is_passed() -> None:
     model, tokenizer = tiny.model(), tiny.tokenizer()
     assert prints_of() == {}
@@ -116,12 +104,6 @@ def test_a_store_of_documents_fits_all_models_and_answers_only_theirs() -> None:
     check_prints("it", {"model": "a+b"}, {"model": "b"})  # one of two is enough
     with pytest.raises(StoreError, match="it was made with another tokenizer"):
         check_prints("it", {"model": "a", "tokenizer": "t"}, {"model": "a", "tokenizer": "u"})
-
-
-def test_only_drafters_that_know_are_requested() -> None:
-    drafter = Drafter()
-    check_fits([object(), drafter], "m", "t")
-    assert drafter.queries == [("m", "t")]
 
 
 HOLDERS: dict[str, Callable[[Any], Any]] = {
@@ -157,7 +139,7 @@ def test_whoever_holds_a_drafter_of_another_model_it_is_refused(holder: str) -> 
 def test_whoever_holds_a_drafter_tells_whether_it_reads_the_prompt(holder: str) -> None:
     for reads in (True, False):
         drafter = HOLDERS[holder](NeighbourDrafter(reads_prompt=reads))
-        assert reads_prompts([drafter]) is reads
+        assert drafter.needs.prompt_top_tokens is reads
 
 
 @pytest.mark.parametrize("wrong", ["context", ContextDrafter, 3])

@@ -28,6 +28,7 @@ ROOMS = {
 LAYERS = (
     ("errors", "registry", "storage"),
     ("trees",),
+    ("needs",),
     ("sampling", "models"),
     ("rules",),
     ("budget", "reports"),

@@ -25,11 +25,12 @@ from tests.support import tiny, tiny_images
 from tests.support.codes import codebook
 
 DRAFTER = """
+from ragspec.drafters.base import Drafter, DraftSession
 from ragspec.drafters.method import Method
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftTree
 
-class Toy:
-    name, kind = "toy", DraftKind.DETERMINISTIC
+class Toy(Drafter, DraftSession):
+    name = "toy"
     method = Method("the last token, again and again", "nobody's", colour=6)
 
     def open(self, request):
@@ -37,10 +38,6 @@ class Toy:
 
     def propose(self, context, budget):
         return DraftTree.chain(context.tokens[-1:] * min(budget, context.remaining), self.name)
-
-    def observe(self, step):
-        pass
-
 """
 
 RULE = """

@@ -8,13 +8,20 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftRequest,
+    DraftSession,
+    KnownDistribution,
+)
+from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 
 @dataclass
-class FixedDrafter:
+class FixedDrafter(Drafter):
     """Proposes one tree: a chain of the tokens, or siblings, or by parents.
 
     matched: what its session tells; None for sessions that tell nothing. laws: likewise. seconds:
@@ -26,28 +33,27 @@ class FixedDrafter:
     accept_prob: Sequence[float] | None = None
     kind: DraftKind = DraftKind.DETERMINISTIC
     matched: int | None = None
-    distributions: list[tuple[int, list[int], list[float]]] | None = None
+    distributions: list[KnownDistribution] | None = None
     siblings: bool = False
     parents: Sequence[int] | None = None
     origin: tuple[int, int] = (-1, -1)
     heard: list[object] = field(default_factory=list)
     seconds: float = 0.0
-    needs_hidden: bool = False
+    looks_up: bool = True
+    needs: Needs = field(default_factory=Needs)
     clock: list[float] = field(default_factory=lambda: [0.0])
 
     def open(self, request: DraftRequest) -> FixedSession:
-        session = FixedSession(self)
-        if self.matched is not None:
-            session.matched = self.matched  # type: ignore[attr-defined]
-        if self.distributions is not None:
-            distributions = self.distributions
-            session.distributions = lambda: distributions  # type: ignore[attr-defined]
-        return session
+        return FixedSession(self)
 
 
-class FixedSession:
+class FixedSession(DraftSession):
     def __init__(self, drafter: FixedDrafter) -> None:
         self.drafter = drafter
+        self.matched = drafter.matched
+
+    def distributions(self) -> list[KnownDistribution] | None:
+        return self.drafter.distributions
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         self.drafter.clock[0] += self.drafter.seconds
@@ -74,7 +80,7 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @dataclass
-class BrokenDrafter:
+class BrokenDrafter(Drafter):
     """Raises at every turn."""
 
     name: str = "broken"
@@ -84,7 +90,7 @@ class BrokenDrafter:
         return BrokenSession()
 
 
-class BrokenSession:
+class BrokenSession(DraftSession):
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         raise RuntimeError("as always")
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 
 @dataclass(frozen=True)
-class MixingDrafter:
+class MixingDrafter(Drafter):
     """Knows the true continuations by prompt; each draft token is right with probability 0.7."""
 
     truth: dict[tuple[int, ...], list[int]]

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
+from ragspec.trees.draft_tree import ROOT, DraftTree
 
 
-class NoisyTrees:
+class NoisyTrees(Drafter):
     """Proposes the true continuation among wrong siblings, which have children of their own.
 
     truths: by prompt, what plain decoding generates. spoiled: how often the true token is left
@@ -20,7 +19,6 @@ class NoisyTrees:
     """
 
     name = "noisy"
-    kind = DraftKind.DETERMINISTIC
 
     def __init__(self, truths: Mapping[tuple[int, ...], Sequence[int]], spoiled: float = 0.2):
         self.truths = truths
@@ -30,7 +28,7 @@ class NoisyTrees:
         return NoisySession(self.truths[request.prompt], self.spoiled, request.vocab_size)
 
 
-class NoisySession:
+class NoisySession(DraftSession):
     """The noisy trees of one row; they depend on the generated index alone."""
 
     def __init__(self, truth: Sequence[int], spoiled: float, vocab_size: int) -> None:
@@ -59,6 +57,3 @@ class NoisySession:
                 break
             parent = first + list(siblings).index(right)
         return DraftTree.build(tokens[:budget], parents[:budget], NoisyTrees.name)
-
-    def observe(self, step: Step) -> None:
-        """Learn nothing."""

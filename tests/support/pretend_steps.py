@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.engine.engine import Engine
 from ragspec.engine.loop import Loop
 from ragspec.sampling.settings import Sampling
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftTree
 from tests.support.pretend import Pretend
 from tests.support.pretend_record import Record
 
@@ -58,14 +58,13 @@ class Steps:
         return max(each.kernels_beside for each in self.records)
 
 
-class Bushes:
+class Bushes(Drafter, DraftSession):
     """Drafts a tree of one size whatever the text is: what is right of it is by chance.
 
     The first nodes are children of the root with the likeliest tokens that the drafter is told of.
     """
 
     name = "bushes"
-    kind = DraftKind.DETERMINISTIC
 
     def __init__(self, nodes: int, vocab_size: int) -> None:
         self._nodes, self._vocab = nodes, vocab_size
@@ -73,9 +72,6 @@ class Bushes:
     def open(self, request: DraftRequest) -> Bushes:
         """Return itself: it remembers nothing."""
         return self
-
-    def observe(self, step: Any) -> None:
-        """Learn nothing."""
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return a tree whose nodes have other tokens in every step."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.errors import InputError
 from ragspec.sampling.noise import NoiseStream, NoiseUse
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftTree
 
 _IS_RIGHT, _WHICH_WRONG = 0, 1
 
 
-class SyntheticDrafter:
+class SyntheticDrafter(Drafter):
     """Proposes the true continuation as a chain, each token right with probability `acceptance`.
 
     continuation: the token ids that plain decoding generates; or, for several prompts, these by
@@ -26,7 +26,6 @@ class SyntheticDrafter:
     """
 
     name = "synthetic"
-    kind = DraftKind.DETERMINISTIC
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
@@ -41,7 +41,7 @@ _SECOND = 0.3  # how often a branch is right where the chain is wrong, at first
 _KINDS = {"coupled": DraftKind.COUPLED, "sampled": DraftKind.SAMPLED}
 
 
-class JacobiDrafter:
+class JacobiDrafter(Drafter):
     """Drafts the target's choices under the last draft.
 
     Args:
@@ -89,7 +89,7 @@ class JacobiDrafter:
         return JacobiSession(self, request.vocab_size, noise)
 
 
-class JacobiSession:
+class JacobiSession(DraftSession):
     """Drafts one row from the target's choices under the last draft."""
 
     def __init__(self, drafter: JacobiDrafter, vocab_size: int, noise: NoiseStream) -> None:

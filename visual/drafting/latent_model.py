@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
@@ -24,7 +24,7 @@ _RATE = 0.1
 _TYPICAL = 0.5  # the acceptance rate that a session starts with
 
 
-class ChainDrafter:
+class ChainDrafter(Drafter):
     """The base of drafters of chains of latents.
 
     Args:
@@ -95,7 +95,7 @@ class LatentDrafter(ChainDrafter):
         return LatentSession(self, noise, cache)
 
 
-class ChainSession:
+class ChainSession(DraftSession):
     """The base of sessions that draft a chain until its acceptance probability is too small."""
 
     def __init__(self, drafter: Any) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ragspec.rules.base import Around, Rule, TargetView, Verdict
 from ragspec.rules.rejection import children_of
 from ragspec.trees.draft_tree import ROOT, DraftTree
-from ragspec.visual.latents.rules.coupling import Coupled
+from ragspec.visual.latents.rules.coupling import Aligned, Coupled
 from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView
 
 OUTCOMES = ("target", "accepted", "reflected", "redrawn")
@@ -70,7 +70,7 @@ class RecordingTarget(LatentDraws):
             return 0
         if judged.accepted:
             return 1
-        return 2 if hasattr(rule, "mirrored") and number != judged.target_number else 3
+        return 2 if isinstance(rule, Aligned) and number != judged.target_number else 3
 
     def distances(self, numbers: Sequence[int]) -> Tensor:
         """Return the distance of kept drafts from the target's own latents, else NaN: f64 [n].

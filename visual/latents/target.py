@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ragspec.drafters.model.cache import DraftCache
 from ragspec.errors import InputError, RuleError
+from ragspec.needs import Capabilities
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
@@ -32,6 +33,7 @@ class LatentDraws:
 
     table: LatentTable  # every latent that was sampled
     sampler: Sampler  # of the target's own latents
+    capabilities = Capabilities(latents=True, owner="a model of latents")
     copies: int
     view: type[LatentView]  # of a row, for rules
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.needs import Capabilities
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
@@ -46,6 +47,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         InputError: The table has latents of another width or number of steps.
     """
 
+    capabilities = Capabilities(False, False, True, "a masked model")
     generation_config = None
     border = None
 

@@ -25,6 +25,7 @@ from ragspec.visual.models.target import ConditionTable, ImageTarget
 from ragspec.visual.pipeline.folder import ImageFolder, check_draft, load_model
 from ragspec.visual.pipeline.prompt_parts import PromptConditions, check_prompt_draft, load_part
 from ragspec.visual.pipeline.request import ImageConfig
+from ragspec.visual.rules.lantern import RelaxedWalk
 
 JACOBI = "jacobi"
 NODES = 12  # the default budget of draft nodes
@@ -330,7 +331,7 @@ def mode_for(rule: Rule) -> str:
     Raises:
         RuleError: The rule accepts no kind of draft.
     """
-    if getattr(rule, "tv_budget", None) is not None:
+    if isinstance(rule, RelaxedWalk) and rule.tv_budget is not None:
         return DraftKind.DETERMINISTIC.value  # a budget bounds no other drafts
     for kind in _PREFERENCE:
         if kind in rule.accepts:

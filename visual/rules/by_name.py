@@ -35,13 +35,13 @@ def relaxed() -> dict[str, str]:
 
     A rule's class declares that setting as `relaxed_by`.
     """
-    every = {name: getattr(resolve("rule", name), "relaxed_by", None) for name in names("rule")}
+    every = {name: resolve("rule", name).relaxed_by for name in names("rule")}
     return {name: setting for name, setting in every.items() if setting is not None}
 
 
 def settings_of(rule: Any) -> set[str]:
     """Return the settings of a relaxed rule, without `k`: the table determines it."""
-    return set(signature(rule).parameters) - {"k"} if hasattr(rule, "relaxed_by") else set()
+    return set(signature(rule).parameters) - {"k"} if rule.relaxed_by is not None else set()
 
 
 def default_neighbours(codes: int, rule: str = "lantern") -> int:

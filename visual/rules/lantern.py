@@ -27,7 +27,7 @@ from math import inf
 from typing import TypeVar
 
 from ragspec.errors import InputError
-from ragspec.rules.base import ALL_KINDS, TargetView, Verdict
+from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import children_of
 from ragspec.rules.walk import Walk
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
@@ -48,7 +48,7 @@ from ragspec.visual.rules.tv_budget import APPROXIMATE, Spending, TVBudget
 Table = TypeVar("Table", CodeNeighbours, CodePartition)
 
 
-class RelaxedWalk:
+class RelaxedWalk(Rule):
     """A walk in which a drafted code stands for the codes of a relation.
 
     Every row counts its spending in the rule that `open` returns; `judge` begins a new row.
@@ -63,7 +63,6 @@ class RelaxedWalk:
     """
 
     name = "relaxed-walk"
-    accepts = ALL_KINDS
     weighs = False  # whether rows compute expected gains even if `least_gain` is 0
 
     def __init__(
@@ -93,10 +92,8 @@ class RelaxedWalk:
         return self.open().judge(tree, target)
 
 
-class RelaxedRow:
+class RelaxedRow(Rule):
     """A `RelaxedWalk` over one row, with the row's spending."""
-
-    accepts = ALL_KINDS
 
     def __init__(self, rule: RelaxedWalk) -> None:
         self.name = rule.name

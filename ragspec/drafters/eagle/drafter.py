@@ -14,9 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from ragspec.drafters.base import DraftRequest, Feedback, Prefill
+from ragspec.drafters.base import Drafter, DraftRequest, Prefill
 from ragspec.drafters.eagle.cache import HeadCache, HeadModel
 from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead, check_head
 from ragspec.drafters.method import Method
@@ -24,10 +22,12 @@ from ragspec.drafters.model.drafter import ModelSession
 from ragspec.drafters.model.growth import Growth, checked_settings, make_growth
 from ragspec.drafters.model.static_tree import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
+from ragspec.needs import Needs
+from ragspec.rules.base import Step
 from ragspec.verification.causal import CausalTarget
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """Drafts with a feature head, which needs the target's hidden states.
 
     Args:
@@ -50,7 +50,8 @@ class HeadDrafter:
     method = Method(
         "a head on the model's hidden states", "EAGLE-1", needs=frozenset({"head"}), listed=False
     )
-    needs_hidden = True
+    needs = Needs(hidden_states=True)
+    looks_up = False
 
     def __init__(
         self,
@@ -109,26 +110,22 @@ class HeadSession(ModelSession):
         self._request = request
         self._copies = drafter.target.copies
 
-    def observe(self, feedback: Feedback) -> None:
-        """Learn the target's states at the prompt's last tokens, or at the root and the path.
+    def observe(self, step: Step) -> None:
+        """Learn the target's states at the root and the path."""
+        super().observe(step)
+        if step.hidden is not None:
+            verified = [0, *(node + 1 for node in step.path)]
+            self.cache.notify(step.hidden[:, verified[: len(step.tokens)]])
+
+    def observe_prefill(self, prefill: Prefill) -> None:
+        """Learn the target's states at the prompt's last tokens, and `known_states` before them.
 
         Raises:
             InputError: The engine's target has another number of rows per sequence (guidance).
         """
-        if isinstance(feedback, Prefill):
-            if feedback.hidden is not None:
-                self._begin(feedback.hidden, len(self._request.prompt) - len(feedback.tokens))
+        hidden, first = prefill.hidden, len(self._request.prompt) - len(prefill.tokens)
+        if hidden is None:
             return
-        super().observe(feedback)
-        if feedback.hidden is not None:
-            verified = [0, *(node + 1 for node in feedback.path)]
-            self.cache.notify(feedback.hidden[:, verified[: len(feedback.tokens)]])
-
-    def _begin(self, hidden: Tensor, first: int) -> None:
-        """Add the states [copies, T, H] at the prompt's tokens from index `first` on.
-
-        States of earlier parts of the prompt, from `known_states`, are added before them.
-        """
         if hidden.shape[0] != self._copies:
             raise InputError(
                 f"the engine's target has {hidden.shape[0]} row(s) a text, the drafter's "

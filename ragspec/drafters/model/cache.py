@@ -26,11 +26,6 @@ from ragspec.verification.tree_attention import TreeView, model_configs
 _FIRST_SIZE = 64
 
 
-KnownDistribution = tuple[int, list[int], list[float]]
-"""(node, tokens [k], chances [k]) after a node, the most preferred token first; -1 is the root.
-A chance is the estimated probability that the target chooses that token."""
-
-
 class DraftCache:
     """The KV cache of one row in a draft model; call its methods inside a `lease`.
 

@@ -17,8 +17,8 @@ from math import exp
 import torch
 from torch import Tensor
 
-from ragspec.drafters.base import DraftContext
-from ragspec.drafters.model.cache import DraftState, KnownDistribution
+from ragspec.drafters.base import DraftContext, KnownDistribution
+from ragspec.drafters.model.cache import DraftState
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 

@@ -16,9 +16,15 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import (
+    DraftContext,
+    Drafter,
+    DraftRequest,
+    DraftSession,
+    KnownDistribution,
+)
 from ragspec.drafters.method import Method, one
-from ragspec.drafters.model.cache import DraftCache, DraftState, KnownDistribution
+from ragspec.drafters.model.cache import DraftCache, DraftState
 from ragspec.drafters.model.coupled import CONTENDERS
 from ragspec.drafters.model.growth import Growth, checked_settings, make_growth
 from ragspec.drafters.model.level_step import LevelCache
@@ -39,7 +45,7 @@ _CHEAPEST = 0.02
 _FIRST = 3  # drafts before their times count: the first ones may also read parts of the text
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with a smaller model.
 
     Args:
@@ -73,6 +79,7 @@ class ModelDrafter:
         uses=frozenset({"draft model"}),
         colour=3,
     )
+    looks_up = False
 
     def __init__(
         self,
@@ -182,7 +189,7 @@ class DraftCostEstimate:
         self.milliseconds += max(0.1, 1.0 / self._drafts) * (each - self.milliseconds)
 
 
-class ModelSession:
+class ModelSession(DraftSession):
     """The draft model's KV cache and growth for one row; see `ModelDrafter`."""
 
     def __init__(
@@ -209,7 +216,8 @@ class ModelSession:
         self._drafted = self._open = depth >= 1 and cache.readable(tokens)
         if not self._drafted:
             return DraftTree.empty(self._growth.kind)
-        min_expected_gain = self.draft_cost.min_expected_gain(getattr(context.adviser, "rate", 0.0))
+        rate = 0.0 if context.adviser is None else context.adviser.rate
+        min_expected_gain = self.draft_cost.min_expected_gain(rate)
         began, before = perf_counter(), cache.forwards
         tree = self._drafted_tree(context, budget, depth, min_expected_gain)
         self.draft_cost.learn(1000.0 * (perf_counter() - began), cache.forwards - before)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from ragspec.drafters.base import DraftRequest
-from ragspec.drafters.model.cache import DraftState, KnownDistribution
+from ragspec.drafters.base import DraftRequest, KnownDistribution
+from ragspec.drafters.model.cache import DraftState
 from ragspec.drafters.model.coupled import CoupledGrowth
 from ragspec.drafters.model.sampled import SampledGrowth
 from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ragspec.drafters.model.cache import DraftState, KnownDistribution
+from ragspec.drafters.base import KnownDistribution
+from ragspec.drafters.model.cache import DraftState
 from ragspec.drafters.model.coupled import CONTENDERS, path_tokens
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, NoiseUse

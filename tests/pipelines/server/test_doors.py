@@ -128,7 +128,7 @@ class Doors:
 
 def draw(rng: random.Random, plain: Engine) -> Case:
     """Return a random request, with what plain decoding writes for it."""
-    settings = {
+    settings: dict[str, Any] = {
         "temperature": rng.choice([0.0, 0.7, 1.2]),
         "seed": rng.randrange(1000),
         "top_p": rng.choice([1.0, 0.8]),
@@ -149,7 +149,7 @@ def draw(rng: random.Random, plain: Engine) -> Case:
 @pytest.fixture(scope="module", params=["context", "auto"])
 def doors(request: pytest.FixtureRequest) -> Iterator[Doors]:
     tokens = tiny.bpe_tokenizer()
-    changes = {"vocab_size": len(tokens), "dtype": torch.float64, "num_hidden_layers": 1}
+    changes: dict[str, Any] = {"vocab_size": len(tokens), "dtype": torch.float64, "num_hidden_layers": 1}
     model, other = (tiny.model("llama", seed=4, **changes) for _ in range(2))
     engine = Engine(model, tokens, request.param, max_batch_size=3, chunk=4)
     with served(engine) as (client, _):

@@ -20,7 +20,7 @@ from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.cost_curve import ROWS, CostCurve
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.budget.tree_size import GoodputSession
-from ragspec.drafters.base import DraftContext, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.cache import DraftCache, DraftState
 from ragspec.drafters.model.sampled import SampledGrowth
@@ -100,16 +100,16 @@ def enumerable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class Sampled:
+class Sampled(Drafter, DraftSession):
     """A drafter that draws its whole tree, however few nodes it is asked for.
 
     telling: its claims are the probabilities of the tokens that it drew.
     """
 
-    distributions: Distributions
+    truth: Distributions
     kind: DraftKind
-    widths: tuple[int, ...]
-    telling: bool
+    widths: tuple[int, ...] = ()
+    telling: bool = False
     noise: NoiseStream = field(default_factory=lambda: NoiseStream(0))
     name: str = "sampled"
 
@@ -122,13 +122,10 @@ class Sampled:
             Sampling(temperature=1.0), self.noise, context.prompt_length
         )
         growth = SampledGrowth(distribution, self.name, self.widths, self.kind)
-        cache = cast(DraftCache, DistributionCache(self.distributions, text))
-        logits = self.distributions.draft(text).log()[None]
+        cache = cast(DraftCache, DistributionCache(self.truth, text))
+        logits = self.truth.draft(text).log()[None]
         tree = growth.grow(DraftState(cache, logits, context, 64, len(self.widths), 0.0))
         return with_claims(tree) if self.telling else tree
-
-    def observe(self, step: Step) -> None:
-        pass
 
 
 def with_claims(tree: DraftTree) -> DraftTree:
@@ -147,7 +144,7 @@ def draft(
     context = DraftContext([7, *text], 1, 50, session.adviser)
     if not (allowed := session.allowance(LENGTH)):
         return DraftTree.empty(drafter.kind)
-    request = DraftRequest((7,), drafter.distributions.vocab)
+    request = DraftRequest((7,), drafter.truth.vocab)
     fused = Fuse([drafter]).open(request)
     tree = fused.propose(context, allowed)
     assert not fused.faults and len(tree), "the drafter failed, so the test shows nothing"
@@ -192,7 +189,7 @@ def bias(
         text: Tokens = ()
         for _ in range(steps):
             tree = draft(row, replace(drafter, noise=noise), text, chains)
-            verdict = rule.judge(tree, DistributionTarget(drafter.distributions, tree, text, noise))
+            verdict = rule.judge(tree, DistributionTarget(drafter.truth, tree, text, noise))
             new = emitted(tree, verdict)
             row.observe(Step(tree, verdict.path, new), LENGTH)
             text = (*text, *new)
@@ -200,7 +197,7 @@ def bias(
 
     outcomes = enumerate_outcomes(run)
     assert sum(outcomes.values()) == pytest.approx(1.0, abs=EXACT)
-    return deviation(outcomes, drafter.distributions, steps * len(drafter.widths) + 1)
+    return deviation(outcomes, drafter.truth, steps * len(drafter.widths) + 1)
 
 
 DISTRIBUTIONS = Distributions(3, 25, alike=0.0)

@@ -13,7 +13,7 @@ import pytest
 
 from ragspec.budget.base import Adviser
 from ragspec.budget.calibration import Calibration
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import build_drafter
 from ragspec.drafters.combined import Combined, kind_of
 from ragspec.drafters.delegate import SourceSession
@@ -26,6 +26,7 @@ from ragspec.errors import (
     UnknownNameError,
     UnsupportedModelError,
 )
+from ragspec.needs import Needs
 from ragspec.registry import NAMES
 from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
@@ -127,7 +128,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
 class Stored(MixingDrafter):
     """A drafter over a store of the model "a" that learns from the target's best tokens."""
 
-    top_logits = 4
+    needs = Needs(top_tokens=4, prompt_top_tokens=True)
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
         if model != "a":
@@ -135,23 +136,22 @@ class Stored(MixingDrafter):
 
 
 class Pair(Combined):
-    def __init__(self, *held: Drafter) -> None:
-        self._held = held
+    def __init__(self, *drafters: Drafter) -> None:
+        super().__init__("pair", drafters)
 
-    @property
-    def drafters(self) -> tuple[Drafter, ...]:
-        return self._held
+    def open(self, request: DraftRequest) -> DraftSession:
+        raise NotImplementedError
 
 
 def test_what_is_held_is_declared() -> None:
     pair = Pair(MixingDrafter({}), Stored({}))
     assert pair.kind is DraftKind.DETERMINISTIC
-    assert pair.top_logits == 4 and pair.reads_prompt
-    assert Pair(MixingDrafter({})).top_logits == 0 and not Pair(MixingDrafter({})).reads_prompt
+    assert pair.needs == Needs(top_tokens=4, prompt_top_tokens=True)
+    assert Pair(MixingDrafter({})).needs == Needs()
 
 
 def test_every_store_is_requested_whether_it_fits() -> None:
-    pair = Pair(MixingDrafter({}), Pair(Stored({})))  # type: ignore[arg-type]
+    pair = Pair(MixingDrafter({}), Pair(Stored({})))
     pair.fits("a")
     with pytest.raises(StoreError, match="another model"):
         pair.fits("b")
@@ -217,7 +217,7 @@ def test_a_patience_that_nothing_could_prepare_is_refused() -> None:
 class Learner(Looking):
     """A source that has to be taught the target's best tokens."""
 
-    top_logits = 4
+    needs = Needs(top_tokens=4)
 
 
 class Strict(Adviser):

@@ -10,9 +10,10 @@ import torch
 
 from ragspec.budget.base import Adviser
 from ragspec.budget.calibration import Calibration
-from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import FAULTS_ALLOWED, PATIENCE, WARM_UP, Fuse
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check
@@ -23,7 +24,7 @@ REQUEST = DraftRequest((1, 2), 20)
 PLACE = DraftContext([1, 2], 2, 50)
 
 
-class Fixed:
+class Fixed(Drafter, DraftSession):
     """Drafts what it was given; a callable is called, so that it may raise."""
 
     def __init__(
@@ -146,8 +147,8 @@ def test_the_first_draft_may_not_take_for_ever_either(clock: list[float]) -> Non
 
 MODELS: dict[str, dict[str, Any]] = {
     "coupled": {"kind": DraftKind.COUPLED},
-    "deterministic": {"distributions": []},
-    "head": {"needs_hidden": True},
+    "deterministic": {"looks_up": False},
+    "head": {"needs": Needs(hidden_states=True)},
 }
 
 
@@ -172,7 +173,7 @@ def test_a_source_that_opens_nothing_is_off_with_a_fault() -> None:
         def open(self, request: DraftRequest) -> Fixed:
             return None  # type: ignore[return-value]
 
-    with pytest.warns(RuntimeWarning, match="'shut' is switched off.*open returned None"):
+    with pytest.warns(RuntimeWarning, match="'shut' is switched off.*open returned NoneType"):
         session = Fuse([Shut(fail, "shut"), SyntheticDrafter(1.0, [5])]).open(REQUEST)
     assert session.propose(PLACE, 5).tokens.tolist() == [5]
     assert session.faults == {"shut": 1}

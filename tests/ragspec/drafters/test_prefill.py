@@ -10,21 +10,11 @@ import pytest
 import torch
 
 from ragspec.budget.policy import FixedBudget
-from ragspec.drafters.base import (
-    DraftContext,
-    Drafter,
-    DraftRequest,
-    DraftSession,
-    Feedback,
-    Prefill,
-    needs_hidden,
-    notify_prefill,
-    reads_prompts,
-    top_logits_needed,
-)
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
 from ragspec.engine.sequence import Sequence
+from ragspec.needs import Needs
 from ragspec.retrievers.methods.auto import AutoDrafter
 from ragspec.retrievers.methods.cascade import Cascade, Named
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
@@ -38,23 +28,21 @@ from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import TopTokens
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget
 from tests.support import loops, tiny
 
 PROMPT = tiny.prompt(9, seed=3)
+BEST, HIDDEN = Needs(top_tokens=2, prompt_top_tokens=True), Needs(hidden_states=True)
 
 
 @dataclass
-class Asking:
+class Asking(Drafter):
     """Asks for what its fields say, drafts a token that is never right, and keeps what it hears."""
 
     name: str
-    top_logits: int = 0
-    reads_prompt: bool = True
-    needs_hidden: bool = False
-    kind: DraftKind = DraftKind.DETERMINISTIC
-    heard: list[Feedback] = field(default_factory=list)
+    needs: Needs = field(default_factory=Needs)
+    heard: list[Step | Prefill] = field(default_factory=list)
 
     def open(self, request: DraftRequest) -> DraftSession:
         return Hearing(self)
@@ -64,7 +52,7 @@ class Asking:
         return [message for message in self.heard if isinstance(message, Prefill)]
 
 
-class Hearing:
+class Hearing(DraftSession):
     matched = 1
 
     def __init__(self, drafter: Asking) -> None:
@@ -73,15 +61,17 @@ class Hearing:
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         return DraftTree.chain([context.tokens[-1]][:budget], self.drafter.name)
 
-    def observe(self, feedback: Feedback) -> None:
-        self.drafter.heard.append(feedback)
+    def observe(self, step: Step) -> None:
+        self.drafter.heard.append(step)
+
+    def observe_prefill(self, prefill: Prefill) -> None:
+        self.drafter.heard.append(prefill)
 
 
-class StepsAlone:
+class StepsAlone(Drafter, DraftSession):
     """A drafter and session of a user: they know nothing of what others may learn from."""
 
     name = "steps"
-    kind = DraftKind.DETERMINISTIC
 
     def __init__(self) -> None:
         self.paths: list[tuple[int, ...]] = []
@@ -125,7 +115,7 @@ def generate(drafter: Drafter) -> None:
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_each_drafter_receives_of_the_prompt_what_it_needs(holder: str) -> None:
-    best, hidden = Asking("best", top_logits=2), Asking("hidden", needs_hidden=True)
+    best, hidden = Asking("best", BEST), Asking("hidden", HIDDEN)
     generate(HOLDERS[holder](best, hidden))
     ((first, *steps), (second, *more)) = best.heard, hidden.heard
     assert isinstance(first, Prefill) and isinstance(second, Prefill)
@@ -139,8 +129,8 @@ def test_each_drafter_receives_of_the_prompt_what_it_needs(holder: str) -> None:
 
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_who_asks_for_nothing_hears_of_steps_alone(holder: str) -> None:
-    greedy, quiet = Asking("greedy", top_logits=2, needs_hidden=True), Asking("quiet")
-    late = Asking("late", top_logits=2, reads_prompt=False)
+    greedy, quiet = Asking("greedy", Needs.union([BEST, HIDDEN])), Asking("quiet")
+    late = Asking("late", Needs(top_tokens=2))
     generate(HOLDERS[holder](greedy, Fuse([quiet, late])))
     (message,) = greedy.prompts
     assert message.best is not None and message.hidden is not None
@@ -151,7 +141,7 @@ def test_who_asks_for_nothing_hears_of_steps_alone(holder: str) -> None:
 @pytest.mark.parametrize("holder", [None, *HOLDERS])
 def test_sessions_that_know_nothing_but_steps_work_beside_others(holder: str | None) -> None:
     steps = StepsAlone()
-    learner = Asking("learner", top_logits=2, needs_hidden=True)
+    learner = Asking("learner", Needs.union([BEST, HIDDEN]))
     generate(steps if holder is None else HOLDERS[holder](learner, steps))
     assert steps.paths
 
@@ -159,14 +149,14 @@ def test_sessions_that_know_nothing_but_steps_work_beside_others(holder: str | N
 def row_of(drafter: Drafter, prompt: list[int]) -> Sequence:
     distribution = TokenDistribution(Sampling(), NoiseStream(0), len(prompt))
     row = loops.sequence(None, prompt, 4, distribution, drafter)
-    row.top, row.hidden = top_logits_needed([drafter]), needs_hidden([drafter])
+    row.needs, row.hidden = drafter.needs, drafter.needs.hidden_states
     row.drafter = drafter.open(DraftRequest(tuple(prompt), tiny.VOCAB, distribution=distribution))
     row.budget = FixedBudget(3).open(None)
     return row
 
 
 def test_of_several_rows_those_are_reported_that_requested() -> None:
-    best, hidden, steps = Asking("best", 2), Asking("hidden", needs_hidden=True), StepsAlone()
+    best, hidden, steps = Asking("best", BEST), Asking("hidden", HIDDEN), StepsAlone()
     drafters: list[Drafter] = [best, hidden, steps]
     prompts = [PROMPT[:4], PROMPT[:6], PROMPT[:5]]
     rows = [row_of(each, text) for each, text in zip(drafters, prompts, strict=True)]
@@ -197,10 +187,11 @@ def test_of_several_rows_those_are_reported_that_requested() -> None:
 def test_the_sessions_of_the_library_understand_what_they_request(drafter: Drafter) -> None:
     session = drafter.open(DraftRequest((1, 2), 9))
     best = TopTokens.of(torch.tensor([[3], [4]]).expand(2, 8))
-    prefill = Prefill(np.array([1, 2]), best, torch.zeros(1, 2, 4))
-    notify_prefill(session, prefill, reads_prompts([drafter]), needs_hidden([drafter]))
+    prefill = Prefill(np.array([1, 2]), best, torch.zeros(1, 2, 4)).restricted(drafter.needs)
+    if prefill is not None:
+        session.observe_prefill(prefill)
     session.observe(Step(DraftTree.empty(), (), (5,), best=TopTokens.of(best.there()[:1])))
-    assert getattr(session, "faults", {}) == {}
+    assert session.faults == {}
 
 
 def test_a_session_may_leave_out_what_it_does_not_learn() -> None:
@@ -211,14 +202,11 @@ def test_a_session_may_leave_out_what_it_does_not_learn() -> None:
 @pytest.mark.parametrize("best", [True, False])
 @pytest.mark.parametrize("hidden", [True, False])
 def test_nothing_is_reported_where_nothing_is_there(best: bool, hidden: bool) -> None:
-    tokens = np.zeros(1, dtype=np.int64)
-    drafter = Asking("any")
-    session = Hearing(drafter)
-    notify_prefill(session, Prefill(tokens), best, hidden)
-    assert drafter.heard == []
+    tokens, needs = np.zeros(1, dtype=np.int64), Needs(int(best), best, hidden)
+    assert Prefill(tokens).restricted(needs) is None
     top_tokens, states = TopTokens.of(torch.zeros(1, 2, dtype=torch.int64)), torch.zeros(1, 1, 3)
-    notify_prefill(session, Prefill(tokens, top_tokens, states), best, hidden)
-    results = [
-        (message.best is top_tokens, message.hidden is states) for message in drafter.prompts
-    ]
-    assert results == ([(best, hidden)] if best or hidden else [])
+    part = Prefill(tokens, top_tokens, states).restricted(needs)
+    if part is None:
+        assert not best and not hidden
+    else:
+        assert (part.best is top_tokens, part.hidden is states) == (best, hidden)

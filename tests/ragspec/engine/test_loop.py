@@ -13,7 +13,7 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.output import Generation
-from ragspec.rules.base import ALL_KINDS, Step, TargetView, Verdict
+from ragspec.rules.base import ALL_KINDS, Rule, Step, TargetView, Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.processors import RepetitionPenalty
@@ -121,7 +121,7 @@ def test_rows_end_at_their_its_time(drafted: Engine, expected: list[list[int]]) 
     assert len({len(result.tokens) for result in results}) > 1
 
 
-class Counting:
+class Counting(Rule):
     """A walk that counts its verdicts over a row, and calls every position's excess 0.5."""
 
     name, label, accepts = "counting", "approximate", ALL_KINDS

@@ -11,9 +11,10 @@ import torch
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.retrievers import ContextDrafter
 from ragspec.sampling.settings import Sampling
-from ragspec.sampling.transform import TextStart
+from ragspec.sampling.transform import RowTransform, TextStart, Transform
 from tests.support import tiny
 
 SETTINGS = [
@@ -193,11 +194,11 @@ def test_a_text_that_has_ended_with_a_stop_string_is_cut_before_it() -> None:
 SAMPLINGS = [Sampling(), Sampling(temperature=0.9, top_p=0.9, repetition_penalty=1.2, seed=4)]
 
 
-class Tilt:
+class Tilt(Transform, RowTransform):
     """Adds a product with the hidden state: a law that hangs on the states of every place."""
 
     name = "tilted"
-    reads_hidden = True
+    needs = Needs(hidden_states=True)
 
     def __init__(self, strength: float = 1.0) -> None:
         sample = torch.Generator().manual_seed(1)
@@ -310,7 +311,7 @@ def test_several_texts_and_samples_have_one_each() -> None:
 def test_what_is_no_transform_is_refused() -> None:
     inputs: list[Any] = [3, Tilt, "knn"]
     for wrong in inputs:
-        with pytest.raises(InputError, match="expected an object with name, reads_hidden"):
+        with pytest.raises(InputError, match="expected a Transform"):
             transform_engine().generate(tiny.prompt(), transform=wrong)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ragspec.budget.cost_curve import CostCurve
 from ragspec.budget.policy import AutoBudget
-from ragspec.drafters.base import DraftContext, DraftRequest, DraftSession, SourceText
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, SourceText
 from ragspec.engine.engine import Engine
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.loop import Loop
@@ -22,7 +22,7 @@ from ragspec.engine.prefill import PrefillJob
 from ragspec.errors import CallbackError, EngineClosedError, InputError, QueueFullError
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification import prefix_cache
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
@@ -272,10 +272,10 @@ class Copying(DraftSession):
         return DraftTree.chain(context.tokens[-3:], "sampled")
 
 
-class Sharing:
+class Sharing(Drafter):
     """A drafter whose sessions are one of their own for each text, or one for all."""
 
-    name, kind = "sampled", DraftKind.DETERMINISTIC
+    name = "sampled"
 
     def __init__(self, shared: bool) -> None:
         self.session = Copying() if shared else None

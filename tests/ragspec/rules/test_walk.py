@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftRequest, DraftSession, check_pairing
+from ragspec.drafters.base import Drafter, DraftRequest, DraftSession
+from ragspec.drafters.combined import match_drafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, RuleError
+from ragspec.needs import Capabilities
 from ragspec.rules.base import ALL_KINDS, Rule, expect_rule
 from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
@@ -150,7 +152,7 @@ def test_every_rule_says_what_it_keeps(rule: Rule) -> None:
     assert rule.accepts == ALL_KINDS if judges_all else len(rule.accepts) == 1
 
 
-class Fixed:
+class Fixed(Drafter):
     """A drafter of a kind, for pairing."""
 
     name = "fixed"
@@ -165,18 +167,20 @@ class Fixed:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("kind", DraftKind)
 def test_wrong_pairings_are_refused(rule: Rule, kind: DraftKind) -> None:
+    offered = Capabilities(kinds=rule.accepts, judge=f"rule {rule.name!r}")
     if kind in rule.accepts:
-        check_pairing(rule, Fixed(kind))
+        match_drafter(Fixed(kind), offered)
     else:
-        with pytest.raises(RuleError, match=f"cannot judge '{kind.value}'.*rule='walk'"):
-            check_pairing(rule, Fixed(kind))
+        said = f"rule '{rule.name}' cannot judge '{kind.value}'.*rule='walk'"
+        with pytest.raises(RuleError, match=said):
+            match_drafter(Fixed(kind), offered)
 
 
 def test_a_rule_is_what_judges() -> None:
     rule = Walk()
     assert expect_rule(rule) is rule
     for other in (42, None, Walk, object()):
-        with pytest.raises(InputError, match="name, label, accepts and judge"):
+        with pytest.raises(InputError, match="or a Rule"):
             expect_rule(other)
     wrong: Any = 42
     with pytest.raises(InputError, match="got rule=42"):

@@ -7,13 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill, top_logits_needed
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
+from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.top_tokens import BLOCK, SMALL, TopTokens, best_token, best_tokens
-from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+from ragspec.trees.draft_tree import DraftTree, Ints
 from tests.support import tiny
 from tests.support.architectures import build
 from tests.support.fixed import BrokenDrafter, FixedDrafter
@@ -21,14 +22,13 @@ from tests.support.fixed import BrokenDrafter, FixedDrafter
 PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed=3)]
 
 
-class Learner:
+class Learner(Drafter):
     """Drafts a chain and keeps what it is told."""
 
     name = "learner"
-    kind = DraftKind.DETERMINISTIC
 
     def __init__(self, k: int = 3) -> None:
-        self.top_logits = k
+        self.needs = Needs(top_tokens=k, prompt_top_tokens=True)
         self.sessions: list[Learning] = []
 
     def open(self, request: DraftRequest) -> Learning:
@@ -36,7 +36,7 @@ class Learner:
         return self.sessions[-1]
 
 
-class Learning:
+class Learning(DraftSession):
     def __init__(self, text: list[int]) -> None:
         self.text = text
         self.root: list[int] = []
@@ -47,12 +47,12 @@ class Learning:
         self.root = list(context.tokens)
         return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "learner")
 
-    def observe(self, feedback: Feedback) -> None:
-        if isinstance(feedback, Prefill):
-            assert feedback.best is not None and feedback.hidden is None
-            self.prompts.append((feedback.tokens, feedback.best.host()))
-        else:
-            self.known.append((self.root, feedback, feedback.top))
+    def observe(self, step: Step) -> None:
+        self.known.append((self.root, step, step.top))
+
+    def observe_prefill(self, prefill: Prefill) -> None:
+        assert prefill.best is not None and prefill.hidden is None
+        self.prompts.append((prefill.tokens, prefill.best.host()))
 
 
 def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
@@ -64,10 +64,9 @@ def best_after(model: Any, text: list[int], k: int) -> list[list[int]]:
 
 def test_the_largest_wish_counts() -> None:
     plain = FixedDrafter([1])
-    assert top_logits_needed([plain, None]) == 0
-    assert top_logits_needed([plain, Learner(3), Learner(5)]) == 5
-    assert Fuse([plain, Learner(4)]).top_logits == 4
-    assert Fuse([plain]).top_logits == 0
+    assert Fuse([plain, Learner(3), Learner(5)]).needs.top_tokens == 5
+    assert Fuse([plain, Learner(4)]).needs.top_tokens == 4
+    assert Fuse([plain]).needs == Needs()
 
 
 @pytest.mark.parametrize("batch", [1, 3])

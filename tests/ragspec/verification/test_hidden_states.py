@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.base import DraftContext, DraftRequest, Feedback, Prefill, needs_hidden
+from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
+from ragspec.errors import UnsupportedModelError
+from ragspec.needs import Needs
 from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.sam_decoding import Select
 from ragspec.rules.base import Step, TargetView
 from ragspec.sampling.settings import Sampling
-from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
+from ragspec.trees.draft_tree import DraftTree, Ints
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.reading import HeadInputs
 from tests.support import tiny
@@ -27,12 +29,11 @@ PROMPTS = [tiny.prompt(12, seed=1), tiny.prompt(5, seed=2), tiny.prompt(20, seed
 SAMPLING = Sampling(temperature=0.8, top_k=20, repetition_penalty=1.4, seed=[4, 5, 6])
 
 
-class Watcher:
+class Watcher(Drafter):
     """Drafts a small tree and keeps copies of what it is lent."""
 
     name = "watcher"
-    kind = DraftKind.DETERMINISTIC
-    needs_hidden = True
+    needs = Needs(hidden_states=True)
 
     def __init__(self) -> None:
         self.sessions: list[Watching] = []
@@ -43,7 +44,7 @@ class Watcher:
         return self.sessions[-1]
 
 
-class Watching:
+class Watching(DraftSession):
     def __init__(self) -> None:
         self.root: list[int] = []
         self.prompts: list[tuple[Ints, torch.Tensor]] = []
@@ -55,12 +56,11 @@ class Watching:
         self.root = list(context.tokens)
         return DraftTree.build([5, 6, 7][:budget], [-1, 0, -1][:budget], "watcher")
 
-    def observe(self, feedback: Feedback) -> None:
-        if isinstance(feedback, Prefill):
-            assert feedback.hidden is not None and feedback.best is None
-            self.prompts.append((feedback.tokens, feedback.hidden.clone()))
-            return
-        step = feedback
+    def observe_prefill(self, prefill: Prefill) -> None:
+        assert prefill.hidden is not None and prefill.best is None
+        self.prompts.append((prefill.tokens, prefill.hidden.clone()))
+
+    def observe(self, step: Step) -> None:
         self.steps.append(step)
         if step.view is None or step.hidden is None:
             return
@@ -187,7 +187,7 @@ def test_processors_with_a_memory_are_not_requested_out_of_turn() -> None:
 def test_drafters_of_drafters_hand_states_on(hold: Any) -> None:
     watcher = Watcher()
     held = hold(watcher)
-    assert needs_hidden([held])
+    assert held.needs.hidden_states
     watch(held)
     (session,) = watcher.sessions
     assert [tokens.tolist() for tokens, _ in session.prompts] == [PROMPTS[0]]
@@ -202,7 +202,7 @@ def test_nothing_is_preserved_where_nobody_asks(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("ragspec.verification.tree_session.TreeSession.read_prompts", refuse)
     engine = Engine(model(), drafter=[FixedDrafter([1]), "context"], budget=4)
     engine.generate(PROMPTS[0], max_new_tokens=4, ignore_eos=True)
-    assert not needs_hidden([FixedDrafter([1]), None])
+    assert engine.needs == Needs(texts=True)
 
 
 def test_a_model_is_left_as_it_was_detected() -> None:
@@ -245,13 +245,9 @@ def test_other_threads_do_not_disturb_a_tap() -> None:
     assert inputs.taken() is None  # not those of the block before
 
 
-def test_targets_without_a_tree_report_of_nothing() -> None:
-    watcher, instance = Watcher(), build("qwen3_5_text")
-    result = Engine(instance, drafter=watcher, budget=3).generate([3, 4, 5, 6], max_new_tokens=6)
-    plain = Engine(instance, drafter=None).generate([3, 4, 5, 6], max_new_tokens=6)
-    assert result.tokens == plain.tokens
-    assert watcher.sessions[0].prompts == []
-    assert all(step.hidden is None for step in watcher.sessions[0].steps)
+def test_targets_without_a_tree_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="drafter 'watcher' needs"):
+        Engine(build("qwen3_5_text"), drafter=Watcher(), budget=3)
 
 
 def test_models_that_give_all_logits_report_of_the_right_places() -> None:

@@ -44,6 +44,9 @@ class Shelf:
     def segments(self, scope: str) -> tuple[Segment, ...]:
         return self.held
 
+    def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+        return None
+
 
 def session(*groups: Texts, vocab_size: int = 97, **options: Any) -> RestSession:
     shelf = Shelf(*groups, vocab_size=vocab_size)

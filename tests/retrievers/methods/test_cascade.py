@@ -109,7 +109,7 @@ def test_it_is_a_drafter_of_the_kind_of_its_parts() -> None:
     both = Cascade([plain, coupled, NeighbourDrafter(k=5)])
     assert isinstance(both, Drafter)
     assert both.kind is DraftKind.COUPLED
-    assert both.top_logits == 5
+    assert both.needs.top_tokens == 5
     assert both.open(REQUEST).propose(PLACE, 4).kind is DraftKind.COUPLED
 
 
@@ -232,6 +232,9 @@ def test_the_ngram_form_asks_the_corpus_as_the_paper_does() -> None:
             requests.append(options)
             return FixedDrafter([5])
 
+        def fits(self, model: Any = None, tokenizer: Any = None) -> None:
+            return None
+
     HierarchyDrafter(None, Store(), form="ngram")
     HierarchyDrafter(None, Store(), form="trie")
     assert requests == [{"longest": 2, "shortest": 1, "shorter": (1,), "depth": 4}, {}]
@@ -250,17 +253,19 @@ def test_a_corpus_of_answers_becomes_the_models_ngrams(folder: Path) -> None:
 def test_levels_may_be_left_out() -> None:
     for form in FORMS:
         drafter = HierarchyDrafter(form=form, lookahead=False)
-        assert drafter.top_logits == 0
+        assert drafter.needs.top_tokens == 0
         assert drafter.kind is DraftKind.DETERMINISTIC
         assert isinstance(drafter, Drafter)
         assert len(drafted(drafter, [1, 2, 3, 4, 5, 6, 1])) > 0
-    assert HierarchyDrafter(form="trie").top_logits == 8
-    assert HierarchyDrafter(form="ngram").top_logits == 1
+    assert HierarchyDrafter(form="trie").needs.top_tokens == 8
+    assert HierarchyDrafter(form="ngram").needs.top_tokens == 1
 
 
 def test_second_choices_stand_in_for_lookahead() -> None:
     session = HierarchyDrafter(form="trie").open(DraftRequest((1, 2), VOCAB))
-    session.observe(Prefill(np.array([1, 2]), TopTokens.of(torch.tensor([[7, 8], [9, 10]]))))
+    session.observe_prefill(
+        Prefill(np.array([1, 2]), TopTokens.of(torch.tensor([[7, 8], [9, 10]])))
+    )
     tree = session.propose(DraftContext([1, 2], 2, 50), 4)
     assert hierarchy_drafting_names(tree) == {9: "recycling", 10: "recycling"}
 

@@ -155,8 +155,8 @@ def test_a_fixed_pool_is_never_changed() -> None:
     session.observe(Step(tree, (), (9,), best=TopTokens.of(torch.tensor([[3], [3], [3]]))))
     session.propose(at([4, 5, 6, 7, 1]), 4)
     assert len(pool) == 1
-    assert NGramDrafter(pool).top_logits == 0
-    assert NGramDrafter().top_logits == 1
+    assert NGramDrafter(pool).needs.top_tokens == 0
+    assert NGramDrafter().needs.top_tokens == 1
 
 
 def test_accept_prob_learns_from_what_the_target_refuses() -> None:

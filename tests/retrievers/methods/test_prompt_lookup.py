@@ -126,7 +126,7 @@ def test_everything_available_becomes_one_tree_of_equals() -> None:
 
 def test_the_prompt_is_read_once_and_not_for_second_choices() -> None:
     drafter = AutoDrafter()
-    assert drafter.top_logits > 0 and not drafter.reads_prompt
+    assert drafter.needs.top_tokens > 0 and not drafter.needs.prompt_top_tokens
 
 
 def test_auto_the_text_is_that_of_plain_decoding() -> None:

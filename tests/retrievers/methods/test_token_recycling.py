@@ -105,7 +105,7 @@ def test_the_text_is_followed_where_nothing_was_proposed() -> None:
 def test_the_prompt_teaches() -> None:
     session = NeighbourDrafter(k=2).open(REQUEST)
     top = torch.tensor([[3, 4, 9], [5, 6, 9], [7, 8, 9]])
-    session.observe(Prefill(np.array([1, 2, 3]), TopTokens.of(top)))
+    session.observe_prefill(Prefill(np.array([1, 2, 3]), TopTokens.of(top)))
     tree = session.propose(at([9, 1]), 3)
     assert tree.tokens[tree.parents == ROOT].tolist() == [3, 4]
     assert tree.tokens[tree.parents == 0].tolist() == [7]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.drafters.base import wants_draft_prompt
 from ragspec.drafters.model.drafter import ModelDrafter
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError
@@ -96,11 +95,9 @@ def test_where_its_context_is_full_it_falls_silent() -> None:
 
 def test_who_wants_a_draft_prompt_is_known_through_others() -> None:
     rapid = Rapid(target())
-    assert wants_draft_prompt(rapid) and wants_draft_prompt(
-        engine([ContextDrafter(), rapid]).drafter
-    )
-    assert wants_draft_prompt(Rasd(rapid, [ContextDrafter()]))
-    assert not wants_draft_prompt(ContextDrafter()) and not wants_draft_prompt(None)
+    assert rapid.needs.draft_prompt and engine([ContextDrafter(), rapid]).needs.draft_prompt
+    assert Rasd(rapid, [ContextDrafter()]).needs.draft_prompt
+    assert not ContextDrafter().needs.draft_prompt and not engine(None).needs.draft_prompt
 
 
 @pytest.mark.parametrize(

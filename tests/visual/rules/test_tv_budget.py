@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ragspec.errors import InputError
-from ragspec.rules.base import Step, open_rule
+from ragspec.rules.base import Step
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import limit_depth
@@ -44,7 +44,7 @@ def draw_picture(
     rule: RelaxedWalk, distributions: Distributions, noise: NoiseStream, tree: Grow, length: int
 ) -> tuple[Tokens, tuple[float, ...], str]:
     """Return the codes of a picture, each one's excess, and the label."""
-    row = open_rule(rule)
+    row = rule.open()
     codes: Tokens = ()
     excess: tuple[float, ...] = ()
     while len(codes) < length:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ragspec.errors import InputError, UnknownNameError
+from ragspec.needs import Needs
 from ragspec.registry import unknown
 from ragspec.rules.base import Rule, TargetView, Verdict, expect_rule
 from ragspec.trees.draft_tree import DraftTree
@@ -29,7 +30,7 @@ from ragspec.visual.latents.rules.coupling import (
 from ragspec.visual.latents.target import LatentView
 
 
-class Near:
+class Near(Rule):
     """Keeps a draft within r of the target's own latent, which has the same noise.
 
     Args:
@@ -42,16 +43,21 @@ class Near:
 
     name = "near"
     accepts = KINDS
+    needs = Needs(latents=True)
 
     def __init__(self, r: float = 0.02) -> None:
         if not (is_number(r) and math.isfinite(r) and r >= 0.0):
             raise InputError(f"got r {r!r}; expected a distance of 0 or more, such as 0.02.")
         self.r = r
-        self.label = "approximate" if r else "exact"
+
+    @property
+    def label(self) -> str:
+        """`exact` if only equal latents are kept, else `approximate`."""
+        return "approximate" if self.r else "exact"
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the latent that follows it."""
-        return walk(tree, expect_latents(self.name, target), self._emit)
+        return walk(tree, expect_latents(self, target), self._emit)
 
     def _emit(self, view: LatentView, node: int, drafted: int, sampled: int) -> int:
         table = view.target.table

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from ragspec.errors import InputError, RuleError
-from ragspec.rules.base import TargetView, Verdict
+from ragspec.errors import InputError
+from ragspec.needs import Capabilities, Needs, match
+from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import EXACT_FOR_LABEL, children_of
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
@@ -48,17 +50,15 @@ def walk(tree: DraftTree, view: LatentView, emit: Emit) -> Verdict:
             return Verdict(tuple(path), None)
 
 
-def expect_latents(rule: str, target: TargetView) -> LatentView:
+def expect_latents(rule: Rule, target: TargetView) -> LatentView:
     """Return the view.
 
     Raises:
         RuleError: The target has no latents.
     """
-    if isinstance(target, LatentView):
-        return target
-    raise RuleError(
-        f"rule {rule!r} got a model of tokens; expected one of continuous latents. Use 'walk'."
-    )
+    if not isinstance(target, LatentView):
+        match(f"rule {rule.name!r}", rule.needs, Capabilities())
+    return cast(LatentView, target)
 
 
 MOST_TRIES = 1 << 14
@@ -68,20 +68,20 @@ Propose = Callable[[range], tuple[Tensor, Tensor]]
 """Maps the numbers of n tries to latents of the target [n, D] and their log p / q [n]."""
 
 
-class Coupled:
+class Coupled(Rule):
     """A base of rules that keep a draft with probability min(1, f p / q) of its last steps.
 
     A rule defines `s`. It may override `log_weight`, f being 1 here, and `left`.
     """
 
-    name: str
     s: float  # the number of judged denoising steps, where there are as many
     label = EXACT_FOR_LABEL
     accepts = KINDS
+    needs = Needs(latents=True)
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the latent that follows it."""
-        return walk(tree, expect_latents(self.name, target), self._emit)
+        return walk(tree, expect_latents(self, target), self._emit)
 
     def steps(self, most: int) -> int:
         """Return the number of judged denoising steps, at most T."""

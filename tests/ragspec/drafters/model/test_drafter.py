@@ -174,11 +174,12 @@ def test_a_fused_tree_keeps_the_cache_in_step() -> None:
         in_step(source.session, [*prompt, *plain])
 
 
-class Watched:
+class Watched(Drafter):
     """A drafter whose last session can be looked at."""
 
     def __init__(self, drafter: Fuse) -> None:
         self.drafter, self.name, self.kind = drafter, drafter.name, drafter.kind
+        self.needs = drafter.needs
 
     def open(self, request: DraftRequest) -> Any:
         self.session = self.drafter.open(request)

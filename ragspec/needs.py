@@ -1,0 +1,112 @@
+"""The needs of drafters, rules and transforms, matched with the capabilities of a target.
+
+Each part declares its `Needs`, and a part that contains others declares their union. A target, or a
+host program that only asks for drafts, declares its `Capabilities`. `match` compares the two before
+a text begins and raises the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+
+from ragspec.errors import RagspecError, RuleError, UnsupportedModelError
+from ragspec.trees.draft_tree import DraftKind
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The data that a part uses beside the tokens of the text.
+
+    Attributes:
+        top_tokens: Number of the target's best tokens after each position, as in `Step.best`.
+        prompt_top_tokens: Whether it also learns from those of the prompt, if the target computes
+            them. They cost prefill time.
+        hidden_states: Whether it reads the target's last hidden states, as in `Step.hidden`.
+        draft_prompt: Whether it reads `DraftRequest.draft_prompt`.
+        texts: Whether it drafts from `DraftRequest.texts`. For a prediction, `ContextDrafter` is
+            added to drafters that do not.
+        latents: Whether it judges continuous latents.
+    """
+
+    top_tokens: int = 0
+    prompt_top_tokens: bool = False
+    hidden_states: bool = False
+    draft_prompt: bool = False
+    texts: bool = False
+    latents: bool = False
+
+    @classmethod
+    def union(cls, parts: Iterable[Needs]) -> Needs:
+        """Return the needs of a part that contains others: the largest of each field."""
+        rows = map(astuple, [cls(), *parts])
+        return cls(*map(max, zip(*rows, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """A need that a target may not meet, and the error that this is."""
+
+    data: str
+    error: type[RagspecError]
+    remedy: str
+
+
+_MODEL = "Use a model that verifies trees of drafts, or leave the part out."
+TOP_TOKENS = Lack("the target's best tokens", UnsupportedModelError, _MODEL)
+HIDDEN_STATES = Lack("the target's last hidden states", UnsupportedModelError, _MODEL)
+LATENTS = Lack("a model of continuous latents", RuleError, "Use 'walk'.")
+_JUDGED = "Use rule='walk', which judges every draft, or a drafter of one of those kinds."
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The data that a target offers, and the drafts that are judged there.
+
+    Attributes:
+        owner: The target in error messages.
+        kinds, judge: The kinds of draft that the rule judges, and the rule in error messages.
+        error, remedy: Class and last sentence of every error; None for those of the missing data.
+    """
+
+    top_tokens: bool = True
+    hidden_states: bool = True
+    latents: bool = False
+    owner: str = "a model of tokens"
+    kinds: frozenset[DraftKind] = frozenset(DraftKind)
+    judge: str = "rule 'walk'"
+    error: type[RagspecError] | None = None
+    remedy: str | None = None
+
+    def lacking(self, needs: Needs) -> list[Lack]:
+        """Return the needs that are not met."""
+        pairs = (
+            (TOP_TOKENS, needs.top_tokens > 0, self.top_tokens),
+            (HIDDEN_STATES, needs.hidden_states, self.hidden_states),
+            (LATENTS, needs.latents, self.latents),
+        )
+        return [lack for lack, needed, there in pairs if needed and not there]
+
+
+def match(part: str, needs: Needs, offered: Capabilities, kind: DraftKind | None = None) -> None:
+    """Raise an error unless a target meets the needs of a part.
+
+    Args:
+        part: The part in error messages, such as "drafter 'head'".
+        kind: The kind of its drafts, for a drafter.
+
+    Raises:
+        UnsupportedModelError: The model lacks something.
+        RuleError: The rule does not judge such drafts, or not those of this model.
+        RagspecError: `Capabilities.error`, if that is set.
+    """
+    for lack in offered.lacking(needs):
+        raise (offered.error or lack.error)(
+            f"{part} needs {lack.data}; got {offered.owner}. {offered.remedy or lack.remedy}"
+        )
+    if kind is not None and kind not in offered.kinds:
+        accepted = ", ".join(sorted(offered.kinds))
+        raise (offered.error or RuleError)(
+            f"{offered.judge} cannot judge {kind.value!r} drafts ({part}): it accepts {accepted}. "
+            f"{offered.remedy or _JUDGED}"
+        )

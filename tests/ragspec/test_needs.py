@@ -1,0 +1,141 @@
+"""The match of needs with capabilities, by enumeration and through the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from itertools import product
+from typing import Any
+
+import pytest
+
+from ragspec.adapters.host_text import HostOptions, host_drafter
+from ragspec.drafters.base import Drafter, DraftRequest, DraftSession
+from ragspec.drafters.fuse import Fuse
+from ragspec.engine.engine import Engine
+from ragspec.errors import InputError, RagspecError, RuleError, UnsupportedModelError
+from ragspec.needs import Capabilities, Needs, match
+from ragspec.retrievers.methods.cascade import Cascade, Named
+from ragspec.retrievers.methods.context import ContextDrafter
+from ragspec.retrievers.methods.rasd import Rasd
+from ragspec.retrievers.methods.sam_decoding import Select
+from ragspec.retrievers.methods.suffix_decoding import SuffixDrafter
+from ragspec.retrievers.rapid.drafter import Rapid
+from ragspec.trees.draft_tree import DraftKind
+from ragspec.verification.causal import CausalTarget
+from ragspec.verification.path_rows import PathTarget
+from ragspec.visual.latents.rules.by_name import make_latent_rule
+from tests.ragspec.engine.test_pause import Tilt
+from tests.support import tiny
+from tests.support.fixed import FixedDrafter, FixedSession
+
+MATCHED = ("top_tokens", "hidden_states", "latents")
+ERRORS: tuple[type[RagspecError], ...] = (UnsupportedModelError, UnsupportedModelError, RuleError)
+
+
+@pytest.mark.parametrize("offered", list(product([False, True], repeat=3)))
+@pytest.mark.parametrize("needed", list(product([False, True], repeat=3)))
+def test_each_need_is_met_or_named(needed: tuple[bool, ...], offered: tuple[bool, ...]) -> None:
+    values = dict(zip(MATCHED, needed, strict=True))
+    needs = Needs(3 * values["top_tokens"], False, values["hidden_states"], True, True, needed[2])
+    capabilities = Capabilities(*offered, owner="a small model")
+    lacking = [i for i in range(3) if needed[i] and not offered[i]]
+    if not lacking:
+        match("drafter 'a'", needs, capabilities)
+        return
+    said = ("best tokens", "last hidden states", "continuous latents")[lacking[0]]
+    with pytest.raises(
+        ERRORS[lacking[0]], match=rf"drafter 'a' needs .*{said}; got a small model. Use "
+    ):
+        match("drafter 'a'", needs, capabilities)
+
+
+def test_a_union_has_the_largest_of_each_field() -> None:
+    parts = [Needs(2, False, True), Needs(5, True), Needs(draft_prompt=True, texts=True)]
+    assert Needs.union(parts) == Needs(5, True, True, True, True)
+    assert Needs.union([]) == Needs()
+    assert Needs.union([Needs(latents=True)]) == Needs(latents=True)
+
+
+class States(Drafter):
+    """A drafter with one need."""
+
+    name = "states"
+
+    def __init__(self, needs: Needs) -> None:
+        self.needs = needs
+
+    def open(self, request: DraftRequest) -> DraftSession:
+        return FixedSession(FixedDrafter([5]))
+
+
+HOLDERS: dict[str, Callable[[Drafter], Drafter]] = {
+    "alone": lambda drafter: drafter,
+    "fuse": lambda drafter: Fuse([ContextDrafter(), drafter]),
+    "fuse of fuses": lambda drafter: Fuse([Fuse([Fuse([drafter], "a")], "b"), FixedDrafter([1])]),
+    "cascade": lambda drafter: Cascade([ContextDrafter(), drafter]),
+    "select": lambda drafter: Select([ContextDrafter()], drafter),
+    "suffix": lambda drafter: SuffixDrafter(Named(drafter, "other")),
+    "rasd": lambda drafter: Rasd(drafter, [ContextDrafter()]),
+    "rapid": lambda drafter: Rapid(drafter),
+}
+FIELDS = [field.name for field in fields(Needs)]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_a_drafter_has_the_needs_of_those_that_it_contains(holder: str, name: str) -> None:
+    drafter = States(Needs(**{name: 1 if name == "top_tokens" else True}))
+    if holder == "rapid" and name in ("hidden_states", "latents"):
+        with pytest.raises((InputError, RuleError)):
+            HOLDERS[holder](drafter)
+        return
+    held = HOLDERS[holder](drafter).needs
+    dropped = holder == "rapid" and name == "prompt_top_tokens"  # of the prompt that it replaces
+    assert Needs.union([held, drafter.needs]) == held or dropped
+
+
+@pytest.mark.parametrize("holder", sorted(HOLDERS.keys() - {"rapid"}))
+def test_an_engine_refuses_what_its_model_cannot_offer(holder: str) -> None:
+    model = tiny.model("llama")
+    drafter = HOLDERS[holder](States(Needs(hidden_states=True)))
+    Engine(CausalTarget(model), drafter=drafter, budget=4)
+    with pytest.raises(UnsupportedModelError, match=r"'(states|other)' needs .*hidden states; got"):
+        Engine(PathTarget(model), drafter=drafter, budget=4)
+    engine = Engine(PathTarget(model), drafter=HOLDERS[holder](FixedDrafter([5])), budget=4)
+    assert engine.generate([3, 4, 5], max_new_tokens=4, ignore_eos=True).tokens
+
+
+def test_a_transform_is_refused_when_a_text_begins() -> None:
+    engine = Engine(PathTarget(tiny.model("llama")), drafter=None)
+    with pytest.raises(UnsupportedModelError, match=r"transform 'tilted' needs .*hidden states"):
+        engine.generate([3, 4, 5], max_new_tokens=4, transform=Tilt())
+
+
+@pytest.mark.parametrize("rule", ["near", "aligned", "horizon", "path", "cspd-paper"])
+@pytest.mark.parametrize("drafter", [None, "context"])
+def test_a_rule_over_latents_is_refused_for_tokens(rule: str, drafter: str | None) -> None:
+    with pytest.raises(RuleError, match=f"rule '{rule}' needs .*latents; got a model of tokens"):
+        Engine(tiny.model("llama"), drafter=drafter, rule=make_latent_rule(rule))
+
+
+@pytest.mark.parametrize("kind", DraftKind)
+@pytest.mark.parametrize("rule", ["walk", "rejection", "without-replacement", "typical"])
+def test_a_rule_judges_the_kinds_that_it_accepts(rule: str, kind: DraftKind) -> None:
+    options: dict[str, Any] = {"drafter": FixedDrafter([5], kind=kind), "budget": 4, "rule": rule}
+    accepts = Engine(tiny.model("llama"), drafter=None, rule=rule).rule.accepts
+    if kind in accepts:
+        Engine(tiny.model("llama"), **options)
+        return
+    with pytest.raises(RuleError, match=f"rule '{rule}' cannot judge '{kind.value}' .*'walk'"):
+        Engine(tiny.model("llama"), **options)
+
+
+@pytest.mark.parametrize("name", ["auto", "context", "select", "rasd", "hierarchy", "suffix"])
+def test_a_host_takes_drafters_of_text(name: str) -> None:
+    assert host_drafter(HostOptions(drafter=name)).needs.top_tokens == 0
+
+
+def test_a_host_offers_tokens_alone() -> None:
+    with pytest.raises(InputError, match=r"'recycling' needs .*best tokens; got another engine"):
+        host_drafter(HostOptions(drafter=("context", "recycling")))
