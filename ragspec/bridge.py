@@ -25,13 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ragspec.bridge_rows import BatchRows, RowCriterion, RowProcessors
 from ragspec.drafters.base import Drafter
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError
 from ragspec.reports.report import Report
 from ragspec.rules.base import Step
-from ragspec.sampling.batch_distribution import BatchRows, RowCriterion, RowProcessors
 from ragspec.sampling.settings import Sampling
 
 _HARMLESS = frozenset({"past_key_values", "use_cache", "logits_to_keep", "cache_position"})

@@ -9,18 +9,112 @@ survivors may be missing among them, the rows are computed again over the whole 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.penalties import over
 from ragspec.sampling.processors import HFCallable, Processor, build_processors
 from ragspec.sampling.settings import Sampling, TokenLogprob
 from ragspec.sampling.top_tokens import best_token, best_tokens
 
-CANDIDATES = (128, 2048)  # best tokens that filters look at first
+_CANDIDATES = (128, 2048)  # best tokens that filters look at first
 _NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Temperature and filters of one text as numbers, or of a batch as tensors [B, 1, 1].
+
+    Attributes:
+        top_p: Infinite if off, as sums may round to 1 early.
+        log_min_p: The logarithm of min_p, -inf if off.
+        kth: The place of the last candidate within top-k.
+        limited: Whether top-k is on.
+        nucleus: Whether top-p is on in any row.
+    """
+
+    temperature: float | Tensor
+    top_p: float | Tensor
+    log_min_p: float | Tensor
+    kth: int | Tensor
+    limited: bool | Tensor
+    nucleus: bool
+
+    @classmethod
+    def of(cls, sampling: Sampling) -> Filters:
+        """Return the filters of one text."""
+        nucleus, k = sampling.top_p < 1.0, sampling.top_k
+        top_p = sampling.top_p if nucleus else float("inf")
+        least = float(torch.tensor(sampling.min_p, dtype=torch.float64).log())
+        return cls(sampling.temperature or 1.0, top_p, least, k - 1, k > 0, nucleus)
+
+    def scale(self, scores: Tensor) -> Tensor:
+        """Return scores [..., K] divided by the temperature, f64."""
+        wide = scores if isinstance(self.temperature, Tensor) else scores.double()
+        return over(wide, self.temperature)
+
+    def apply(
+        self, scores: Tensor, count: int, everything: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the survivors among the best tokens of the scores [..., V].
+
+        Ties with the last survivor survive too, so that the outcome cannot depend on the order of
+        equal scores.
+
+        Args:
+            count: Number K of best tokens, V for all.
+            everything: The scaled scores of the vocabulary, None if no row without top-k has top-p.
+
+        Returns:
+            Scaled scores f64 [..., K] with filtered ones at -inf, their tokens i64 [..., K], and
+            whether no survivor and no tie that counts can lie beyond them, bool [..., 1], None if
+            K = V.
+        """
+        values, tokens = best_tokens(scores, count)
+        near = self.scale(values)
+        if self.limited is not False:
+            near.masked_fill_(near < self._least(near), _NEVER)
+        top = near[..., :1]
+        floor = top + self.log_min_p
+        if self.nucleus:
+            share = (near - (self._mass(near, everything).log() + top)).exp()
+            outside = share.cumsum(-1) - share >= self.top_p
+            last = torch.where(outside, top, near).amin(-1, keepdim=True)
+            floor = torch.maximum(floor, last)
+        survivors = near.masked_fill(near < floor, _NEVER)
+        if count == scores.shape[-1]:
+            return survivors, tokens, None
+        if isinstance(self.limited, Tensor):
+            ends = torch.where(self.limited, near[..., -1:], survivors[..., -1:])
+        else:
+            ends = (near if self.limited else survivors)[..., -1:]
+        return survivors, tokens, ends == _NEVER
+
+    def _least(self, scaled: Tensor) -> Tensor:
+        """Return the least score f64 [..., 1] within top-k."""
+        if isinstance(self.kth, int):
+            return scaled[..., min(self.kth, scaled.shape[-1] - 1), None]
+        return scaled.gather(-1, self.kth.expand(*scaled.shape[:-1], 1))
+
+    def _mass(self, near: Tensor, everything: Tensor | None) -> Tensor:
+        """Return the whole mass under top-p, f64 [..., 1], in units of the best token's."""
+        top = near[..., :1]
+        if everything is None:
+            return (near - top).exp_().sum(-1, keepdim=True)
+        whole = (everything - top).exp_().sum(-1, keepdim=True)
+        if isinstance(self.limited, Tensor):
+            return torch.where(self.limited, self._mass(near, None), whole)
+        return whole
+
+
+def candidate_counts(top_k: int, vocab_size: int) -> list[int]:
+    """Return the numbers of best tokens that filters look at, one after the other."""
+    few = (count for count in _CANDIDATES if top_k + 16 <= count and 4 * count < vocab_size)
+    return [*few, vocab_size]
 
 
 class TokenDistribution:
@@ -44,6 +138,7 @@ class TokenDistribution:
         self.sampling = sampling
         self.noise = noise
         self.prompt_length = prompt_length
+        self._filters = Filters.of(sampling)
         self.processors: list[Processor] = build_processors(
             sampling, prompt_length, ends, extra, current
         )
@@ -142,48 +237,19 @@ class TokenDistribution:
         Flat distributions need more candidates than peaked ones, so a few are tried before many,
         and many before the whole vocabulary.
         """
-        sampling, size = self.sampling, scores.shape[-1]
-        if not sampling.filtered:
-            tokens = _vocabulary(size, scores.device).expand(scores.shape)
-            return scores.double() / sampling.temperature, tokens
-        total = None
-        for count in CANDIDATES:
-            if sampling.top_k + 16 > count or 4 * count >= size:
-                continue
-            values, tokens = best_tokens(scores, count)
-            scaled = values.double() / sampling.temperature
-            if total is None and sampling.top_p < 1.0 and not sampling.top_k:
-                total = (scores.double() / sampling.temperature).logsumexp(-1, keepdim=True)
-            survivors = self._filter(scaled, total)
-            beyond = survivors[:, -1] > _NEVER  # a survivor may lie beyond, or a tie that counts
-            if sampling.top_k:
-                last, kth = scaled[:, -1], scaled[:, sampling.top_k - 1]
-                beyond |= (last == kth) & last.isfinite()
-            if not bool(beyond.any()):
-                return survivors, tokens
-        values, tokens = scores.sort(dim=-1, descending=True, stable=True)
-        return self._filter(values.double() / sampling.temperature, None), tokens
-
-    def _filter(self, scaled: Tensor, total: Tensor | None) -> Tensor:
-        """Set filtered scores f64 [R, K], in descending order, to -inf.
-
-        `total` is the logarithm of the whole mass, None if the scores are all of it. Ties with the
-        last survivor survive too, so that the outcome cannot depend on the order of equal scores.
-        """
-        sampling, size = self.sampling, scaled.shape[-1]
-        if sampling.top_k and sampling.top_k < size:
-            scaled = scaled.masked_fill(scaled < scaled[:, sampling.top_k - 1, None], _NEVER)
-        if sampling.top_p < 1.0:
-            total = scaled.logsumexp(-1, keepdim=True) if total is None else total
-            mass = (scaled - total).exp()
-            inside = mass.cumsum(-1) - mass < sampling.top_p
-            inside[:, 0] = True
-            last = torch.where(inside, scaled, torch.inf).amin(-1, keepdim=True)
-            scaled = scaled.masked_fill(scaled < last, _NEVER)
-        if sampling.min_p:
-            floor = scaled[:, :1] + torch.log(torch.tensor(sampling.min_p, dtype=torch.float64))
-            scaled = scaled.masked_fill(scaled < floor.to(scaled), _NEVER)
-        return scaled
+        filters, size = self._filters, scores.shape[-1]
+        if not self.sampling.filtered:
+            return filters.scale(scores), _vocabulary(size, scores.device).expand(scores.shape)
+        everything = None
+        for count in candidate_counts(self.sampling.top_k, size):
+            if count == size:
+                everything = None
+            elif everything is None and filters.nucleus and not filters.limited:
+                everything = filters.scale(scores)
+            survivors, tokens, certain = filters.apply(scores, count, everything)
+            if certain is None or bool(certain.all()):
+                break
+        return survivors, tokens
 
 
 def logprob_of(scores: Tensor, token: int, top: int) -> TokenLogprob:

@@ -7,7 +7,7 @@ taken as it is by `HFProcessor`, one node at a time in the order in which plain 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.sampling.penalties import Penalties
 from ragspec.sampling.settings import Sampling
 
 HFCallable = Callable[[Tensor, Tensor], Tensor]
@@ -41,95 +42,6 @@ class Processor(Protocol):
         self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> Tensor:
         """Return logits f32 [R, V]; row r follows `context` and then `paths[r]`."""
-
-
-class RepetitionPenalty:
-    """Divide positive and multiply negative logits of every token seen (CTRL, 1909.05858)."""
-
-    lazy = False
-
-    def __init__(self, penalty: float) -> None:
-        self.penalty = penalty
-
-    def apply(
-        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Return the penalised logits [R, V]."""
-        visible = torch.zeros(logits.shape[1], dtype=torch.bool)
-        visible[torch.tensor(context)] = True
-        mask = visible.repeat(len(paths), 1)
-        for row, path in enumerate(paths):
-            mask[row, list(path)] = True
-        scaled = torch.where(logits < 0, logits * self.penalty, logits / self.penalty)
-        return torch.where(mask.to(logits.device), scaled, logits)
-
-
-class CountPenalty:
-    """Subtract frequency x count + presence from tokens generated so far (OpenAI's penalties)."""
-
-    lazy = False
-
-    def __init__(self, frequency: float, presence: float, prompt_length: int) -> None:
-        self.frequency = frequency
-        self.presence = presence
-        self.prompt_length = prompt_length
-
-    def apply(
-        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Return the penalised logits [R, V]."""
-        base = torch.bincount(
-            torch.tensor(context[self.prompt_length :], dtype=torch.int64),
-            minlength=logits.shape[1],
-        )
-        counts = base.repeat(len(paths), 1)
-        for row, path in enumerate(paths):
-            for token in path:
-                counts[row, token] += 1
-        counts = counts.to(logits.device)
-        return logits - (self.frequency * counts + self.presence * (counts > 0))
-
-
-class TokenBias:
-    """Add a constant to the logits of single tokens."""
-
-    lazy = False
-
-    def __init__(self, bias: Mapping[int, float]) -> None:
-        self.tokens = torch.tensor(list(bias), dtype=torch.int64)
-        self.values = torch.tensor(list(bias.values()))
-
-    def apply(
-        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Return the biased logits [R, V]."""
-        out = logits.clone()
-        out[:, self.tokens] += self.values.to(out)
-        return out
-
-
-class MinimumLength:
-    """Forbid the end tokens until enough tokens were generated."""
-
-    lazy = False
-
-    def __init__(self, minimum: int, ends: Sequence[int], prompt_length: int) -> None:
-        self.minimum = minimum
-        self.ends = list(ends)
-        self.prompt_length = prompt_length
-
-    def apply(
-        self, logits: Tensor, context: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """Return logits [R, V] with the end tokens at -inf where it is too early for them."""
-        generated = len(context) - self.prompt_length
-        early = [row for row, path in enumerate(paths) if generated + len(path) < self.minimum]
-        if not early:
-            return logits
-        out = logits.clone()
-        ends = [end for end in self.ends if 0 <= end < logits.shape[1]]  # configs name others, too
-        out[torch.tensor(early)[:, None], torch.tensor(ends, dtype=torch.int64)] = float("-inf")
-        return out
 
 
 class HFProcessor:
@@ -192,21 +104,23 @@ def build_processors(
     if sampling.sequence_bias:
         biases = {tuple(k): float(v) for k, v in sampling.sequence_bias.items()}
         results.append(_hf("SequenceBiasLogitsProcessor", biases))
-    if sampling.logit_bias:
-        results.append(TokenBias(sampling.logit_bias))
-    if sampling.repetition_penalty not in (None, 1.0):
-        results.append(RepetitionPenalty(sampling.repetition_penalty))
-    if sampling.frequency_penalty or sampling.presence_penalty:
-        results.append(
-            CountPenalty(sampling.frequency_penalty, sampling.presence_penalty, prompt_length)
-        )
+    penalties = Penalties(
+        sampling.logit_bias or {},
+        1.0 if sampling.repetition_penalty is None else sampling.repetition_penalty,
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+        prompt_length=prompt_length,
+    )
+    if any(penalties.shape):
+        results.append(penalties)
     if sampling.no_repeat_ngram_size:
         results.append(_hf("NoRepeatNGramLogitsProcessor", sampling.no_repeat_ngram_size))
     if sampling.bad_words_ids:
         words = [list(word) for word in sampling.bad_words_ids]
         results.append(_hf("NoBadWordsLogitsProcessor", words, list(ends) or None))
     if sampling.min_new_tokens and ends:
-        results.append(MinimumLength(sampling.min_new_tokens, ends, prompt_length))
+        minimum = sampling.min_new_tokens
+        results.append(Penalties(ends=ends, minimum=minimum, prompt_length=prompt_length))
     results.extend(current)
     results.extend(HFProcessor(processor) for processor in extra)
     return results

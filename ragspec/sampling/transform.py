@@ -17,7 +17,8 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.processors import HFProcessor, MinimumLength, Processor, TokenBias
+from ragspec.sampling.penalties import Penalties
+from ragspec.sampling.processors import HFProcessor, Processor
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 
@@ -141,7 +142,9 @@ def default_processors(
         "encoder_no_repeat_ngram_size": lambda size: (
             HFProcessor(hf.EncoderNoRepeatNGramLogitsProcessor(size, prompt)) if size else None
         ),
-        "min_length": lambda least: MinimumLength(least - start, ends, start) if least else None,
+        "min_length": lambda least: (
+            Penalties(ends=ends, minimum=least - start, prompt_length=start) if least else None
+        ),
         "forced_bos_token_id": lambda token: HFProcessor(hf.ForcedBOSTokenLogitsProcessor(token)),
         "forced_eos_token_id": lambda token: HFProcessor(
             hf.ForcedEOSTokenLogitsProcessor(limit, token)
@@ -154,7 +157,7 @@ def default_processors(
             if ends
             else None
         ),
-        "suppress_tokens": lambda tokens: TokenBias(
+        "suppress_tokens": lambda tokens: Penalties(
             {token: float("-inf") for token in tokens if 0 <= token < vocab_size}
         ),
         "begin_suppress_tokens": lambda tokens: HFProcessor(

@@ -35,6 +35,7 @@ LAYERS = (
     ("verification",),
     ("drafters",),
     ("engine",),
+    ("bridge_rows",),
     ("bridge",),
     ("retrievers", "visual"),
     ("training",),

@@ -55,7 +55,7 @@ class StepShape:
     @property
     def reads_texts(self) -> bool:
         """Whether the distributions need the new tokens of the texts."""
-        return self.distribution is not None and self.distribution.penalties.texts
+        return self.distribution is not None and self.distribution.penalties.reads_texts
 
     @property
     def width(self) -> int:
@@ -293,7 +293,7 @@ class RequestDistributions:
                 else:
                     self.fresh[row, : len(new)] = new
                 self._known[row] = len(text)
-        if late and self.distributions.shape.penalties.texts:
+        if late and self.distributions.shape.penalties.reads_texts:
             self._grow(late)
         return self.distributions.shape
 

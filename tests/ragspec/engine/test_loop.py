@@ -16,7 +16,7 @@ from ragspec.engine.output import Generation
 from ragspec.rules.base import ALL_KINDS, Rule, Step, TargetView, Verdict
 from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
-from ragspec.sampling.processors import RepetitionPenalty
+from ragspec.sampling.penalties import Penalties
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.base import StepSession
@@ -73,7 +73,7 @@ def test_a_noise_index_that_is_off_by_one_is_noticed(
 def test_a_processor_that_is_blind_to_the_draft_is_noticed(
     model: Any, plain: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = RepetitionPenalty.apply
+    true = Penalties.apply
     prompts = [tiny.prompt(8, seed=seed) for seed in (1, 2, 4)]
 
     def texts(using: Engine) -> list[list[int]]:
@@ -88,14 +88,14 @@ def test_a_processor_that_is_blind_to_the_draft_is_noticed(
     assert texts(engine) == whole
 
     def blind(
-        self: RepetitionPenalty,
+        self: Penalties,
         logits: torch.Tensor,
         context: Sequence[int],
         paths: Sequence[Sequence[int]],
     ) -> torch.Tensor:
         return true(self, logits, context, [[] for _ in paths])
 
-    monkeypatch.setattr(RepetitionPenalty, "apply", blind)
+    monkeypatch.setattr(Penalties, "apply", blind)
     assert texts(engine) != whole
 
 

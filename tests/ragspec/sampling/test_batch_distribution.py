@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ragspec.sampling.batch_distribution import BatchDistribution, DistributionShape
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.processors import HFProcessor, MinimumLength, Processor, TokenBias
+from ragspec.sampling.penalties import Penalties
+from ragspec.sampling.processors import HFProcessor, Processor
 from ragspec.sampling.settings import Sampling
 
 LONGEST = 600
@@ -339,12 +340,12 @@ def test_few_kernels(name: str, most: int) -> None:
 def test_distributions_that_need_the_host_are_not_taken() -> None:
     assert all(BatchDistribution.takes(each) for each in named([*ALL]) if each is not None)
     sampling, noise = Sampling(repetition_penalty=1.2), NoiseStream(0)
-    forbid = TokenBias({4: float("-inf")})
+    forbid = Penalties({4: float("-inf")})
     cases: list[tuple[list[Processor], bool]] = [
-        ([forbid, MinimumLength(3, [1], 0)], True),
-        ([MinimumLength(3, [1], 0), forbid, MinimumLength(9, [1, 2], 0)], True),
-        ([TokenBias({4: 1.0})], False),  # behind the penalty
-        ([MinimumLength(3, range(99), 0)], False),
+        ([forbid, Penalties(ends=[1], minimum=3)], True),
+        ([Penalties(ends=[1], minimum=3), forbid, Penalties(ends=[1, 2], minimum=9)], True),
+        ([Penalties({4: 1.0})], False),  # behind the penalty
+        ([Penalties(ends=range(99), minimum=3)], True),
         ([HFProcessor(lambda ids, scores: scores)], False),
     ]
     for current, taken in cases:
@@ -353,9 +354,9 @@ def test_distributions_that_need_the_host_are_not_taken() -> None:
 
 def test_what_a_model_forbids_holds_with_what_the_call_asks_for() -> None:
     current: list[Processor] = [
-        MinimumLength(17, [2, 4], PROMPT - 2),
-        MinimumLength(27, [6], PROMPT),
-        TokenBias({1: float("-inf")}),
+        Penalties(ends=[2, 4], minimum=17, prompt_length=PROMPT - 2),
+        Penalties(ends=[6], minimum=27, prompt_length=PROMPT),
+        Penalties({1: float("-inf")}),
     ]
     request = Sampling(temperature=0.7, logit_bias={1: 99.0, 6: 5.0}, min_new_tokens=20)
     distributions = [

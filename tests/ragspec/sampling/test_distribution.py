@@ -157,7 +157,7 @@ def test_drafters_get_the_distribution_without_processors_that_may_keep_state() 
     assert not mine.trivial
     light = mine.without_lazy()
     assert not light.lazy
-    assert [type(p).__name__ for p in light.processors] == ["RepetitionPenalty"]
+    assert [type(p).__name__ for p in light.processors] == ["Penalties"]
     assert TokenDistribution(Sampling(), NoiseStream(0)).trivial
 
 

@@ -13,15 +13,8 @@ from hypothesis import strategies as st
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, SamplingError
 from ragspec.pipelines.cli.compare import margin_at
-from ragspec.sampling.processors import (
-    CountPenalty,
-    HFProcessor,
-    MinimumLength,
-    Processor,
-    RepetitionPenalty,
-    TokenBias,
-    build_processors,
-)
+from ragspec.sampling.penalties import Penalties
+from ragspec.sampling.processors import HFProcessor, Processor, build_processors
 from ragspec.sampling.settings import Sampling
 from ragspec.sampling.transform import default_processors, with_defaults
 from tests.support import tiny
@@ -51,13 +44,13 @@ def pairs() -> dict[str, tuple[Processor, Any]]:
     from transformers import generation as hf
 
     return {
-        "repetition": (RepetitionPenalty(1.7), hf.RepetitionPenaltyLogitsProcessor(1.7)),
+        "repetition": (Penalties(repetition=1.7), hf.RepetitionPenaltyLogitsProcessor(1.7)),
         "bias": (
-            TokenBias({2: 1.5, 9: -3.0}),
+            Penalties({2: 1.5, 9: -3.0}),
             hf.SequenceBiasLogitsProcessor({(2,): 1.5, (9,): -3.0}),
         ),
         "minimum": (
-            MinimumLength(4, [0, 11], 2),
+            Penalties(ends=[0, 11], minimum=4, prompt_length=2),
             hf.MinNewTokensLengthLogitsProcessor(2, 4, [0, 11], device="cpu"),
         ),
         "no-repeat": (
@@ -85,7 +78,7 @@ def test_a_processor_that_is_blind_to_the_path_would_be_caught() -> None:
 
 
 def test_counts_are_of_generated_tokens_only() -> None:
-    penalty = CountPenalty(frequency=0.5, presence=2.0, prompt_length=2)
+    penalty = Penalties(frequency=0.5, presence=2.0, prompt_length=2)
     result = penalty.apply(torch.zeros(2, V), CONTEXT, [[], [3, 3]])
     expected = torch.zeros(2, V)
     expected[0, 3] = expected[0, 5] = -2.5  # 3 and 5 once each behind the prompt 3, 4
@@ -96,9 +89,9 @@ def test_counts_are_of_generated_tokens_only() -> None:
 @given(st.lists(st.lists(st.integers(0, V - 1), max_size=4), min_size=1, max_size=5))
 def test_nodes_together_are_nodes_one_by_one(paths: list[list[int]]) -> None:
     instance: list[Processor] = [
-        RepetitionPenalty(1.3),
-        CountPenalty(0.4, 0.2, 2),
-        MinimumLength(5, [1], 2),
+        Penalties(repetition=1.3),
+        Penalties(frequency=0.4, presence=0.2, prompt_length=2),
+        Penalties(ends=[1], minimum=5, prompt_length=2),
     ]
     values = logits(len(paths))
     for processor in instance:
@@ -132,10 +125,7 @@ def test_only_what_was_requested_is_built() -> None:
         min_new_tokens=2,
     )
     result = build_processors(everything, 3, [1], [lambda ids, values: values])
-    assert [processor.lazy for processor in result] == [True, False, False, False, *[True] * 2] + [
-        False,
-        True,
-    ]
+    assert [processor.lazy for processor in result] == [True, False, True, True, False, True]
 
 
 @pytest.fixture(scope="module")

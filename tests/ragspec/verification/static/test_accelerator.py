@@ -15,7 +15,7 @@ from ragspec.engine.engine import Engine
 from ragspec.sampling.batch_distribution import DistributionShape
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.row_penalties import PenaltyShape
+from ragspec.sampling.penalties import PenaltyShape
 from ragspec.sampling.settings import Sampling
 from ragspec.trees.draft_tree import DraftTree
 from ragspec.verification.causal import CausalTarget

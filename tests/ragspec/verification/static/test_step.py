@@ -160,7 +160,7 @@ def test_texts_that_grow_by_parts_are_known_as_a_whole() -> None:
         texts = [[*text, *more] for text, more in zip(texts, new, strict=True)]
         shape = message.notify(dict(enumerate(zip(distributions, texts, strict=True))))
         message.distributions.grow(torch.from_numpy(message.fresh))  # as the step does
-        assert shape == message.distributions.shape and shape.penalties.texts
+        assert shape == message.distributions.shape and shape.penalties.reads_texts
         logits = torch.randn(ROWS, 1, VOCAB, generator=generator, dtype=torch.float64)
         logits[:, :, :12] += 1.5  # what the texts hold would be taken, but for the penalties
         again = BatchDistribution(ROWS, VOCAB, "cpu", 100)
