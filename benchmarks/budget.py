@@ -1,6 +1,6 @@
 """The adaptive budget against fixed budgets and plain decoding, by kind of prompt.
 
-    OMP_NUM_THREADS=1 python benchmarks/budget.py [--model smollm2] [--groups chat,free] [--json FILE]
+    OMP_NUM_THREADS=1 python benchmarks/budget.py [--model smollm2] [--groups chat,free]
 
 All variants use the drafter `auto`. They decode each prompt in turn, in rotated order, and must
 emit equal tokens. The prompt is read before and cached, so the figures are those of decoding. A
@@ -57,7 +57,9 @@ class Timing:
 def items_of(engine: Engine, groups: Sequence[str], count: int) -> list[BenchItem]:
     """Return at most `count` items of each group."""
     tokenizer: Any = engine.tokenizer
-    texts = [(p.stem, p.read_text(encoding="utf-8")) for p in sorted((STARTER / "guide").glob("*.md"))]
+    texts = [
+        (p.stem, p.read_text(encoding="utf-8")) for p in sorted((STARTER / "guide").glob("*.md"))
+    ]
     pieces = [(f"{name}-{i}", text[i:]) for i in (0, 1500) for name, text in texts]
     continued = [replace(item, temperature=0.0) for item in free_items(tokenizer, pieces)]
     makers: dict[str, Callable[[], Sequence[BenchItem]]] = {
@@ -92,9 +94,7 @@ def repeats(tokenizer: Any, pieces: Sequence[tuple[str, str]]) -> list[BenchItem
     return items
 
 
-def measure(
-    engines: dict[str, Engine], items: Sequence[BenchItem], tokens: int
-) -> list[Timing]:
+def measure(engines: dict[str, Engine], items: Sequence[BenchItem], tokens: int) -> list[Timing]:
     """Decode every item by every engine in rotated order, and check that the tokens agree."""
     timings = []
     for number, item in enumerate(items):
@@ -174,7 +174,11 @@ def main() -> None:
     if options.json:
         keys = Timing.__dataclass_fields__
         rows = [{key: getattr(timing, key) for key in keys} for timing in timings]
-        facts = {"model": options.model, "tokens": options.tokens, "gate": gate(ratios(timings, "cpu"))}
+        facts = {
+            "model": options.model,
+            "tokens": options.tokens,
+            "gate": gate(ratios(timings, "cpu")),
+        }
         options.json.write_text(json.dumps(facts | {"rows": rows}, indent=1), encoding="utf-8")
 
 

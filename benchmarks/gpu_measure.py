@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
@@ -50,22 +49,15 @@ class Probe:
 
     Args:
         device: Device of the models.
-        folder: Cache of the engines' findings about the models.
         repeats: Rounds; None for the default.
         seconds: Time limit; no cell starts after it.
         small: Whether to use toy models.
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        folder: Path,
-        repeats: int | None,
-        seconds: float,
-        *,
-        small: bool,
+        self, device: torch.device, repeats: int | None, seconds: float, *, small: bool
     ) -> None:
-        self.device, self._folder = device, folder
+        self.device = device
         self.repeats = repeats or (SMALL_REPEATS if small else REPEATS)
         self.ends = time.perf_counter() + seconds
         self.steps = SMALL_STEPS if small else STEPS
@@ -84,7 +76,7 @@ class Probe:
     def engine(self, mode: str, cell: Cell) -> Engine:
         """Return the engine of a cell in a mode."""
         if mode not in self._targets:
-            self._targets[mode] = Engine(self.model, None, None, static=mode, cache=self._folder)
+            self._targets[mode] = Engine(self.model, None, None, static=mode)
         key = mode, cell.drafter, cell.rows
         if key not in self._engines:
             self._engines[key] = self._targets[mode].with_drafter(*self._drafting(cell))

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -133,13 +132,8 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     """Run the probe, print its tables and write them."""
     options = read_options()
-    with tempfile.TemporaryDirectory() as folder:  # findings of this run alone
-        _probe(options, Path(folder))
-
-
-def _probe(options: argparse.Namespace, folder: Path) -> None:
     began = time.perf_counter()
-    probe = Probe(options.device, folder, options.repeats, options.seconds, small=options.small)
+    probe = Probe(options.device, options.repeats, options.seconds, small=options.small)
     print(f"| {' | '.join([*COLUMNS, *FIGURES])} |")
     print("| --- " * (len(COLUMNS) + len(FIGURES)) + "|")
     rows = list(

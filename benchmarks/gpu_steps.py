@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from gpu_models import ONLY_TOKEN, synchronize
 
-from ragspec.budget.cost_curve import SharedForward
+from ragspec.budget.forward_cost import SharedForward
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.engine.engine import Engine
 from ragspec.engine.loop import Loop

@@ -8,11 +8,9 @@ target's logits, since there are none. Label the figures as simulated.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.clock import Machine
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, SourceText
@@ -79,10 +77,9 @@ class Replay:
         drafters: Drafter, several to fuse, or None.
         budget: Draft nodes or a policy.
         vocab_size: Size of the vocabulary.
-        machine: Machine that takes the time of every step; None for no times.
 
     Raises:
-        InputError: The policy needs costs, and there is no machine.
+        InputError: The policy goes by the clock, and there is none.
     """
 
     def __init__(
@@ -90,14 +87,12 @@ class Replay:
         drafters: Drafter | Sequence[Drafter] | None,
         budget: int | BudgetPolicy,
         vocab_size: int,
-        machine: Machine | None = None,
     ) -> None:
         self.policy = make_budget(budget)
-        self.machine = machine
-        if self.policy.needs_cost and machine is None:
+        if self.policy.needs_cost:
             raise InputError(
-                f"Expected a budget without costs, got {self.policy.name!r}. Pass a machine or "
-                "a number of nodes."
+                f"Expected a budget without costs, got {self.policy.name!r}. Pass a number "
+                "of nodes."
             )
         sources = [] if drafters is None else drafters
         several = list(sources) if isinstance(sources, Sequence) else [sources]
@@ -118,11 +113,10 @@ class Replay:
         limit = max(text.max_new_tokens or 0, len(text.text))
         context = DraftContext([*text.prompt, text.text[0]], len(text.prompt), limit - 1)
         session = self._open(text)
-        budget = self.policy.open(self.machine.belief if self.machine else None)
+        budget = self.policy.open()
         context.adviser = budget.adviser
-        with self.machine.clock() if self.machine else nullcontext():
-            while context.generated < len(text.text):
-                self._step(text, context, session, budget)
+        while context.generated < len(text.text):
+            self._step(text, context, session, budget)
         for name, number in getattr(session, "faults", {}).items():
             counts.faults[name] = counts.faults.get(name, 0) + number
         return counts.steps - before
@@ -135,27 +129,18 @@ class Replay:
         budget: BudgetSession,
     ) -> None:
         """Draft, judge, commit and learn, as the loop of the engine does."""
-        machine, length = self.machine, len(context.tokens)
-        began = machine.now if machine else 0.0
+        length = len(context.tokens)
         tree = DraftTree.empty()
         if session is not None and (allowed := budget.allowance(length)) > 0:
             tree = limit_depth(session.propose(context, allowed), context.remaining - 1)
             tree = budget.fit(tree, length)
         step = _verdict(tree, text.text[context.generated :])
-        if machine:
-            step.milliseconds["draft"] = 1000.0 * (machine.now - began)
-            step.milliseconds["verify"] = 1000.0 * machine.forward(len(tree) + 1, length)
-            step.milliseconds["commit"] = 0.0
         context.tokens.extend(step.tokens)
         context.remaining -= len(step.tokens)
         self._count(step)
-        began = machine.now if machine else 0.0
         if session is not None and context.generated < len(text.text):
             session.observe(step)
             budget.observe(step, len(context.tokens))
-        if machine:
-            machine.spend(machine.host)
-            step.milliseconds["host"] = 1000.0 * (machine.now - began)
 
     def _open(self, text: ReplayText) -> Any:
         if self.drafter is None:

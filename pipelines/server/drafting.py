@@ -8,9 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ragspec.budget.policy import make_budget
 from ragspec.drafters.method import Sources, listed
-from ragspec.engine.cost import read_cost
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.pipelines.methods import compose
 from ragspec.registry import unknown
@@ -46,7 +44,7 @@ class TenantDrafting:
     ) -> None:
         if base.cost is None:
             base = copy.copy(base)
-            base.cost = read_cost(base.target, make_budget("auto"))
+            base.measure()
         self.base = base
         self.stores: dict[str, CorpusIndex] = {}
         self._default: tuple[Names, str | int] = (_as_key(drafter), budget)

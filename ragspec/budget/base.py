@@ -7,36 +7,15 @@ decides which sources draft. Neither changes the output, only its cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from ragspec.budget.calibration import UNKNOWN, Appraisal, Calibration
-from ragspec.budget.cost_curve import CostCurve, SharedCost
-from ragspec.errors import InputError
+from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The settings of `AutoBudget`, described there.
-
-    Raises:
-        InputError: A setting is out of range.
-    """
-
-    margin: float
-    probe_share: float
-    maximum: int
-
-    def __post_init__(self) -> None:
-        if not (0.0 <= self.margin < 1.0 and 0.0 <= self.probe_share < 1.0 and self.maximum >= 1):
-            raise InputError(
-                f"got {self}; expected shares in [0, 1) and at least one node. Use budget=0 for "
-                "plain decoding."
-            )
 
 
 class Adviser:
@@ -44,23 +23,15 @@ class Adviser:
 
     Attributes:
         rate: Tokens per millisecond at present, the price of time; 0 while unknown.
+        rested: For each source that was skipped in this text: for how many steps, and why.
     """
 
     rate = 0.0
 
     def __init__(self, calibration: Calibration) -> None:
         self.calibration = calibration
+        self.rested: dict[str, str] = {}
         self._open: list[Appraisal] = []
-        self._alone: dict[str, int] = {}  # steps in which a source was skipped; 0: the whole text
-
-    @property
-    def rested(self) -> dict[str, str]:
-        """For each source that was skipped in this text: for how many steps, and why."""
-        text = "the whole text, as its training costs more time than it saves"
-        return {
-            name: f"{steps} steps, as it costs more time than it saves" if steps else text
-            for name, steps in self._alone.items()
-        }
 
     def nodes(self, expected_acceptance: float | None, budget: int) -> int:
         """Return how many nodes to draft, 0 for none, given the best draft's probability."""
@@ -92,16 +63,9 @@ class Adviser:
     def spent(self, source: str, milliseconds: float) -> None:
         """Record the milliseconds of a source's draft, after any tree of it was appraised."""
 
-    def should_skip(self, source: str) -> bool:
-        """Return whether to skip a source for this text because updating it does not pay."""
-        return False
-
-    def record_cost(self, source: str, milliseconds: float) -> None:
-        """Record the milliseconds that a source took to learn from a step."""
-
 
 class BudgetSession(Protocol):
-    """The policy for one row of text."""
+    """The policy for one sequence."""
 
     @property
     def adviser(self) -> Adviser:
@@ -131,12 +95,14 @@ class BudgetPolicy(Protocol):
 
     @property
     def needs_cost(self) -> bool:
-        """Whether `open` needs the target's cost curve."""
+        """Whether `open` needs the cost of the target's forwards."""
 
-    def open(self, cost: CostCurve | SharedCost | None) -> BudgetSession:
-        """Return the policy for one row.
+    def open(
+        self, cost: ForwardCost | None = None, forward: SharedForward | None = None
+    ) -> BudgetSession:
+        """Return the policy for one sequence.
 
         Args:
-            cost: The target's: a `SharedCost` for rows that share forwards, a curve for a single
-                row, None if unknown.
+            cost: That of the target's forwards, None if unknown.
+            forward: The forward that the sequences share, None for a single sequence.
         """

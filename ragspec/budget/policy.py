@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from ragspec.budget.base import Adviser, BudgetPolicy, Settings
+from ragspec.budget.base import Adviser, BudgetPolicy
 from ragspec.budget.calibration import Calibration
-from ragspec.budget.cost_curve import CostCurve, SharedCost
+from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.budget.gains import BUCKETS, Experience
-from ragspec.budget.tree_size import GoodputSession
+from ragspec.budget.goodput import GoodputSession, SourceChoice
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -41,7 +41,7 @@ class FixedBudget:
     """A fixed number of nodes, those most likely to be accepted; 0 never drafts.
 
     Attributes:
-        calibration: Correction of claims, shared by all rows opened here, see `for_one_text`.
+        calibration: Correction of claims, shared by all sequences opened here, see `for_one_text`.
     """
 
     nodes: int
@@ -60,8 +60,10 @@ class FixedBudget:
         """The name by which the policy is reported."""
         return f"fixed-{self.nodes}"
 
-    def open(self, cost: CostCurve | SharedCost | None) -> FixedSession:
-        """Return the policy for one row; it ignores the cost."""
+    def open(
+        self, cost: ForwardCost | None = None, forward: SharedForward | None = None
+    ) -> FixedSession:
+        """Return the policy for one sequence; it ignores the cost."""
         return FixedSession(self.nodes, Adviser(self.calibration))
 
 
@@ -104,7 +106,7 @@ def for_one_text(policy: BudgetPolicy) -> BudgetPolicy:
 
 
 class AutoBudget:
-    """Chooses the size of every draft, and whether to draft; all rows opened here learn together.
+    """Chooses whether to draft and how much; all sequences opened here learn together.
 
     Args:
         margin: Share by which speculation must beat plain decoding to be used.
@@ -121,12 +123,21 @@ class AutoBudget:
     def __init__(
         self, *, margin: float = 0.03, probe_share: float = 0.008, maximum: int = BUCKETS[-1]
     ) -> None:
-        self.settings = Settings(margin, probe_share, maximum)
+        if not (0.0 <= margin < 1.0 and 0.0 <= probe_share < 1.0 and maximum >= 1):
+            raise InputError(
+                f"got margin={margin}, probe_share={probe_share}, maximum={maximum}; expected "
+                "shares in [0, 1) and at least one node. Use budget=0 for plain decoding."
+            )
+        self.margin, self.probe_share, self.maximum = margin, probe_share, maximum
         self.experience = Experience()
-        self._cost: CostCurve | None = None
+        self._cost: ForwardCost | None = None
 
-    def open(self, cost: CostCurve | SharedCost | None) -> GoodputSession:
-        """Return the policy for one row, which refines the curve by measured forwards."""
-        curve = cost.curve if isinstance(cost, SharedCost) else cost
-        self._cost = self._cost or curve or CostCurve.assumed()
-        return GoodputSession(self.settings, self.experience, cost or self._cost)
+    def open(
+        self, cost: ForwardCost | None = None, forward: SharedForward | None = None
+    ) -> GoodputSession:
+        """Return the policy for one sequence, which learns the cost of forwards."""
+        cost = self._cost = cost or self._cost or ForwardCost()
+        adviser = SourceChoice(self.experience, self.probe_share, self.maximum)
+        return GoodputSession(
+            adviser, self.experience, self.margin, cost, forward or SharedForward()
+        )

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
 
-from ragspec.budget.base import Adviser
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.combined import Combined, kind_of
 from ragspec.errors import InputError
@@ -63,7 +62,6 @@ class _Source:
         suffix: Distinguishes it, and the sources in its trees, from others of the same name.
         session: None once the source is switched off.
         patience: Time limit of a draft in seconds.
-        learns: Whether it spends time on the target's best tokens of every step.
     """
 
     name: str
@@ -74,7 +72,6 @@ class _Source:
     faults: int = 0
     patience: float = inf
     warm: bool = False
-    learns: bool = False
 
     def delay(self, seconds: float) -> InputError | None:
         """Return the error for a draft that took longer than allowed, else None."""
@@ -133,8 +130,6 @@ class FuseSession(DraftSession):
             runs_model = drafter.needs.hidden_states or drafter.kind is not DraftKind.DETERMINISTIC
             if patience is not None and drafter.looks_up and not runs_model:
                 source.patience = patience
-            source.learns = number > 0 and drafter.needs.top_tokens > 0
-        self._adviser: Adviser | None = None
 
     @property
     def faults(self) -> dict[str, int]:
@@ -151,8 +146,6 @@ class FuseSession(DraftSession):
         do not pay, and all sources if the expected acceptance is too low.
         """
         adviser = context.adviser
-        if adviser and self._adviser is None:
-            self._begin(adviser)
         if adviser and not (budget := adviser.nodes(self.expected_acceptance(context), budget)):
             return DraftTree.empty(self._kind)
         if len(self._sources) == 1:
@@ -182,13 +175,10 @@ class FuseSession(DraftSession):
         for source in self._sources:
             if source.session is None:
                 continue
-            began = perf_counter() if source.learns else 0.0
             try:
                 source.session.observe(step)
             except Exception as error:
                 _fault(source, error)
-            if source.learns and self._adviser is not None:
-                self._adviser.record_cost(source.name, 1000.0 * (perf_counter() - began))
 
     def observe_prefill(self, prefill: Prefill) -> None:
         """Pass every source the part of the prefill that it needs."""
@@ -199,13 +189,6 @@ class FuseSession(DraftSession):
                     source.session.observe_prefill(part)
                 except Exception as error:
                     _fault(source, error)
-
-    def _begin(self, adviser: Adviser) -> None:
-        """Switch off, without a warning, the sources that cost more to train than they save."""
-        self._adviser = adviser
-        for source in self._sources:
-            if source.learns and adviser.should_skip(source.name):
-                source.session = None
 
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
         """Return one tree; `parts` are the trees, each with the number of its source."""

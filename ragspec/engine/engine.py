@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from ragspec.budget.base import BudgetPolicy
-from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.policy import make_budget
 from ragspec.drafters.base import Drafter
 from ragspec.drafters.build import build_drafter
 from ragspec.drafters.combined import match_drafter
-from ragspec.engine.cost import read_cost
 from ragspec.engine.handle import RequestHandle, Stream
 from ragspec.engine.loop import is_interrupt
 from ragspec.engine.output import Generation
@@ -58,7 +57,6 @@ class Engine:
         static: Steps of fixed shape: "graph" (captured on CUDA), "compile", "eager" (slow, for
             tests), "off", or "auto", which is "graph" on CUDA. A model that does not support them
             is verified without, and its reports say why.
-        cache: Directory of measured cost curves, None for the user's cache directory.
 
     Raises:
         UnsupportedModelError, TokenizerMismatchError, UnknownNameError, RuleError: As named.
@@ -79,7 +77,6 @@ class Engine:
         max_queue_size: int | None = None,
         chunk: int = CHUNK,
         static: str = "auto",
-        cache: Path | None = None,
     ) -> None:
         ready = isinstance(model, CausalTarget)
         self.target: CausalTarget = model if ready else open_target(model, static)
@@ -88,10 +85,10 @@ class Engine:
         self.model = self.target.model
         self.tokenizer = tokenizer
         self.scheduler = Scheduler(self.target, max_batch_size, max_queue_size, chunk)
-        self.cost: CostCurve | None = None
+        self.cost: ForwardCost | None = None
         self._listeners: dict[object, Callable[[Generation], None]] = {}
         self._listening = threading.Lock()
-        self._configure_drafting(drafter, draft_model, budget, rule, cache)
+        self._configure_drafting(drafter, draft_model, budget, rule)
 
     @classmethod
     def from_pretrained(
@@ -345,7 +342,7 @@ class Engine:
             TokenizerMismatchError, UnknownNameError, RuleError, InputError: As for `Engine`.
         """
         other = self.without_callbacks()
-        other._configure_drafting(drafter, None, budget, rule, None)
+        other._configure_drafting(drafter, None, budget, rule)
         return other
 
     def with_limits(
@@ -366,9 +363,8 @@ class Engine:
         draft_model: Any,
         budget: str | int | BudgetPolicy,
         rule: str | Rule | None,
-        cache: Path | None,
     ) -> None:
-        """Set drafter, budget and rule; a measured cost curve is kept."""
+        """Set drafter, budget and rule; a measured cost is kept."""
         self.drafter = build_drafter(drafter, draft_model, self.tokenizer, self.target)
         self.budget = make_budget(budget)
         rule = "walk" if rule is None else rule
@@ -380,8 +376,13 @@ class Engine:
             return
         match_drafter(self.drafter, offered)
         _check_ranks(self.model, self.budget)
-        if self.cost is None or not self.budget.needs_cost:
-            self.cost = read_cost(self.target, self.budget, cache)
+        if self.cost is None and self.budget.needs_cost:
+            self.measure()
+
+    def measure(self) -> None:
+        """Measure the cost of forwards, on which the budget "auto" depends, in about a second."""
+        target = self.target
+        self.cost = ForwardCost.probed(target.time_forward, target.max_length, target.widths)
 
     @property
     def needs(self) -> Needs:

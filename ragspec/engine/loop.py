@@ -20,8 +20,8 @@ from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
-from ragspec.budget.cost_curve import SharedForward
-from ragspec.budget.tree_size import fit_together
+from ragspec.budget.forward_cost import SharedForward
+from ragspec.budget.goodput import fit_together
 from ragspec.engine.prefill import PrefillJob, hidden_of, portions, read
 from ragspec.engine.sequence import Sequence
 from ragspec.engine.step import (
@@ -414,7 +414,7 @@ class Loop:
             self.session.trim_draft(tree, place, row.context.tokens)
             for place, (row, tree) in enumerate(zip(rows, fitted, strict=True))
         ]
-        self._forward.widen(1 + max(map(len, admitted), default=0))
+        self._forward.fill([1 + len(tree) for tree in admitted])
         return rows, admitted
 
     def _attempt(

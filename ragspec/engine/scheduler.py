@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from ragspec.budget.cost_curve import SharedForward
+from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.handle import RequestHandle
 from ragspec.engine.loop import Loop, is_interrupt
 from ragspec.engine.output import Generation

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import CostCurve, SharedCost, SharedForward
+from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.budget.policy import for_one_text
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import with_prediction
@@ -41,7 +41,7 @@ class Parts:
     """The parts of an engine that one request uses.
 
     Attributes:
-        cost: The target's cost curve, None if no policy needs it.
+        cost: That of the target's forwards, None if no policy needs it.
         tokenizer: None for token ids only.
     """
 
@@ -49,7 +49,7 @@ class Parts:
     drafter: Drafter | None
     rule: Rule
     budget: BudgetPolicy
-    cost: CostCurve | None
+    cost: ForwardCost | None
     tokenizer: Any
 
 
@@ -237,8 +237,7 @@ def _open_drafter(sequence: Sequence, parts: Parts, forward: SharedForward) -> N
     sequence.needs = drafter.needs
     sequence.hidden = drafter.needs.hidden_states
     policy = parts.budget if parts.rule.label == Walk.label else for_one_text(parts.budget)
-    cost = None if parts.cost is None else SharedCost(parts.cost, forward)
-    sequence.budget = policy.open(cost)
+    sequence.budget = policy.open(parts.cost, forward)
     sequence.context.adviser = sequence.budget.adviser
 
 

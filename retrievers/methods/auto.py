@@ -1,9 +1,9 @@
 """The recommended drafter: all available sources in one tree.
 
 These are the text of the request, the target's own second choices (Token Recycling), the stores if
-any, and the engine's draft model if it has one. There are no quotas: the adviser of the row
-corrects the claims of each source and uses costly ones only if they pay (see
-`budget.source_choice`).
+any, and the engine's draft model if it has one. There are no quotas: the adviser of the
+sequence corrects the claims of each source and uses costly ones only if they pay (see
+`budget.goodput`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import NamedTuple
 
-from ragspec.budget.cost_curve import isotonic
 from ragspec.errors import InputError
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import Ints
@@ -159,3 +158,16 @@ class RankRates:
 def _row_kind(row: NeighbourRow, level: int) -> int:
     """Return the number of the counts that a row at a depth belongs to."""
     return (row.order * (SUREST + 1) + row.sure) * 2 + (level > 0)
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """Return the nearest non-decreasing sequence (pool adjacent violators): unbiased by noise."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, size = pools.pop()
+            mean = (mean * count + before * size) / (count + size)
+            count += size
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]

@@ -123,27 +123,13 @@ def test_gold(folder: Path, tmp_path: Path) -> None:
 
 def test_budget(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    arguments = (
-        *("budget.py", "--data", tmp_path / "none", "--json", out, "--texts", "2"),
-        *("--scenarios", "quote,10 %", "--machines", "quiet,worst"),
-    )
-    printed = run(*arguments)
+    arguments = ("--groups", "copies,free", "--prompts", "2", "--tokens", "8", "--budgets", "4,8")
+    printed = run("budget.py", *arguments, "--json", out)
     document = json.loads(out.read_text())
-    assert document["simulated"] is True and document["evaluation_data"] is False
-    rows = {row["scenario"]: row for row in document["rows"]}
-    assert set(rows) == {"quote", "quote, flat costs", "10 % model alone"}
-    assert rows["quote"]["best"] == max(rows["quote"]["fixed"].values()) > 2.0
-    assert rows["10 % model alone"]["best"] == 1.0
-    assert rows["10 % model alone"]["nothing"] is True
-    for row in rows.values():
-        assert set(row["fixed"]) == {"4", "8", "13", "16", "32"}
-        assert set(row["auto"]) == {"quiet", "worst"}
-        for auto in row["auto"].values():
-            assert auto["of_best"] == pytest.approx(auto["to_plain"] / row["best"], abs=0.001)
-    assert "| **worst** |" in printed
-    before = out.read_text()
-    run(*arguments)
-    assert out.read_text() == before, "no wall clock is read"
+    assert {row["group"] for row in document["rows"]} == {"copies", "free"}
+    assert {row["variant"] for row in document["rows"]} == {"plain", "auto", "4", "8"}
+    assert set(document["gate"]) == {"of_best", "of_plain"}
+    assert "| cpu | copies | free | mean |" in printed
 
 
 def test_text_categories(folder: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragspec.budget.cost_curve import SharedForward
+from ragspec.budget.forward_cost import SharedForward
 from ragspec.drafters.base import DraftContext, Drafter
 from ragspec.engine.loop import Loop
 from ragspec.engine.request import Request

@@ -68,7 +68,6 @@ def test_no_request_waits_for_costs_to_be_measured(monkeypatch: pytest.MonkeyPat
         raise AssertionError("a request measures")
 
     monkeypatch.setattr(CausalTarget, "time_forward", late)
-    monkeypatch.setattr("ragspec.engine.engine.read_cost", late)
     try:
         for drafter, budget in (("context", None), ("auto", "auto"), (None, "auto")):
             result = serving.drafting.engine("somebody", drafter, budget)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
 import pytest
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import ROWS, CostCurve, SharedCost, SharedForward
+from ragspec.budget.forward_cost import SIZES, ForwardCost, SharedForward
 from ragspec.budget.gains import BUCKETS
+from ragspec.budget.goodput import GoodputSession, fit_together
 from ragspec.budget.policy import AutoBudget, FixedBudget, make_budget
-from ragspec.budget.tree_size import GoodputSession, fit_together
 from ragspec.errors import InputError, UnknownNameError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -68,9 +65,9 @@ def test_zero_is_plain_decoding_and_says_so() -> None:
     assert session.reason is not None and "asked for" in session.reason
 
 
-def linear(base: float = 10.0, row: float = 0.4) -> CostCurve:
+def linear(base: float = 10.0, row: float = 0.4, widths: tuple[int, ...] = ()) -> ForwardCost:
     """A forward of `base` ms and `row` ms more for each further position."""
-    return CostCurve((128,), np.array([[(base + row * (n - 1)) / 1000 for n in ROWS]]))
+    return ForwardCost({n: (base + row * (n - 1)) / 1000 for n in SIZES}, widths=widths)
 
 
 def chain(count: int, chance: float) -> DraftTree:
@@ -78,86 +75,79 @@ def chain(count: int, chance: float) -> DraftTree:
     return DraftTree.chain(list(range(count)), "a", accept_prob=accept_prob)
 
 
-def ready(policy: AutoBudget, cost: SharedCost) -> GoodputSession:
-    session = policy.open(cost)
-    session.adviser.nodes(None, session.allowance(128))
-    session.adviser.bucket = len(BUCKETS) - 1
+def ready(policy: AutoBudget, cost: ForwardCost, forward: SharedForward) -> GoodputSession:
+    session = policy.open(cost, forward)
+    session.allowance(128)
     return session
 
 
-def fitted(chances: list[float], row: float = 0.4) -> list[int]:
-    """Return how many nodes of each row's chain of 23 are kept; a chance of 0: it has no draft."""
+def fitted(chances: list[float], cost: ForwardCost) -> list[int]:
+    """Return the nodes that are kept of each sequence's chain of 23; a chance of 0: no draft."""
     forward, policy = SharedForward(), AutoBudget(margin=0.0)
     forward.begin(len(chances))
-    cost = SharedCost(linear(row=row), forward)
-    sessions = [ready(policy, cost) for _ in chances]
+    sessions = [ready(policy, cost, forward) for _ in chances]
     trees = [chain(23, chance) if chance else DraftTree.empty() for chance in chances]
     return [len(tree) for tree in fit_together(sessions, trees, [128] * len(chances))]
 
 
 @pytest.mark.parametrize("row", [0.1, 0.4, 1.5])
 @pytest.mark.parametrize("chances", [[0.9, 0.9], [0.97, 0.0, 0.0, 0.0], [0.95, 0.6, 0.3, 0.0, 0.9]])
-def test_no_width_gives_more_tokens_for_the_time_of_the_whole_forward(
+def test_the_likeliest_nodes_of_all_fill_the_best_number_of_positions(
     chances: list[float], row: float
 ) -> None:
-    alive = len(chances)
+    cost, drafts = linear(row=row), sum(chance > 0 for chance in chances)
+    pooled = sorted((p ** (d + 1) for p in chances if p for d in range(23)), reverse=True)
 
-    def draft_cost(width: int) -> float:
-        tokens = alive + sum(sum(p ** (d + 1) for d in range(width)) for p in chances)
-        line = linear(row=row).batched(alive).line(128)
-        return tokens / line.at(width + 1)
+    def goodput(nodes: int) -> float:
+        tokens = len(chances) + sum(pooled[:nodes])
+        return tokens / cost.seconds(len(chances) + nodes, 128)
 
-    sizes = [size for size in BUCKETS if size <= 23]
-    best = max(sizes, key=draft_cost)
-    assert fitted(chances, row) == [best if chance else 0 for chance in chances]
+    best = max((size * drafts for size in BUCKETS if size <= 23), key=goodput)
+    sizes = fitted(chances, cost)
+    assert sum(sizes) == best
+    kept = sorted(p ** (d + 1) for p, n in zip(chances, sizes, strict=True) for d in range(n))
+    assert kept == pytest.approx(sorted(pooled[:best]))
 
 
-def test_a_draft_pays_for_the_rows_beside_it() -> None:
-    """A row that drafts alone widens the forward of all, so it drafts less the more there are."""
-    selected = [fitted([0.9] + [0.0] * others)[0] for others in range(8)]
-    assert selected[0] > selected[-1]
-    assert all(more >= fewer for more, fewer in itertools.pairwise(selected))
-    together = fitted([0.9] * 8)[0]
-    assert selected[-1] < together <= selected[0]
+def test_a_padded_forward_gives_each_draft_the_same_room() -> None:
+    assert len(set(fitted([0.97, 0.9, 0.8], linear(widths=(1, 4, 8, 16, 32, 64))))) == 1
+    assert len(set(fitted([0.97, 0.9, 0.8], linear()))) == 3
 
 
 def test_other_policies_decide_for_themselves() -> None:
     forward = SharedForward()
-    cost = SharedCost(linear(row=9.0), forward)
     trees = [chain(9, 0.9), chain(9, 0.9), chain(0, 0.9)]
     budgets: list[BudgetSession | None]
-    budgets = [FixedBudget(5).open(None), ready(AutoBudget(), cost), None]
+    budgets = [FixedBudget(5).open(), ready(AutoBudget(), linear(row=9.0), forward), None]
     assert [len(tree) for tree in fit_together(budgets, trees, [1, 1, 1])] == [5, 0, 0]
 
 
-def test_a_forward_teaches_once_and_at_its_width() -> None:
-    curve, forward = linear(), SharedForward()
-    cost = SharedCost(curve, forward)
-    forward.begin(4)
-    expected = cost.line(128)
-    assert expected == curve.batched(4).line(128) != curve.line(128)
-    forward.widen(8)
-    for current in (8, 2, 1, 1):
-        cost.refine(current, 128, 1.2 * expected.at(8))
-    once = linear().batched(4)
-    once.refine(8, 128, 1.2 * expected.at(8))
-    assert cost.line(128) == once.line(128) != expected
-    assert curve.line(128) == linear().line(128), "what four rows cost says nothing of one"
+def test_sequences_report_the_time_of_their_forward_once() -> None:
+    cost, once, forward = linear(), linear(), SharedForward()
+    sessions = [AutoBudget().open(cost, forward) for _ in range(4)]
+    for _ in range(9):
+        forward.begin(4)
+        for session in sessions:
+            session.allowance(128)
+        forward.fill([8, 2, 1, 1])
+        for session in sessions:
+            session.observe(Step(DraftTree.empty(), (), (5,), {"verify": 20.0}), 128)
+        once.learn(12, 128, 0.02)
+    assert cost.seconds(12, 128) == once.seconds(12, 128) == pytest.approx(0.02)
 
 
-def test_times_of_all_rows_are_learned_as_those_of_one() -> None:
-    """Eight rows take eight times the host and draft; what is learned serves one row as well."""
+def test_times_of_all_sequences_are_learned_as_those_of_one() -> None:
+    """Eight take eight times the host and draft; what is learned serves one as well."""
     results = []
-    for alive in (1, 8):
+    for rows in (1, 8):
         forward, policy = SharedForward(), AutoBudget()
-        forward.begin(alive)
-        session = ready(policy, SharedCost(linear(), forward))
+        forward.begin(rows)
+        session = policy.open(linear(), forward)
         for _ in range(6):
             session.adviser.nodes(None, session.allowance(128))
             tree = session.fit(chain(7, 0.9), 128)
-            forward.widen(1 + len(tree))
-            spent = {"draft": 2.0 * alive, "host": 0.5 * alive, "verify": 12.0}
+            forward.fill([1 + len(tree)] * rows)
+            spent = {"draft": 2.0 * rows, "host": 0.5 * rows, "verify": 12.0}
             session.observe(Step(tree, (), (5,), spent), 128)
-        known = policy.experience
-        results.append((known.host, known.draft.of(7)))
+        results.append((policy.experience.host, session.adviser.gain.cost))
     assert results[0] == pytest.approx(results[1], rel=0.2)

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.budget import tree_size
+from ragspec.budget import goodput
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import ROWS, CostCurve
+from ragspec.budget.forward_cost import SIZES, ForwardCost
+from ragspec.budget.goodput import GoodputSession
 from ragspec.budget.policy import AutoBudget, FixedBudget
-from ragspec.budget.tree_size import GoodputSession
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.cache import DraftCache, DraftState
@@ -43,10 +43,9 @@ INDEPENDENT, DISTINCT = DraftKind.SAMPLED, DraftKind.SAMPLED_WITHOUT_REPLACEMENT
 LENGTH = 128
 
 
-def curve(*milliseconds: float) -> CostCurve:
+def curve(*milliseconds: float) -> ForwardCost:
     """Return the cost of forwards of 1, 2, ... rows; further rows cost as the last."""
-    table = [milliseconds[min(n, len(milliseconds)) - 1] / 1000 for n in ROWS]
-    return CostCurve((LENGTH,), np.array([table]))
+    return ForwardCost({n: milliseconds[min(n, len(milliseconds)) - 1] / 1000 for n in SIZES})
 
 
 CURVES = {
@@ -156,7 +155,7 @@ def draft(
     return PathSession(target, 1).trim_draft(tree)
 
 
-def trained(policy: BudgetPolicy, drafter: Sampled, cost: CostCurve) -> BudgetSession:
+def trained(policy: BudgetPolicy, drafter: Sampled, cost: ForwardCost) -> BudgetSession:
     """Return a row of the policy in which the last draw was right and the first hardly ever."""
     session = policy.open(cost)
     for seed in range(40):
@@ -267,7 +266,7 @@ def known(
 
 def prune_freely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drawn drafts be cut like all others: the mutant of all tests here."""
-    for module in (operations, tree_size):
+    for module in (operations, goodput):
         monkeypatch.setattr(module, "SAMPLED_KINDS", frozenset())
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ragspec.budget.base import Adviser
-from ragspec.budget.calibration import Calibration
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import build_drafter
 from ragspec.drafters.combined import Combined, kind_of
@@ -31,11 +28,9 @@ from ragspec.registry import NAMES
 from ragspec.retrievers.methods.cascade import Cascade
 from ragspec.retrievers.methods.hierarchy_drafting import HierarchyDrafter
 from ragspec.retrievers.methods.sam_decoding import Select
-from ragspec.rules.base import Step
-from ragspec.trees.draft_tree import DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftKind
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
-from tests.ragspec.drafters.test_fuse import PLACE, REQUEST, Fixed, Looking, chain
 from tests.support import tiny
 from tests.support.fixed import BrokenDrafter, FixedDrafter, fake_clock
 from tests.support.mixing import MixingDrafter
@@ -212,58 +207,3 @@ def test_the_faults_within_a_source_are_reported() -> None:
 def test_a_patience_that_nothing_could_prepare_is_refused() -> None:
     with pytest.raises(InputError, match=r"a patience of 0 s; expected more"):
         SourceSession(FixedDrafter([4]), DELEGATE_REQUEST, 0)
-
-
-class Learner(Looking):
-    """A source that has to be taught the target's best tokens."""
-
-    needs = Needs(top_tokens=4)
-
-
-class Strict(Adviser):
-    """Lets sources rest by name, and keeps which ones were taught."""
-
-    def __init__(self, *resting: str) -> None:
-        super().__init__(Calibration())
-        self.resting = resting
-        self.lessons: list[str] = []
-
-    def should_skip(self, source: str) -> bool:
-        return source in self.resting
-
-    def record_cost(self, source: str, milliseconds: float) -> None:
-        assert milliseconds >= 0.0
-        self.lessons.append(source)
-
-
-def test_a_source_that_rests_is_left_alone_for_the_text_and_no_fault_of_it() -> None:
-    def on_progress() -> float:
-        raise AssertionError("it rests")
-
-    first = Fixed(chain([3], "first", [0.9]), "first")
-    learner = Learner(chain([4], "learner", [0.6]), on_progress, "learner")
-    session = Fuse([first, learner]).open(REQUEST)
-    strict = Strict("first", "learner")
-    step = Step(DraftTree.empty(), (), (9,))
-    for _ in range(3):
-        tree = session.propose(replace(PLACE, adviser=strict), 8)
-        assert tree.tokens.tolist() == [3], "only sources that learn may rest"
-        session.observe(step)
-    assert learner.queries == 0 and learner.reported == [] and strict.lessons == []
-    assert first.reported == [step] * 3
-    assert session.faults == {}
-    again = Fuse([first, learner]).open(REQUEST)
-    assert len(again.propose(replace(PLACE, adviser=Strict()), 8)) == 2
-
-
-def test_the_time_of_teaching_is_reported_for_sources_that_learn_and_are_not_the_first() -> None:
-    first = Learner(chain([3], "first", [0.9]), lambda: 0.9, "first")
-    learner = Learner(chain([4], "learner", [0.6]), lambda: 0.6, "learner")
-    mute = Fixed(chain([5], "mute", [0.5]), "mute")
-    session = Fuse([first, learner, mute]).open(REQUEST)
-    strict = Strict("first")
-    session.observe(Step(DraftTree.empty(), (), (9,)))
-    assert strict.lessons == [], "nobody is there to be told"
-    assert len(session.propose(replace(PLACE, adviser=strict), 8)) == 3
-    session.observe(Step(DraftTree.empty(), (), (9,)))
-    assert strict.lessons == ["learner"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.budget.cost_curve import CostCurve
+from ragspec.budget.forward_cost import ForwardCost
 from ragspec.budget.policy import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, SourceText
 from ragspec.engine.engine import Engine
@@ -55,7 +55,7 @@ def engine_of(target: CausalTarget, name: str, budget: int | AutoBudget = 6) -> 
     drafter = None if name in ("plain", "model") else name
     draft = tiny.model("llama", seed=1, dtype=torch.float64) if name == "model" else None
     engine = Engine(target, tiny.tokenizer(), drafter=drafter, draft_model=draft, budget=budget)
-    engine.cost = CostCurve.assumed() if isinstance(budget, AutoBudget) else None
+    engine.cost = ForwardCost() if isinstance(budget, AutoBudget) else None
     return engine
 
 

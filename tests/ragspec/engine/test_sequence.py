@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.budget.cost_curve import SharedForward
+from ragspec.budget.forward_cost import SharedForward
 from ragspec.engine.engine import Engine
 from ragspec.engine.output import Generation
 from ragspec.engine.sequence import Sequence, open_sequence

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.budget.policy import make_budget
-from ragspec.engine.cost import model_identity, read_cost
 from ragspec.engine.engine import Engine
 from ragspec.errors import (
     InputError,
@@ -113,18 +111,6 @@ def test_a_target_is_opened_after_the_probe() -> None:
     assert target.max_length == 512
     with pytest.raises(UnsupportedModelError):
         open_target(tiny.model("rwkv"))
-
-
-def test_the_cost_is_measured_only_where_the_budget_needs_it(tmp_path: Path) -> None:
-    target = open_target(tiny.model("llama"))
-    assert read_cost(target, make_budget(8), tmp_path) is None
-
-
-def test_the_identity_is_of_the_architecture_and_not_of_the_weights() -> None:
-    first = model_identity(tiny.model("llama"))
-    assert first == model_identity(tiny.model("llama", seed=1))
-    assert first != model_identity(tiny.model("llama", dtype=torch.float64))
-    assert first != model_identity(tiny.model("llama", num_hidden_layers=1))
 
 
 def test_loading_shows_no_bars_and_leaves_the_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,14 +71,12 @@ def run(engine: Engine, request: list[list[int]], name: str, **options: Any) -> 
     return result
 
 
-def compare(
-    model: Any, architectures_cache: Path, name: str, rows: int
-) -> tuple[list[list[int]], float]:
+def compare(model: Any, name: str, rows: int) -> tuple[list[list[int]], float]:
     """Assert that drafts change nothing; return the tokens and accepted nodes per step."""
     texts = prompts(rows)
-    plain = run(Engine(model, drafter=None, cache=architectures_cache), texts, name)
+    plain = run(Engine(model, drafter=None), texts, name)
     truths = {tuple(text): out.tokens for text, out in zip(texts, plain, strict=True)}
-    engine = Engine(model, drafter=NoisyTrees(truths), budget=BUDGET, cache=architectures_cache)
+    engine = Engine(model, drafter=NoisyTrees(truths), budget=BUDGET)
     drafted = run(engine, texts, name)
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]
     assert {out.label for out in drafted} == {"exact"}
@@ -88,11 +85,6 @@ def compare(
     accepted = sum(out.report.accepted for out in drafted)
     assert 0 < accepted < sum(out.report.drafted for out in drafted)
     return [out.tokens for out in plain], accepted / steps
-
-
-@pytest.fixture(scope="module")
-def architectures_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("verdicts")
 
 
 def test_there_are_enough_architectures() -> None:
@@ -120,10 +112,10 @@ def test_the_probe_is_right_in_half_precision(name: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_tokens_do_not_depend_on_drafts(name: str, architectures_cache: Path) -> None:
+def test_tokens_do_not_depend_on_drafts(name: str) -> None:
     model = build(name)
-    greedy, _ = compare(model, architectures_cache, "greedy", 1)
-    compare(model, architectures_cache, "sampled", 1)
+    greedy, _ = compare(model, "greedy", 1)
+    compare(model, "sampled", 1)
     ids = torch.tensor(prompts(1))
     current = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False
@@ -137,12 +129,12 @@ def test_tokens_do_not_depend_on_drafts(name: str, architectures_cache: Path) ->
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("architecture", CLOSELY)
 def test_tokens_do_not_depend_on_drafts_under_any_setting(
-    architecture: str, name: str, rows: int, architectures_cache: Path
+    architecture: str, name: str, rows: int
 ) -> None:
-    tokens, accepted = compare(build(architecture), architectures_cache, name, rows)
+    tokens, accepted = compare(build(architecture), name, rows)
     assert accepted > 0.5, "too little was accepted for the test to mean anything"
     if rows == 4:
-        alone, _ = compare(build(architecture), architectures_cache, name, 1)
+        alone, _ = compare(build(architecture), name, 1)
         assert name == "stateful" or tokens[0] == alone[0], "a row depends on its neighbours"
 
 
@@ -150,14 +142,14 @@ def test_tokens_do_not_depend_on_drafts_under_any_setting(
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_tokens_do_not_depend_on_a_draft_model_beside_the_context(
-    name: str, rows: int, budget: Any, architectures_cache: Path
+    name: str, rows: int, budget: Any
 ) -> None:
-    alone = Engine(target(), drafter=None, cache=architectures_cache)
+    alone = Engine(target(), drafter=None)
     plain = run(alone, PROMPTS[:rows], name, ignore_eos=True)
     # How the texts begin can be copied; the rest is left to the model.
     texts = [SourceText(tuple(out.tokens[:6]), i) for i, out in enumerate(plain)]
     drafters: list[str | Drafter] = ["context", ModelDrafter(alike(), min_expected_gain=0.0)]
-    engine = Engine(target(), drafter=drafters, budget=budget, cache=architectures_cache)
+    engine = Engine(target(), drafter=drafters, budget=budget)
     drafted = run(engine, PROMPTS[:rows], name, ignore_eos=True, texts=texts)
     assert [out.tokens for out in drafted] == [out.tokens for out in plain]
     assert {out.label for out in drafted} == {"exact"}
@@ -168,25 +160,19 @@ def test_tokens_do_not_depend_on_a_draft_model_beside_the_context(
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt_oss", "phi3", "bloom", "qwen3_next"])
-def test_rows_of_a_batch_do_not_mix(name: str, architectures_cache: Path) -> None:
-    together, _ = compare(build(name), architectures_cache, "greedy", 4)
-    alone, _ = compare(build(name), architectures_cache, "greedy", 1)
+def test_rows_of_a_batch_do_not_mix(name: str) -> None:
+    together, _ = compare(build(name), "greedy", 4)
+    alone, _ = compare(build(name), "greedy", 1)
     assert together[0] == alone[0]
 
 
 @pytest.mark.parametrize("architecture", CLOSELY)
-def test_an_end_token_inside_a_draft_ends_the_text(
-    architecture: str, architectures_cache: Path
-) -> None:
+def test_an_end_token_inside_a_draft_ends_the_text(architecture: str) -> None:
     model, (text,) = build(architecture), prompts(1)
-    whole = (
-        Engine(model, drafter=None, cache=architectures_cache)
-        .generate(text, max_new_tokens=NEW)
-        .tokens
-    )
+    whole = Engine(model, drafter=None).generate(text, max_new_tokens=NEW).tokens
     end = whole[7]
     drafter = NoisyTrees({tuple(text): whole}, spoiled=0.0)
-    engine = Engine(model, drafter=drafter, budget=BUDGET, cache=architectures_cache)
+    engine = Engine(model, drafter=drafter, budget=BUDGET)
     out = engine.generate(text, max_new_tokens=NEW, stop_token_ids=[end])
     assert out.tokens == whole[: whole.index(end) + 1]
     assert out.finish_reason == "stop"

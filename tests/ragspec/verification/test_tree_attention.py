@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -382,13 +381,13 @@ def test_models_may_share_a_configuration() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "falcon", "bloom"])
-def test_the_model_is_left_as_it_was_detected(name: str, tmp_path: Path) -> None:
+def test_the_model_is_left_as_it_was_detected(name: str) -> None:
     model = copy.deepcopy(build(name))
     before = local(model)
     configuration, names = model.config.to_dict(), set(vars(model))
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     implementation = model.config._attn_implementation
-    engine = Engine(model, drafter="context", budget=6, cache=tmp_path)
+    engine = Engine(model, drafter="context", budget=6)
     engine.generate(ids(1)[0].tolist(), max_new_tokens=8)
     assert model.config._attn_implementation == implementation
     assert model.config.to_dict() == configuration
@@ -409,11 +408,11 @@ def test_generate_is_right_while_the_model_is_on_loan(name: str) -> None:
     assert local(model) == before
 
 
-def test_threads_share_one_model(tmp_path: Path) -> None:
+def test_threads_share_one_model() -> None:
     """Two engines in threads of their own and transformers' generate in a third, all at once."""
     model = copy.deepcopy(build("gemma3_text"))
     prompts = [ids(seed)[0].tolist() for seed in (3, 4)]
-    engines = [Engine(model, drafter="context", budget=n, cache=tmp_path) for n in (4, 9)]
+    engines = [Engine(model, drafter="context", budget=n) for n in (4, 9)]
     alone = [
         engine.generate(prompt, max_new_tokens=24).tokens
         for engine, prompt in zip(engines, prompts, strict=True)

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.budget.base import Settings
 from ragspec.budget.gains import BUCKETS, Experience
+from ragspec.budget.goodput import SourceChoice
 from ragspec.budget.policy import AutoBudget, FixedBudget
-from ragspec.budget.source_choice import SourceChoice
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse
 from ragspec.drafters.model.coupled import CoupledGrowth
@@ -267,7 +266,7 @@ def test_a_higher_rate_makes_smaller_drafts() -> None:
     prompt = tiny.prompt()
     sizes = []
     for rate in (1e-9, 1e9):
-        adviser = SourceChoice(Experience(), Settings(0.0, 0.0, BUCKETS[-1]))
+        adviser = SourceChoice(Experience(), 0.0, BUCKETS[-1])
         adviser.begin(rate, 5.0)
         context = DraftContext(list(prompt), len(prompt), 50, adviser)
         session = ModelDrafter(alike()).open(DraftRequest(tuple(prompt), tiny.VOCAB))

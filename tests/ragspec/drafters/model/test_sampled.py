@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
-from ragspec.budget.cost_curve import ROWS, CostCurve
+from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.drafters.fuse import Fuse
@@ -198,7 +198,7 @@ def test_what_a_budget_cuts_does_not_depend_on_the_tokens(
     mode: str, width: tuple[int, ...], policy: BudgetPolicy
 ) -> None:
     drafter = ModelDrafter(model(1), width=width, mode=mode)
-    dear = CostCurve((9,), np.array([[0.1 if n < 5 else 0.3 for n in ROWS]]))
+    dear = ForwardCost({n: 0.1 if n < 5 else 0.3 for n in SIZES})
     session = copy.deepcopy(policy).open(dear)
     trees = [propose(drafter, 9, seed) for seed in range(30)]
     for tree in trees:  # the text always goes on with the last draw

@@ -1,0 +1,329 @@
+"""Whether to draft, whom to ask, and how much to verify."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragspec.budget.base import Adviser
+from ragspec.budget.calibration import Calibration
+from ragspec.budget.forward_cost import SIZES, ForwardCost
+from ragspec.budget.gains import BUCKETS
+from ragspec.budget.goodput import GoodputSession, SourceChoice
+from ragspec.budget.policy import AutoBudget
+from ragspec.rules.base import Step
+from ragspec.trees.draft_tree import DraftTree
+
+HOST = 0.2
+NONE = DraftTree.empty()
+SURE = DraftTree.chain([1, 2], "context", accept_prob=[0.99, 0.98])
+OTHER = DraftTree.chain([5, 6, 7], "model", accept_prob=[0.9, 0.8, 0.7])
+PLAIN = 10.0
+
+
+def linear(base: float = PLAIN, row: float = 0.4) -> ForwardCost:
+    """A forward of `base` ms and `row` ms more for each further position."""
+    return ForwardCost({n: (base + row * (n - 1)) / 1000 for n in SIZES})
+
+
+@st.composite
+def trees(draw: st.DrawFn, most: int = 7) -> DraftTree:
+    n = draw(st.integers(1, most))
+    parents = [draw(st.integers(-1, i - 1)) for i in range(n)]
+    accept_prob: list[float] = []
+    for parent in parents:
+        share = draw(st.integers(1, 20)) / 20
+        accept_prob.append(share * (accept_prob[parent] if parent >= 0 else 1.0))
+    return DraftTree.build(list(range(n)), parents, "a", accept_prob=accept_prob)
+
+
+def closed_sets(tree: DraftTree) -> list[tuple[int, ...]]:
+    parents = tree.parents.tolist()
+    nodes = range(len(tree))
+    subsets = itertools.chain.from_iterable(
+        itertools.combinations(nodes, size) for size in range(len(tree) + 1)
+    )
+    return [
+        selected for selected in subsets if all(parents[i] in (-1, *selected) for i in selected)
+    ]
+
+
+@given(trees(), st.floats(0.05, 6.0))
+def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
+    tree: DraftTree, row: float
+) -> None:
+    cost = linear(row=row)
+    session = AutoBudget(margin=0.0).open(cost)
+    session.allowance(128)
+    accept_prob: list[float] = tree.accept_prob.tolist()
+
+    def ratio(chosen: tuple[int, ...]) -> float:
+        time = 1000 * cost.seconds(len(chosen) + 1, 128)
+        return (1.0 + sum(accept_prob[i] for i in chosen)) / time
+
+    selected = tuple(session.fit(tree, 128).tokens.tolist())
+    sizes = {*BUCKETS, len(tree)}
+    best = max(ratio(chosen) for chosen in closed_sets(tree) if len(chosen) in sizes)
+    assert selected in closed_sets(tree)
+    assert ratio(selected) == pytest.approx(best, rel=1e-6)
+
+
+def test_a_sure_token_is_verified_in_poor_text_however_fast_rich_text_goes() -> None:
+    """After a quotation at many tokens a step, a plain step still yields one for its time."""
+    session = AutoBudget().open(linear(base=5.5, row=2.0))
+    session.experience.learn_step(15.0, 12.0)
+    session.allowance(128)
+    assert len(session.fit(DraftTree.chain([1], "a", accept_prob=[0.9]), 128)) == 1
+
+
+@pytest.mark.parametrize("row", [(0.1, 1.3), (1.3, 2.5), (2.5, 8.0)])
+def test_costlier_verification_never_gets_a_larger_tree(row: tuple[float, float]) -> None:
+    tree = DraftTree.chain(list(range(16)), "a", accept_prob=[0.85 ** (i + 1) for i in range(16)])
+    sizes = []
+    for each in row:
+        session = AutoBudget().open(linear(row=each))
+        session.allowance(128)
+        sizes.append(len(session.fit(tree, 128)))
+    assert sizes[0] > sizes[1]
+
+
+class Drafter:
+    """Proposes chains that claim much; whether they are right is up to the test."""
+
+    def __init__(self, claim: float, milliseconds: float) -> None:
+        self.claim, self.milliseconds = claim, milliseconds
+        self.requests: list[int] = []
+        self.verified: list[int] = []
+
+    def step(self, session: GoodputSession, right: int, expected: float | None = None) -> float:
+        """Take one step of which `right` tokens can be accepted; returns its milliseconds."""
+        allowed = session.adviser.nodes(expected, session.allowance(128))
+        self.requests.append(allowed)
+        tree = DraftTree.empty()
+        if allowed:
+            claims = [self.claim ** (i + 1) for i in range(allowed)]
+            tree = DraftTree.chain(list(range(allowed)), "a", accept_prob=claims)
+        tree = session.fit(tree, 128)
+        self.verified.append(len(tree))
+        accepted = min(right, len(tree))
+        token = accepted if accepted < right else 99
+        spent = {
+            "draft": self.milliseconds if allowed else 0.0,
+            "verify": PLAIN + 0.4 * len(tree),
+            "commit": 0.0,
+            "host": HOST,
+        }
+        step = Step(tree, tuple(range(accepted)), (*range(accepted), token), spent)
+        session.observe(step, 128)
+        return sum(spent.values())
+
+
+def play(drafter: Drafter, session: GoodputSession, rights: list[int]) -> float:
+    """Take a step for each number of right tokens; return the milliseconds spent."""
+    return sum(drafter.step(session, right) for right in rights)
+
+
+def test_switches_off_for_a_useless_drafter_and_on_when_it_becomes_useful() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.9, milliseconds=5.0)
+    play(drafter, session, [0] * 120)
+    assert drafter.requests[-40:].count(0) >= 36
+    while drafter.requests[-1]:
+        play(drafter, session, [0])
+    play(drafter, session, [8] * 400)
+    assert all(request > 0 for request in drafter.requests[-20:])
+    assert session.reason is None
+
+
+@pytest.mark.parametrize("milliseconds", [0.05, 0.5, 2.0, 5.0, 50.0])
+def test_the_time_lost_to_a_useless_drafter_is_bounded(milliseconds: float) -> None:
+    policy, plain = AutoBudget(), PLAIN + HOST
+    drafter = Drafter(claim=0.9, milliseconds=milliseconds)
+    first = play(drafter, policy.open(linear()), [0] * 500)
+    assert first <= 1.01 * 500 * plain + 12 * (plain + milliseconds)
+    lengths = [96, 500, *[96] * 20]  # the sequences share what trials may cost
+    later = sum(play(drafter, policy.open(linear()), [0] * steps) for steps in lengths)
+    assert later <= 1.01 * sum(lengths) * plain + plain + milliseconds
+
+
+def test_a_free_drafter_is_trusted_again_without_any_verification() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.9, milliseconds=0.001)
+    play(drafter, session, [0] * 100)
+    assert drafter.verified[-30:] == [0] * 30 and all(drafter.requests)
+    play(drafter, session, [8] * 60)
+    assert sum(size >= 6 for size in drafter.verified[100:]) >= 15
+
+
+def test_long_copies_get_the_largest_drafts_and_short_ones_small_drafts() -> None:
+    session = AutoBudget().open(linear(row=0.05))
+    drafter = Drafter(claim=0.99, milliseconds=0.1)
+    play(drafter, session, [64] * 20)
+    assert drafter.requests[-1] == BUCKETS[-1]
+    play(drafter, session, [1] * 200)
+    assert drafter.requests[-1] <= 15
+
+
+def test_one_expected_acceptance_does_not_suffer_for_another() -> None:
+    session = AutoBudget().open(linear())
+    drafter = Drafter(claim=0.9, milliseconds=2.0)
+    for _ in range(60):
+        drafter.step(session, 0, expected=0.05)
+    poor = [drafter.step(session, 0, expected=0.05) for _ in range(20)]
+    assert drafter.requests[-20:].count(0) >= 18 and poor
+    for _ in range(60):
+        drafter.step(session, 8, expected=0.95)
+    assert all(drafter.requests[-20:])
+
+
+def test_no_proposals_are_reported_separately_from_poor_ones() -> None:
+    session = AutoBudget().open(linear())
+    session.allowance(128)
+    session.observe(Step(session.fit(DraftTree.empty(), 128), (), (5,), {"draft": 0.0}), 128)
+    assert session.reason is None, "the report says that nothing was drafted"
+    session.allowance(128)
+    poor = session.fit(DraftTree.chain([1], "a", accept_prob=[0.01]), 128)
+    session.observe(Step(poor, (), (5,), {}), 128)
+    assert session.reason is not None and "save time" in session.reason
+    session.allowance(128)
+    good = session.fit(DraftTree.chain([1], "a", accept_prob=[0.9]), 128)
+    session.observe(Step(good, (0,), (1, 5), {}), 128)
+    assert session.reason is None, "a draft was verified"
+
+
+def test_never_more_than_the_maximum_is_requested() -> None:
+    session = AutoBudget(maximum=6).open(linear())
+    drafter = Drafter(claim=1.0, milliseconds=0.0)
+    play(drafter, session, [64] * 40)
+    assert max(drafter.requests) == session.allowance(128) == 5
+
+
+def test_works_without_costs_and_without_times() -> None:
+    session = AutoBudget().open(None)
+    for _ in range(20):
+        assert session.allowance(10) > 0
+        tree = session.fit(DraftTree.chain([0, 1, 2], "a", accept_prob=[0.9, 0.8, 0.7]), 10)
+        assert len(tree) == 3
+        session.observe(Step(tree, (0, 1, 2), (0, 1, 2, 3), {}), 10)
+
+
+def test_what_a_draft_adds_to_the_time_of_the_host_is_part_of_its_cost() -> None:
+    session = AutoBudget().open(linear())
+    session.experience.host = 0.3
+    for _ in range(60):
+        session.allowance(128)
+        tree = session.fit(DraftTree.chain([0, 1], "a", accept_prob=[0.9, 0.8]), 128)
+        spent = {"draft": 0.1, "verify": 10.0}
+        session.observe(Step(tree, (0, 1), (0, 1, 2), spent), 128)
+        spent["host"] = 0.5  # as the loop does it: after the policy has learned
+    assert session.experience.host == pytest.approx(0.3)
+    assert session.drafting == pytest.approx(0.3, rel=0.05)
+
+
+def ask(
+    session: GoodputSession, before: DraftTree, after: DraftTree, tokens: tuple[int, ...], ms: float
+) -> int:
+    """Play a step of a first source and one that takes `ms`; return the nodes it may draft."""
+    adviser = session.adviser
+    adviser.nodes(0.95, session.allowance(128))
+    tree = before
+    if len(before):
+        tree = adviser.appraise(before, 0)
+    adviser.spent("context", 0.01)
+    request = adviser.allowance("model", 32)
+    if request:
+        if len(after):
+            tree = adviser.appraise(after, 0)
+        adviser.spent("model", ms)
+    tree = session.fit(tree, 128)
+    session.observe(Step(tree, (), tokens, {}), 128)
+    return request
+
+
+def opened(row: float = 0.01) -> GoodputSession:
+    return AutoBudget().open(linear(row=row))
+
+
+def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
+    session = opened()
+    requests = [ask(session, NONE, OTHER, (9, 9, 9), PLAIN) for _ in range(1000)]
+    assert requests[0] == 32
+    assert sum(map(bool, requests[20:])) <= 0.01 * 1000
+    skipped = requests.count(0)
+    assert session.adviser.rested == {
+        "model": f"{skipped} steps, as it costs more time than it saves"
+    }
+
+
+def test_a_costly_source_that_pays_is_always_asked() -> None:
+    session = opened()
+    requests = [ask(session, NONE, OTHER, (5, 6, 7, 8), PLAIN) for _ in range(50)]
+    assert all(requests)
+    assert session.adviser.extra == PLAIN
+
+
+def test_a_source_is_asked_only_where_the_others_promise_little() -> None:
+    session = opened()
+    for _ in range(120):
+        ask(session, SURE, SURE, (1, 2, 3), PLAIN)
+        ask(session, NONE, OTHER, (5, 6, 7, 8), PLAIN)
+    assert [ask(session, SURE, SURE, (1, 2, 3), PLAIN) for _ in range(10)].count(0) >= 9
+    assert all(ask(session, NONE, OTHER, (5, 6, 7, 8), PLAIN) for _ in range(10))
+
+
+def test_a_source_that_proposes_nothing_gets_no_credit_for_the_next_one() -> None:
+    session = opened(row=0.0)
+    adviser = session.adviser
+    assert isinstance(adviser, SourceChoice)
+    for _ in range(3):
+        adviser.nodes(0.95, session.allowance(128))
+        for source in ("silent", "failing", "model"):
+            assert adviser.allowance(source, 32)
+            if source == "model":
+                adviser.appraise(OTHER, 0)
+            if source != "failing":  # a source that fails reports no time
+                adviser.spent(source, PLAIN)
+        session.observe(Step(NONE, (), (5, 6, 7, 8), {}), 128)
+    gains = {name: session.experience.gain(name, 0.0) for name in ("silent", "failing", "model")}
+    assert {name: gain.mean for name, gain in gains.items()} == {
+        "silent": 0.0,
+        "failing": 0.0,
+        "model": 3.0,
+    }
+    assert gains["failing"].trials == 0
+
+
+def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> None:
+    """A kernel for several positions is slower than that for one: the first node costs most."""
+    tree = DraftTree.build([1, 2, 3, 4], [-1] * 4, "store", accept_prob=[0.99] * 4)
+
+    def gained(selected: tuple[int, int, int, int]) -> float:
+        cost = ForwardCost({n: 0.005 if n == 1 else 0.009 + 0.0001 * n for n in SIZES})
+        session = AutoBudget().open(cost)
+        fused = replace(tree, source=np.array(selected), sources=("store", "model", "none"))
+        session.allowance(128)
+        assert session.adviser.allowance("model", 8)
+        session.adviser.appraise(fused, 0)
+        session.adviser.spent("model", 0.4)
+        session.observe(Step(fused, (), (9,), {}), 128)
+        return session.experience.gain("model", 0.0).mean
+
+    assert -0.1 < gained((0, 0, 1, 1)) < 0.0, "the tree would have been there without it"
+    assert gained((1, 1, 1, 1)) < -0.7, "it drafted alone"
+    assert gained((0, 0, 0, 0)) == 0.0
+
+
+def test_a_fixed_budget_asks_all_sources_and_still_corrects_claims() -> None:
+    claims = Adviser(Calibration())
+    liar = DraftTree.chain([1], "a", accept_prob=[1.0])
+    for _ in range(20):
+        assert claims.allowance("a", 5) == claims.nodes(0.0, 5) == 5
+        claims.appraise(liar, 0)
+        assert claims.learn((2,)) == [0]
+    assert claims.appraise(liar, 0).accept_prob[0] < 0.2
+    assert claims.rested == {}
