@@ -6,12 +6,9 @@ accepted once its parent is. This claim is corrected by how claims of its kind f
   if the source copies);
 - for first-ranked children, by the token before them: copies end with sentences. In sampled drafts
   at the root only, as the choice of nodes to keep may not depend on the sampled tokens.
-Old evidence fades. Tried without benefit: which sources agree on a node, its depth, the outcome of
-whole trees of such claims, and of a source's claims of all kinds.
-
-Only children of nodes that the text visited count. Their outcome is known whatever was verified,
-so the estimate is unbiased. The emitted tokens decide, so a draft that was cut or not verified at
-all teaches as much as a verified one.
+Old evidence fades. Only children of nodes that the text visited count. Their outcome is known
+whatever was verified, so the estimate is unbiased. The emitted tokens decide, so a draft that was
+cut or not verified at all teaches as much as a verified one.
 """
 
 from __future__ import annotations

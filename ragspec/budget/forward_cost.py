@@ -1,9 +1,8 @@
 """The time of a target forward by its positions and the context length, learned while running.
 
 Forwards of several sequences are packed without padding, so the positions of all of them count
-together. A short probe gives the first curve, and every forward corrects it: a busy machine slows
-all sizes, and kernels make single sizes faster or slower than a line through the others. SmartSpec
-fits a line (arXiv 2406.14066), Sequoia a table (2402.12374).
+together. A short probe gives the first curve, and every forward corrects it. SmartSpec fits a line
+(arXiv 2406.14066), Sequoia a table (2402.12374).
 """
 
 from __future__ import annotations
@@ -98,15 +97,13 @@ class ForwardCost:
             point = padded(size, widths), short if length == SHORT else longest
             times[point] = max(run(*point), 1e-9)
         timed = {n: seconds for (n, length), seconds in times.items() if length == short}
-        slopes = {
-            n: max(0.0, (times[n, longest] - timed[n]) / (longest - short))
-            for n, length in times
-            if length == longest > short
-        }
-        many = max(slopes, default=1)
-        one = slopes.get(1, slopes.get(many, 0.0) / many)
-        each = max(0.0, slopes.get(many, 0.0) - one) / max(1, many - 1)
-        return cls(timed, (one - min(one, each), each), widths)
+        slopes = [
+            (times[n, longest] - timed[n]) / (longest - short)
+            for n in (1, padded(16, widths))
+            if longest > short and (n, longest) in times
+        ]
+        each = max(0.0, slopes[1] - slopes[0]) / (padded(16, widths) - 1) if slopes[1:] else 0.0
+        return cls(timed, (max(0.0, slopes[0] - each) if slopes[1:] else 0.0, each), widths)
 
     def positions(self, counts: Sequence[int]) -> int:
         """Return the positions of a forward, given those of each of its sequences."""

@@ -19,7 +19,7 @@ is SuffixDecoding's view (arXiv 2411.04975). The decisions are our own design.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -190,11 +190,15 @@ class GoodputSession:
         accept_prob = [claims[node] for node in order]
         return Offer(self, tree, order, accept_prob, list(accumulate(accept_prob, initial=0.0)))
 
-    def take(self, offer: Offer, size: int, gain: float) -> DraftTree:
-        """Return the first `size` nodes of a draft, which are expected to gain so many tokens."""
+    def take(self, offer: Offer, size: int, price: float) -> DraftTree:
+        """Return the first `size` nodes of a draft, and learn its gain.
+
+        Args:
+            price: The time of verifying a node, in tokens.
+        """
         adviser = self.adviser
         if adviser.bucket:
-            adviser.gain.learn(gain)
+            adviser.gain.learn(offer.gains[size] - price * size)
             adviser.gain.learn_size(adviser.bucket, bisect_right(BUCKETS, size) - 1)
         if offer.tree.kind in SAMPLED_KINDS:
             size = self._before_draw(size, len(offer.order))
@@ -265,14 +269,14 @@ def fit_together(
         elif budget.adviser.bucket:
             budget.adviser.gain.learn(0.0)
     if offers:
-        sizes, gain = _best_sizes(list(offers.values()), drafting)
+        sizes, price = _best_sizes(list(offers.values()), drafting)
         for (row, offer), size in zip(offers.items(), sizes, strict=True):
-            fitted[row] = offer.session.take(offer, size, gain)
+            fitted[row] = offer.session.take(offer, size, price)
     return fitted
 
 
 def _best_sizes(offers: Sequence[Offer], drafting: float) -> tuple[list[int], float]:
-    """Return the nodes of each draft that give most tokens less time, and the mean gain of a draft.
+    """Return the nodes of each draft that give most tokens less time, and the price of a node.
 
     Time is priced at the best rate of any size of this forward.
 
@@ -283,19 +287,19 @@ def _best_sizes(offers: Sequence[Offer], drafting: float) -> tuple[list[int], fl
     rows = session.forward.rows
     fixed = session.experience.host * rows + drafting
     others = [1] * (rows - len(offers))
-    most = max(len(offer.order) for offer in offers)
-    last = BUCKETS.index(min(nodes for nodes in (*BUCKETS,) if nodes >= min(most, BUCKETS[-1])))
+    last = bisect_left(BUCKETS, max(len(offer.order) for offer in offers))
     choices = [_likeliest(offers, nodes, session.cost.widths) for nodes in BUCKETS[: last + 1]]
     tokens, times = [], []
     for sizes in choices:
         tokens.append(rows + sum(o.gains[n] for o, n in zip(offers, sizes, strict=True)))
         times.append(session.milliseconds([1 + n for n in sizes] + others) + fixed)
-    rate = max(map(lambda n, time: n / time, tokens, times))
+    rate = max(n / time for n, time in zip(tokens, times, strict=True))
     net = [n - rate * time for n, time in zip(tokens, times, strict=True)]
     best = max(range(len(net)), key=net.__getitem__)
     if net[best] < net[0] + session.margin * rows:
         best = 0
-    return choices[best], (net[best] - net[0]) / len(offers)
+    price = rate * (times[best] - times[0]) / max(1, sum(choices[best]))
+    return choices[best], price
 
 
 def _likeliest(offers: Sequence[Offer], nodes: int, widths: Sequence[int]) -> list[int]:

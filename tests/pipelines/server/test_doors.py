@@ -149,7 +149,11 @@ def draw(rng: random.Random, plain: Engine) -> Case:
 @pytest.fixture(scope="module", params=["context", "auto"])
 def doors(request: pytest.FixtureRequest) -> Iterator[Doors]:
     tokens = tiny.bpe_tokenizer()
-    changes: dict[str, Any] = {"vocab_size": len(tokens), "dtype": torch.float64, "num_hidden_layers": 1}
+    changes: dict[str, Any] = {
+        "vocab_size": len(tokens),
+        "dtype": torch.float64,
+        "num_hidden_layers": 1,
+    }
     model, other = (tiny.model("llama", seed=4, **changes) for _ in range(2))
     engine = Engine(model, tokens, request.param, max_batch_size=3, chunk=4)
     with served(engine) as (client, _):
