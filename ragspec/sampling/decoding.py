@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 _REPLACEMENT = "\ufffd"
-_CONTEXT = 8  # least tokens before new ones that are decoded with them
+_CONTEXT, _LONGEST = 6, 14  # tokens before new ones that are decoded with them
 # The end of a text whose spaces `clean_up_tokenization` may remove when more follows.
 _UNDECIDED = re.compile(r" [ ']*(?:n'?|[vr])?$")
 
@@ -151,20 +151,21 @@ class Decoding:
 
     def push(self, tokens: Sequence[int]) -> None:
         """Add tokens to the text."""
-        self._window.extend(tokens)
-        decoder, skip = self._decoder, self._skip
-        whole = self._settles()
+        window = self._window
+        window.extend(tokens)
+        end = self._run_start() if self._decoder.byte_ids else len(window)
+        whole = self._decoder.decode(window if end == len(window) else window[:end], self._skip)
         text = whole.rstrip(_REPLACEMENT)
         if len(text) <= self._settled:
             return
         piece, self._settled = text[self._settled :], len(text)
-        if decoder.clean is None:
+        if self._decoder.clean is None:
             self.text += piece
         else:
             self._raw += piece
-            self._clean(decoder.clean)
-        if len(text) == len(decoder.decode(self._window, skip)):
-            self._window, context = self._context(self._window)
+            self._clean(self._decoder.clean)
+        if end == len(window) > _LONGEST and len(text) == len(whole):
+            self._window, context = self._context(window)
             self._settled = len(context)
 
     def fork(self) -> Decoding:
@@ -173,15 +174,15 @@ class Decoding:
         other._window = list(self._window)
         return other
 
-    def _settles(self) -> str:
-        """Return the text of the window without the run of bytes at its end."""
+    def _run_start(self) -> int:
+        """Return where the run of bytes at the end of the window begins."""
         window, end = self._window, len(self._window)
-        for at in range(len(window) - 1, -1, -1) if self._decoder.byte_ids else ():
+        for at in range(len(window) - 1, -1, -1):
             if window[at] in self._decoder.byte_ids:
                 end = at
             elif not (self._skip and window[at] in self._decoder.skipped):
                 break
-        return self._decoder.decode(window[:end], self._skip)
+        return end
 
     def _rest(self, whole: str) -> str:
         """Return the part of the text that is not settled."""
