@@ -3,7 +3,7 @@
 Those of the models' folder are of files; these are of loaded objects, wherever they came from. A
 store of one model's outputs drafts badly for another, and token ids mean nothing to another
 tokenizer. Drafters over such stores have `fits(model, tokenizer)`, which is called before the first
-request (`ragspec.drafters.build.check_fits`).
+request (`Drafter.fits`).
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ ERRORS: tuple[type[RagspecError], ...] = (UnsupportedModelError, UnsupportedMode
 def test_each_need_is_met_or_named(needed: tuple[bool, ...], offered: tuple[bool, ...]) -> None:
     values = dict(zip(MATCHED, needed, strict=True))
     needs = Needs(3 * values["top_tokens"], False, values["hidden_states"], True, True, needed[2])
-    capabilities = Capabilities(*offered, owner="a small model")
+    best, hidden, latents = offered
+    capabilities = Capabilities(best, hidden, latents, "a small model")
     lacking = [i for i in range(3) if needed[i] and not offered[i]]
     if not lacking:
         match("drafter 'a'", needs, capabilities)
@@ -85,7 +86,8 @@ FIELDS = [field.name for field in fields(Needs)]
 @pytest.mark.parametrize("name", FIELDS)
 @pytest.mark.parametrize("holder", HOLDERS)
 def test_a_drafter_has_the_needs_of_those_that_it_contains(holder: str, name: str) -> None:
-    drafter = States(Needs(**{name: 1 if name == "top_tokens" else True}))
+    values: dict[str, Any] = {name: 1}
+    drafter = States(Needs(**values))
     if holder == "rapid" and name in ("hidden_states", "latents"):
         with pytest.raises((InputError, RuleError)):
             HOLDERS[holder](drafter)

@@ -419,6 +419,32 @@ def call_sins(function: str, node: ast.Call) -> Iterator[str]:
             yield f"{switch}={ast.unparse(keywords[switch])}"
 
 
+ASKED = ("ragspec.drafters", "ragspec.rules", "ragspec.needs", "ragspec.retrievers.methods")
+FOREIGN = {"ragspec.drafters.eagle.head": 2, "ragspec.drafters.build": 1}  # of transformers models
+
+
+def questions(tree: ast.AST) -> int:
+    """Return how often code asks an object whether it has an attribute."""
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return sum(call in ("getattr", "hasattr") for call in calls)
+
+
+def test_no_drafter_or_rule_is_asked_for_an_attribute() -> None:
+    """Optional members have a default in the base class, and needs are declared in `Needs`."""
+    counts = {
+        module: questions(parse(path))
+        for module, path in MODULES.items()
+        if module.startswith((*ASKED, "ragspec.retrievers.rapid", "ragspec.visual.rules"))
+    }
+    assert len(counts) > 30
+    assert {module: count for module, count in counts.items() if count} == FOREIGN
+
+
+def test_the_check_of_questions_can_fail() -> None:
+    assert questions(ast.parse("getattr(drafter, 'top', 0) if hasattr(drafter, 'x') else 1")) == 2
+    assert questions(ast.parse("drafter.getattr, drafter.needs")) == 0
+
+
 def test_nothing_forbidden_is_used() -> None:
     used = {name(path): list(sins(parse(path), path.name)) for path in LIBRARY}
     assert {path: each for path, each in used.items() if each} == {}

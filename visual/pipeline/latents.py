@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ragspec.budget.policy import FixedBudget
 from ragspec.engine.output import Generation
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.rules.base import Rule
@@ -88,7 +89,8 @@ class LatentPipeline(ImagePipeline):
         self.raster = Raster(self.side, self.side)
         self.rule_is_named, self.settings = isinstance(rule, str), settings
         self.rule, self.rule_name = latent_rule(rule, settings)
-        self.source = latent_source(drafter, model, folder, getattr(self.budget, "nodes", NODES))
+        nodes = self.budget.nodes if isinstance(self.budget, FixedBudget) else NODES
+        self.source = latent_source(drafter, model, folder, nodes)
         self.class_names = class_names(model.trunk)
         self.captions = caption_encoder(model.trunk)
         self.register_modules(model=model, vq=tokenizer.model, draft=self.source.model)

@@ -91,7 +91,7 @@ class ImagePipeline(CodePipeline, ClassPipeline):
             tokenizer.codebook(),
             settings,
             positions=self.raster.codes,
-            relaxation=getattr(folder, "relaxation", None),
+            relaxation=None if folder is None else folder.relaxation,
             normalised=tokenizer.normalised,
         )
         self.source = draft_source(drafter, self.rule, model, folder, draft_mode, min_expected_gain)
@@ -154,12 +154,12 @@ class ImagePipeline(CodePipeline, ClassPipeline):
             self.draft.save_pretrained(root / "draft", **saving(kwargs))
         if self.source.head is not None:
             self.source.head.save(root / "head")
-        if self.folder is not None and self.folder.relaxation is not None:
-            shutil.copyfile(self.folder.relaxation, root / self.folder.relaxation.name)
-        for name in ("draft", "head"):
-            part = getattr(self.folder, name, None)
-            if part is not None and not (root / name).exists():
-                shutil.copytree(part, root / name)
+        if (folder := self.folder) is not None:
+            if folder.relaxation is not None:
+                shutil.copyfile(folder.relaxation, root / folder.relaxation.name)
+            for name, part in (("draft", folder.draft), ("head", folder.head)):
+                if part is not None and not (root / name).exists():
+                    shutil.copytree(part, root / name)
         write_setup(root, self, self._summary())
 
     def _summary(self) -> dict[str, Any]:
