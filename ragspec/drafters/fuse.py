@@ -16,7 +16,6 @@ from time import perf_counter
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.combined import Combined, kind_of
 from ragspec.errors import InputError
-from ragspec.needs import Needs
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, keep_best, merge
@@ -64,9 +63,8 @@ class _Source:
         patience: Time limit of a draft in seconds.
     """
 
+    drafter: Drafter
     name: str
-    kind: DraftKind
-    needs: Needs
     suffix: str = ""
     session: DraftSession | None = None
     faults: int = 0
@@ -115,7 +113,7 @@ class FuseSession(DraftSession):
             same = names[:number].count(drafter.name)
             # Statistics are kept by name: two stores must not share them.
             suffix = f" {same + 1}" if same else ""
-            source = _Source(drafter.name + suffix, drafter.kind, drafter.needs, suffix)
+            source = _Source(drafter, drafter.name + suffix, suffix)
             self._sources.append(source)
             try:
                 session = drafter.open(request)
@@ -183,7 +181,7 @@ class FuseSession(DraftSession):
     def observe_prefill(self, prefill: Prefill) -> None:
         """Pass every source the part of the prefill that it needs."""
         for source in self._sources:
-            part = prefill.restricted(source.needs)
+            part = prefill.restricted(source.drafter.needs)
             if source.session is not None and part is not None:
                 try:
                     source.session.observe_prefill(part)
@@ -206,10 +204,10 @@ class FuseSession(DraftSession):
             tree = source.session.propose(request, budget)
             late = source.delay(perf_counter() - began)
             check(tree, self._vocab_size)
-            if len(tree) and tree.kind is not source.kind:
+            if len(tree) and tree.kind is not source.drafter.kind:
                 raise InputError(
                     f"drafter {source.name!r} proposed a {tree.kind.value!r} tree; it declares "
-                    f"{source.kind.value!r}."
+                    f"{source.drafter.kind.value!r}."
                 )
         except Exception as error:
             _fault(source, error)

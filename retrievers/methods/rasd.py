@@ -103,7 +103,7 @@ class RasdSession(FuseSession):
         super().__init__(drafter.drafters, request, drafter.patience)
         self._drafter = drafter
         # The fusion opens look-ups first, else in order: the drafter is the last one of its kind.
-        looks = [each.kind is DraftKind.DETERMINISTIC for each in self._sources]
+        looks = [each.drafter.kind is DraftKind.DETERMINISTIC for each in self._sources]
         place = looks[::-1].index(drafter.drafters[-1].kind is DraftKind.DETERMINISTIC)
         self._model: int | None = len(looks) - 1 - place
         self._grace = _Grace(drafter.grace or 0.0)

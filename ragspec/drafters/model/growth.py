@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Protocol
 
-from ragspec.drafters.base import DraftRequest, KnownDistribution
-from ragspec.drafters.model.cache import DraftState
+from ragspec.drafters.base import DraftRequest
 from ragspec.drafters.model.coupled import CoupledGrowth
 from ragspec.drafters.model.sampled import SampledGrowth
 from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape
@@ -15,25 +13,12 @@ from ragspec.errors import InputError
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
-from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftKind, DraftTree
+from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftKind
 
 WIDTH = 4
 MODES = MappingProxyType({kind.value: kind for kind in DraftKind})
 
-
-class Growth(Protocol):
-    """Builds drafts from a draft model's distributions."""
-
-    kind: DraftKind
-
-    def grow(self, draft_state: DraftState) -> DraftTree:
-        """Return a draft that starts from `draft_state`."""
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Learn from the tokens that the step after the last draft emitted."""
-
-    def distributions(self) -> list[KnownDistribution]:
-        """Return the distributions at the root and at the read nodes of the last draft."""
+Growth = CoupledGrowth | SampledGrowth  # builds drafts from a draft model's distributions
 
 
 def make_growth(
