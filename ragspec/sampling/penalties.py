@@ -75,24 +75,23 @@ class Penalties:
             scores = scores.clone()
             scores[:, list(self.bias)] += torch.tensor(list(self.bias.values())).to(scores)
         if shape.reads_texts:
-            new = context[self.prompt_length :] if shape.counts else context
-            generated = _counts(new, paths, logits)
-            text = _counts(context, paths, logits) if shape.repetition else generated
+            starts = [0] * shape.repetition + [self.prompt_length] * shape.counts
+            size = logits.shape[1]
+            parts = torch.stack([_counts(context[start:], paths, size) for start in starts])
+            counts = parts.to(logits.device).expand(2, -1, -1)  # of the text, and generated
             numbers = [
                 scores.new_full((), self.repetition),
                 scores.new_full((), self.frequency, dtype=torch.float32),
                 scores.new_full((), self.presence, dtype=torch.float32),
                 scores.new_ones(()),
             ]
-            counts = torch.stack((text, generated))
             scores = penalised(scores, penalties_of(counts, shape, numbers))
         least = self.minimum - len(context) + self.prompt_length
         early = [row for row, path in enumerate(paths) if len(path) < least]
         if shape.minimum and early:
             scores = scores.clone()
-            ends = [
-                end for end in self.ends if 0 <= end < logits.shape[1]
-            ]  # configs name others, too
+            # Configurations name other ends, too.
+            ends = [end for end in self.ends if 0 <= end < logits.shape[1]]
             scores[torch.tensor(early)[:, None], torch.tensor(ends, dtype=torch.int64)] = _NEVER
         return scores
 
@@ -132,7 +131,7 @@ class BatchPenalties:
                 for number, value in zip(self._numbers, values, strict=True):
                     number[row] = value
                 for held, first in zip(self._held, (0, each.prompt_length), strict=True):
-                    held[row, :, :-1] = _counts(text[first:], [()], bias[None])
+                    held[row, :, :-1] = _counts(text[first:], [()], len(bias)).to(held.device)
 
     def apply(
         self, logits: Tensor, shape: PenaltyShape, indices: Tensor, tokens: Tensor, see: Tensor
@@ -214,12 +213,12 @@ def over(scores: Tensor, by: float | Tensor) -> Tensor:
     return scores / by
 
 
-def _counts(text: Sequence[int], paths: Sequence[Sequence[int]], like: Tensor) -> Tensor:
-    """Return the counts of tokens in the text and each path, i64 [R, V], V and device of `like`."""
-    counts = torch.bincount(torch.tensor(text, dtype=torch.int64), minlength=like.shape[1])
+def _counts(text: Sequence[int], paths: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
+    """Return the counts of tokens in the text and each path, i64 [R, V], on the host."""
+    counts = torch.bincount(torch.tensor(text, dtype=torch.int64), minlength=vocab_size)
     counts = counts.repeat(len(paths), 1)
     places = [(row, token) for row, path in enumerate(paths) for token in path]
     if places:
         rows, tokens = torch.tensor(places).T
         counts.index_put_((rows, tokens), counts.new_ones(()), accumulate=True)
-    return counts.to(like.device)
+    return counts
