@@ -27,6 +27,7 @@ class Needs:
         texts: Whether it drafts from `DraftRequest.texts`. For a prediction, `ContextDrafter` is
             added to drafters that do not.
         latents: Whether it judges continuous latents.
+        probabilities: Whether it reads the target's distributions over all tokens.
     """
 
     top_tokens: int = 0
@@ -35,6 +36,7 @@ class Needs:
     draft_prompt: bool = False
     texts: bool = False
     latents: bool = False
+    probabilities: bool = False
 
     @classmethod
     def union(cls, parts: Iterable[Needs]) -> Needs:
@@ -56,6 +58,9 @@ _MODEL = "Use a model that verifies trees of drafts, or leave the part out."
 TOP_TOKENS = Lack("the target's best tokens", UnsupportedModelError, _MODEL)
 HIDDEN_STATES = Lack("the target's last hidden states", UnsupportedModelError, _MODEL)
 LATENTS = Lack("a model of continuous latents", RuleError, "Use 'walk'.")
+PROBABILITIES = Lack(
+    "tables of probabilities", RuleError, "Use a rule over latents, such as 'near' or 'horizon'."
+)
 _JUDGED = "Use rule='walk', which judges every draft, or a drafter of one of those kinds."
 
 
@@ -72,6 +77,7 @@ class Capabilities:
     top_tokens: bool = True
     hidden_states: bool = True
     latents: bool = False
+    probabilities: bool = True
     owner: str = "a model of tokens"
     kinds: frozenset[DraftKind] = frozenset(DraftKind)
     judge: str = "rule 'walk'"
@@ -84,6 +90,7 @@ class Capabilities:
             (TOP_TOKENS, needs.top_tokens > 0, self.top_tokens),
             (HIDDEN_STATES, needs.hidden_states, self.hidden_states),
             (LATENTS, needs.latents, self.latents),
+            (PROBABILITIES, needs.probabilities, self.probabilities),
         )
         return [lack for lack, needed, there in pairs if needed and not there]
 

@@ -20,6 +20,7 @@ from numbers import Real
 import torch
 
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import (
     EXACT_FOR_LABEL,
@@ -59,6 +60,7 @@ class Cool(Rule):
     name = "cool"
     relaxed_by = "delta"
     accepts = frozenset({DraftKind.SAMPLED})
+    needs = Needs(probabilities=True)
 
     def __post_init__(self) -> None:
         numbers = (self.delta, self.nu, 0.0 if self.mu is None else self.mu)

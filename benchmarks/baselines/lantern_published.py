@@ -27,6 +27,7 @@ from typing import Literal, get_args
 import torch
 
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import (
     EXACT_FOR_LABEL,
@@ -72,6 +73,7 @@ class RelaxedRejection(Rule):
 
     name = "relaxed-rejection"
     accepts = frozenset(DraftKind) - {DraftKind.COUPLED}
+    needs = Needs(probabilities=True)
 
     def __init__(self, relation: Relation, residual: Residual = "optimal") -> None:
         if residual not in get_args(Residual):

@@ -50,7 +50,7 @@ class Rule(ABC):
     Attributes:
         name: The name by which the rule is chosen and reported.
         accepts: The kinds of draft that the rule can judge without bias.
-        needs: The data of the target that it uses beside tokens and probabilities.
+        needs: The data of the target that it uses beside the chosen tokens.
         relaxed_by: The setting that determines how far a relaxed rule relaxes; None for others.
     """
 

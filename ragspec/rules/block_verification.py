@@ -18,6 +18,7 @@ from functools import partial
 
 from torch import Tensor
 
+from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import (
     EXACT_FOR_LABEL,
@@ -38,6 +39,7 @@ class Block(Rule):
     name = "block"
     label = EXACT_FOR_LABEL
     accepts = frozenset({DraftKind.SAMPLED})
+    needs = Needs(probabilities=True)
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it.

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import RuleError
+from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.sampling.noise import NoiseStream, NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
@@ -51,6 +52,7 @@ class Descent(Rule):
 
     label = EXACT_FOR_LABEL
     accepts = frozenset({DraftKind.SAMPLED})
+    needs = Needs(probabilities=True)
     choose: Choose
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import children_of, path_to
 from ragspec.trees.draft_tree import ROOT, DraftTree
@@ -38,6 +39,7 @@ class Typical(Rule):
 
     name = "typical"
     label = "approximate"
+    needs = Needs(probabilities=True)
 
     def __post_init__(self) -> None:
         for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):

@@ -13,7 +13,7 @@ from ragspec.adapters.host_text import HostOptions, host_drafter
 from ragspec.drafters.base import Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Fuse
 from ragspec.engine.engine import Engine
-from ragspec.errors import InputError, RagspecError, RuleError, UnsupportedModelError
+from ragspec.errors import InputError, RuleError, UnsupportedModelError
 from ragspec.needs import Capabilities, Needs, match
 from ragspec.retrievers.methods.cascade import Cascade, Named
 from ragspec.retrievers.methods.context import ContextDrafter
@@ -29,25 +29,24 @@ from tests.ragspec.engine.test_pause import Tilt
 from tests.support import tiny
 from tests.support.fixed import FixedDrafter, FixedSession
 
-MATCHED = ("top_tokens", "hidden_states", "latents")
-ERRORS: tuple[type[RagspecError], ...] = (UnsupportedModelError, UnsupportedModelError, RuleError)
+ERRORS = (UnsupportedModelError, UnsupportedModelError, RuleError, RuleError)
+SAID = ("best tokens", "last hidden states", "continuous latents", "tables of probabilities")
 
 
-@pytest.mark.parametrize("offered", list(product([False, True], repeat=3)))
-@pytest.mark.parametrize("needed", list(product([False, True], repeat=3)))
+@pytest.mark.parametrize("offered", list(product([False, True], repeat=4)))
+@pytest.mark.parametrize("needed", list(product([False, True], repeat=4)))
 def test_each_need_is_met_or_named(needed: tuple[bool, ...], offered: tuple[bool, ...]) -> None:
-    values = dict(zip(MATCHED, needed, strict=True))
-    needs = Needs(3 * values["top_tokens"], False, values["hidden_states"], True, True, needed[2])
-    best, hidden, latents = offered
-    capabilities = Capabilities(best, hidden, latents, "a small model")
-    lacking = [i for i in range(3) if needed[i] and not offered[i]]
+    best, hidden, latents, chances = needed
+    needs = Needs(3 * best, False, hidden, True, True, latents, chances)
+    best, hidden, latents, chances = offered
+    capabilities = Capabilities(best, hidden, latents, chances, "a small model")
+    lacking = [i for i in range(4) if needed[i] and not offered[i]]
     if not lacking:
         match("drafter 'a'", needs, capabilities)
         return
-    said = ("best tokens", "last hidden states", "continuous latents")[lacking[0]]
-    with pytest.raises(
-        ERRORS[lacking[0]], match=rf"drafter 'a' needs .*{said}; got a small model. Use "
-    ):
+    first = lacking[0]
+    said = rf"drafter 'a' needs .*{SAID[first]}; got a small model. Use "
+    with pytest.raises(ERRORS[first], match=said):
         match("drafter 'a'", needs, capabilities)
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ragspec.drafters.model.cache import DraftCache
-from ragspec.errors import InputError, RuleError
-from ragspec.needs import Capabilities
+from ragspec.errors import InputError
+from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.target_view import RowView
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
@@ -33,7 +33,7 @@ class LatentDraws:
 
     table: LatentTable  # every latent that was sampled
     sampler: Sampler  # of the target's own latents
-    capabilities = Capabilities(latents=True, owner="a model of latents")
+    capabilities = Capabilities(latents=True, probabilities=False, owner="a model of latents")
     copies: int
     view: type[LatentView]  # of a row, for rules
 
@@ -195,10 +195,8 @@ class LatentView(RowView):
 
     def probabilities(self, node: int) -> Tensor:
         """Raise RuleError: latents have no table of probabilities."""
-        raise RuleError(
-            "got a rule over tables of probabilities with a model of continuous latents; expected "
-            "one over latents, such as 'near' or 'horizon'."
-        )
+        match("the rule", Needs(probabilities=True), LatentDraws.capabilities)
+        raise AssertionError("a model of latents offers no probabilities")
 
     def prepare_batch(self, views: Sequence[RowView]) -> None:
         """Sample the latents of all rows of a step together."""

@@ -47,7 +47,7 @@ class MaskedTarget(LatentDraws, CausalTarget):
         InputError: The table has latents of another width or number of steps.
     """
 
-    capabilities = Capabilities(False, False, True, "a masked model")
+    capabilities = Capabilities(False, False, True, False, "a masked model of latents")
     generation_config = None
     border = None
 

@@ -27,6 +27,7 @@ from math import inf
 from typing import TypeVar
 
 from ragspec.errors import InputError
+from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.rejection import children_of
 from ragspec.rules.walk import Walk
@@ -63,6 +64,7 @@ class RelaxedWalk(Rule):
     """
 
     name = "relaxed-walk"
+    needs = Needs(probabilities=True)
     weighs = False  # whether rows compute expected gains even if `least_gain` is 0
 
     def __init__(
