@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ragspec.budget.calibration import UNKNOWN, Appraisal, Calibration
+from ragspec.budget.calibration import UNKNOWN, AcceptanceRatio, Appraisal, Calibration
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -32,6 +32,7 @@ class Adviser:
         self.calibration = calibration
         self.rested: dict[str, str] = {}
         self._open: list[Appraisal] = []
+        self._text: dict[str, AcceptanceRatio] = {}
 
     def nodes(self, expected_acceptance: float | None, budget: int) -> int:
         """Return how many nodes to draft, 0 for none, given the best draft's probability."""
@@ -51,7 +52,7 @@ class Adviser:
         Args:
             root: The last committed token.
         """
-        appraisal = self.calibration.appraise(tree, root)
+        appraisal = self.calibration.appraise(tree, root, self._text)
         self._open.append(appraisal)
         return replace(tree, accept_prob=np.asarray(appraisal.accept_prob, dtype=np.float32))
 

@@ -5,7 +5,8 @@ accepted once its parent is. This claim is corrected by how claims of its kind f
 - by source, rank among siblings, and size of the claim (which stands for the length of a match
   if the source copies);
 - for first-ranked children, by the token before them: copies end with sentences. In sampled drafts
-  at the root only, as the choice of nodes to keep may not depend on the sampled tokens.
+  at the root only, as the choice of nodes to keep may not depend on the sampled tokens;
+- by source in this text: equal claims hold in a quotation and fail in a chat.
 Old evidence fades. Only children of nodes that the text visited count. Their outcome is known
 whatever was verified, so the estimate is unbiased. The emitted tokens decide, so a draft that was
 cut or not verified at all teaches as much as a verified one.
@@ -25,6 +26,7 @@ KINDS = tuple(rank * (len(EDGES) + 1) for rank in range(RANKS))  # the first key
 AFTER = RANKS * (len(EDGES) + 1)  # key of token 0 as the token before; greater than those of kinds
 MOST_RATIOS = 8192  # per source
 PRIOR = 3.0  # weight of the claim itself, in observations; twice as much after a token
+TEXT_PRIOR = 4.0  # likewise, of a claim in one text
 DECAY = 0.98  # weight of the past at every observation of a ratio
 UNKNOWN = -1  # the last committed token if it is unknown
 
@@ -74,6 +76,7 @@ class Appraisal:
     Attributes:
         claims: For each node the table of its source, the key of its kind, the claim, the key of
             the token before (None if unused), and the claim as corrected by kind.
+        in_text: For each node the ratio of its source in this text, and the claim corrected before.
     """
 
     tokens: list[int]
@@ -82,6 +85,7 @@ class Appraisal:
     claims: list[tuple[dict[int, AcceptanceRatio], int, float, int | None, float]] = field(
         default_factory=list
     )
+    in_text: list[tuple[AcceptanceRatio, float]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -94,15 +98,20 @@ class Calibration:
 
     tables: dict[str, dict[int, AcceptanceRatio]] = field(default_factory=dict)
 
-    def appraise(self, tree: DraftTree, root: int = UNKNOWN) -> Appraisal:
+    def appraise(
+        self, tree: DraftTree, root: int = UNKNOWN, text: dict[str, AcceptanceRatio] | None = None
+    ) -> Appraisal:
         """Return the tree's corrected probabilities, none of them above that of its parent.
 
         One pass over plain lists: at the sizes of a draft this beats array operations.
 
         Args:
             root: The last committed token.
+            text: The ratios of sources in this text, to which new sources are added.
         """
         tables = [self.tables.setdefault(name, {}) for name in tree.sources]
+        text = {} if text is None else text
+        in_text = [text.setdefault(name, AcceptanceRatio()) for name in tree.sources]
         claimed = tree.accept_prob.tolist()
         tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
         sampled = tree.kind in SAMPLED_KINDS
@@ -125,7 +134,8 @@ class Calibration:
                 ratio = table.get(end)
                 corrected = ratio.apply(value) if ratio else value
             claims.append((table, key, claim, end, value))
-            accept_prob.append(above * corrected)
+            appraisal.in_text.append((in_text[source], corrected))
+            accept_prob.append(above * in_text[source].apply(corrected))
         return appraisal
 
     def learn(self, appraisal: Appraisal, tokens: Sequence[int]) -> int:
@@ -142,6 +152,8 @@ class Calibration:
             if hit:
                 visited[node] = depth + 1
             table, key, claim, end, value = appraisal.claims[node]
+            ratio, corrected = appraisal.in_text[node]
+            ratio.learn(corrected, hit, TEXT_PRIOR)
             _learn(table, key, claim, hit, PRIOR)
             if end is not None:
                 _learn(table, end, value, hit, 2.0 * PRIOR)

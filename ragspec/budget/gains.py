@@ -15,7 +15,8 @@ from ragspec.budget.forward_cost import SIZES
 
 BUCKETS = tuple(size - 1 for size in SIZES)  # nodes of drafts: the sizes whose costs are known
 FIRST_BUCKET = BUCKETS.index(7)  # of the first draft
-GROWTH, SHRINK = 2, 0.05  # buckets added if all nodes were used; share of an excess that is taken
+ROOM = 2  # buckets beyond the used nodes that are requested
+SHRINK = 0.05  # share of further ones by which the next request is smaller
 OUTLIER = 3.0  # a time is clipped at so many times the expected one
 FADING = 0.05  # weight of a trial in its mean, and of a step in the rate of tokens
 TRIALS = 3  # after so many a gain is judged
@@ -76,9 +77,9 @@ class Gain:
     def learn_size(self, requested: int, used: int) -> None:
         """Learn how many of the requested nodes were worth verifying, both as buckets."""
         if used >= requested:
-            self.size = max(self.size, requested + GROWTH)
+            self.size = max(self.size, requested + ROOM)
         else:
-            self.size += SHRINK * (used + 1 - self.size)
+            self.size += SHRINK * (used + ROOM - self.size)
 
 
 def faded(mean: float, milliseconds: float) -> float:

@@ -86,6 +86,18 @@ def test_a_modest_drafter_is_credited() -> None:
     assert calibration.appraise(chain(3, 0.3)).accept_prob == pytest.approx([1, 1, 1], abs=0.15)
 
 
+def test_equal_claims_count_less_in_a_text_in_which_they_fail() -> None:
+    calibration, tree = Calibration(), chain(3, 0.7)
+    good: dict[str, AcceptanceRatio] = {}
+    bad: dict[str, AcceptanceRatio] = {}
+    for _ in range(20):
+        calibration.learn(calibration.appraise(tree, text=good), (0, 1, 2, 3))
+        calibration.learn(calibration.appraise(tree, text=bad), (9,))
+    in_good, in_bad = (calibration.appraise(tree, text=each).accept_prob for each in (good, bad))
+    assert in_good[2] > 0.5 > 0.25 > in_bad[0]
+    assert 0.3 < calibration.appraise(tree).accept_prob[0] < 0.95, "a new text has the mean"
+
+
 def test_sources_do_not_share_blame() -> None:
     calibration = Calibration()
     for _ in range(20):
