@@ -22,9 +22,9 @@ import torch
 
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.rules.rejection import children_of
 from ragspec.sampling.noise import NoiseUse
 from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import children
 from ragspec.visual.latents.rules.coupling import KINDS, expect_latents, left_of_paths, log_factor
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
@@ -44,10 +44,10 @@ class CspdRepo(Rule):
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the path of all drafts, the last one as the token after the path."""
         view = expect_latents(self, target)
-        table, children = view.target.table, children_of(tree)
+        table, all_below = view.target.table, children(tree.parents)
         path, node = list[int](), ROOT
-        while children[node]:
-            below, target_latent = children[node][0], view.token(node)
+        while node in all_below:
+            below, target_latent = all_below[node][0], view.token(node)
             drafted = int(tree.tokens[below])
             if table.indices[drafted] != view.index(node):  # its distribution is unknown
                 return Verdict(tuple(path), target_latent)

@@ -21,6 +21,7 @@ Neighbours are those of the normalised code-book.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
@@ -29,18 +30,17 @@ import torch
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
+from ragspec.rules.descent import descend
 from ragspec.rules.rejection import (
     EXACT_FOR_LABEL,
     check_draws,
-    children_of,
     draft_distribution,
     draw,
     normalised,
-    path_to,
     ratio,
 )
 from ragspec.sampling.noise import NoiseUse
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.rules.codebook import CodeNeighbours
 from ragspec.visual.rules.lantern import expect_table
 from ragspec.visual.rules.relation import (
@@ -97,10 +97,10 @@ class RelaxedRejection(Rule):
         fixed = tree.kind is DraftKind.DETERMINISTIC
         if not fixed:
             check_draws(self, tree)
-        tokens, children = tree.tokens.tolist(), children_of(tree)
-        node, siblings = ROOT, children[ROOT]
+        tokens = tree.tokens.tolist()
         excess: list[float] = []
-        while True:
+
+        def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
             p, index = target.probabilities(node), target.index(node)
             check_size(self.relation, len(p))
             rank, spent = None, 0.0
@@ -111,13 +111,10 @@ class RelaxedRejection(Rule):
                 rank, p, spent = self._try(codes, p, q, tree.kind, uniform)
             excess.append(spent)
             if rank is None:
-                code = draw(p, target.noise, index)
-                return Verdict(path_to(tree, node), code, tuple(excess))
-            node = siblings[rank]
-            if target.ends(node):
-                return Verdict(path_to(tree, node), None, tuple(excess))
-            twins = [sibling for sibling in siblings if tokens[sibling] == tokens[node]]
-            siblings = [child for twin in twins for child in children[twin]]
+                return None, draw(p, target.noise, index)
+            return siblings[rank], tokens[siblings[rank]]
+
+        return replace(descend(tree, target, decide), excess=tuple(excess))
 
     def _try(
         self,

@@ -21,7 +21,6 @@ The random numbers of a step are keyed by the indices that it emits, so no two s
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -31,9 +30,9 @@ from torch import Tensor
 from ragspec.errors import RuleError
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
+from ragspec.rules.descent import descend
 from ragspec.sampling.noise import NoiseStream, NoiseUse
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
-from ragspec.trees.operations import children
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 
 EXACT_FOR_LABEL = "exact-for(distribution)"
 
@@ -61,7 +60,23 @@ class Descent(Rule):
         Raises:
             RuleError: The tree has no distributions q, or a draft token has q = 0.
         """
-        return descend(self, tree, target, self.choose)
+        check_draws(self, tree)
+        tokens = tree.tokens.tolist()
+
+        def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
+            distribution, index = target.probabilities(node), target.index(node)
+            if siblings:
+                rank, distribution = self.choose(
+                    [tokens[sibling] for sibling in siblings],
+                    distribution,
+                    draft_distribution(tree, node, distribution),
+                    partial(target.noise.uniform, index, NoiseUse.ACCEPT),
+                )
+                if rank is not None:
+                    return siblings[rank], tokens[siblings[rank]]
+            return None, draw(distribution, target.noise, index)
+
+        return descend(tree, target, decide)
 
 
 class MultiStep(Descent):
@@ -116,36 +131,6 @@ class WithoutReplacement(Descent):
         return None, p
 
 
-def descend(rule: Rule, tree: DraftTree, target: TargetView, choose: Choose) -> Verdict:
-    """Walk from the root; `choose` accepts a child or ends the path at every node.
-
-    Siblings with the accepted token stand for the same text, so their children are tried together.
-
-    Raises:
-        RuleError: The rule cannot judge the tree.
-    """
-    check_draws(rule, tree)
-    tokens, below = tree.tokens.tolist(), children_of(tree)
-    node, siblings = ROOT, below[ROOT]
-    while True:
-        distribution, index = target.probabilities(node), target.index(node)
-        accepted: int | None = None
-        if siblings:
-            accepted, distribution = choose(
-                [tokens[sibling] for sibling in siblings],
-                distribution,
-                draft_distribution(tree, node, distribution),
-                partial(target.noise.uniform, index, NoiseUse.ACCEPT),
-            )
-        if accepted is None:
-            return Verdict(path_to(tree, node), draw(distribution, target.noise, index))
-        node = siblings[accepted]
-        if target.ends(node):
-            return Verdict(path_to(tree, node), None)
-        twins = [sibling for sibling in siblings if tokens[sibling] == tokens[node]]
-        siblings = [child for twin in twins for child in below[twin]]
-
-
 def ratio(p: Tensor, q: Tensor, token: int) -> float:
     """Return p(token) / q(token).
 
@@ -193,20 +178,6 @@ def draft_distribution(tree: DraftTree, node: int, like: Tensor) -> Tensor:
             "vocabulary. Use a draft model with the target's vocabulary, or rule='walk'."
         )
     return tree.q[node + 1].to(like)
-
-
-def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
-    """Return the nodes from the root's child down to `node` [A]; empty for the root."""
-    path: list[int] = []
-    while node != ROOT:
-        path.append(node)
-        node = int(tree.parents[node])
-    return tuple(reversed(path))
-
-
-def children_of(tree: DraftTree) -> defaultdict[int, list[int]]:
-    """Return the children of every node, and of the root, in node order."""
-    return defaultdict(list, children(tree.parents))
 
 
 def check_draws(rule: Rule, tree: DraftTree) -> None:

@@ -18,8 +18,9 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.rules.rejection import children_of, path_to
+from ragspec.rules.descent import path_to
 from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import children
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,14 @@ class Typical(Rule):
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
         """Return the accepted path and the token that follows it."""
-        tokens, children = tree.tokens.tolist(), children_of(tree)
+        tokens, below = tree.tokens.tolist(), children(tree.parents)
         passed = [(0, 0.0, ROOT)]
         for depth, likelihood, node in passed:
-            if not children[node] or (depth and target.ends(node)):
+            if node not in below or (depth and target.ends(node)):
                 continue
             p = target.probabilities(node)
             enough = self.threshold(p)
-            for child in children[node]:
+            for child in below[node]:
                 chance = p[tokens[child]]
                 if float(chance) > enough:
                     passed.append((depth + 1, likelihood + float(chance.log()), child))

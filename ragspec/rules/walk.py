@@ -8,8 +8,11 @@ coupling is that of Daliri, Musco and Suresh (arXiv 2408.07978).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.rules.descent import descend
+from ragspec.trees.draft_tree import DraftTree
 
 
 class Walk(Rule):
@@ -19,20 +22,11 @@ class Walk(Rule):
     label = "exact"
 
     def judge(self, tree: DraftTree, target: TargetView) -> Verdict:
-        """Return the accepted path and the token that follows it; reads A + 1 nodes.
+        """Return the accepted path and the token that follows it; reads A + 1 nodes."""
+        tokens = tree.tokens.tolist()
 
-        If the text ends on the path, the walk ends there, as plain decoding would.
-        """
-        edges = zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
-        child = {edge: node for node, edge in enumerate(edges)}
-        path: list[int] = []
-        node = ROOT
-        while True:
+        def follow(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
             token = target.token(node)
-            following = child.get((node, token))
-            if following is None:
-                return Verdict(tuple(path), token)
-            path.append(following)
-            node = following
-            if target.ends(node):
-                return Verdict(tuple(path), None)
+            return next((each for each in siblings if tokens[each] == token), None), token
+
+        return descend(tree, target, follow)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ragspec.rules.base import Around, Rule, TargetView, Verdict
-from ragspec.rules.rejection import children_of
 from ragspec.trees.draft_tree import ROOT, DraftTree
+from ragspec.trees.operations import children
 from ragspec.visual.latents.rules.coupling import Aligned, Coupled
 from ragspec.visual.latents.target import LatentDraws, LatentTarget, LatentView
 
@@ -50,12 +50,12 @@ class RecordingTarget(LatentDraws):
 
     def note(self, tree: DraftTree, view: LatentView, verdict: Verdict) -> None:
         """Record a rule's verdict on a chain of drafts."""
-        children, node = children_of(tree), ROOT
+        below_all, node = children(tree.parents), ROOT
         path = [int(tree.tokens[each]) for each in verdict.path]
         for place, number in enumerate([*path, verdict.token]):
             if number is None:
                 break
-            below, index = children[node], view.index(node)
+            below, index = below_all.get(node), view.index(node)
             drafted = int(tree.tokens[below[0]]) if below else None
             if drafted is not None and self.table.indices[drafted] != index:
                 drafted = None  # only a latent sampled for this index is a draft

@@ -23,15 +23,16 @@ as the draft expects below it. A code is only replaced if at least `least_gain` 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import TypeVar
 
 from ragspec.errors import InputError
 from ragspec.needs import Needs
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.rules.rejection import children_of
+from ragspec.rules.descent import descend
 from ragspec.rules.walk import Walk
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import promised
 from ragspec.visual.checks import is_number
 from ragspec.visual.rules.codebook import CodeNeighbours, CodePartition
@@ -123,23 +124,19 @@ class RelaxedRow(Rule):
         if len(tree):
             self.spending.bounds &= tree.kind is DraftKind.DETERMINISTIC
             check_size(self.relation, max(self.relation.size, int(tree.tokens.max()) + 1))
-        tokens, children = tree.tokens.tolist(), children_of(tree)
+        tokens = tree.tokens.tolist()
         below = promised(tree) if self.weighs else [0.0] * len(tree)
-        path: list[int] = []
         excess: list[float] = []
-        node = ROOT
-        while True:
+
+        def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
             code = target.token(node)
-            offered = {tokens[child]: child for child in children[node]}
+            offered = {tokens[child]: child for child in siblings}
             gains = {each: below[child] for each, child in offered.items()}
             following, spent = self._decide(offered, gains, code, target, node, tree.kind)
             excess.append(spent)
-            if following is None:
-                return Verdict(tuple(path), code, tuple(excess))
-            path.append(following)
-            node = following
-            if target.ends(node):
-                return Verdict(tuple(path), None, tuple(excess))
+            return following, code
+
+        return replace(descend(tree, target, decide), excess=tuple(excess))
 
     def _decide(
         self,

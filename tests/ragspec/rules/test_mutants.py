@@ -144,7 +144,7 @@ BROKEN_NOISE: list[tuple[ModuleType, str, Tokens, str, str]] = [
         "uniform(depth) <",
         "target.noise.uniform(target.index(depth), NoiseUse.ACCEPT) <",
     ),
-    (rules, "Walk", (1, 1), "target.token(node)", "target.token(ROOT)"),
+    (rules, "Walk", (1, 1), "target.token(node)", "target.token(-1)"),
 ]
 
 
@@ -232,7 +232,7 @@ def test_draft_and_residual_must_not_share_a_stream(mutate: Mutate) -> None:
 
 
 def test_a_walk_that_emits_the_draft_is_caught(mutate: Mutate) -> None:
-    lax = mutate(rules, "child.get((node, token))", "child.get((node, min(token, 1)))").Walk()
+    lax = mutate(rules, "tokens[each] == token", "tokens[each] == min(token, 1)").Walk()
     tree = partial(grow, widths=(2,), draw=best_first, kind=DraftKind.DETERMINISTIC)
     distributions = Distributions(3, 0)
     assert distribution_deviation(rules.Walk(), distributions, tree, length=2) <= EXACT

@@ -11,7 +11,7 @@ any draft, as no index is judged twice. Densities are compared in log space, in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -20,9 +20,10 @@ from torch import Tensor
 from ragspec.errors import InputError
 from ragspec.needs import Capabilities, Needs, match
 from ragspec.rules.base import Rule, TargetView, Verdict
-from ragspec.rules.rejection import EXACT_FOR_LABEL, children_of
+from ragspec.rules.descent import descend
+from ragspec.rules.rejection import EXACT_FOR_LABEL
 from ragspec.sampling.noise import NoiseUse
-from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
+from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.visual.checks import whole
 from ragspec.visual.latents.table import LatentTable
 from ragspec.visual.latents.target import LatentView
@@ -35,19 +36,16 @@ Emit = Callable[[LatentView, int, int, int], int]
 
 def walk(tree: DraftTree, view: LatentView, emit: Emit) -> Verdict:
     """Return the path of the drafts that `emit` keeps; the first other latent ends it."""
-    children, path, node = children_of(tree), list[int](), ROOT
-    while True:
-        sampled, below = view.token(node), children[node]
-        if not below:
-            return Verdict(tuple(path), sampled)
-        drafted = int(tree.tokens[below[0]])
+
+    def decide(node: int, siblings: Sequence[int]) -> tuple[int | None, int]:
+        sampled = view.token(node)
+        if not siblings:
+            return None, sampled
+        drafted = int(tree.tokens[siblings[0]])
         token = emit(view, node, drafted, sampled)
-        if token != drafted:
-            return Verdict(tuple(path), token)
-        node = below[0]
-        path.append(node)
-        if view.ends(node):
-            return Verdict(tuple(path), None)
+        return siblings[0] if token == drafted else None, token
+
+    return descend(tree, view, decide)
 
 
 def expect_latents(rule: Rule, target: TargetView) -> LatentView:
