@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Sequence, Sized
+from functools import partial
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 _REPLACEMENT = "\ufffd"
 _CONTEXT, _LONGEST = 6, 14  # tokens before new ones that are decoded with them
@@ -53,7 +54,9 @@ class Decoder:
         vocabulary = tokenizer.get_vocab()
         names = (f"<0x{byte:02X}>" for byte in range(256))
         self.byte_ids = frozenset(vocabulary[name] for name in names if name in vocabulary)
-        kind = type(tokenizer)
+        # Decoders are kept by tokenizer, so none may keep its tokenizer.
+        kind, weak = type(tokenizer), proxy(tokenizer)
+        self._decode = partial(kind.decode, weak)
         custom = kind.decode is not PreTrainedTokenizerBase.decode
         if tokenizer.is_fast:
             custom = custom or kind._decode is not PreTrainedTokenizerFast._decode
@@ -69,7 +72,7 @@ class Decoder:
         else:
             self._options = {"clean_up_tokenization_spaces": False}
         if cleans:
-            self.clean = tokenizer.clean_up_tokenization
+            self.clean = partial(kind.clean_up_tokenization, weak)
 
     def decode(self, tokens: list[int], skip: bool) -> str:
         """Return the text of tokens, before spaces are removed; `skip` leaves special ones out."""
@@ -100,14 +103,15 @@ _decoders: WeakKeyDictionary[Any, Decoder] = WeakKeyDictionary()
 
 
 def decoder_of(tokenizer: Any) -> Decoder:
-    """Return the decoder of a tokenizer, made once for each until it gets more tokens."""
-    try:
-        decoder = _decoders.get(tokenizer)
-        if decoder is None or decoder.size != _size(tokenizer):
-            decoder = _decoders[tokenizer] = Decoder(tokenizer)
-        return decoder
-    except TypeError:  # it cannot be the key of a dictionary
+    """Return the decoder of a tokenizer, kept for those of transformers until they grow."""
+    from transformers import PreTrainedTokenizerBase
+
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
         return Decoder(tokenizer)
+    decoder = _decoders.get(tokenizer)
+    if decoder is None or decoder.size != _size(tokenizer):
+        decoder = _decoders[tokenizer] = Decoder(tokenizer)
+    return decoder
 
 
 class Decoding:
@@ -133,7 +137,10 @@ class Decoding:
     def _open(self, prompt: Sequence[int]) -> None:
         """Take the last tokens of the prompt as context."""
         self._window, context = self._context(prompt)
-        context = context.rstrip(_REPLACEMENT)  # new tokens may complete a character of the prompt
+        if context.endswith(_REPLACEMENT):  # new tokens may complete this character
+            end = self._run_start()
+            run = end < len(self._window)
+            context = self._decoder.decode(self._window[:end], self._skip) if run else context[:-1]
         self._settled = len(context)
         if self._decoder.clean is not None:
             self._raw = context

@@ -13,7 +13,8 @@ class TextOutput:
     """The text of tokens that follow a prompt, up to the first stop string.
 
     It is the decoding of prompt and tokens without that of the prompt, cut at the first stop
-    string, however the tokens arrive. The pieces join to it.
+    string, however the tokens arrive. The pieces join to it. If the prompt ends inside a character,
+    that character is part of the text.
 
     Args:
         tokenizer: A tokenizer, or a function from token ids to text.
@@ -39,6 +40,7 @@ class TextOutput:
     ) -> None:
         decoder = decoder_of(tokenizer)
         self.starts: list[int] = []
+        self._tokenizer = tokenizer  # which its decoder does not keep
         self._stops = tuple(stops)
         self._placed = placed
         self._visible = self._searched = Decoding(decoder, skip_special_tokens, prompt)
@@ -111,7 +113,8 @@ class TextOutput:
         visible.push([token])
         if self._stops and self._cut is None:
             start = max(0, before + 1 - max(map(len, self._stops)))
-            self._cut = self._find(searched.text, start)
+            if self._find(searched.text, start) is not None:
+                self._cut = self._find(searched.whole)  # a longer stop may begin earlier
 
     def _decode(self) -> None:
         if self._waiting:
