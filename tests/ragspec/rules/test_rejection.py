@@ -13,6 +13,7 @@ from ragspec.rules.base import Rule
 from ragspec.rules.block_verification import Block
 from ragspec.rules.k_seq import KSeq
 from ragspec.rules.rejection import ChainRejection, MultiStep, WithoutReplacement
+from ragspec.rules.walk import Walk
 from ragspec.sampling.noise import NoiseStream
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from tests.support.distributions import (
@@ -204,12 +205,13 @@ def test_twins_without_replacement_are_refused() -> None:
         judged(WithoutReplacement(), tree, distributions, NoiseStream(0))
 
 
-def test_children_of_twins_are_tried_together() -> None:
+@pytest.mark.parametrize("rule", [MultiStep(), Walk()])
+def test_children_of_twins_are_tried_together(rule: Rule) -> None:
     q = torch.full((5, 4), 0.25, dtype=torch.float64)
     tree = DraftTree.build([1, 1, 2, 3], [-1, -1, 0, 1], "sampled", kind=DraftKind.SAMPLED, q=q)
     distributions = Distributions(4, 0)
     for text, token in [((), 1), ((1,), 3), ((1, 3), 0)]:
         distributions.cache["target", text] = torch.eye(4, dtype=torch.float64)[token]
-    verdict = judged(MultiStep(), tree, distributions, NoiseStream(0))
+    verdict = judged(rule, tree, distributions, NoiseStream(0))
     assert verdict.path == (1, 3)
     assert verdict.token == 0
