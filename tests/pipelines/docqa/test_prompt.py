@@ -110,7 +110,7 @@ def test_special_tokens_in_documents_stay_text() -> None:
     text = f"before {tiny.EOS} after"
     prompt = build_prompt(tokenizer, f"q {tiny.EOS}", hits_of([text, "Plain."], tiny.EOS))
     assert tokenizer.eos_token_id not in prompt.token_ids
-    assert [span[2] for span in prompt.spans] == [1]
+    assert [span[2] for span in prompt.spans] == [0, 1]
 
 
 def test_tokenizer_without_offsets_gives_no_spans() -> None:
