@@ -114,7 +114,7 @@ class Replay:
         context = DraftContext([*text.prompt, text.text[0]], len(text.prompt), limit - 1)
         session = self._open(text)
         budget = self.policy.open()
-        context.adviser = budget.adviser
+        context.adviser = budget
         while context.generated < len(text.text):
             self._step(text, context, session, budget)
         for name, number in getattr(session, "faults", {}).items():

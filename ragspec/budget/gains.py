@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from math import sqrt
+from math import inf, sqrt
 
 from ragspec.budget.calibration import Calibration
 from ragspec.budget.forward_cost import SIZES
@@ -21,7 +21,7 @@ OUTLIER = 3.0  # a time is clipped at so many times the expected one
 FADING = 0.05  # weight of a trial in its mean, and of a step in the rate of tokens
 TRIALS = 3  # after so many a gain is judged
 STD_ERRS = 0.5  # standard errors by which a gain may exceed its mean
-PAUSE = 2.0  # factor on the pause that a trial's share of the time would give
+PAUSE = 250.0  # plain steps between trials that do not seem to pay, for the time of one trial
 PROB_EDGES = (0.1, 0.3, 0.5, 0.7, 0.9)  # bins of the best draft's acceptance probability
 
 
@@ -44,13 +44,12 @@ class Gain:
     trials: int = 0
     passed: float = 0
 
-    def allows(self, rate: float, plain: float, share: float) -> bool:
+    def allows(self, rate: float, plain: float) -> bool:
         """Return whether a trial pays, or is due although it does not seem to pay.
 
         Args:
             rate: Tokens per millisecond, the price of time.
             plain: Milliseconds of a plain step.
-            share: Share of all time that trials may take.
         """
         # Gains are rare and large: a run of misses would close a paying source for long.
         count = min(self.trials, 2.0 / FADING - 1.0)  # the trials that a fading mean rests on
@@ -58,7 +57,7 @@ class Gain:
         if self.trials < TRIALS or self.mean + STD_ERRS * std_err > rate * self.cost:
             return True
         self.passed += 1
-        if self.passed * share * plain <= PAUSE * self.cost:
+        if self.passed * plain <= PAUSE * self.cost:
             return False
         self.passed = 0
         return True
@@ -69,6 +68,11 @@ class Gain:
         weight = max(FADING, 1.0 / self.trials)
         self.mean += weight * (tokens - self.mean)
         self.square += weight * (tokens * tokens - self.square)
+
+    def learn_outcome(self, tokens: float, rate: float) -> None:
+        """Make the next trial due at once if one trial gained more than its time is worth."""
+        if tokens > rate * self.cost:
+            self.passed = inf
 
     def learn_cost(self, milliseconds: float) -> None:
         """Add the time of one trial."""

@@ -21,67 +21,106 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from math import inf
 
-from ragspec.budget.base import Adviser, BudgetSession
+import numpy as np
+
+from ragspec.budget.base import BudgetSession
+from ragspec.budget.calibration import Appraisal
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
-from ragspec.budget.gains import BUCKETS, OUTLIER, Experience, Gain, faded
+from ragspec.budget.gains import BUCKETS, Experience, Gain, faded
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftTree
 from ragspec.trees.operations import keep_best, keep_order
 
+MARGIN = 0.03  # share of a plain step's tokens by which a draft must be better
 
-class SourceChoice(Adviser):
-    """An adviser that also weighs the tokens gained against the time that they take.
+
+class GoodputSession(BudgetSession):
+    """The budget of one sequence, which shares `experience` and `cost` with the others.
+
+    The milliseconds of drafting and of the host that it learns are those of one sequence.
 
     Args:
-        trial_share: Share of the time that trials may take while drafting does not pay.
+        forward: The forward that the sequences share.
         maximum: The largest number of nodes.
 
     Attributes:
         gain: That of drafts at this step's expected acceptance.
-        bucket: Size class of this step's draft; 0 if drafting does not pay.
         extra: Milliseconds of this step's sources that must pay for themselves; the time of the
             others is the price of drafting.
     """
 
-    def __init__(self, experience: Experience, trial_share: float, maximum: int) -> None:
-        super().__init__(experience.calibration)
-        self._experience, self._share = experience, trial_share
-        self.bucket = self._largest = bisect_right(BUCKETS, maximum) - 1
+    def __init__(
+        self, experience: Experience, cost: ForwardCost, forward: SharedForward, maximum: int
+    ) -> None:
+        self._largest = bisect_right(BUCKETS, maximum) - 1
+        super().__init__(BUCKETS[self._largest])
+        self.experience, self.cost, self.forward, self.length = experience, cost, forward, 0
         self.gain = experience.gain("", None)
-        self._plain = self.extra = 0.0
+        self.extra = self._plain = 0.0
+        self._open: list[Appraisal] = []
+        self._bucket = self._largest  # size class of this step's draft; 0: drafting does not pay
         # The gain of the source being asked, and how many trees there were before it.
         self._asking: tuple[Gain, int] | None = None
         self._tried: list[tuple[str, Gain, int, int]] = []  # source, gain, trees before and after
         self._skipped: dict[str, int] = {}
+        self._proposed = self._verified = False
+        self._samples: int | None = None  # nodes to keep of the next sampled draft; None: all
+        # Times come a step late: the step, the milliseconds of its forward and of paying sources,
+        # the gain of its draft, and the sequences in it.
+        self._last: tuple[Step, float, float, Gain | None, int] | None = None
 
-    def begin(self, rate: float, plain: float) -> None:
-        """Start a step, given the tokens per millisecond and the milliseconds of a plain step."""
-        self.rate, self._plain, self.extra = rate, plain, 0.0
-        self._tried, self._asking, self.bucket = [], None, self._largest
-        self.gain = self._experience.gain("", None)
+    @property
+    def reason(self) -> str | None:
+        """Why speculation was off; None if a draft was verified, or none was ever proposed."""
+        if self._verified or (self._bucket and not self._proposed):
+            return None
+        return "no draft was expected to save time on this text and device"
+
+    @property
+    def drafting(self) -> float:
+        """The expected milliseconds of this sequence's draft."""
+        return self.gain.cost if self._bucket else 0.0
+
+    def milliseconds(self, counts: Sequence[int]) -> float:
+        """Return those of a forward, given the positions of each sequence."""
+        return 1000.0 * self.cost.seconds(self.cost.positions(counts), self.length)
+
+    def allowance(self, length: int) -> int:
+        """Start a step, and return the largest number of nodes; see `nodes` and `share`."""
+        self.length, rows = length, self.forward.rows
+        plain = self.milliseconds([1] * rows) + self.experience.host * rows
+        self.rate, self._plain = rows * self.experience.rate(plain), plain / rows
+        self.gain, self._bucket, self.extra = self.experience.gain("", None), self._largest, 0.0
+        self._tried, self._asking, self._open = [], None, []
+        return self.size
 
     def nodes(self, expected_acceptance: float | None, budget: int) -> int:
         """Return how many nodes to draft; 0 if no draft pays and no trial is due."""
-        self.gain = self._experience.gain("", expected_acceptance)
-        drafts = self.gain.allows(self.rate, self._plain, self._share)
-        self.bucket = min(self._largest, round(self.gain.size)) if drafts else 0
-        return min(BUCKETS[self.bucket], budget)
+        self.gain = self.experience.gain("", expected_acceptance)
+        drafts = self.gain.allows(self.rate, self._plain)
+        self._bucket = min(self._largest, round(self.gain.size)) if drafts else 0
+        return min(BUCKETS[self._bucket], budget)
 
-    def allowance(self, source: str, budget: int) -> int:
+    def share(self, source: str, budget: int) -> int:
         """Return the nodes that a source may draft; 0 if it does not pay and no trial is due."""
         best = max((max(each.accept_prob, default=0.0) for each in self._open), default=0.0)
-        gain = self._experience.gain(source, best)
-        if not gain.allows(self.rate, self._plain, self._share):
+        gain = self.experience.gain(source, best)
+        if not gain.allows(self.rate, self._plain):
             steps = self._skipped[source] = self._skipped.get(source, 0) + 1
             self.rested[source] = f"{steps} steps, as it costs more time than it saves"
             self._asking = None
             return 0
         self._asking = gain, len(self._open)
         return budget
+
+    def appraise(self, tree: DraftTree) -> DraftTree:
+        """Return a source's tree with corrected claims, and record it for `observe`."""
+        appraisal = self.experience.calibration.appraise(tree)
+        self._open.append(appraisal)
+        return replace(tree, accept_prob=np.asarray(appraisal.accept_prob, dtype=np.float32))
 
     def spent(self, source: str, milliseconds: float) -> None:
         """Learn the source's cost from the milliseconds of its draft."""
@@ -91,23 +130,89 @@ class SourceChoice(Adviser):
             self._tried.append((source, *asking, len(self._open)))
             self.extra += milliseconds
 
-    def learn_step(self, step: Step, session: GoodputSession) -> None:
+    def fit(self, tree: DraftTree, length: int) -> DraftTree:
+        """Return the part of the tree of most tokens per time; possibly the empty tree."""
+        return fit_together([self], [tree], [length])[0]
+
+    def offer(self, tree: DraftTree) -> Offer | None:
+        """Return the expected gain of a draft; None if there is no node."""
+        if not len(tree):
+            if self._bucket:
+                self.gain.learn(0.0)
+            return None
+        self._proposed = True
+        tree = tree if self._open else self.appraise(tree)
+        claims = tree.accept_prob.tolist()
+        order = keep_order(tree, claims)
+        accept_prob = [claims[node] for node in order]
+        return Offer(self, tree, order, accept_prob, list(accumulate(accept_prob, initial=0.0)))
+
+    def take(self, offer: Offer, size: int, price: float) -> DraftTree:
+        """Return the first `size` nodes of a draft, and learn its gain.
+
+        Args:
+            price: The time of verifying a node, in tokens.
+        """
+        if self._bucket:
+            self.gain.learn(offer.gains[size] - price * size)
+            self.gain.learn_size(self._bucket, bisect_right(BUCKETS, size) - 1)
+        if offer.tree.kind in SAMPLED_KINDS:
+            size = self._before_draw(size, len(offer.order))
+        return keep_best(offer.tree, size, offer.order)
+
+    def _before_draw(self, size: int, last: int) -> int:
+        """Return how many of `last` sampled nodes to keep, as settled by the draft before.
+
+        The `size` of this draft may depend on its sampled tokens, so it settles the next draft. See
+        `trees.operations.keep_order`.
+        """
+        settled, self._samples = self._samples, size if size < last else None
+        return last if settled is None else min(settled, last)
+
+    def observe(self, step: Step, length: int) -> None:
+        """Learn from the outcome of the draft, and from the times of the step before."""
+        nodes = len(step.tree)
+        if self._bucket:
+            self._verified = self._verified or nodes > 0
+            self._learn_gains(step)
+        if self._last is not None:
+            self._learn_times(*self._last)
+        counts = self.forward.counts or [nodes + 1]
+        gain = self.gain if self._bucket else None
+        self._last = step, self.milliseconds(counts), self.extra, gain, self.forward.rows
+        if not self.forward.learned():
+            seconds = 0.001 * step.milliseconds.get("verify", 0.0)
+            self.cost.learn(self.cost.positions(counts), self.length, seconds)
+
+    def _learn_gains(self, step: Step) -> None:
         """Learn how claims fared, and the gain of each source that must pay for itself.
 
-        Such a source is charged for the time that its nodes added to the forward.
+        Such a source is charged for the time that its nodes added to the forward. If a trial paid,
+        the next one is due at once.
         """
-        followed, tree = self.learn(step.tokens), step.tree
-        if max(followed, default=0) > self.rate * self.gain.cost:
-            self.gain.passed = inf  # claims may be better than expected: try again at once
+        followed, tree = [each.learn(step.tokens) for each in self._open], step.tree
+        self.gain.learn_outcome(max(followed, default=0), self.rate)
         for source, gain, before, after in self._tried:
             nodes = sum(tree.sources[each] == source for each in tree.source.tolist())
             # The first node adds most: a source that drafts alone pays for drafting at all.
             counts = len(tree) + 1, len(tree) + 1 - nodes
-            added = session.milliseconds(counts[:1]) - session.milliseconds(counts[1:])
+            added = self.milliseconds(counts[:1]) - self.milliseconds(counts[1:])
             more = max(followed[:after], default=0) - max(followed[:before], default=0)
             gain.learn(more - self.rate * added)
-            if more - self.rate * added > self.rate * gain.cost:
-                gain.passed = inf
+            gain.learn_outcome(more - self.rate * added, self.rate)
+
+    def _learn_times(
+        self, step: Step, forward: float, extra: float, gain: Gain | None, rows: int
+    ) -> None:
+        """Learn from a step's milliseconds; the sequences that shared it are taken to be alike."""
+        experience, spent = self.experience, step.milliseconds
+        host = (spent.get("host", 0.0) + spent.get("commit", 0.0)) / rows
+        experience.host = faded(experience.host, host)
+        if gain is not None:
+            if "draft" in spent:
+                gain.learn_cost(max(0.0, spent["draft"] / rows - extra))
+            extra += gain.cost
+        experience.learn_step(len(step.tokens), forward + rows * (experience.host + extra))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,128 +232,6 @@ class Offer:
     gains: Sequence[float]
 
 
-class GoodputSession:
-    """The policy for one sequence, which shares `experience` and `cost` with the others.
-
-    The milliseconds of drafting and of the host that it learns are those of one sequence.
-
-    Args:
-        margin: Share of a plain step's tokens by which a draft must be better.
-        forward: The forward that the sequences share.
-    """
-
-    def __init__(
-        self,
-        adviser: SourceChoice,
-        experience: Experience,
-        margin: float,
-        cost: ForwardCost,
-        forward: SharedForward,
-    ) -> None:
-        self.adviser, self.experience, self.margin = adviser, experience, margin
-        self.cost, self.forward, self.length = cost, forward, 0
-        self._drafts = 0
-        self._proposed = self._verified = False
-        self._samples: int | None = None  # nodes to keep of the next sampled draft; None: all
-        # Times come a step late: the step, the milliseconds of its forward and of paying sources,
-        # the gain of its draft, and the sequences in it.
-        self._last: tuple[Step, float, float, Gain | None, int] | None = None
-
-    @property
-    def reason(self) -> str | None:
-        """Why speculation was off; None if a draft was verified, or none was ever proposed."""
-        if self._verified or (self.adviser.bucket and not self._proposed):
-            return None
-        return "no draft was expected to save time on this text and device"
-
-    @property
-    def drafting(self) -> float:
-        """The expected milliseconds of this sequence's draft."""
-        return self.adviser.gain.cost if self.adviser.bucket else 0.0
-
-    def milliseconds(self, counts: Sequence[int]) -> float:
-        """Return those of a forward, given the positions of each sequence."""
-        return 1000.0 * self.cost.seconds(self.cost.positions(counts), self.length)
-
-    def allowance(self, length: int) -> int:
-        """Return the largest number of nodes; the adviser chooses how many are worth it."""
-        self.length, rows = length, self.forward.rows
-        plain = self.milliseconds([1] * rows) + self.experience.host * rows
-        self.adviser.begin(rows * self.experience.rate(plain), plain / rows)
-        return BUCKETS[self.adviser.bucket]
-
-    def fit(self, tree: DraftTree, length: int) -> DraftTree:
-        """Return the part of the tree of most tokens per time; possibly the empty tree."""
-        return fit_together([self], [tree], [length])[0]
-
-    def offer(self, tree: DraftTree) -> Offer:
-        """Return the expected gain of a draft."""
-        self._proposed = True
-        tree = self.adviser.appraised(tree)
-        claims = tree.accept_prob.tolist()
-        order = keep_order(tree, claims)
-        accept_prob = [claims[node] for node in order]
-        return Offer(self, tree, order, accept_prob, list(accumulate(accept_prob, initial=0.0)))
-
-    def take(self, offer: Offer, size: int, price: float) -> DraftTree:
-        """Return the first `size` nodes of a draft, and learn its gain.
-
-        Args:
-            price: The time of verifying a node, in tokens.
-        """
-        adviser = self.adviser
-        if adviser.bucket:
-            adviser.gain.learn(offer.gains[size] - price * size)
-            adviser.gain.learn_size(adviser.bucket, bisect_right(BUCKETS, size) - 1)
-        if offer.tree.kind in SAMPLED_KINDS:
-            size = self._before_draw(size, len(offer.order))
-        return keep_best(offer.tree, size, offer.order)
-
-    def _before_draw(self, size: int, last: int) -> int:
-        """Return how many of `last` sampled nodes to keep, as settled by the draft before.
-
-        The `size` of this draft may depend on its sampled tokens, so it settles the next draft. See
-        `trees.operations.keep_order`.
-        """
-        settled, self._samples = self._samples, size if size < last else None
-        return last if settled is None else min(settled, last)
-
-    def observe(self, step: Step, length: int) -> None:
-        """Learn from the outcome of the draft, and from the times of the step before."""
-        adviser, nodes = self.adviser, len(step.tree)
-        if adviser.bucket:
-            self._verified = self._verified or nodes > 0
-            adviser.learn_step(step, self)
-        if self._last is not None:
-            self._learn_times(*self._last)
-        counts = self.forward.counts or [nodes + 1]
-        gain = adviser.gain if adviser.bucket else None
-        self._last = step, self.milliseconds(counts), adviser.extra, gain, self.forward.rows
-        if not self.forward.learned():
-            seconds = 0.001 * step.milliseconds.get("verify", 0.0)
-            self.cost.learn(self.cost.positions(counts), self.length, seconds)
-
-    def _learn_times(
-        self, step: Step, forward: float, extra: float, gain: Gain | None, rows: int
-    ) -> None:
-        """Learn from a step's milliseconds; a draft also pays for what it adds to the host's.
-
-        The sequences that shared the step are taken to be alike.
-        """
-        experience, spent = self.experience, step.milliseconds
-        usual = experience.host
-        host = (spent.get("host", 0.0) + spent.get("commit", 0.0)) / rows
-        if gain is None or host < usual or not usual:
-            experience.host = faded(usual, host)
-        if gain is not None:
-            self._drafts += 1
-            if "draft" in spent and self._drafts > 1:  # the first may hold a prefill
-                late = max(0.0, min(host, OUTLIER * usual) - usual)
-                gain.learn_cost(max(0.0, spent["draft"] / rows - extra) + late)
-            extra += gain.cost
-        experience.learn_step(len(step.tokens), forward + rows * (experience.host + extra))
-
-
 def fit_together(
     budgets: Sequence[BudgetSession | None], trees: Sequence[DraftTree], lengths: Sequence[int]
 ) -> list[DraftTree]:
@@ -260,14 +243,12 @@ def fit_together(
     offers: dict[int, Offer] = {}
     drafting = 0.0
     for row, (budget, tree, length) in enumerate(zip(budgets, trees, lengths, strict=True)):
-        if not isinstance(budget, GoodputSession):
-            fitted[row] = tree if budget is None else budget.fit(tree, length)
-            continue
-        drafting += budget.drafting
-        if len(tree):
-            offers[row] = budget.offer(tree)
-        elif budget.adviser.bucket:
-            budget.adviser.gain.learn(0.0)
+        if isinstance(budget, GoodputSession):
+            drafting += budget.drafting
+            if (offer := budget.offer(tree)) is not None:
+                offers[row] = offer
+        elif budget is not None:
+            fitted[row] = budget.fit(tree, length)
     if offers:
         sizes, price = _best_sizes(list(offers.values()), drafting)
         for (row, offer), size in zip(offers.items(), sizes, strict=True):
@@ -296,7 +277,7 @@ def _best_sizes(offers: Sequence[Offer], drafting: float) -> tuple[list[int], fl
     rate = max(n / time for n, time in zip(tokens, times, strict=True))
     net = [n - rate * time for n, time in zip(tokens, times, strict=True)]
     best = max(range(len(net)), key=net.__getitem__)
-    if net[best] < net[0] + session.margin * rows:
+    if net[best] < net[0] + MARGIN * rows:
         best = 0
     price = rate * (times[best] - times[0]) / max(1, sum(choices[best]))
     return choices[best], price

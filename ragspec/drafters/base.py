@@ -20,7 +20,7 @@ from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import DraftKind, DraftTree, Ints
 
 if TYPE_CHECKING:
-    from ragspec.budget.base import Adviser
+    from ragspec.budget.base import BudgetSession
     from ragspec.sampling.distribution import TokenDistribution
     from ragspec.sampling.transform import Transform
 
@@ -94,7 +94,7 @@ class DraftContext:
     tokens: list[int]
     prompt_length: int
     remaining: int
-    adviser: Adviser | None = None
+    adviser: BudgetSession | None = None
 
     @property
     def generated(self) -> int:

@@ -155,7 +155,7 @@ class FuseSession(DraftSession):
         for number, source in enumerate(self._sources):
             request = budget
             if adviser and number > 0 and source.session is not None:
-                request = adviser.allowance(source.name, budget)
+                request = adviser.share(source.name, budget)
             tree = self._ask(source, context, request) if request else None
             if tree is not None and len(tree):
                 parts.append((tree, number))
@@ -218,7 +218,7 @@ class FuseSession(DraftSession):
             tree = replace(tree, sources=tuple(name + source.suffix for name in tree.sources))
         if context.adviser is not None:
             if len(tree):
-                tree = context.adviser.appraise(tree, context.tokens[-1])
+                tree = context.adviser.appraise(tree)
             context.adviser.spent(source.name, 1000.0 * (perf_counter() - began))
         return tree
 

@@ -11,7 +11,6 @@ import torch
 
 from ragspec.budget.base import BudgetPolicy, BudgetSession
 from ragspec.budget.forward_cost import ForwardCost, SharedForward
-from ragspec.budget.policy import for_one_text
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import with_prediction
 from ragspec.drafters.combined import required_transform
@@ -24,7 +23,6 @@ from ragspec.reports.builder import ReportBuilder
 from ragspec.reports.report import label_under, rounds
 from ragspec.rules.base import Rule, Step
 from ragspec.rules.target_view import RowView
-from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream, fresh_seed
 from ragspec.sampling.settings import TokenLogprob
@@ -236,9 +234,8 @@ def _open_drafter(sequence: Sequence, parts: Parts, forward: SharedForward) -> N
     )
     sequence.needs = drafter.needs
     sequence.hidden = drafter.needs.hidden_states
-    policy = parts.budget if parts.rule.label == Walk.label else for_one_text(parts.budget)
-    sequence.budget = policy.open(parts.cost, forward)
-    sequence.context.adviser = sequence.budget.adviser
+    sequence.budget = parts.budget.open(parts.cost, forward)
+    sequence.context.adviser = sequence.budget
 
 
 def _transform_of(request: Transform | None, drafter: Drafter | None) -> Transform | None:

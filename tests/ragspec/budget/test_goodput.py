@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragspec.budget.base import Adviser
-from ragspec.budget.calibration import Calibration
 from ragspec.budget.forward_cost import SIZES, ForwardCost
 from ragspec.budget.gains import BUCKETS
-from ragspec.budget.goodput import GoodputSession, SourceChoice
+from ragspec.budget.goodput import MARGIN, GoodputSession
 from ragspec.budget.policy import AutoBudget
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -58,7 +56,7 @@ def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
     tree: DraftTree, row: float
 ) -> None:
     cost = linear(row=row)
-    session = AutoBudget(margin=0.0).open(cost)
+    session = AutoBudget().open(cost)
     session.allowance(128)
     accept_prob: list[float] = tree.accept_prob.tolist()
 
@@ -70,7 +68,8 @@ def test_no_closed_set_of_nodes_gives_more_tokens_for_the_time_of_the_step(
     sizes = {*BUCKETS, len(tree)}
     best = max(ratio(chosen) for chosen in closed_sets(tree) if len(chosen) in sizes)
     assert selected in closed_sets(tree)
-    assert ratio(selected) == pytest.approx(best, rel=1e-6)
+    if selected or best > (1.0 + MARGIN) * ratio(()):
+        assert ratio(selected) == pytest.approx(best, rel=1e-6)
 
 
 def test_a_sure_token_is_verified_in_poor_text_however_fast_rich_text_goes() -> None:
@@ -102,7 +101,7 @@ class Drafter:
 
     def step(self, session: GoodputSession, right: int, expected: float | None = None) -> float:
         """Take one step of which `right` tokens can be accepted; returns its milliseconds."""
-        allowed = session.adviser.nodes(expected, session.allowance(128))
+        allowed = session.nodes(expected, session.allowance(128))
         self.requests.append(allowed)
         tree = DraftTree.empty()
         if allowed:
@@ -212,34 +211,20 @@ def test_works_without_costs_and_without_times() -> None:
         session.observe(Step(tree, (0, 1, 2), (0, 1, 2, 3), {}), 10)
 
 
-def test_what_a_draft_adds_to_the_time_of_the_host_is_part_of_its_cost() -> None:
-    session = AutoBudget().open(linear())
-    session.experience.host = 0.3
-    for _ in range(60):
-        session.allowance(128)
-        tree = session.fit(DraftTree.chain([0, 1], "a", accept_prob=[0.9, 0.8]), 128)
-        spent = {"draft": 0.1, "verify": 10.0}
-        session.observe(Step(tree, (0, 1), (0, 1, 2), spent), 128)
-        spent["host"] = 0.5  # as the loop does it: after the policy has learned
-    assert session.experience.host == pytest.approx(0.3)
-    assert session.drafting == pytest.approx(0.3, rel=0.05)
-
-
 def ask(
     session: GoodputSession, before: DraftTree, after: DraftTree, tokens: tuple[int, ...], ms: float
 ) -> int:
     """Play a step of a first source and one that takes `ms`; return the nodes it may draft."""
-    adviser = session.adviser
-    adviser.nodes(0.95, session.allowance(128))
+    session.nodes(0.95, session.allowance(128))
     tree = before
     if len(before):
-        tree = adviser.appraise(before, 0)
-    adviser.spent("context", 0.01)
-    request = adviser.allowance("model", 32)
+        tree = session.appraise(before)
+    session.spent("context", 0.01)
+    request = session.share("model", 32)
     if request:
         if len(after):
-            tree = adviser.appraise(after, 0)
-        adviser.spent("model", ms)
+            tree = session.appraise(after)
+        session.spent("model", ms)
     tree = session.fit(tree, 128)
     session.observe(Step(tree, (), tokens, {}), 128)
     return request
@@ -255,16 +240,14 @@ def test_a_costly_source_that_adds_nothing_is_asked_seldom() -> None:
     assert requests[0] == 32
     assert sum(map(bool, requests[20:])) <= 0.01 * 1000
     skipped = requests.count(0)
-    assert session.adviser.rested == {
-        "model": f"{skipped} steps, as it costs more time than it saves"
-    }
+    assert session.rested == {"model": f"{skipped} steps, as it costs more time than it saves"}
 
 
 def test_a_costly_source_that_pays_is_always_asked() -> None:
     session = opened()
     requests = [ask(session, NONE, OTHER, (5, 6, 7, 8), PLAIN) for _ in range(50)]
     assert all(requests)
-    assert session.adviser.extra == PLAIN
+    assert session.extra == PLAIN
 
 
 def test_a_source_is_asked_only_where_the_others_promise_little() -> None:
@@ -278,16 +261,14 @@ def test_a_source_is_asked_only_where_the_others_promise_little() -> None:
 
 def test_a_source_that_proposes_nothing_gets_no_credit_for_the_next_one() -> None:
     session = opened(row=0.0)
-    adviser = session.adviser
-    assert isinstance(adviser, SourceChoice)
     for _ in range(3):
-        adviser.nodes(0.95, session.allowance(128))
+        session.nodes(0.95, session.allowance(128))
         for source in ("silent", "failing", "model"):
-            assert adviser.allowance(source, 32)
+            assert session.share(source, 32)
             if source == "model":
-                adviser.appraise(OTHER, 0)
+                session.appraise(OTHER)
             if source != "failing":  # a source that fails reports no time
-                adviser.spent(source, PLAIN)
+                session.spent(source, PLAIN)
         session.observe(Step(NONE, (), (5, 6, 7, 8), {}), 128)
     gains = {name: session.experience.gain(name, 0.0) for name in ("silent", "failing", "model")}
     assert {name: gain.mean for name, gain in gains.items()} == {
@@ -307,23 +288,12 @@ def test_sources_pay_for_what_their_nodes_add_and_not_for_drafting_at_all() -> N
         session = AutoBudget().open(cost)
         fused = replace(tree, source=np.array(selected), sources=("store", "model", "none"))
         session.allowance(128)
-        assert session.adviser.allowance("model", 8)
-        session.adviser.appraise(fused, 0)
-        session.adviser.spent("model", 0.4)
+        assert session.share("model", 8)
+        session.appraise(fused)
+        session.spent("model", 0.4)
         session.observe(Step(fused, (), (9,), {}), 128)
         return session.experience.gain("model", 0.0).mean
 
     assert -0.1 < gained((0, 0, 1, 1)) < 0.0, "the tree would have been there without it"
     assert gained((1, 1, 1, 1)) < -0.7, "it drafted alone"
     assert gained((0, 0, 0, 0)) == 0.0
-
-
-def test_a_fixed_budget_asks_all_sources_and_still_corrects_claims() -> None:
-    claims = Adviser(Calibration())
-    liar = DraftTree.chain([1], "a", accept_prob=[1.0])
-    for _ in range(20):
-        assert claims.allowance("a", 5) == claims.nodes(0.0, 5) == 5
-        claims.appraise(liar, 0)
-        assert claims.learn((2,)) == [0]
-    assert claims.appraise(liar, 0).accept_prob[0] < 0.2
-    assert claims.rested == {}

@@ -41,10 +41,9 @@ def test_a_negative_budget_is_refused(spec: int | str) -> None:
         make_budget(spec)
 
 
-@pytest.mark.parametrize("options", [{"margin": -0.1}, {"probe_share": 1.0}, {"maximum": 0}])
-def test_settings_out_of_range_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(InputError, match="expected shares"):
-        AutoBudget(**options)  # type: ignore[arg-type]
+def test_a_maximum_below_one_node_is_refused() -> None:
+    with pytest.raises(InputError, match="at least one node"):
+        AutoBudget(maximum=0)
 
 
 def test_fixed_keeps_the_best_nodes_with_their_parents() -> None:
@@ -83,7 +82,7 @@ def ready(policy: AutoBudget, cost: ForwardCost, forward: SharedForward) -> Good
 
 def fitted(chances: list[float], cost: ForwardCost) -> list[int]:
     """Return the nodes that are kept of each sequence's chain of 23; a chance of 0: no draft."""
-    forward, policy = SharedForward(), AutoBudget(margin=0.0)
+    forward, policy = SharedForward(), AutoBudget()
     forward.begin(len(chances))
     sessions = [ready(policy, cost, forward) for _ in chances]
     trees = [chain(23, chance) if chance else DraftTree.empty() for chance in chances]
@@ -144,10 +143,10 @@ def test_times_of_all_sequences_are_learned_as_those_of_one() -> None:
         forward.begin(rows)
         session = policy.open(linear(), forward)
         for _ in range(6):
-            session.adviser.nodes(None, session.allowance(128))
+            session.nodes(None, session.allowance(128))
             tree = session.fit(chain(7, 0.9), 128)
             forward.fill([1 + len(tree)] * rows)
             spent = {"draft": 2.0 * rows, "host": 0.5 * rows, "verify": 12.0}
             session.observe(Step(tree, (), (5,), spent), 128)
-        results.append((policy.experience.host, session.adviser.gain.cost))
+        results.append((policy.experience.host, session.gain.cost))
     assert results[0] == pytest.approx(results[1], rel=0.2)

@@ -140,7 +140,7 @@ def draft(
     session: BudgetSession, drafter: Sampled, text: Tokens, chains: bool = False
 ) -> DraftTree:
     """Return what the loop would verify, by a target of trees, or of chains."""
-    context = DraftContext([7, *text], 1, 50, session.adviser)
+    context = DraftContext([7, *text], 1, 50, session)
     if not (allowed := session.allowance(LENGTH)):
         return DraftTree.empty(drafter.kind)
     request = DraftRequest((7,), drafter.truth.vocab)
@@ -270,19 +270,18 @@ def prune_freely(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "SAMPLED_KINDS", frozenset())
 
 
-@pytest.mark.parametrize("policy", ["1", "auto"])
 def test_the_first_of_a_pair_stays_where_the_second_was_right(
-    policy: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drafter = Sampled(DISTRIBUTIONS, DISTINCT, (2,), telling=False)
-    row = row_of(policy, "dear third row", drafter)
-    pair = row.adviser.appraise(drafter.propose(DraftContext([7], 1, 50), 2), 7)
+    row = row_of("auto", "dear third row", drafter)
+    pair = row.appraise(drafter.propose(DraftContext([7], 1, 50), 2))
     assert pair.accept_prob[0] < 0.2 < 0.7 < pair.accept_prob[1], (
         "nothing would be gained by the wrong cut"
     )
     assert bias(row, WithoutReplacement(), drafter) <= EXACT
     prune_freely(monkeypatch)
-    assert bias(row_of(policy, "dear third row", drafter), WithoutReplacement(), drafter) > KNOWN
+    assert bias(row_of("auto", "dear third row", drafter), WithoutReplacement(), drafter) > KNOWN
 
 
 @pytest.mark.parametrize(
@@ -335,7 +334,10 @@ def test_what_a_step_taught_may_size_the_next(rule: Rule) -> None:
 
 def test_a_target_of_chains_keeps_those_sampled_first(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = Sampled(DISTRIBUTIONS, DISTINCT, (3,), telling=False)
-    row = row_of("3", "flat", drafter)
+    row = row_of("auto", "dear third row", drafter)
     assert bias(row, WithoutReplacement(), drafter, chains=True) <= EXACT
     prune_freely(monkeypatch)
-    assert bias(row_of("3", "flat", drafter), WithoutReplacement(), drafter, chains=True) > KNOWN
+    assert (
+        bias(row_of("auto", "dear third row", drafter), WithoutReplacement(), drafter, chains=True)
+        > KNOWN
+    )

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from ragspec.budget.base import Adviser
-from ragspec.budget.calibration import Calibration
+from ragspec.budget.base import BudgetSession
+from ragspec.budget.policy import AutoBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import FAULTS_ALLOWED, PATIENCE, WARM_UP, Fuse
 from ragspec.errors import InputError
@@ -210,14 +210,14 @@ def test_no_source_at_all_is_refused() -> None:
 def test_sources_of_one_name_are_reported_separately() -> None:
     liar, honest = chain([9], "rest", [0.9]), chain([1], "rest", [0.9])
     session = Fuse([Fixed(each, "rest") for each in (liar, honest, fail)]).open(REQUEST)
-    claims = Adviser(Calibration())
+    claims = AutoBudget().open()
     with pytest.warns(RuntimeWarning, match="'rest 3' is switched off"):
         for _ in range(20):
-            tree = session.propose(replace(PLACE, adviser=claims), 8)
-            claims.learn((1, 5))
+            tree = session.propose(replace(PLACE, adviser=claims), claims.allowance(1))
+            claims.observe(Step(claims.fit(tree, 1), (), (1, 5)), 1)
     assert dict(zip(tree.tokens.tolist(), tree.accept_prob.tolist(), strict=True)) == {
         9: pytest.approx(0.0, abs=0.2),
-        1: pytest.approx(1.0, abs=0.1),
+        1: pytest.approx(1.0, abs=0.2),
     }
     assert tree.sources == ("rest", "rest 2")
     assert session.faults == {"rest 3": FAULTS_ALLOWED}
@@ -236,11 +236,11 @@ class Looking(Fixed):
         return self._expected_acceptance()
 
 
-class Choosy(Adviser):
+class Choosy(BudgetSession):
     """Drafts where the outlook is not too poor, and keeps what it was told."""
 
     def __init__(self, least: float) -> None:
-        super().__init__(Calibration())
+        super().__init__(8)
         self.least = least
         self.reported: list[float | None] = []
 

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from ragspec.budget.gains import BUCKETS, Experience
-from ragspec.budget.goodput import SourceChoice
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.fuse import Fuse
@@ -266,8 +264,8 @@ def test_a_higher_rate_makes_smaller_drafts() -> None:
     prompt = tiny.prompt()
     sizes = []
     for rate in (1e-9, 1e9):
-        adviser = SourceChoice(Experience(), 0.0, BUCKETS[-1])
-        adviser.begin(rate, 5.0)
+        adviser = AutoBudget().open()
+        adviser.rate = rate
         context = DraftContext(list(prompt), len(prompt), 50, adviser)
         session = ModelDrafter(alike()).open(DraftRequest(tuple(prompt), tiny.VOCAB))
         sizes.append([session.cache.forwards for _ in range(6) if session.propose(context, 8)][-1])
