@@ -19,8 +19,8 @@ from ragspec.drafters.eagle.cache import HeadCache, HeadModel
 from ragspec.drafters.eagle.head import DraftVocabulary, FeatureHead, check_head
 from ragspec.drafters.method import Method
 from ragspec.drafters.model.drafter import ModelSession
-from ragspec.drafters.model.growth import Growth, checked_settings, make_growth
-from ragspec.drafters.model.static_tree import TreeShape
+from ragspec.drafters.model.settings import GrowthSettings
+from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.needs import Needs
 from ragspec.rules.base import Step
@@ -70,15 +70,12 @@ class HeadDrafter(Drafter):
                 f"got {'no head' if head is None else 'no target'}; expected both. Use "
                 "HeadDrafter(folder, model) with the folder that `ragspec train-head` wrote."
             )
-        self.kind, self.widths, self.shape = checked_settings(
-            mode, depth, width, tree, min_expected_gain
-        )
+        self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
+        self.kind = self.settings.kind
         self.target = target if isinstance(target, CausalTarget) else CausalTarget(target)
         self.head = _ready(head, self.target)
         tokens = self.head.tokens
         self.vocabulary = None if tokens is None else DraftVocabulary(self.target, tokens)
-        self.depth = depth
-        self.min_expected_gain = min_expected_gain
         self.name = name
 
     def fits(self, model: Any = None, tokenizer: Any = None) -> None:
@@ -92,10 +89,9 @@ class HeadDrafter(Drafter):
 
     def open(self, request: DraftRequest) -> HeadSession:
         """Return a session that drafts once it has the prompt's hidden states."""
-        growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
         model = HeadModel(self.head, self.target, self.vocabulary)
         cache = HeadCache(model, request.vocab_size, len(request.prompt) + 256)
-        return HeadSession(cache, growth, self, request)
+        return HeadSession(cache, self, request)
 
 
 class HeadSession(ModelSession):
@@ -103,10 +99,8 @@ class HeadSession(ModelSession):
 
     cache: HeadCache
 
-    def __init__(
-        self, cache: HeadCache, growth: Growth, drafter: HeadDrafter, request: DraftRequest
-    ) -> None:
-        super().__init__(cache, growth, drafter.depth, drafter.min_expected_gain)
+    def __init__(self, cache: HeadCache, drafter: HeadDrafter, request: DraftRequest) -> None:
+        super().__init__(cache, drafter.settings.open(request, drafter.name), drafter.settings)
         self._request = request
         self._copies = drafter.target.copies
 

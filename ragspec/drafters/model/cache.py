@@ -1,35 +1,48 @@
 """The KV cache of a draft model: one text and a draft that grows level by level.
 
-A draft tree needs one forward per level. The nodes of earlier levels stay in the speculative slots.
-A new node attends to the text, to its ancestors and to itself. Accepted nodes stay in the cache.
-They are identified by their tokens, because the verified tree may lack some of these nodes or have
-nodes of other drafters.
+A draft tree needs one forward per level, or one step of fixed shape for all levels. The nodes of
+earlier levels stay in the speculative slots. A new node attends to the text, to its ancestors and
+to itself. Accepted nodes stay in the cache. They are identified by their tokens, because the
+verified tree may lack some of these nodes or have nodes of other drafters.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ragspec.drafters.base import DraftContext
+from ragspec.drafters.model.level_step import (
+    LevelShape,
+    LevelStep,
+    PlaceChoices,
+    fitted,
+    read_places,
+)
+from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.trees.draft_tree import ROOT
 from ragspec.verification.causal import CausalTarget
 from ragspec.verification.cpu_weights import Packed, lend, pack
 from ragspec.verification.sequence_cache import BatchCache, SequenceCache
+from ragspec.verification.static.arena import Arena
+from ragspec.verification.static.buffers import StackedRow, reserve
+from ragspec.verification.static.layout import MOST_QUERIES, queries_of, slots_of
+from ragspec.verification.static.target import StaticTarget
 from ragspec.verification.tree_attention import TreeView, model_configs
 
 _FIRST_SIZE = 64
 
 
 class DraftCache:
-    """The KV cache of one row in a draft model; call its methods inside a `lease`.
+    """The KV cache of one row in a draft model; call `read` and `extend` inside a `lease`.
 
     Args:
+        model: A `StaticTarget` also drafts static trees, see `draft`.
         vocab_size: V of the target, the size of returned logits. The draft model's vocabulary may
             be padded to another size.
         capacity: Initial number of slots.
@@ -41,7 +54,12 @@ class DraftCache:
         self.forwards = 0
         self._configs = model_configs(model.model)
         self._packs = Packed(pack(model.model))
+        self._arena: Arena | None = None
         self._cache = SequenceCache(capacity, model.copies)
+        if isinstance(model, StaticTarget):
+            self._arena = model.lend_arena(1, capacity)
+            self._cache = StackedRow(self._arena.stacks, 0)
+            weakref.finalize(self, model.take_back, self._arena).atexit = False
         self._slots: dict[tuple[int, int], int] = {}
         self._depths: list[int] = []
         # [i, j]: draft slot i attends to draft slot j. The last row is the root's: to none.
@@ -103,6 +121,46 @@ class DraftCache:
         visible = None if n == 1 and related.all() else related
         return self._forward(tokens, positions, visible, n)
 
+    def draft(
+        self, tokens: Sequence[int], tree: TreeShape, levels: int, k: int
+    ) -> PlaceChoices | None:
+        """Read the text and the first levels of a tree below it, in one call with one copy back.
+
+        Prompts, and texts too long for a step, are read by usual forwards into the same slots.
+
+        Args:
+            k: Number of best tokens after each place.
+
+        Returns:
+            The choices after the root and after each read place; None if the model has no steps of
+            fixed shape, or if one would exceed its context length.
+        """
+        model, arena, limit = self.model, self._arena, self.model.max_length
+        if arena is None or not isinstance(model, StaticTarget):
+            return None
+        self._keep(len(tokens) - 1)
+        if len(tokens) - len(self) > MOST_QUERIES:
+            with self.lease():
+                self.read(tokens)
+            self._keep(len(tokens) - 1)
+        start, fresh = len(self), list(tokens[len(self) :])
+        pending, places = queries_of(len(fresh)), read_places(tree, levels)
+        if limit is not None and start + pending > limit:
+            return None
+        needed = start + pending + len(places.places)
+        self._reserve(needed)
+        slots, k = slots_of(needed, arena.stacks.slots), min(k, self.vocab_size)
+        shape = LevelShape(tree, levels, pending, slots, self.vocab_size, k)
+        inputs = np.zeros((1, pending + 2), dtype=np.int64)
+        inputs[0, : len(fresh)] = fresh
+        inputs[0, pending:] = start, len(fresh)
+        make = partial(LevelStep, model, arena.stacks, shape)
+        (packet,) = model.take(arena, shape, make, inputs, self._configs)
+        self.forwards += 1 + len(places.bounds)
+        self._cache.length, self._cache.pending = len(tokens), 0
+        received: Tensor = packet.cpu()
+        return PlaceChoices(places.rows, received[0], received[1].view(torch.float64))
+
     def _root(self) -> int:
         """Return the logical position of the root."""
         return len(self) - 1
@@ -149,7 +207,7 @@ class DraftCache:
             visible: Slots that each new one attends to, bool [n, m]; None for plain causality.
         """
         device, n = self.model.device, len(tokens)
-        self._before(n)
+        self._reserve(self._cache.extent + n)
         # One array, so that it takes one copy to the device.
         numbers = torch.from_numpy(np.array([[*positions, *tokens, len(self)]])).to(device)
         m = len(positions)
@@ -164,8 +222,12 @@ class DraftCache:
         logits = self.model.forward(numbers[:, m : m + n], view, cache, keep)
         return fitted(logits[0], self.vocab_size)
 
-    def _before(self, n: int) -> None:
-        """Prepare a forward over n tokens; nothing by default, because the slots grow."""
+    def _reserve(self, slots: int) -> None:
+        """Let buffers at fixed addresses have so many slots; others grow as they are written."""
+        if self._arena is not None and reserve(self._arena.stacks, slots):
+            assert isinstance(self._cache, StackedRow)
+            self._cache.bind(self._arena.stacks)
+            self._arena.moved()
 
     def _grow(self, needed: int) -> None:
         size = self._visible.shape[1]
@@ -175,34 +237,3 @@ class DraftCache:
             self._visible = grown
         # Slots are used again in every step: clear the rows of an earlier draft.
         self._visible[len(self._depths) : needed] = False
-
-
-@dataclass(frozen=True, slots=True)
-class DraftState:
-    """The start of a draft and the limits of its growth.
-
-    Attributes:
-        cache: Contains the text, the root included.
-        logits: The draft model's logits at the root [1, V].
-        budget: Largest number of nodes.
-        depth: Largest depth of a node.
-        min_expected_gain: Growth ends when the next forward is expected to add fewer accepted
-            nodes.
-    """
-
-    cache: DraftCache
-    logits: Tensor
-    context: DraftContext
-    budget: int
-    depth: int
-    min_expected_gain: float
-
-
-def fitted(logits: Tensor, size: int) -> Tensor:
-    """Return logits [n, V] cut off or padded with -inf to the target's vocabulary size."""
-    width = logits.shape[-1]
-    if width == size:
-        return logits
-    if width > size:
-        return logits[:, :size]
-    return torch.nn.functional.pad(logits, (0, size - width), value=float("-inf"))

@@ -24,11 +24,11 @@ from ragspec.drafters.base import (
     KnownDistribution,
 )
 from ragspec.drafters.method import Method, one
-from ragspec.drafters.model.cache import DraftCache, DraftState
-from ragspec.drafters.model.coupled import CONTENDERS
-from ragspec.drafters.model.growth import Growth, checked_settings, make_growth
-from ragspec.drafters.model.level_step import LevelCache
-from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape
+from ragspec.drafters.model.cache import DraftCache
+from ragspec.drafters.model.growth import CONTENDERS, DraftState, Growth
+from ragspec.drafters.model.settings import GrowthSettings
+from ragspec.drafters.model.static_tree import StaticGrowth
+from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.errors import InputError, UnsupportedModelError
 from ragspec.models.device import is_cuda
 from ragspec.models.supported import check_scope, state_layers
@@ -38,7 +38,6 @@ from ragspec.verification.causal import CausalTarget
 from ragspec.verification.path_rows import PathTarget
 from ragspec.verification.static.open import MODES as STATIC_MODES
 from ragspec.verification.static.open import open_static
-from ragspec.verification.static.target import StaticTarget
 
 MIN_EXPECTED_GAIN = 0.3
 _CHEAPEST = 0.02
@@ -99,11 +98,9 @@ class ModelDrafter(Drafter):
                 "Engine(..., draft_model=model) or ModelDrafter(model)."
             )
         self.model = draft_target(model)
-        self.depth = depth
-        self.kind, self.widths, self.shape = checked_settings(
-            mode, depth, width, tree, min_expected_gain
-        )
-        if self.shape is None and static in STATIC_MODES and static not in ("auto", "off"):
+        self.settings = GrowthSettings.checked(mode, depth, width, tree, min_expected_gain)
+        self.kind = self.settings.kind
+        if tree is None and static in STATIC_MODES and static not in ("auto", "off"):
             raise InputError(
                 f"got static={static!r} without a static tree; expected tree= too, such as "
                 "tree=(4, 8, 8, 4, 2). Leave static out to grow the tree best first."
@@ -112,25 +109,17 @@ class ModelDrafter(Drafter):
         self._opened: dict[str, CausalTarget] = {}
         if static != "auto":
             self._stepping(static)
-        self.min_expected_gain = min_expected_gain
         self.name = name
 
     def open(self, request: DraftRequest) -> ModelSession:
         """Return a session whose cache already contains the prompt."""
-        growth = make_growth(request, self.kind, self.name, self.widths, self.shape)
+        growth = self.settings.open(request, self.name)
         model, static = self._stepper(growth, request)
-        capacity = len(request.prompt) + 256
-        cache = (
-            LevelCache(model, request.vocab_size, capacity)
-            if isinstance(model, StaticTarget)
-            else DraftCache(model, request.vocab_size, capacity)
-        )
+        cache = DraftCache(model, request.vocab_size, len(request.prompt) + 256)
         if request.prompt and cache.readable(request.prompt):
             with cache.lease():
                 cache.read(request.prompt)
-        if isinstance(cache, LevelCache) and isinstance(growth, StaticGrowth):
-            return LevelSession(cache, growth, self.depth, self.min_expected_gain, static)
-        return ModelSession(cache, growth, self.depth, self.min_expected_gain, static)
+        return ModelSession(cache, growth, self.settings, static)
 
     def _stepper(self, growth: Growth, request: DraftRequest) -> tuple[CausalTarget, str]:
         """Return the model of a session and its mode: "off", with a reason, or another mode."""
@@ -193,18 +182,13 @@ class ModelSession(DraftSession):
     """The draft model's KV cache and growth for one row; see `ModelDrafter`."""
 
     def __init__(
-        self,
-        cache: DraftCache,
-        growth: Growth,
-        depth: int | None,
-        min_expected_gain: float | None,
-        static: str = "off",
+        self, cache: DraftCache, growth: Growth, settings: GrowthSettings, static: str = "off"
     ) -> None:
         self.cache = cache
         self.static = static
-        self.draft_cost = DraftCostEstimate(min_expected_gain)
+        self.draft_cost = DraftCostEstimate(settings.min_expected_gain)
         self._growth = growth
-        self._depth = depth
+        self._depth = settings.depth
         self._drafted = False
         self._open = False  # whether a draft waits for its outcome
 
@@ -219,20 +203,9 @@ class ModelSession(DraftSession):
         rate = 0.0 if context.adviser is None else context.adviser.rate
         min_expected_gain = self.draft_cost.min_expected_gain(rate)
         began, before = perf_counter(), cache.forwards
-        tree = self._drafted_tree(context, budget, depth, min_expected_gain)
+        tree = self._growth.grow(DraftState(cache, context, budget, depth, min_expected_gain))
         self.draft_cost.learn(1000.0 * (perf_counter() - began), cache.forwards - before)
         return tree
-
-    def _drafted_tree(
-        self, context: DraftContext, budget: int, depth: int, min_expected_gain: float
-    ) -> DraftTree:
-        """Return the draft below a readable text; see `DraftState`."""
-        cache = self.cache
-        with cache.lease():
-            draft_state = DraftState(
-                cache, cache.read(context.tokens), context, budget, depth, min_expected_gain
-            )
-            return self._growth.grow(draft_state)
 
     def distributions(self) -> list[KnownDistribution]:
         """Return the distributions at the root and the read nodes of the last proposal.
@@ -247,23 +220,6 @@ class ModelSession(DraftSession):
             self._open = False
             self.cache.commit(step.tokens)
             self._growth.learn(step.tokens)
-
-
-class LevelSession(ModelSession):
-    """A session whose static trees are drafted in one call; see `LevelCache`."""
-
-    cache: LevelCache
-    _growth: StaticGrowth
-
-    def _drafted_tree(
-        self, context: DraftContext, budget: int, depth: int, min_expected_gain: float
-    ) -> DraftTree:
-        growth = self._growth
-        levels = growth.levels(budget, depth)
-        choices = self.cache.draft(context.tokens, growth.shape, levels)
-        if choices is None:
-            return super()._drafted_tree(context, budget, depth, min_expected_gain)
-        return growth.fill(choices, budget, min(depth, levels + 1))
 
 
 def draft_target(model: Any) -> CausalTarget:

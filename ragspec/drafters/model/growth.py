@@ -1,95 +1,157 @@
-"""The modes of model and head drafters: how drafts grow from a model's distributions."""
+"""The growth of draft trees from a model's distributions: one loop for coupled and sampled drafts.
+
+A growth reads nodes of the tree with the draft model, adds children below them, and chooses the
+nodes that the next forward reads. Its subclasses decide which children and which nodes.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
-from ragspec.drafters.base import DraftRequest
-from ragspec.drafters.model.coupled import CoupledGrowth
-from ragspec.drafters.model.sampled import SampledGrowth
-from ragspec.drafters.model.static_tree import StaticGrowth, TreeShape
-from ragspec.errors import InputError
+import torch
+from torch import Tensor
+
+from ragspec.drafters.base import DraftContext, KnownDistribution
+from ragspec.drafters.model.cache import DraftCache
 from ragspec.sampling.distribution import TokenDistribution
-from ragspec.sampling.noise import NoiseStream
-from ragspec.sampling.settings import Sampling
-from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftKind
+from ragspec.trees.draft_tree import ROOT, DraftKind, DraftTree
 
-WIDTH = 4
-MODES = MappingProxyType({kind.value: kind for kind in DraftKind})
-
-Growth = CoupledGrowth | SampledGrowth  # builds drafts from a draft model's distributions
+CONTENDERS = 64  # tokens of a distribution that are compared after each node
 
 
-def make_growth(
-    request: DraftRequest,
-    kind: DraftKind,
-    name: str,
-    widths: Sequence[int],
-    shape: TreeShape | None = None,
-) -> Growth:
-    """Return the growth of the drafts of one row.
+@dataclass(frozen=True, slots=True)
+class DraftState:
+    """The start of a draft and the limits of its growth.
 
-    Deterministic drafts ignore the noise and consist of the draft model's most probable tokens, as
-    in EAGLE-2 (arXiv 2406.16858). Coupled ones are accepted more often. A relaxed rule can bound
-    its change of the distribution only if the draft does not depend on the noise.
+    Attributes:
+        cache: Can read the text.
+        budget: Largest number of nodes.
+        depth: Largest depth of a node.
+        min_expected_gain: Growth ends when the next forward is expected to add fewer accepted
+            nodes.
+    """
+
+    cache: DraftCache
+    context: DraftContext
+    budget: int
+    depth: int
+    min_expected_gain: float = 0.0
+
+
+@dataclass(slots=True)
+class DraftNodes:
+    """The nodes of a growing draft, parents first.
+
+    Attributes:
+        depths: Depth of each node, 1 = below the root.
+        slots: Cache slot of each node; -1 for an unread one.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    accept_prob: list[float] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def depth(self, node: int) -> int:
+        """Return the depth of a node, 0 for the root."""
+        return 0 if node == ROOT else self.depths[node]
+
+    def add(self, parent: int, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        """Add the children of a node, with the probabilities that they are accepted after it."""
+        count, depth = len(tokens), 1 + self.depth(parent)
+        above = 1.0 if parent == ROOT else self.accept_prob[parent]
+        self.tokens += tokens
+        self.parents += [parent] * count
+        self.accept_prob += [above * chance for chance in chances]
+        self.depths += [depth] * count
+        self.slots += [-1] * count
+
+    def path(self, node: int) -> list[int]:
+        """Return the draft tokens from below the root to the node."""
+        path: list[int] = []
+        while node != ROOT:
+            path.append(self.tokens[node])
+            node = self.parents[node]
+        return path[::-1]
+
+    def read(self, cache: DraftCache, nodes: Sequence[int]) -> Tensor:
+        """Read R nodes with the model; return their logits [R, V].
+
+        Nodes with the same path share one cache slot.
+        """
+        above = [self.parents[node] for node in nodes]
+        texts = [
+            (ROOT if parent == ROOT else self.slots[parent], self.tokens[node])
+            for parent, node in zip(above, nodes, strict=True)
+        ]
+        distinct = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        first = cache.drafted
+        logits = cache.extend([t for _, t in distinct], [slot for slot, _ in distinct])
+        rows = [distinct[text] for text in texts]
+        for node, row in zip(nodes, rows, strict=True):
+            self.slots[node] = first + row
+        if len(distinct) == len(nodes):
+            return logits
+        return logits[torch.tensor(rows, device=logits.device)]
+
+
+class Growth(ABC):
+    """Grows the drafts of one row.
 
     Args:
-        shape: Shape of a static tree; None grows best first.
+        distribution: That of the target, without processors that keep state.
+        name: The source name of the nodes.
     """
-    if request.distribution is None:
-        distribution = TokenDistribution(Sampling(), NoiseStream(0), len(request.prompt))
-    else:
-        distribution = request.distribution.without_lazy()
-    if kind in SAMPLED_KINDS:
-        return SampledGrowth(distribution, name, widths, kind)
-    if kind is DraftKind.DETERMINISTIC:
-        # The same processors, without the noise.
-        greedy = TokenDistribution(Sampling(), distribution.noise, distribution.prompt_length)
-        greedy.processors, distribution = distribution.processors, greedy
-    growth = (
-        CoupledGrowth(distribution, name, widths[0])
-        if shape is None
-        else StaticGrowth(distribution, name, shape)
-    )
-    growth.kind = kind
-    return growth
 
+    def __init__(self, distribution: TokenDistribution, name: str, kind: DraftKind) -> None:
+        self.distribution = distribution
+        self.name = name
+        self.kind = kind
+        self._nodes = DraftNodes()
 
-def checked_settings(
-    mode: str,
-    depth: int | None,
-    width: int | Sequence[int] | None,
-    tree: TreeShape | Sequence[int] | None,
-    min_expected_gain: float | None,
-) -> tuple[DraftKind, tuple[int, ...], TreeShape | None]:
-    """Return the kind, the widths and the static shape for the settings of `ModelDrafter`.
+    def grow(self, draft_state: DraftState) -> DraftTree:
+        """Return a draft below the text of `draft_state`."""
+        cache, context = draft_state.cache, draft_state.context
+        self._begin(draft_state)
+        nodes, fresh, processors = self._nodes, [ROOT], self.distribution.processors
+        with cache.lease():
+            logits = cache.read(context.tokens)
+            while True:
+                if processors:
+                    paths = [nodes.path(node) for node in fresh]
+                    logits = self.distribution.process(logits, context.tokens, paths)
+                self._expand(draft_state, fresh, logits)
+                fresh = self._unread(draft_state)
+                if not fresh:
+                    return self._tree()
+                logits = nodes.read(cache, fresh)
 
-    Raises:
-        InputError: A setting is out of range or does not fit the mode.
-    """
-    if mode not in MODES:
-        raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, MODES))}.")
-    if (depth is not None and depth < 1) or (min_expected_gain or 0.0) < 0.0:
-        raise InputError(
-            f"got depth {depth} and min_expected_gain {min_expected_gain}; expected at least 1 and "
-            "at least 0. Use drafter=None for plain decoding."
-        )
-    kind = MODES[mode]
-    sampled = kind in SAMPLED_KINDS
-    if width is None:
-        widths: tuple[int, ...] = (1,) if sampled else (WIDTH,)
-    else:
-        widths = (width,) if isinstance(width, int) else tuple(width)
-    if not widths or min(widths) < 1 or (not sampled and len(widths) > 1):
-        expected = "numbers" if sampled else "one number"
-        raise InputError(
-            f"got width {width!r} in mode {mode!r}; expected {expected} of at least 1."
-        )
-    if tree is not None and sampled:
-        raise InputError(
-            f"got a static tree in mode {mode!r}, whose shape is set by width; leave tree out."
-        )
-    if tree is None or isinstance(tree, TreeShape):
-        return kind, widths, tree
-    return kind, widths, TreeShape.by_rank(tree, width if isinstance(width, int) else None)
+    def _begin(self, draft_state: DraftState) -> None:
+        """Forget the last draft."""
+        self._nodes = DraftNodes()
+
+    @abstractmethod
+    def _expand(self, draft_state: DraftState, parents: Sequence[int], logits: Tensor) -> None:
+        """Add the children of R nodes, given the processed logits [R, V] after them."""
+
+    @abstractmethod
+    def _unread(self, draft_state: DraftState) -> list[int]:
+        """Return the nodes that the next forward reads; none to end the draft."""
+
+    @abstractmethod
+    def _tree(self) -> DraftTree:
+        """Return the draft."""
+
+    @abstractmethod
+    def distributions(self) -> list[KnownDistribution]:
+        """Return the distributions at the root and at the read nodes of the last draft."""
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Learn from the target's choices after the nodes of the last draft; nothing by default."""
+        return None

@@ -11,10 +11,9 @@ it twice and writes the same slots twice. So accepted tokens are read again, not
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -23,19 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ragspec.drafters.model.cache import DraftCache, fitted
-from ragspec.drafters.model.coupled import CONTENDERS
-from ragspec.drafters.model.static_tree import PlaceChoices, TreeShape
-from ragspec.verification.static.buffers import StackedRow, Stacks, Staging, reserve, step_cache
-from ragspec.verification.static.layout import (
-    MOST_QUERIES,
-    Counters,
-    Layout,
-    plain_mask,
-    queries_of,
-    slots_of,
-    windowed,
-)
+from ragspec.drafters.model.tree_shape import TreeShape
+from ragspec.trees.draft_tree import ROOT
+from ragspec.verification.static.buffers import Stacks, Staging, step_cache
+from ragspec.verification.static.layout import Counters, Layout, plain_mask, windowed
 from ragspec.verification.static.step import private_code
 from ragspec.verification.static.target import StaticTarget
 
@@ -48,6 +38,7 @@ class LevelShape:
         levels: Number of levels that are read.
         pending: Number of tokens C in the input, pads included.
         slots: Number of cache slots S.
+        choices: Number of best tokens K after a place.
     """
 
     tree: TreeShape
@@ -55,24 +46,42 @@ class LevelShape:
     pending: int
     slots: int
     vocab_size: int
+    choices: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlaceChoices:
+    """The best tokens after the root and after the read places.
+
+    Attributes:
+        rows: Row of each such place (-1 = root).
+        tokens: Best tokens of each row, best first, i64 [R, K].
+        values: Their log-probabilities up to a constant per row, f64 [R, K].
+    """
+
+    rows: Mapping[int, int]
+    tokens: Tensor
+    values: Tensor
 
 
 class ReadPlaces:
-    """The places of a tree that have children, level by level; the model reads these."""
+    """The places of a tree that have children, level by level; the model reads these.
+
+    Attributes:
+        rows: Row of the root and of each read place in `PlaceChoices`.
+        parents: Number of each read place's parent; below the root its own number.
+        bounds: First and last read place of each level.
+    """
 
     def __init__(self, tree: TreeShape, levels: int) -> None:
         self.tree = tree
         by_level = [tree.inner_of(level) for level in range(1, levels + 1)]
         self.places = [place for level in by_level for place in level]
-        self.rows = {place: row for row, place in enumerate([-1, *self.places])}
+        self.rows = {place: row for row, place in enumerate([ROOT, *self.places])}
         ends = [sum(map(len, by_level[:level])) for level in range(len(by_level) + 1)]
         self.bounds = list(pairwise(ends))
-
-    @cached_property
-    def parents(self) -> list[int]:
-        """The number of each read place's parent; below the root its own number."""
-        above = [self.rows[self.tree.parents[place]] - 1 for place in self.places]
-        return [number if parent < 0 else parent for number, parent in enumerate(above)]
+        above = [self.rows[tree.parents[place]] - 1 for place in self.places]
+        self.parents = [number if up < 0 else up for number, up in enumerate(above)]
 
     def picks(self, level: int, k: int) -> list[int]:
         """Return the indices of a level's tokens among the k choices after each parent place."""
@@ -82,6 +91,12 @@ class ReadPlaces:
             (self.rows[self.tree.parents[place]] - 1 - before) * k + self.tree.ranks[place]
             for place in self.places[first:last]
         ]
+
+
+@lru_cache(maxsize=64)
+def read_places(tree: TreeShape, levels: int) -> ReadPlaces:
+    """Return the places that a step over the first levels of a tree reads."""
+    return ReadPlaces(tree, levels)
 
 
 class LevelStep:
@@ -99,8 +114,8 @@ class LevelStep:
         self._model, self._masks = target.model, target.masks
         self._keeps, self._input_size = target.keeps_logits, target.input_size
         self._windows = tuple(dict.fromkeys(target.masks.windows.values()))
-        self._k = min(CONTENDERS, shape.vocab_size)
-        read = ReadPlaces(shape.tree, shape.levels)
+        self._k = shape.choices
+        read = read_places(shape.tree, shape.levels)
         self._bounds = read.bounds
         self._picks = [
             torch.tensor(read.picks(level, self._k), device=device)
@@ -204,55 +219,11 @@ def _still(parents: Sequence[int], device: torch.device) -> Layout:
     return Layout(*parts)
 
 
-class LevelCache(DraftCache):
-    """The KV cache of one row in a draft model with steps of fixed shape; see `DraftCache`.
-
-    Prompts, and texts too long for a step, are read by usual forwards into the same buffers.
-    """
-
-    def __init__(self, target: StaticTarget, vocab_size: int, capacity: int) -> None:
-        super().__init__(target, vocab_size, capacity)
-        self._target = target
-        self._arena = target.lend_arena(1, capacity)
-        self._stacked = StackedRow(self._arena.stacks, 0)
-        self._cache = self._stacked
-        weakref.finalize(self, target.take_back, self._arena).atexit = False
-
-    def draft(self, tokens: Sequence[int], tree: TreeShape, levels: int) -> PlaceChoices | None:
-        """Read the text and the first levels of a tree below it, in one call with one copy back.
-
-        Returns:
-            The choices after the root and after each read place; None if a step of fixed width
-            would exceed the model's context length.
-        """
-        self._keep(len(tokens) - 1)
-        if len(tokens) - len(self) > MOST_QUERIES:
-            with self.lease():
-                self.read(tokens)
-            self._keep(len(tokens) - 1)
-        start, fresh = len(self), list(tokens[len(self) :])
-        pending, places = queries_of(len(fresh)), ReadPlaces(tree, levels)
-        limit = self.model.max_length
-        if limit is not None and start + pending > limit:
-            return None
-        needed = start + pending + len(places.places)
-        self._reserve(needed)
-        slots = slots_of(needed, self._arena.stacks.slots)
-        shape = LevelShape(tree, levels, pending, slots, self.vocab_size)
-        inputs = np.zeros((1, pending + 2), dtype=np.int64)
-        inputs[0, : len(fresh)] = fresh
-        inputs[0, pending:] = start, len(fresh)
-        make = partial(LevelStep, self._target, self._arena.stacks, shape)
-        (packet,) = self._target.take(self._arena, shape, make, inputs, self._configs)
-        self.forwards += 1 + len(places.bounds)
-        self._cache.length, self._cache.pending = len(tokens), 0
-        received: Tensor = packet.cpu()
-        return PlaceChoices(places.rows, received[0], received[1].view(torch.float64))
-
-    def _before(self, n: int) -> None:
-        self._reserve(self._cache.extent + n)
-
-    def _reserve(self, slots: int) -> None:
-        if reserve(self._arena.stacks, slots):
-            self._stacked.bind(self._arena.stacks)
-            self._arena.moved()
+def fitted(logits: Tensor, size: int) -> Tensor:
+    """Return logits [n, V] cut off or padded with -inf to the target's vocabulary size."""
+    width = logits.shape[-1]
+    if width == size:
+        return logits
+    if width > size:
+        return logits[:, :size]
+    return torch.nn.functional.pad(logits, (0, size - width), value=float("-inf"))

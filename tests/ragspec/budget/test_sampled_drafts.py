@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -22,7 +23,8 @@ from ragspec.budget.goodput import GoodputSession
 from ragspec.budget.policy import AutoBudget, FixedBudget
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.fuse import Fuse
-from ragspec.drafters.model.cache import DraftCache, DraftState
+from ragspec.drafters.model.cache import DraftCache
+from ragspec.drafters.model.growth import DraftState
 from ragspec.drafters.model.sampled import SampledGrowth
 from ragspec.rules.base import Rule, Step
 from ragspec.rules.block_verification import Block
@@ -66,12 +68,14 @@ class DistributionCache:
     texts: list[Tokens] = field(default_factory=list)
 
     @property
-    def vocab_size(self) -> int:
-        return self.distributions.vocab
-
-    @property
     def drafted(self) -> int:
         return len(self.texts)
+
+    def lease(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def read(self, tokens: Sequence[int]) -> torch.Tensor:
+        return self.distributions.draft(self.context).log()[None]
 
     def extend(self, tokens: Sequence[int], above: Sequence[int]) -> torch.Tensor:
         start = len(self.texts)
@@ -122,8 +126,7 @@ class Sampled(Drafter, DraftSession):
         )
         growth = SampledGrowth(distribution, self.name, self.widths, self.kind)
         cache = cast(DraftCache, DistributionCache(self.truth, text))
-        logits = self.truth.draft(text).log()[None]
-        tree = growth.grow(DraftState(cache, logits, context, 64, len(self.widths), 0.0))
+        tree = growth.grow(DraftState(cache, context, 64, len(self.widths)))
         return with_claims(tree) if self.telling else tree
 
 

@@ -95,7 +95,7 @@ def test_what_a_draft_reads_on_for_reaches_its_drafter(folder: Path, name: str) 
         result: Any = draft_source(inputs, Walk(), instance.model, find_folder(folder), None, 0.5)
         drafters = result(instance, LABELS)
         last = drafters[-1] if isinstance(drafters, list) else drafters
-        assert last.min_expected_gain == 0.5
+        assert last.settings.min_expected_gain == 0.5
 
 
 @pytest.mark.parametrize(

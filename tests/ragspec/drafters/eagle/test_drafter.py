@@ -11,7 +11,7 @@ import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest, KnownStates, Prefill
 from ragspec.drafters.eagle.drafter import HeadDrafter, HeadSession
-from ragspec.drafters.model.static_tree import TreeShape
+from ragspec.drafters.model.tree_shape import TreeShape
 from ragspec.engine.engine import Engine
 from ragspec.errors import InputError, ModelNotFoundError, RuleError, UnsupportedModelError
 from ragspec.rules.base import Step
@@ -250,7 +250,7 @@ def test_bad_settings_are_refused(options: dict[str, Any]) -> None:
 def test_a_shape_may_be_passed() -> None:
     shape = TreeShape((-1, -1, 0), (0, 1, 0))
     instance = HeadDrafter(heads.trained(), heads.model(), tree=shape)
-    assert instance.shape is shape
+    assert instance.settings.shape is shape
 
 
 @pytest.mark.parametrize("settings", SAMPLINGS)

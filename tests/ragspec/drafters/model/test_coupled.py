@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.drafters.model.cache import DraftState
 from ragspec.drafters.model.coupled import CoupledGrowth, agreement
 from ragspec.drafters.model.drafter import ModelDrafter, ModelSession
+from ragspec.drafters.model.growth import DraftState
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
 from ragspec.sampling.settings import Sampling
@@ -144,12 +144,11 @@ def test_distributions_name_the_nodes_of_the_tree_that_were_read(settings: str) 
 
 def test_growth_reads_no_node_that_cannot_pay_for_its_row() -> None:
     session, growth = opened(SAMPLINGS["greedy"], width=4, min_expected_gain=0.4)
-    nodes = growth._nodes
-    nodes.add(-1, [1.0, 2.0, 3.0], [0.8, 0.1, 0.05])
-    draft_state = DraftState(session.cache, torch.empty(0), DraftContext([], 0, 9), 8, 8, 0.4)
-    assert growth._fresh([0, 1, 2], draft_state) == [0]
-    assert growth._fresh([0, 1, 2], replace(draft_state, min_expected_gain=0.2)) == [0, 1]
-    assert growth._fresh([0, 1, 2], replace(draft_state, min_expected_gain=0.9)) == []
+    growth._nodes.add(-1, [1, 2, 3], [0.8, 0.1, 0.05])
+    draft_state = DraftState(session.cache, DraftContext([], 0, 9), 8, 8, 0.4)
+    assert growth._unread(draft_state) == [0]
+    assert growth._unread(replace(draft_state, min_expected_gain=0.2)) == [0, 1]
+    assert growth._unread(replace(draft_state, min_expected_gain=0.9)) == []
 
 
 def test_the_error_follows_what_is_accepted() -> None:

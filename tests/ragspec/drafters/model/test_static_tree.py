@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from ragspec.drafters.base import DraftContext, DraftRequest
-from ragspec.drafters.model.cache import DraftCache, DraftState
+from ragspec.drafters.model.cache import DraftCache
 from ragspec.drafters.model.drafter import ModelDrafter
-from ragspec.drafters.model.static_tree import LEVELS, StaticGrowth, TreeShape
+from ragspec.drafters.model.growth import DraftState
+from ragspec.drafters.model.static_tree import StaticGrowth
+from ragspec.drafters.model.tree_shape import LEVELS, TreeShape
 from ragspec.engine.engine import Engine
 from ragspec.engine.request import Options
 from ragspec.errors import InputError
@@ -41,9 +43,8 @@ def filled(
     distribution = TokenDistribution(sampling, NoiseStream(4), len(PROMPT))
     cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
     context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
-    with cache.lease():
-        draft_state = DraftState(cache, cache.read(context.tokens), context, budget, depth, 0.0)
-        return StaticGrowth(distribution, "static", shape).grow(draft_state)
+    draft_state = DraftState(cache, context, budget, depth)
+    return StaticGrowth(distribution, "static", shape).grow(draft_state)
 
 
 def choices(path: list[int], sampling: Sampling, k: int) -> list[int]:
@@ -123,8 +124,7 @@ def test_a_static_tree_learns_what_its_first_choices_are_gain() -> None:
     growth = StaticGrowth(distribution, "static", _shape())
     cache = DraftCache(CausalTarget(model()), tiny.VOCAB)
     context = DraftContext([*PROMPT, 5], len(PROMPT), 40)
-    with cache.lease():
-        tree = growth.grow(DraftState(cache, cache.read(context.tokens), context, 60, 9, 0.0))
+    tree = growth.grow(DraftState(cache, context, 60, 9))
     before = growth.typical
     growth.learn([int(tree.tokens[0]), 1])
     assert growth.typical != before

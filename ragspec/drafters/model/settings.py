@@ -1,0 +1,103 @@
+"""The settings of model and head drafters: which drafts grow from a model's distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Self
+
+from ragspec.drafters.base import DraftRequest
+from ragspec.drafters.model.coupled import CoupledGrowth
+from ragspec.drafters.model.growth import Growth
+from ragspec.drafters.model.sampled import SampledGrowth
+from ragspec.drafters.model.static_tree import StaticGrowth
+from ragspec.drafters.model.tree_shape import TreeShape
+from ragspec.errors import InputError
+from ragspec.sampling.distribution import TokenDistribution
+from ragspec.sampling.noise import NoiseStream
+from ragspec.sampling.settings import Sampling
+from ragspec.trees.draft_tree import SAMPLED_KINDS, DraftKind
+
+WIDTH = 4
+MODES = MappingProxyType({kind.value: kind for kind in DraftKind})
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthSettings:
+    """The checked settings of a drafter, see `ModelDrafter`.
+
+    Attributes:
+        widths: The width, or in sampled modes the children of each node by depth.
+        shape: Shape of a static tree; None grows best first.
+    """
+
+    kind: DraftKind
+    depth: int | None
+    widths: tuple[int, ...]
+    shape: TreeShape | None
+    min_expected_gain: float | None
+
+    @classmethod
+    def checked(
+        cls,
+        mode: str,
+        depth: int | None,
+        width: int | Sequence[int] | None,
+        tree: TreeShape | Sequence[int] | None,
+        min_expected_gain: float | None,
+    ) -> Self:
+        """Return the settings.
+
+        Raises:
+            InputError: A setting is out of range or does not fit the mode.
+        """
+        if mode not in MODES:
+            raise InputError(f"got mode {mode!r}; expected one of {', '.join(map(repr, MODES))}.")
+        if (depth is not None and depth < 1) or (min_expected_gain or 0.0) < 0.0:
+            raise InputError(
+                f"got depth {depth} and min_expected_gain {min_expected_gain}; expected at least 1 "
+                "and at least 0. Use drafter=None for plain decoding."
+            )
+        kind = MODES[mode]
+        sampled = kind in SAMPLED_KINDS
+        if width is None:
+            widths: tuple[int, ...] = (1,) if sampled else (WIDTH,)
+        else:
+            widths = (width,) if isinstance(width, int) else tuple(width)
+        if not widths or min(widths) < 1 or (not sampled and len(widths) > 1):
+            expected = "numbers" if sampled else "one number"
+            raise InputError(
+                f"got width {width!r} in mode {mode!r}; expected {expected} of at least 1."
+            )
+        if tree is not None and sampled:
+            raise InputError(
+                f"got a static tree in mode {mode!r}, whose shape is set by width; leave tree out."
+            )
+        if tree is not None and not isinstance(tree, TreeShape):
+            tree = TreeShape.by_rank(tree, width if isinstance(width, int) else None)
+        return cls(kind, depth, widths, tree, min_expected_gain)
+
+    def open(self, request: DraftRequest, name: str) -> Growth:
+        """Return the growth of the drafts of one row.
+
+        Deterministic drafts ignore the noise and consist of the draft model's most probable tokens,
+        as in EAGLE-2 (arXiv 2406.16858). Coupled ones are accepted more often. A relaxed rule can
+        bound its change of the distribution only if the draft does not depend on the noise.
+
+        Args:
+            name: The source name of the nodes.
+        """
+        if request.distribution is None:
+            distribution = TokenDistribution(Sampling(), NoiseStream(0), len(request.prompt))
+        else:
+            distribution = request.distribution.without_lazy()
+        if self.kind in SAMPLED_KINDS:
+            return SampledGrowth(distribution, name, self.widths, self.kind)
+        if self.kind is DraftKind.DETERMINISTIC:
+            # The same processors, without the noise.
+            greedy = TokenDistribution(Sampling(), distribution.noise, distribution.prompt_length)
+            greedy.processors, distribution = distribution.processors, greedy
+        if self.shape is None:
+            return CoupledGrowth(distribution, name, self.widths[0], self.kind)
+        return StaticGrowth(distribution, name, self.shape, self.kind)
