@@ -8,10 +8,12 @@ pruned by a draft model's distribution. A failing source never breaks the text: 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import inf
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.combined import Combined, kind_of
@@ -19,6 +21,9 @@ from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftKind, DraftTree
 from ragspec.trees.operations import check, keep_best, merge
+
+if TYPE_CHECKING:
+    from ragspec.budget.base import BudgetSession
 
 FAULTS_ALLOWED = 3
 PATIENCE = 0.5  # time limit of a look-up for one draft, in seconds
@@ -53,28 +58,134 @@ class Fuse(Combined):
         return FuseSession(self.drafters, request)
 
 
-@dataclass(slots=True)
-class _Source:
-    """One drafter in a row.
+class Source:
+    """One drafter inside another one or a fusion, whose faults never reach the text.
+
+    It checks the trees, counts faults, late drafts included, and switches the drafter off after the
+    third.
+
+    Args:
+        patience: Time limit in seconds for one draft of a look-up; None for no limit. A slower
+            draft counts as a fault, but its tree is used. Models have no limit, and drafters that
+            contain others apply their own.
+        suffix: Distinguishes it, and the sources in its trees, from others of the same name.
 
     Attributes:
-        suffix: Distinguishes it, and the sources in its trees, from others of the same name.
-        session: None once the source is switched off.
-        patience: Time limit of a draft in seconds.
+        session: None once the drafter is switched off.
+        matched: That of the session after its last proposal, see `DraftSession`.
+
+    Raises:
+        InputError: The patience is not above 0 s.
     """
 
-    drafter: Drafter
-    name: str
-    suffix: str = ""
-    session: DraftSession | None = None
-    faults: int = 0
-    patience: float = inf
-    warm: bool = False
+    def __init__(
+        self,
+        drafter: Drafter,
+        request: DraftRequest,
+        patience: float | None = PATIENCE,
+        suffix: str = "",
+    ) -> None:
+        self.drafter, self.name = drafter, drafter.name + suffix
+        self.session: DraftSession | None = None
+        self.matched: int | None = None
+        self.count = 0
+        runs_model = drafter.needs.hidden_states or drafter.kind is not DraftKind.DETERMINISTIC
+        limited = checked_patience(patience) if drafter.looks_up and not runs_model else None
+        self._patience = inf if limited is None else limited
+        self._suffix, self._vocab_size = suffix, request.vocab_size
+        self._warm = False
+        try:
+            session = drafter.open(request)
+            if not isinstance(session, DraftSession):
+                raise InputError(
+                    f"open returned {type(session).__name__}; expected a DraftSession."
+                )
+            self.session = session
+        except Exception as error:
+            self.count = 1
+            self._switch_off(error)
 
-    def delay(self, seconds: float) -> InputError | None:
+    @property
+    def faults(self) -> dict[str, int]:
+        """The fault counts of the drafter and of those that it contains; empty without faults."""
+        counts = {self.name: self.count} if self.count else {}
+        return counts if self.session is None else counts | self.session.faults
+
+    def propose(
+        self, context: DraftContext, budget: int, adviser: BudgetSession | None = None
+    ) -> DraftTree:
+        """Return the drafter's tree of at most `budget` nodes; the empty one if it failed.
+
+        Args:
+            adviser: Corrects the claims of the tree. The drafter gets it too, unless it contains
+                others, whose claims would be corrected twice.
+        """
+        self.matched = None
+        if self.session is None:
+            return DraftTree.empty()
+        if context.adviser is not None and (
+            adviser is None or isinstance(self.session, SourcesSession)
+        ):
+            context = replace(context, adviser=None)
+        began = perf_counter()
+        try:
+            tree = self.session.propose(context, budget)
+            self.matched = self.session.matched
+            late = self._late(perf_counter() - began)
+            check(tree, self._vocab_size)
+            if len(tree) and tree.kind is not self.drafter.kind:
+                raise InputError(
+                    f"drafter {self.name!r} proposed a {tree.kind.value!r} tree; it declares "
+                    f"{self.drafter.kind.value!r}."
+                )
+        except Exception as error:
+            self.fault(error)
+            return DraftTree.empty()
+        if late is not None:
+            self.fault(late)
+        if self._suffix and len(tree):
+            tree = replace(tree, sources=tuple(name + self._suffix for name in tree.sources))
+        if adviser is not None:
+            if len(tree):
+                tree = adviser.appraise(tree)
+            adviser.spent(self.name, 1000.0 * (perf_counter() - began))
+        return keep_best(tree, budget) if len(tree) else DraftTree.empty()
+
+    def expected_acceptance(self, context: DraftContext) -> float | None:
+        """Return the drafter's estimate of its next draft; None if it has none or fails."""
+        try:
+            return None if self.session is None else self.session.expected_acceptance(context)
+        except Exception as error:
+            self.fault(error)
+            return None
+
+    def observe(self, step: Step) -> None:
+        """Pass the step to the drafter."""
+        try:
+            if self.session is not None:
+                self.session.observe(step)
+        except Exception as error:
+            self.fault(error)
+
+    def observe_prefill(self, prefill: Prefill) -> None:
+        """Pass the part of the prefill that the drafter needs."""
+        part = prefill.restricted(self.drafter.needs)
+        try:
+            if self.session is not None and part is not None:
+                self.session.observe_prefill(part)
+        except Exception as error:
+            self.fault(error)
+
+    def fault(self, error: Exception) -> None:
+        """Count a fault; switch the drafter off if there were too many."""
+        self.count += 1
+        if self.count >= FAULTS_ALLOWED:
+            self._switch_off(error)
+
+    def _late(self, seconds: float) -> InputError | None:
         """Return the error for a draft that took longer than allowed, else None."""
-        warm, self.warm = self.warm, True
-        most = self.patience * (1.0 if warm else WARM_UP)
+        most = self._patience * (1.0 if self._warm else WARM_UP)
+        self._warm = True
         if seconds <= most:
             return None
         return InputError(
@@ -82,60 +193,61 @@ class _Source:
             "make its look-ups faster."
         )
 
-    def expected_acceptance(self, context: DraftContext) -> float | None:
-        """Return the session's estimate of its next draft; None if it has none or fails."""
-        try:
-            return None if self.session is None else self.session.expected_acceptance(context)
-        except Exception as error:
-            _fault(self, error)
-            return None
+    def _switch_off(self, error: Exception) -> None:
+        self.session = None
+        warnings.warn(
+            f"drafter {self.name!r} is switched off for this text after {self.count} fault(s); "
+            "under an exact rule the output is not affected. Last: "
+            f"{type(error).__name__}: {error}",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
-class FuseSession(DraftSession):
-    """The sources of one row.
+class SourcesSession(DraftSession):
+    """A session over several sources, which all learn from every step."""
 
-    Args:
-        patience: Time limit in seconds for one draft of a look-up; None for no limit. A slower
-            draft counts as a fault, but its tree is used. Models have no limit, and drafters that
-            contain others apply their own.
-    """
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._sources = list(sources)
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """The summed faults of all sources by name; empty without faults."""
+        total: Counter[str] = Counter()
+        for source in self._sources:
+            total.update(source.faults)
+        return dict(total)
+
+    def observe(self, step: Step) -> None:
+        """Pass the step to every source, also to those that did not draft.
+
+        `Step.tree` is the tree that was verified.
+        """
+        for source in self._sources:
+            source.observe(step)
+
+    def observe_prefill(self, prefill: Prefill) -> None:
+        """Pass every source the part of the prefill that it needs."""
+        for source in self._sources:
+            source.observe_prefill(prefill)
+
+
+class FuseSession(SourcesSession):
+    """The sources of one row; see `Source` for the patience."""
 
     def __init__(
         self, drafters: Sequence[Drafter], request: DraftRequest, patience: float | None = PATIENCE
     ) -> None:
-        self._vocab_size = request.vocab_size
         # Retrieval drafts first: its `accept_prob` decides whether a model drafts at all.
         drafters = sorted(drafters, key=lambda each: each.kind is not DraftKind.DETERMINISTIC)
         self._kind = kind_of(drafters)
         names = [drafter.name for drafter in drafters]
-        self._sources: list[_Source] = []
-        for number, drafter in enumerate(drafters):
-            same = names[:number].count(drafter.name)
-            # Statistics are kept by name: two stores must not share them.
-            suffix = f" {same + 1}" if same else ""
-            source = _Source(drafter, drafter.name + suffix, suffix)
-            self._sources.append(source)
-            try:
-                session = drafter.open(request)
-                if not isinstance(session, DraftSession):
-                    raise InputError(
-                        f"open returned {type(session).__name__}; expected a DraftSession."
-                    )
-                source.session = session
-            except Exception as error:
-                source.faults = 1
-                _switch_off(source, error)
-            runs_model = drafter.needs.hidden_states or drafter.kind is not DraftKind.DETERMINISTIC
-            if patience is not None and drafter.looks_up and not runs_model:
-                source.patience = patience
-
-    @property
-    def faults(self) -> dict[str, int]:
-        """The fault count of each source that failed, inner sources included."""
-        record = {source.name: source.faults for source in self._sources if source.faults}
-        for source in self._sources:
-            record |= {} if source.session is None else source.session.faults
-        return record
+        # Statistics are kept by name: two stores must not share them.
+        same = [names[:number].count(name) for number, name in enumerate(names)]
+        super().__init__(
+            Source(drafter, request, patience, f" {count + 1}" if count else "")
+            for drafter, count in zip(drafters, same, strict=True)
+        )
 
     def propose(self, context: DraftContext, budget: int) -> DraftTree:
         """Return at most `budget` proposed nodes, those of largest `accept_prob`.
@@ -147,17 +259,14 @@ class FuseSession(DraftSession):
         if adviser and not (budget := adviser.nodes(self.expected_acceptance(context), budget)):
             return DraftTree.empty(self._kind)
         if len(self._sources) == 1:
-            tree = self._ask(self._sources[0], context, budget)
-            if tree is None or not len(tree):
-                return DraftTree.empty()
-            return keep_best(tree, budget)
+            return self._sources[0].propose(context, budget, adviser)
         parts: list[tuple[DraftTree, int]] = []
         for number, source in enumerate(self._sources):
             request = budget
             if adviser and number > 0 and source.session is not None:
                 request = adviser.share(source.name, budget)
-            tree = self._ask(source, context, request) if request else None
-            if tree is not None and len(tree):
+            tree = source.propose(context, request, adviser) if request else DraftTree.empty()
+            if len(tree):
                 parts.append((tree, number))
         fused = self._merged(parts)
         # The declared kind, even if only some of the sources proposed nodes.
@@ -168,59 +277,18 @@ class FuseSession(DraftSession):
         expectations = [source.expected_acceptance(context) for source in self._sources]
         return max((each for each in expectations if each is not None), default=None)
 
-    def observe(self, step: Step) -> None:
-        """Pass the step to every source; `step.tree` is the fused tree as it was verified."""
-        for source in self._sources:
-            if source.session is None:
-                continue
-            try:
-                source.session.observe(step)
-            except Exception as error:
-                _fault(source, error)
-
-    def observe_prefill(self, prefill: Prefill) -> None:
-        """Pass every source the part of the prefill that it needs."""
-        for source in self._sources:
-            part = prefill.restricted(source.drafter.needs)
-            if source.session is not None and part is not None:
-                try:
-                    source.session.observe_prefill(part)
-                except Exception as error:
-                    _fault(source, error)
-
     def _merged(self, parts: Sequence[tuple[DraftTree, int]]) -> DraftTree:
         """Return one tree; `parts` are the trees, each with the number of its source."""
         return merge(tree for tree, _ in parts)
 
-    def _ask(self, source: _Source, context: DraftContext, budget: int) -> DraftTree | None:
-        """Return the source's tree with corrected claims; None if it is off or fails."""
-        if source.session is None:
-            return None
-        request = context
-        if context.adviser is not None and isinstance(source.session, FuseSession):
-            request = replace(context, adviser=None)  # so that no claim is corrected twice
-        began = perf_counter()
-        try:
-            tree = source.session.propose(request, budget)
-            late = source.delay(perf_counter() - began)
-            check(tree, self._vocab_size)
-            if len(tree) and tree.kind is not source.drafter.kind:
-                raise InputError(
-                    f"drafter {source.name!r} proposed a {tree.kind.value!r} tree; it declares "
-                    f"{source.drafter.kind.value!r}."
-                )
-        except Exception as error:
-            _fault(source, error)
-            return None
-        if late is not None:
-            _fault(source, late)
-        if source.suffix and len(tree):
-            tree = replace(tree, sources=tuple(name + source.suffix for name in tree.sources))
-        if context.adviser is not None:
-            if len(tree):
-                tree = context.adviser.appraise(tree)
-            context.adviser.spent(source.name, 1000.0 * (perf_counter() - began))
+
+def as_kind(tree: DraftTree, kind: DraftKind) -> DraftTree:
+    """Return the tree with another kind and without q, for judging by equality (`walk`)."""
+    if tree.kind is kind:
         return tree
+    # Only a sampled tree may repeat siblings.
+    plain = merge([tree]) if tree.kind is DraftKind.SAMPLED else tree
+    return replace(plain, kind=kind, q=None)
 
 
 def checked_patience(patience: float | None) -> float | None:
@@ -232,19 +300,3 @@ def checked_patience(patience: float | None) -> float | None:
     if patience is not None and patience <= 0:
         raise InputError(f"got a patience of {patience} s; expected more, or None for no limit.")
     return patience
-
-
-def _fault(source: _Source, error: Exception) -> None:
-    source.faults += 1
-    if source.faults >= FAULTS_ALLOWED:
-        _switch_off(source, error)
-
-
-def _switch_off(source: _Source, error: Exception) -> None:
-    source.session = None
-    warnings.warn(
-        f"drafter {source.name!r} is switched off for this text after {source.faults} fault(s); "
-        f"under an exact rule the output is not affected. Last: {type(error).__name__}: {error}",
-        RuntimeWarning,
-        stacklevel=4,
-    )

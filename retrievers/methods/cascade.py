@@ -15,8 +15,7 @@ import numpy as np
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession, Prefill
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import SourceSession, SourcesSession, as_kind
-from ragspec.drafters.fuse import PATIENCE
+from ragspec.drafters.fuse import PATIENCE, Source, SourcesSession, as_kind
 from ragspec.errors import InputError
 from ragspec.rules.base import Step
 from ragspec.trees.draft_tree import DraftTree
@@ -32,7 +31,7 @@ class Cascade(Combined):
     Args:
         reserve: Share of the budget that each later drafter keeps for its sure nodes.
         sure: Acceptance probability from which a node counts as sure.
-        patience: See `SourceSession`. A drafter that fails is switched off.
+        patience: See `Source`. A drafter that fails is switched off.
 
     Attributes:
         most_nodes: Limit of every tree besides the budget, None for no limit.
@@ -70,9 +69,7 @@ class CascadeSession(SourcesSession):
     """The sources of one row, in order; see `Cascade`."""
 
     def __init__(self, cascade: Cascade, request: DraftRequest) -> None:
-        super().__init__(
-            SourceSession(drafter, request, cascade.patience) for drafter in cascade.drafters
-        )
+        super().__init__(Source(drafter, request, cascade.patience) for drafter in cascade.drafters)
         self._cascade = cascade
         self._kind = cascade.kind
 

@@ -146,7 +146,7 @@ class RasdSession(FuseSession):
                     rest = zip(tokens[rank:], chances[rank:], strict=True)
                     distributions[node].update(token for token, chance in rest if chance >= least)
         except Exception:  # its tree may still be good
-            source.faults += 1
+            source.count += 1
             self._model = None
             return {}
         return distributions

@@ -16,8 +16,7 @@ from typing import Literal
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import SourceSession, SourcesSession, as_kind
-from ragspec.drafters.fuse import PATIENCE
+from ragspec.drafters.fuse import PATIENCE, Source, SourcesSession, as_kind
 from ragspec.drafters.method import Method, one
 from ragspec.errors import InputError
 from ragspec.needs import Needs
@@ -103,7 +102,7 @@ class Select(Combined):
             which report it), or "accept_prob", the expected accepted tokens.
         discount: Subtracted from the score of every source but the first.
         threshold: Score below which the fallback drafts, if there is one.
-        patience: Seconds that a source may take, see `SourceSession`.
+        patience: Seconds that a source may take, see `Source`.
 
     Raises:
         InputError: There is no source, or `by` is something else.
@@ -151,9 +150,9 @@ class SelectSession(SourcesSession):
     """The drafters of one row; see `Select`."""
 
     def __init__(self, drafter: Select, request: DraftRequest) -> None:
-        ranked = [SourceSession(each, request, drafter.patience) for each in drafter.sources]
+        ranked = [Source(each, request, drafter.patience) for each in drafter.sources]
         fallback = drafter.fallback
-        self._fallback = None if fallback is None else SourceSession(fallback, request, None)
+        self._fallback = None if fallback is None else Source(fallback, request, None)
         super().__init__([*ranked, *([self._fallback] if self._fallback else [])])
         self._ranked = ranked
         self._drafter = drafter
@@ -176,7 +175,7 @@ class SelectSession(SourcesSession):
                 best, self.matched = tree, self._fallback.matched or 0
         return as_kind(best, self._kind)
 
-    def _score(self, source: SourceSession, tree: DraftTree) -> float:
+    def _score(self, source: Source, tree: DraftTree) -> float:
         if self._drafter.by == "accept_prob":
             return float(tree.accept_prob.sum())
         matched = source.matched

@@ -22,8 +22,7 @@ import numpy as np
 
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest
 from ragspec.drafters.combined import Combined
-from ragspec.drafters.delegate import SourceSession, SourcesSession, as_kind
-from ragspec.drafters.fuse import PATIENCE, Fuse
+from ragspec.drafters.fuse import PATIENCE, Fuse, Source, SourcesSession, as_kind
 from ragspec.drafters.method import Method
 from ragspec.errors import InputError
 from ragspec.needs import Needs
@@ -105,7 +104,7 @@ class SuffixSession(SourcesSession):
 
     def __init__(self, drafter: SuffixDrafter, request: DraftRequest) -> None:
         past = drafter.past
-        self._past = None if past is None else SourceSession(past, request, drafter.patience)
+        self._past = None if past is None else Source(past, request, drafter.patience)
         super().__init__([] if self._past is None else [self._past])
         self._drafter = drafter
         self._index = ContextIndex(request)

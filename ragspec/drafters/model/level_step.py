@@ -75,7 +75,8 @@ class ReadPlaces:
 
     def __init__(self, tree: TreeShape, levels: int) -> None:
         self.tree = tree
-        by_level = [tree.inner_of(level) for level in range(1, levels + 1)]
+        depths, inner = tree.depths, sorted({*tree.parents} - {ROOT})
+        by_level = [[p for p in inner if depths[p] == level] for level in range(1, levels + 1)]
         self.places = [place for level in by_level for place in level]
         self.rows = {place: row for row, place in enumerate([ROOT, *self.places])}
         ends = [sum(map(len, by_level[:level])) for level in range(len(by_level) + 1)]

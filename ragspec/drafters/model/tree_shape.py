@@ -54,11 +54,6 @@ class TreeShape:
         by_level = sorted(self.depths)
         return min(by_level[min(budget, len(by_level)) - 1], depth) - 1
 
-    def inner_of(self, level: int) -> list[int]:
-        """Return the places of a level that have children."""
-        inner = set(self.parents)
-        return [place for place, at in enumerate(self.depths) if at == level and place in inner]
-
     @classmethod
     def by_rank(cls, levels: Sequence[int] = LEVELS, width: int | None = None) -> TreeShape:
         """Return the shape with the places of the smallest rank products in every level.

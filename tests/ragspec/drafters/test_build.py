@@ -13,8 +13,7 @@ import pytest
 from ragspec.drafters.base import DraftContext, Drafter, DraftRequest, DraftSession
 from ragspec.drafters.build import build_drafter
 from ragspec.drafters.combined import Combined, kind_of
-from ragspec.drafters.delegate import SourceSession
-from ragspec.drafters.fuse import Fuse
+from ragspec.drafters.fuse import Fuse, Source
 from ragspec.errors import (
     InputError,
     ModelNotFoundError,
@@ -199,11 +198,11 @@ def test_one_source_that_stalls_does_not_take_its_holder_along(
 
 
 def test_the_faults_within_a_source_are_reported() -> None:
-    source = SourceSession(Fuse([BrokenDrafter(), FixedDrafter([4])]), DELEGATE_REQUEST)
+    source = Source(Fuse([BrokenDrafter(), FixedDrafter([4])]), DELEGATE_REQUEST)
     assert source.propose(DELEGATE_PLACE, 5).tokens.tolist() == [4]
     assert source.faults == {"broken": 1}
 
 
 def test_a_patience_that_nothing_could_prepare_is_refused() -> None:
     with pytest.raises(InputError, match=r"a patience of 0 s; expected more"):
-        SourceSession(FixedDrafter([4]), DELEGATE_REQUEST, 0)
+        Source(FixedDrafter([4]), DELEGATE_REQUEST, 0)
