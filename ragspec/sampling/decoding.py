@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Sequence, Sized
 from functools import partial
@@ -12,7 +11,7 @@ from weakref import WeakKeyDictionary, proxy
 _REPLACEMENT = "\ufffd"
 _CONTEXT, _LONGEST = 6, 14  # tokens before new ones that are decoded with them
 # The end of a text whose spaces `clean_up_tokenization` may remove when more follows.
-_UNDECIDED = re.compile(r" [ ']*(?:n'?|[vr])?$")
+_UNDECIDED = re.compile(r" [ ']*(?:n[ ']*|[vr])?$")
 
 
 class Tokenizer(Protocol):
@@ -128,28 +127,19 @@ class Decoding:
         self.text = ""
         self._decoder = decoder
         self._skip = skip
-        self._window: list[int] = []  # tokens of context, then those that are not in the text
-        self._settled = 0  # characters of the window's text that are in the text
-        self._raw = ""  # undecided text before spaces are removed
-        self._hidden = 0  # characters of the prompt in it
-        self._open(prompt)
-
-    def _open(self, prompt: Sequence[int]) -> None:
-        """Take the last tokens of the prompt as context."""
+        # Tokens of context, then those that are not in the text.
         self._window, context = self._context(prompt)
         if context.endswith(_REPLACEMENT):  # new tokens may complete this character
             end = self._run_start()
             run = end < len(self._window)
-            context = self._decoder.decode(self._window[:end], self._skip) if run else context[:-1]
-        self._settled = len(context)
-        if self._decoder.clean is not None:
-            self._raw = context
-            self._hidden = len(self._decoder.clean(context))
+            context = decoder.decode(self._window[:end], skip) if run else context[:-1]
+        self._settled = len(context)  # characters of the window that are in the text
 
     @property
     def whole(self) -> str:
         """The text, with the part that later tokens may change."""
-        return self.text + self._rest(self._decoder.decode(self._window, self._skip))
+        window = self._decoder.decode(self._window, self._skip)
+        return self.text + self._cleaned(window, len(window))
 
     @property
     def length(self) -> int:
@@ -158,27 +148,25 @@ class Decoding:
 
     def push(self, tokens: Sequence[int]) -> None:
         """Add tokens to the text."""
-        window = self._window
+        window, decoder = self._window, self._decoder
         window.extend(tokens)
-        end = self._run_start() if self._decoder.byte_ids else len(window)
-        whole = self._decoder.decode(window if end == len(window) else window[:end], self._skip)
-        text = whole.rstrip(_REPLACEMENT)
-        if len(text) <= self._settled:
+        end = self._run_start() if decoder.byte_ids else len(window)
+        whole = decoder.decode(window if end == len(window) else window[:end], self._skip)
+        settled = len(whole.rstrip(_REPLACEMENT))
+        if decoder.clean is not None and (undecided := _UNDECIDED.search(whole, 0, settled)):
+            settled = undecided.start()
+        if settled <= self._settled or not (piece := self._cleaned(whole, settled)):
             return
-        piece, self._settled = text[self._settled :], len(text)
-        if self._decoder.clean is None:
-            self.text += piece
-        else:
-            self._raw += piece
-            self._clean(self._decoder.clean)
-        if end == len(window) > _LONGEST and len(text) == len(whole):
+        self.text += piece
+        self._settled = settled
+        if settled == len(whole) and end == len(window) > _LONGEST:
             self._window, context = self._context(window)
             self._settled = len(context)
 
     def fork(self) -> Decoding:
         """Return an independent copy."""
-        other = copy.copy(self)
-        other._window = list(self._window)
+        other = object.__new__(Decoding)  # five times as fast as copy.copy
+        other.__dict__.update(self.__dict__, _window=list(self._window))
         return other
 
     def _run_start(self) -> int:
@@ -191,20 +179,12 @@ class Decoding:
                 break
         return end
 
-    def _rest(self, whole: str) -> str:
-        """Return the part of the text that is not settled."""
-        rest = whole[self._settled :]
-        if self._decoder.clean is None:
-            return rest
-        return self._decoder.clean(self._raw + rest)[self._hidden :]
-
-    def _clean(self, clean: Callable[[str], str]) -> None:
-        """Move what is decided of the undecided text to the text."""
-        undecided = _UNDECIDED.search(self._raw)
-        end = len(self._raw) if undecided is None else undecided.start()
-        text, self._raw = clean(self._raw[:end]), self._raw[end:]
-        self.text += text[self._hidden :]
-        self._hidden = max(0, self._hidden - len(text))
+    def _cleaned(self, window: str, end: int) -> str:
+        """Return the characters of the window from the settled ones to `end`."""
+        clean = self._decoder.clean
+        if clean is None:
+            return window[self._settled : end]
+        return clean(window[:end])[len(clean(window[: self._settled])) :]
 
     def _context(self, tokens: Sequence[int]) -> tuple[list[int], str]:
         """Return the last tokens that new ones are decoded with, and their text."""
@@ -212,6 +192,7 @@ class Decoding:
         while True:
             context = list(tokens[-count:])
             text = decoder.decode(context, self._skip)
-            if count >= len(tokens) or (text and context[0] not in decoder.byte_ids):
+            cut = decoder.clean is not None and _UNDECIDED.match(" " + text) is not None
+            if count >= len(tokens) or (text and context[0] not in decoder.byte_ids and not cut):
                 return context, text
             count *= 2

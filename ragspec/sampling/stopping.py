@@ -117,11 +117,7 @@ class StopState:
             return True
         if any(token in self.rule.ends for token in tokens):
             return True
-        if self._output is None or not self.rule.strings:
-            return False
-        ahead = self._output.fork()
-        ahead.push(tokens)
-        return ahead.stopped
+        return self._output is not None and self._output.completes_stop(tokens)
 
     def _ends(self, token: int) -> bool:
         """Take one token, and return whether it ends the text by another reason than length."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
@@ -42,6 +41,7 @@ class TextOutput:
         self.starts: list[int] = []
         self._tokenizer = tokenizer  # which its decoder does not keep
         self._stops = tuple(stops)
+        self._longest = max(map(len, stops), default=0)
         self._placed = placed
         self._visible = self._searched = Decoding(decoder, skip_special_tokens, prompt)
         if skip_special_tokens and any(each in stop for stop in stops for each in decoder.special):
@@ -90,16 +90,13 @@ class TextOutput:
         piece, self._given = text[self._given :], max(self._given, len(text))
         return piece
 
-    def fork(self) -> TextOutput:
-        """Return an independent copy that finds stop strings, for looking ahead."""
-        other = copy.copy(self)
-        other._visible = self._visible.fork()
-        other._searched = (
-            other._visible if self._searched is self._visible else self._searched.fork()
-        )
-        other._placed, other.starts, other._marks = False, [], []
-        other._waiting = list(self._waiting)
-        return other
+    def completes_stop(self, tokens: Sequence[int]) -> bool:
+        """Return whether a stop string would be complete after these tokens."""
+        if not self._stops or self.stopped:
+            return self.stopped
+        ahead = self._searched.fork()
+        ahead.push(tokens)
+        return self._has_stop(ahead.text, len(self._searched.text))
 
     def _take(self, token: int) -> None:
         """Decode one token, and search it for stop strings."""
@@ -111,19 +108,22 @@ class TextOutput:
             self._marks.append((len(searched.text), len(visible.text)))
             searched.push([token])
         visible.push([token])
-        if self._stops and self._cut is None:
-            start = max(0, before + 1 - max(map(len, self._stops)))
-            if self._find(searched.text, start) is not None:
-                self._cut = self._find(searched.whole)  # a longer stop may begin earlier
+        if self._cut is None and self._has_stop(searched.text, before):
+            self._cut = self._find(searched.whole)  # a longer stop may begin earlier
+
+    def _has_stop(self, text: str, before: int) -> bool:
+        """Return whether a stop string ends after the first `before` characters."""
+        new = text[max(0, before + 1 - self._longest) :]
+        return any([stop in new for stop in self._stops])
 
     def _decode(self) -> None:
         if self._waiting:
             self._visible.push(self._waiting)
             self._waiting = []
 
-    def _find(self, text: str, start: int = 0) -> int | None:
+    def _find(self, text: str) -> int | None:
         """Return where the first stop string begins, in characters of the text that is shown."""
-        places = [text.find(stop, start) for stop in self._stops]
+        places = [text.find(stop) for stop in self._stops]
         place = min((place for place in places if place >= 0), default=None)
         return None if place is None else self._to_visible(place)
 

@@ -216,6 +216,16 @@ def test_spaces_that_a_tokenizer_removes_are_held_back() -> None:
     assert output.stopped and not any("STOP" in piece for piece in pieces)
 
 
+def test_spaces_that_three_tokens_remove_are_held_back() -> None:
+    tokens = tokenizer("word-piece").convert_tokens_to_ids(["go", "n", "'", "t"])
+    output = TextOutput(tokenizer("word-piece"), tokens[:2])
+    pieces = []
+    for token in tokens[2:]:
+        output.push([token])
+        pieces.append(output.piece())
+    assert pieces == ["", "t"]  # "go n" becomes "gon't"
+
+
 def test_only_what_may_begin_a_stop_is_held_back() -> None:
     output = TextOutput(tokenizer("byte-level"), (), ["\nAnswer", "dog"])
     output.push(encode("the cat\n"))
@@ -276,11 +286,10 @@ def test_a_broken_character_does_not_hold_the_text_for_ever() -> None:
     assert output.piece() == "\ufffdok"
 
 
-def test_a_fork_does_not_disturb_its_origin() -> None:
+def test_looking_ahead_does_not_disturb_the_text() -> None:
     output = TextOutput(tokenizer("byte-level"), (), ["xyz"])
     output.push(encode("abc€")[:-1])
-    fork = output.fork()
-    fork.push([*encode("€")[-1:], *encode("xyz")])
-    assert fork.stopped and not output.stopped
+    assert output.completes_stop([*encode("€")[-1:], *encode("xyz")]) and not output.stopped
+    assert not output.completes_stop(encode("xy"))
     output.push([*encode("€")[-1:], *encode("def")])
     assert output.text == "abc€def"
