@@ -14,7 +14,7 @@ from ragspec.engine.sequence import Sequence
 from ragspec.errors import RuleError
 from ragspec.models.device import out_of_memory
 from ragspec.rules.base import Step, Verdict
-from ragspec.rules.target_view import RowView, choose_together
+from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.top_tokens import TopTokens
 from ragspec.trees.draft_tree import ROOT, DraftTree
@@ -92,15 +92,8 @@ def judge(
             a row that has none.
     """
     parts = [logits[i][: len(tree) + 1] for i, tree in enumerate(trees)]
-    distributions = [row.distribution for row in rows]
-    contexts = [row.context.tokens for row in rows]
-    special = any(row.transform is not None or row.open_view is not RowView for row in rows)
-    together = known
-    if known is None and not special:
-        together = choose_together(parts, trees, distributions, contexts)
-    chosen = [(together[i] or None) if together is not None else None for i in range(len(rows))]
     views = [
-        attempt(row, _view, row, trees[i], parts[i], hidden[i], chosen[i])
+        attempt(row, _view, row, trees[i], parts[i], hidden[i], None if known is None else known[i])
         for i, row in enumerate(rows)
     ]
     valid = [view for view in views if view is not None]

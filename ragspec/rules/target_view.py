@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 import torch
@@ -23,8 +23,8 @@ class RowView:
 
     Args:
         logits: Those after the root and after each node [N + 1, V].
-        chosen: The target's tokens after them, if computed together on the device; below 0 for one
-            that was not.
+        chosen: The target's tokens after them, if the session computed them; below 0 for one that
+            it did not, empty if it computed none.
         transform: Changes the logits before the distribution's processors.
     """
 
@@ -52,7 +52,33 @@ class RowView:
         self._scores: dict[int, Tensor] = {}
 
     def prepare_batch(self, views: Sequence[RowView]) -> None:
-        """Prepare the views of all rows of a step, this one included; nothing by default."""
+        """Choose the tokens of all rows of a step, this one included, with one copy to the host.
+
+        Tokens are better computed on demand with lazy processors, and on a CPU unless all rows take
+        an argmax, as filtering all nodes costs too much there.
+        """
+        trivial = all(view._distribution.trivial for view in views)
+        if not trivial and self._logits.device.type == "cpu":
+            return
+        if any(
+            view._chosen is not None or view._transform is not None or view._distribution.lazy
+            for view in views
+        ):
+            return
+        parts = [view.all_tokens() for view in views]
+        tokens = iter((torch.cat(parts) if len(parts) > 1 else parts[0]).tolist())
+        for view, part in zip(views, parts, strict=True):
+            view._chosen = list(islice(tokens, len(part)))
+
+    def all_tokens(self) -> Tensor:
+        """Return the target's tokens after the root and all nodes, on its device: i64 [N + 1]."""
+        if self._distribution.trivial:
+            return best_token(self._logits)
+        nodes = range(ROOT, len(self._tree))
+        scores = self._distribution.process(
+            self._logits, self._context, list(map(self.path, nodes))
+        )
+        return self._distribution.select(scores, list(map(self.index, nodes)))
 
     def index(self, node: int) -> int:
         """Return the generated index of the token that follows the node."""
@@ -60,7 +86,7 @@ class RowView:
 
     def token(self, node: int) -> int:
         """Return the target's own token after the node."""
-        if self._chosen is not None and (token := self._chosen[node + 1]) >= 0:
+        if self._chosen and (token := self._chosen[node + 1]) >= 0:
             return token
         return int(self._distribution.select(self.scores(node), [self.index(node)]))
 
@@ -109,45 +135,3 @@ class RowView:
             path = [*self.path(int(self._tree.parents[node])), int(self._tree.tokens[node])]
             self._paths[node] = path
         return path
-
-
-def choose_together(
-    logits: Sequence[Tensor],
-    trees: Sequence[DraftTree],
-    distributions: Sequence[TokenDistribution],
-    contexts: Sequence[Sequence[int]],
-) -> list[list[int]] | None:
-    """Return the target's tokens after all nodes of all rows, with one copy to the host.
-
-    Args:
-        logits: One tensor [N + 1, V] per row.
-
-    Returns:
-        N + 1 tokens per row. None if tokens are better computed on demand: with lazy processors,
-        and on a CPU unless all rows take an argmax, as filtering all nodes costs too much there.
-    """
-    if any(distribution.lazy for distribution in distributions):
-        return None
-    if all(distribution.trivial for distribution in distributions):
-        chosen = [best_token(rows) for rows in logits]
-    elif logits[0].device.type == "cpu":
-        return None
-    else:
-        chosen = [
-            _choose_all(*row) for row in zip(logits, trees, distributions, contexts, strict=True)
-        ]
-    if len(chosen) == 1:
-        return [chosen[0].tolist()]
-    tokens: Iterator[int] = iter(torch.cat(chosen).tolist())
-    return [list(islice(tokens, len(part))) for part in chosen]
-
-
-def _choose_all(
-    logits: Tensor, tree: DraftTree, distribution: TokenDistribution, context: Sequence[int]
-) -> Tensor:
-    paths: list[list[int]] = [[]]
-    for parent, token in zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True):
-        paths.append([*paths[parent + 1], token])
-    generated = len(context) - distribution.prompt_length
-    scores = distribution.process(logits, context, paths)
-    return distribution.select(scores, [generated + len(path) for path in paths])

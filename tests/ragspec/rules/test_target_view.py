@@ -15,7 +15,7 @@ from ragspec.drafters.base import DraftContext, DraftRequest
 from ragspec.retrievers.methods.rasd import Rasd
 from ragspec.rules.base import Rule, TargetView, Verdict
 from ragspec.rules.ratio import Ratio
-from ragspec.rules.target_view import RowView, _choose_all, choose_together
+from ragspec.rules.target_view import RowView
 from ragspec.rules.walk import Walk
 from ragspec.sampling.distribution import TokenDistribution
 from ragspec.sampling.noise import NoiseStream
@@ -65,7 +65,7 @@ SETTINGS: list[dict[str, Any]] = [
 def test_requested_one_by_one_or_together_the_tokens_are_the_same(chosen: dict[str, Any]) -> None:
     mine = distribution(**chosen)
     alone = [view(mine).token(node) for node in (3, 0, ROOT, 2, 1)]
-    together = _choose_all(logits(), TREE, mine, CONTEXT).tolist()
+    together = view(mine).all_tokens().tolist()
     assert [together[node + 1] for node in (3, 0, ROOT, 2, 1)] == alone
     for node, path in zip(range(-1, 4), PATHS, strict=True):
         row = mine.process(logits()[node + 1 : node + 2], CONTEXT, [path])
@@ -75,18 +75,20 @@ def test_requested_one_by_one_or_together_the_tokens_are_the_same(chosen: dict[s
 def test_a_shifted_index_would_give_other_tokens() -> None:
     mine = distribution()
     shifted = TokenDistribution(mine.sampling, mine.noise, prompt_length=1)
-    tokens = _choose_all(logits(), TREE, mine, CONTEXT)
-    assert not torch.equal(tokens, _choose_all(logits(), TREE, shifted, CONTEXT))
+    assert not torch.equal(view(mine).all_tokens(), view(shifted).all_tokens())
 
 
 def test_plain_rows_are_chosen_with_one_argmax_and_lazy_ones_never_together() -> None:
+    def chosen(mine: TokenDistribution) -> list[Sequence[int] | None]:
+        stop = StopRule(frozenset(), 100).open(None)
+        small = RowView(logits()[1:2], DraftTree.empty(), mine, stop, CONTEXT)
+        views = [view(mine), small]
+        small.prepare_batch(views)
+        return [each._chosen for each in views]
+
     greedy = TokenDistribution(Sampling(), NoiseStream(0))
-    small = DraftTree.empty()
-    rows = [logits(), logits()[1:2]]
-    result = choose_together(rows, [TREE, small], [greedy, greedy], [CONTEXT, CONTEXT])
-    assert result == [logits().argmax(-1).tolist(), logits()[1:2].argmax(-1).tolist()]
-    lazy = distribution(no_repeat_ngram_size=2)
-    assert choose_together(rows, [TREE, small], [lazy, lazy], [CONTEXT, CONTEXT]) is None
+    assert chosen(greedy) == [logits().argmax(-1).tolist(), logits()[1:2].argmax(-1).tolist()]
+    assert chosen(distribution(no_repeat_ngram_size=2)) == [None, None]
 
 
 def test_a_node_is_processed_once_however_often_it_is_requested() -> None:
